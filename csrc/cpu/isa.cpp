@@ -1,0 +1,48 @@
+#include "cpu/isa.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+namespace gistkit {
+
+Isa best_isa() {
+#ifdef GISTKIT_X86
+  static const Isa best = [] {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+      return Isa::kAvx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+      return Isa::kAvx2;
+    return Isa::kGeneric;
+  }();
+  return best;
+#else
+  return Isa::kGeneric;
+#endif
+}
+
+static std::atomic<int>& chosen() {
+  static std::atomic<int> level = [] {
+    int best = static_cast<int>(best_isa());
+    const char* name = std::getenv("GISTKIT_ISA");
+    if (!name) return best;
+    // An unknown or unavailable name is reported by gistkit.info; here it only must not crash.
+    int wanted = !std::strcmp(name, "generic") ? 0 : !std::strcmp(name, "avx2") ? 1 : 2;
+    return wanted < best ? wanted : best;
+  }();
+  return level;
+}
+
+Isa current_isa() { return static_cast<Isa>(chosen().load(std::memory_order_relaxed)); }
+
+}  // namespace gistkit
+
+int gistkit_cpu_isa(int level) {
+  if (level > static_cast<int>(gistkit::best_isa())) return -1;
+  if (level >= 0) gistkit::chosen().store(level, std::memory_order_relaxed);
+  return static_cast<int>(gistkit::current_isa());
+}
+
+int gistkit_cpu_best_isa() { return static_cast<int>(gistkit::best_isa()); }

@@ -1,0 +1,21 @@
+// Which instruction set the CPU kernels use.
+#pragma once
+
+namespace gistkit {
+
+enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// The best one that this processor has and this build contains.
+Isa best_isa();
+
+// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512), or what set_isa chose.
+Isa current_isa();
+
+}  // namespace gistkit
+
+extern "C" {
+// For gistkit.info and tests. level < 0 only asks; otherwise it chooses. Returns the level in use, or -1 when the
+// level asked for is not available.
+__attribute__((visibility("default"))) int gistkit_cpu_isa(int level);
+__attribute__((visibility("default"))) int gistkit_cpu_best_isa();
+}

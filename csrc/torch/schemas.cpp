@@ -1,0 +1,19 @@
+// Every op's schema. Implementations are registered beside each op's glue; fake kernels and autograd in Python.
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(gistkit, m) {
+  m.def(
+      "rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved, bool inverse)"
+      " -> (Tensor, Tensor)");
+  m.def(
+      "rope_backward(Tensor grad_query, Tensor grad_key, Tensor rotated_query, Tensor rotated_key, Tensor positions,"
+      " Tensor inv_freq, float scaling, bool interleaved, bool need_positions, bool need_inv_freq)"
+      " -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap)"
+      " -> (Tensor, Tensor)");
+  m.def(
+      "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
+      " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias)"
+      " -> (Tensor, Tensor, Tensor, Tensor)");
+}

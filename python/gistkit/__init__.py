@@ -1,0 +1,9 @@
+"""gistkit: context compression and position layouts for transformers."""
+
+from importlib.metadata import version
+
+from gistkit import layouts, ops
+from gistkit.layouts import Plan
+
+__version__ = version("gistkit")
+__all__ = ["Plan", "layouts", "ops"]

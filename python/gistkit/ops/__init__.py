@@ -1,0 +1,5 @@
+"""Fused ops over layouts, as `torch.ops.gistkit.*` with Python wrappers."""
+
+from gistkit.ops._library import best_isa, cpu_isa
+
+__all__ = ["best_isa", "cpu_isa"]
