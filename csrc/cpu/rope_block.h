@@ -1,0 +1,51 @@
+// What the driver (rope.cpp) shares with the kernels of each instruction set.
+#pragma once
+#include "cpu/rope.h"
+
+namespace gistkit {
+
+// Rows of frequencies are padded with zeros to a whole number of vectors of any instruction set.
+constexpr int64_t kRopePad = 16;
+
+static inline int64_t rope_padded(int64_t freqs) { return (freqs + kRopePad - 1) / kRopePad * kRopePad; }
+
+// Bytes of one token's cosines and sines.
+static inline int64_t rope_table_row_bytes(const RopeParams& p) {
+  return rope_padded(p.angles.freqs) * (p.dtype == DType::kF64 ? 8 : 4) * (p.interleaved ? 4 : 2);
+}
+
+// inv_freq in quarter turns, as an unevaluated sum of two doubles; [freq_heads, axes, padded freqs] each.
+struct RopeFrequencies {
+  const double* high;
+  const double* low;
+};
+
+static inline double rope_position(const RopePositions& p, int64_t a, int64_t b, int64_t n) {
+  int64_t i = a * p.stride[0] + b * p.stride[1] + n * p.stride[2];
+  switch (p.type) {
+    case PositionType::kI32:
+      return static_cast<const int32_t*>(p.data)[i];
+    case PositionType::kI64:
+      return static_cast<double>(static_cast<const int64_t*>(p.data)[i]);
+    case PositionType::kF32:
+      return static_cast<const float*>(p.data)[i];
+    default:
+      return static_cast<const double*>(p.data)[i];
+  }
+}
+
+// Rotates the tokens [begin, end) of batch row b in all heads. `table`: rope_table_row_bytes for each token and `axes`
+// doubles, 64-byte aligned.
+using RopeBlock = void(const RopeParams&, const RopeFrequencies&, int64_t b, int64_t begin, int64_t end, void* table);
+
+namespace generic {
+RopeBlock rope_block;
+}
+namespace avx2 {
+RopeBlock rope_block;
+}
+namespace avx512 {
+RopeBlock rope_block;
+}
+
+}  // namespace gistkit

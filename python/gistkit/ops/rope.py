@@ -1,0 +1,226 @@
+"""Rotary position embedding: queries and keys in one pass, at any positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import gistkit.ops._library  # noqa: F401
+
+_ROPE = torch.ops.gistkit.rope.default
+_ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
+_ANGLE_GRAD = torch.ops.gistkit.rope_angle_grad.default
+
+_HEAD_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_KERNEL_POSITIONS = (torch.int32, torch.int64, torch.float32, torch.float64)
+
+
+def rope(
+    query: Tensor,
+    key: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    *,
+    scaling: float = 1.0,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Queries and keys with each pair of dims turned by the angle of its token (RoFormer, arXiv 2104.09864, eq. 34).
+
+    The angle of frequency f at token n is the sum over axes a of positions[a, b, n] * inv_freq[a, f], formed exactly
+    and reduced before rounding, so that large positions lose nothing. Differentiable in query, key, inv_freq and
+    floating positions.
+
+    Args:
+        query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
+        key: [B, Hk, N, D], of query's dtype and device; Hk may be 0.
+        positions: [N], [B, N] or [A, B, N] (B may be 1) for A axes; integers up to 2^53 or floats, repeats and any
+            order allowed, NaN and infinity not (unchecked while compiling).
+        inv_freq: angle per unit of position, [R/2], [A, R/2] or, for frequencies of each head, [H, A, R/2] with
+            H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
+        scaling: factor of cosines and sines (transformers' attention_scaling).
+        interleaved: pairs are dims (2f, 2f + 1); otherwise (f, f + R/2).
+        inplace: overwrite query and key and return them; only where no gradient is recorded.
+
+    Returns:
+        The rotated query and key.
+
+    Raises:
+        ValueError: shapes that do not match, positions that are not finite, or inplace with a gradient.
+        TypeError: an unsupported or mismatched dtype.
+    """
+    positions, inv_freq = _check(query, key, positions, inv_freq)
+    if not inplace:
+        return _ROPE(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
+    _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
+    _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
+    return query, key
+
+
+def rerotate(
+    key: Tensor,
+    delta: Tensor | float,
+    inv_freq: Tensor,
+    *,
+    interleaved: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    """Rotated keys moved by `delta` positions, as if they had been rotated at position + delta from the start.
+
+    Args:
+        key: [B, Hk, N, D] that `rope` rotated, such as cached keys; what `scaling` it had is kept.
+        delta: a number for all tokens, or a tensor in one of the forms of `rope`'s positions.
+        inv_freq: as given to `rope`.
+        interleaved: as given to `rope`.
+        inplace: overwrite key and return it; only where no gradient is recorded.
+
+    Returns:
+        The keys at their new positions.
+    """
+    if not isinstance(delta, Tensor):
+        delta = torch.full(key.shape[-2:-1], delta, device=key.device, dtype=torch.float64)
+    none = key.new_empty((*key.shape[:1], 0, *key.shape[2:]))
+    return rope(key, none, delta, inv_freq, interleaved=interleaved, inplace=inplace)[0]
+
+
+def _rows(heads: Tensor) -> Tensor:
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
+    """Checks the arguments; positions as [A, B or 1, N] and inv_freq as [H or 1, A, R/2], in types kernels read."""
+    for name, heads, count in (("query", query, "Hq"), ("key", key, "Hk")):
+        if heads.dim() != 4:
+            raise ValueError(f"{name}: expected [B, {count}, N, D], got shape {tuple(heads.shape)}")
+    if query.dtype not in _HEAD_DTYPES:
+        raise TypeError(f"query: expected float32, float64, bfloat16 or float16, got {query.dtype}")
+    if key.dtype != query.dtype:
+        raise TypeError(f"key: expected query's dtype {query.dtype}, got {key.dtype}")
+    batch, _, tokens, dim = query.shape
+    if key.shape[0] != batch or key.shape[2] != tokens or key.shape[3] != dim:
+        raise ValueError(f"key: expected [{batch}, Hk, {tokens}, {dim}] as query's, got shape {tuple(key.shape)}")
+    for name, tensor in (("key", key), ("positions", positions), ("inv_freq", inv_freq)):
+        if tensor.device != query.device:
+            raise ValueError(f"{name}: expected query's device {query.device}, got {tensor.device}")
+
+    if not inv_freq.is_floating_point():
+        raise TypeError(f"inv_freq: expected a floating dtype, got {inv_freq.dtype}")
+    if not 1 <= inv_freq.dim() <= 3:
+        raise ValueError(f"inv_freq: expected [R/2], [A, R/2] or [H, A, R/2], got shape {tuple(inv_freq.shape)}")
+    if 2 * inv_freq.shape[-1] > dim:
+        raise ValueError(
+            f"inv_freq: expected at most D/2 = {dim // 2} frequencies for head dim {dim}, got {inv_freq.shape[-1]}"
+        )
+    per_head = inv_freq.dim() == 3 and inv_freq.shape[0] != 1
+    if per_head and not (query.shape[1] in (0, inv_freq.shape[0]) and key.shape[1] in (0, inv_freq.shape[0])):
+        raise ValueError(
+            f"inv_freq: expected [H, A, R/2] with H = 1 or H = Hq = Hk, got H = {inv_freq.shape[0]} for "
+            f"Hq = {query.shape[1]}, Hk = {key.shape[1]}"
+        )
+
+    if positions.dtype == torch.bool or positions.is_complex():
+        raise TypeError(f"positions: expected an integer or floating dtype, got {positions.dtype}")
+    if not 1 <= positions.dim() <= 3:
+        raise ValueError(f"positions: expected [N], [B, N] or [A, B, N], got shape {tuple(positions.shape)}")
+    axes = inv_freq.shape[-2] if inv_freq.dim() > 1 else 1
+    given = positions.shape[0] if positions.dim() == 3 else 1
+    if given != axes:
+        raise ValueError(
+            f"positions: expected {axes} axes to match inv_freq {tuple(inv_freq.shape)}, got {given} in shape "
+            f"{tuple(positions.shape)}"
+        )
+    if positions.shape[-1] != tokens or (positions.dim() > 1 and positions.shape[-2] not in (1, batch)):
+        raise ValueError(
+            f"positions: expected [N], [B, N] or [A, B, N] with B = {batch}, N = {tokens}, got shape "
+            f"{tuple(positions.shape)}"
+        )
+    if positions.is_floating_point() and not torch.compiler.is_compiling() and not positions.isfinite().all():
+        bad = positions[~positions.isfinite()][0].item()
+        raise ValueError(f"positions: expected finite values, got {bad}")
+
+    if positions.dtype not in _KERNEL_POSITIONS:
+        positions = positions.to(torch.float32 if positions.is_floating_point() else torch.int64)
+    if inv_freq.dtype not in (torch.float32, torch.float64):
+        inv_freq = inv_freq.float()
+    while positions.dim() < 3:
+        positions = positions[None]
+    while inv_freq.dim() < 3:
+        inv_freq = inv_freq[None]
+    return positions, inv_freq.contiguous()
+
+
+def _check_inplace(tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"inplace: expected no gradient to be recorded, got {name} that requires grad")
+    for name in ("query", "key"):
+        heads = tensors[name]
+        if heads.numel() and heads.stride(-1) != 1:
+            raise ValueError(f"{name}: expected a contiguous last dimension for inplace, got strides {heads.stride()}")
+        if heads.numel() and any(step == 0 and size > 1 for step, size in zip(heads.stride(), heads.shape, strict=True)):
+            raise ValueError(f"{name}: expected memory of its own for inplace, got expanded strides {heads.stride()}")
+    if tensors["query"] is tensors["key"]:
+        raise ValueError("key: expected another tensor than query for inplace, got the same")
+
+
+@torch.library.register_fake("gistkit::rope")
+def _rope_fake(
+    query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(query), torch.empty_like(key)
+
+
+@torch.library.register_fake("gistkit::rope_")
+def _rope_in_place_fake(
+    query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
+) -> None:
+    pass
+
+
+@torch.library.register_fake("gistkit::rope_angle_grad")
+def _angle_grad_fake(
+    grad_query: Tensor,
+    grad_key: Tensor,
+    rotated_query: Tensor,
+    rotated_key: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    interleaved: bool,
+    inverse: bool,
+) -> tuple[Tensor, Tensor]:
+    shape = (positions.shape[0], rotated_query.shape[0], rotated_query.shape[2])
+    return positions.new_empty(shape, dtype=torch.float64), inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, positions, inv_freq, ctx.scaling, ctx.interleaved, ctx.inverse = inputs
+    # The outputs serve the gradients of the angles alone.
+    angles = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
+    ctx.save_for_backward(positions, inv_freq, *(output if angles else ()))
+
+
+def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
+    positions, inv_freq, *rotated = ctx.saved_tensors
+    grads: list[Tensor | None] = [None] * 7
+    heads = _rows(grad_query), _rows(grad_key)
+    if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+        grads[:2] = _ROPE(*heads, positions, inv_freq, ctx.scaling, ctx.interleaved, not ctx.inverse)
+    if rotated:
+        # inv_freq and positions themselves are constants here: second derivatives by the angles are refused below.
+        by_positions, by_inv_freq = _ANGLE_GRAD(*heads, *rotated, positions, inv_freq, ctx.interleaved, ctx.inverse)
+        if ctx.needs_input_grad[2]:
+            shared = positions.shape[1] == 1
+            grads[2] = (by_positions.sum(1, keepdim=True) if shared else by_positions).to(positions.dtype)
+        if ctx.needs_input_grad[3]:
+            grads[3] = by_inv_freq.to(inv_freq.dtype)
+    return tuple(grads)
+
+
+def _angle_grad_backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+    raise NotImplementedError("rope: second derivatives by inv_freq or positions are not supported")
+
+
+torch.library.register_autograd("gistkit::rope", _backward, setup_context=_setup_context)
+torch.library.register_autograd("gistkit::rope_angle_grad", _angle_grad_backward)
