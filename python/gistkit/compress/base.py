@@ -172,7 +172,9 @@ class Compressor(nn.Module, ABC):
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
         if input_ids.shape[0] != memory.batch_size:
-            raise ValueError(f"input_ids: expected {memory.batch_size} rows as the memory has, got {input_ids.shape[0]}")
+            raise ValueError(
+                f"input_ids: expected {memory.batch_size} rows as the memory has, got {input_ids.shape[0]}"
+            )
         plan = decoder_plan(
             memory.context_length,
             self.chunk,

@@ -293,4 +293,3 @@ def _query_index(queries: Any, count: int) -> NDArray[np.int64]:
     if index.size and (index.min() < -count or index.max() >= count):
         raise ValueError(f"compile: expected queries within [0, {count}), got {index.min()} to {index.max()}")
     return index
-

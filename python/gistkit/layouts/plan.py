@@ -46,7 +46,9 @@ class Plan:
             low, high = int(spans.min()), int(spans.max())
             raise ValueError(f"spans: expected intervals within [0, {num_keys}], got values from {low} to {high}")
         if bool((start > end).any()):
-            raise ValueError("spans: expected start <= end in every interval, got an interval that ends before it starts")
+            raise ValueError(
+                "spans: expected start <= end in every interval, got an interval that ends before it starts"
+            )
         empty = start == end
         follows = empty[..., 1:] | (~empty[..., :-1] & (start[..., 1:] >= end[..., :-1]))
         if not bool(follows.all()):
@@ -92,7 +94,9 @@ class Plan:
         spans = self.spans[:, start:stop]
         keys = self.num_keys if num_keys is None else int(num_keys)
         if keys != self.num_keys and spans.numel() and int(spans.max()) > keys:
-            raise ValueError(f"rows: expected rows that see only {keys} keys, got one that sees key {int(spans.max()) - 1}")
+            raise ValueError(
+                f"rows: expected rows that see only {keys} keys, got one that sees key {int(spans.max()) - 1}"
+            )
         slices = None
         if self.slices is not None:
             cut = {r: slice(max(s.start, start) - start, min(s.stop, stop) - start) for r, s in self.slices.items()}

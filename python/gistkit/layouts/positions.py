@@ -121,8 +121,9 @@ def decoder_positions(
     text = at_least(name, "text", text, 0)
     count = len(encoder.memory)
     if scheme in ("cpl", "epl"):
-        memory_ids, first = encoder.memory, 0 if task == "ae" else context
+        # Cached keys carry the ids of the encoder; embeddings are free to take those of the uncompressed sequence.
+        spread = encoder if carrier == "kv" else encoder_positions("epl", context, chunk, memory)
+        memory_ids, first = spread.memory, 0 if task == "ae" else context
     else:
         memory_ids, first = encoder.memory if carrier == "kv" else np.arange(count, dtype=np.int64), count
     return DecoderPositions(memory_ids, first, np.arange(first + 1, first + 1 + text, dtype=np.int64))
-

@@ -32,7 +32,7 @@ def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
 def table_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Header and one row a layout; several seeds give mean (lowest-highest)."""
     rows = [
-        ["layout", f"steps to loss {GOAL}", "AE loss", "accuracy", "greedy", "time", "paper: AE BLEU-4"],
+        ["layout", f"steps to loss {GOAL}", "AE loss", "accuracy", "greedy", "training", "paper: AE BLEU-4"],
     ]
     for layout in dict.fromkeys(run.layout for run in runs):
         mine = [run for run in runs if run.layout == layout]
@@ -78,7 +78,9 @@ def format_tracking(runs: Sequence[Run], recipe: Recipe) -> str:
     for layout in dict.fromkeys(run.layout for run in runs):
         last = [run.tracking[-1] for run in runs if run.layout == layout]
         slope, fit, own = (mean(one[key] for one in last) for key in ("slope", "r_squared", "own_segment"))
-        lines.append(f"  {layout.upper():>5}  slope {slope:6.2f}   R^2 {fit:4.2f}   share in its own segment {own:4.2f}")
+        lines.append(
+            f"  {layout.upper():>5}  slope {slope:6.2f}   R^2 {fit:4.2f}   share in its own segment {own:4.2f}"
+        )
     return "\n".join(lines)
 
 
@@ -102,9 +104,12 @@ def draw(folder: Path, runs: Sequence[Run], recipe: Recipe) -> list[Path]:
     curves = {
         layout: [run.curve for run in runs if run.layout == layout] for layout in dict.fromkeys(r.layout for r in runs)
     }
+    maps: dict[str, list[list[list[float]]]] = {}
+    for run in runs:
+        maps.setdefault(run.layout, run.attention)
     figures = {
         "loss.png": draw_loss_curves(curves, goal=GOAL),
-        "attention.png": draw_memory_attention({run.layout: run.attention for run in reversed(runs)}, recipe.ratio),
+        "attention.png": draw_memory_attention(maps, recipe.ratio),
     }
     paths = []
     for name, figure in figures.items():
