@@ -87,9 +87,8 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="gistkit", description="Context compression and position layouts.")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
     epl_help = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
-    detail = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     demo = commands.add_parser(
-        "demo", help=epl_help, description=epl_help, epilog="example: gistkit demo --seeds 3 --out runs/three", **detail
+        "demo", help=epl_help, description=epl_help, epilog="example: gistkit demo --seeds 3 --out runs/three"
     )
     _study_epl(demo)
     study = commands.add_parser("study", help="run a paper's experiment")
@@ -100,12 +99,9 @@ def parser() -> argparse.ArgumentParser:
             help=epl_help,
             description=epl_help,
             epilog="example: gistkit study epl --text book.txt --layouts dpl,epl --resume",
-            **detail,
         )
     )
-    info = commands.add_parser(
-        "info", help="what is installed and what is missing", epilog="example: gistkit info", **detail
-    )
+    info = commands.add_parser("info", help="what is installed and what is missing", epilog="example: gistkit info")
     info.set_defaults(run=_run_info)
     return root
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,11 @@ from gistkit.layouts import Plan
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 LOSSES = ("ae", "lm", "compression")
+
+
+def _draw_like(table: Tensor, rows: int) -> nn.Parameter:
+    """New embeddings [rows, d] with the mean and spread of those of the vocabulary."""
+    return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1]).to(table))
 
 
 class Compressor(nn.Module, ABC):
@@ -66,10 +71,9 @@ class Compressor(nn.Module, ABC):
         self.layout = layout
         encoder_plan(chunk, chunk, self.memory_tokens, layout, "cpu")  # an unknown layout is refused here
 
-        table = model.get_input_embeddings().weight.detach().float()
-        draw = lambda rows: nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1]).to(table))  # noqa: E731
-        self.memory_embeddings = draw(self.memory_tokens)
-        self.task_embeddings = nn.ParameterDict({"ae": draw(1), "lm": draw(1)})
+        table = self._embed.weight.detach().float()
+        self.memory_embeddings = _draw_like(table, self.memory_tokens)
+        self.task_embeddings = nn.ParameterDict({"ae": _draw_like(table, 1), "lm": _draw_like(table, 1)})
         self.compression_head = None
         if "compression" in self.loss_names:
             self.compression_head = CompressionHead(table.shape[1], -(-chunk // self.memory_tokens)).to(table.device)
@@ -88,11 +92,11 @@ class Compressor(nn.Module, ABC):
             raise ValueError(f"input_ids: expected [B, p] with p >= 1, got shape {tuple(input_ids.shape)}")
         batch, context = input_ids.shape
         plan = encoder_plan(context, self.chunk, self.memory_tokens, self.layout, str(input_ids.device))
-        embeddings = self.model.get_input_embeddings()(input_ids)
+        embeddings = self._embed(input_ids)
         tokens = plan.num_queries - context
         memory = self.memory_embeddings.repeat(tokens // self.memory_tokens, 1).expand(batch, -1, -1)
         with attach(self.model):
-            out = self.model.get_decoder()(
+            out = self._decoder(
                 inputs_embeds=torch.cat([embeddings, memory.to(embeddings.dtype)], 1),
                 plan=plan,
                 recorder=recorder,
@@ -103,7 +107,7 @@ class Compressor(nn.Module, ABC):
     def decode(self, memory: Memory, task: Task, input_ids: Tensor, *, recorder: Any = None) -> Tensor:
         """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], which follow it."""
         plan = self._decoder_plan(memory, task, input_ids)
-        inputs = torch.cat([self._task_embedding(task, memory), self.model.get_input_embeddings()(input_ids)], 1)
+        inputs = torch.cat([self._task_embedding(task, memory), self._embed(input_ids)], 1)
         hidden, _ = self._read(memory, inputs, plan, recorder)
         return hidden
 
@@ -121,7 +125,7 @@ class Compressor(nn.Module, ABC):
             raise ValueError("continuation_ids: expected int64 [B, t] for the lm loss, got None")
         with attach(self.model):
             memory = self.encode(input_ids)
-            weight = self.model.get_output_embeddings().weight
+            weight = self._head.weight
             losses = {}
             for name, targets in (("ae", input_ids), ("lm", continuation_ids)):
                 if name in self.loss_names and targets is not None:
@@ -149,7 +153,7 @@ class Compressor(nn.Module, ABC):
         device = memory.hidden.device
         if prompt_ids is None:
             prompt_ids = torch.empty(memory.batch_size, 0, dtype=torch.int64, device=device)
-        embed, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        embed, head = self._embed, self._head
         tokens = torch.zeros(memory.batch_size, max_new_tokens - 1, dtype=torch.int64, device=device)
         plan = self._decoder_plan(memory, task, torch.cat([prompt_ids, tokens], 1))
         skip = plan.num_keys - plan.num_queries
@@ -161,11 +165,21 @@ class Compressor(nn.Module, ABC):
             answer = [head(hidden[:, -1:]).argmax(-1)]
             for row in range(rows, plan.num_queries):
                 step = plan.rows(row, row + 1, num_keys=skip + row + 1)
-                out = self.model.get_decoder()(
-                    inputs_embeds=embed(answer[-1]), plan=step, past_key_values=cache, use_cache=True
-                )
+                out = self._decoder(inputs_embeds=embed(answer[-1]), plan=step, past_key_values=cache, use_cache=True)
                 answer.append(head(out.last_hidden_state).argmax(-1))
         return torch.cat(answer, 1)
+
+    @property
+    def _decoder(self) -> nn.Module:
+        return cast(Any, self.model).get_decoder()
+
+    @property
+    def _embed(self) -> nn.Embedding:
+        return cast(Any, self.model).get_input_embeddings()
+
+    @property
+    def _head(self) -> nn.Linear:
+        return cast(Any, self.model).get_output_embeddings()
 
     def _decoder_plan(self, memory: Memory, task: Task, input_ids: Tensor) -> Plan:
         """The decoder's plan, one row for each token that is fed; memory that comes as a cache has none."""
@@ -199,7 +213,7 @@ class Compressor(nn.Module, ABC):
         if prefix is not None:
             inputs = torch.cat([prefix, inputs], 1)
         with attach(self.model):
-            out = self.model.get_decoder()(
+            out = self._decoder(
                 inputs_embeds=inputs,
                 plan=plan,
                 recorder=recorder,

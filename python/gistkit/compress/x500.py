@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
@@ -21,7 +23,8 @@ class FiveHundredX(Compressor):
         if cache is None:
             raise RuntimeError("the encoder returned no cache; expected one with use_cache=True")
         first = hidden.shape[1] - tokens
-        layers = tuple((layer.keys[:, :, first:], layer.values[:, :, first:]) for layer in cache.layers)
+        held = cast(Any, cache).layers
+        layers = tuple((layer.keys[:, :, first:], layer.values[:, :, first:]) for layer in held)
         return Memory(context, hidden[:, first:], layers=layers)
 
     def _prefix(self, memory: Memory) -> tuple[Tensor | None, DynamicCache | None]:

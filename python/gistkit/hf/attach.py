@@ -94,6 +94,6 @@ def _attention_forward(
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, self.layer_idx)
 
-    dropout = self.attention_dropout if self.training else 0.0
+    dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
     out, _ = hooks.attention(self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs)
     return self.o_proj(out.reshape(batch, length, -1)), None
