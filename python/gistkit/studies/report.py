@@ -97,6 +97,13 @@ def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus) 
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def read_json(path: Path) -> tuple[list[Run], Recipe]:
+    """The runs and recipe that `write_json` wrote."""
+    content = json.loads(path.read_text())
+    runs = [Run(**{key: value for key, value in run.items() if key != "steps_to_goal"}) for run in content["runs"]]
+    return runs, Recipe(**content["recipe"])
+
+
 def draw(folder: Path, runs: Sequence[Run], recipe: Recipe) -> list[Path]:
     """Loss curves and attention maps as PNG files in `folder`."""
     from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
