@@ -1,5 +1,7 @@
 """Fused ops over layouts, as `torch.ops.gistkit.*` with Python wrappers."""
 
+from gistkit.ops import reference
 from gistkit.ops._library import best_isa, cpu_isa
+from gistkit.ops.attention import attention, merge_attention
 
-__all__ = ["best_isa", "cpu_isa"]
+__all__ = ["attention", "best_isa", "cpu_isa", "merge_attention", "reference"]
