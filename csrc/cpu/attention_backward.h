@@ -9,7 +9,7 @@ namespace {
 
 // Scores -> weights for a row; also the derivative of the cap where there is one.
 template <class T>
-void weigh_row(T cap, const T* bias, T lse, int begin, int end, T* scores, T* slope) {
+void weigh_row(T cap, const T* bias, T lse, T lse_rest, int begin, int end, T* scores, T* slope) {
   using S = Simd<T>;
   for (int c = begin; c < end; c += S::kWidth) {
     auto x = S::load(scores + c);
@@ -19,7 +19,7 @@ void weigh_row(T cap, const T* bias, T lse, int begin, int end, T* scores, T* sl
       x = S::mul(S::set(cap), t);
     }
     if (bias) x = S::add(x, S::load(bias + c));
-    S::store(scores + c, exp2<T>(S::sub(x, S::set(lse))));
+    S::store(scores + c, exp2<T>(S::sub(S::sub(x, S::set(lse)), S::set(lse_rest))));
   }
 }
 
@@ -89,7 +89,7 @@ class BackwardKernel {
   // One key head in flight, with one of its query heads. "rows" are interleaved blocks of kRows rows, "panels" are
   // [dim panel][row][kPanel], "columns" are [key panel][dim][kPanel].
   struct Slot {
-    T *query_rows, *query_panels, *grad_rows, *grad_panels, *lse, *delta, *grad_query;
+    T *query_rows, *query_panels, *grad_rows, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
     T *key_columns, *value_columns, *key_panels, *grad_key, *grad_value;
   };
   struct Worker {
@@ -104,6 +104,7 @@ class BackwardKernel {
     s.grad_rows = arena.take<T>(q * v_pad_);
     s.grad_panels = arena.take<T>(q * v_pad_);
     s.lse = arena.take<T>(q);
+    s.lse_rest = arena.take<T>(q);
     s.delta = arena.take<T>(q);
     s.grad_query = arena.take<T>(splits_ * q * qk_pad_);
     s.key_columns = arena.take<T>(k * qk_pad_);
@@ -197,7 +198,10 @@ class BackwardKernel {
         const bool alive = lse != -kInfinity<T>;
         read_row(p_.dtype, p_.grad_out.at(b, h, row), alive ? p_.dim_v : 0, T(1), to, v_pad_);
         scatter_row(to, p_.dim_v, s.grad_panels + row * kPanel, panel);
-        s.lse[row] = alive ? lse * static_cast<T>(kLog2E) : kInfinity<T>;
+        // In powers of two and in two parts: a rounding here would be one of the whole row's weights.
+        const double exact = lse * kLog2E;
+        s.lse[row] = alive ? static_cast<T>(exact) : kInfinity<T>;
+        s.lse_rest[row] = alive ? static_cast<T>(exact - static_cast<T>(exact)) : T(0);
         T delta = 0;
         if (alive) {
           read_row(p_.dtype, p_.out.at(b, h, row), p_.dim_v, T(1), w.others, v_pad_);
@@ -322,11 +326,12 @@ class BackwardKernel {
         if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
         const T *queries = s.query_rows + (row + g * kRows) * qk_pad_,
                 *keys = s.key_columns + int64_t{start + c} * qk_pad_;
-        const T* lse = s.lse + row + g * kRows;
+        const T *lse = s.lse + row + g * kRows, *rest = s.lse_rest + row + g * kRows;
         T* weights = w.weights + g * kRows * kKeys + c;
         if (plain) {
-          auto weigh = [lse](typename S::V x, int i, int)
-                           __attribute__((always_inline)) { return exp2<T>(S::sub(x, S::set(lse[i]))); };
+          auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
+            return exp2<T>(S::sub(S::sub(x, S::set(lse[i])), S::set(rest[i])));
+          };
           product<T, 2, 1, kRows, kKeys, false>(queries, keys, weights, p_.dim_qk, weigh);
         } else {
           product<T, 2, 1, kRows, kKeys, false>(queries, keys, weights, p_.dim_qk, Identity());
@@ -334,8 +339,8 @@ class BackwardKernel {
       }
     if (plain) return;
     for (int r = 0; r < kQueries; ++r)
-      weigh_row(setup_.cap, bias, s.lse[row + r], ranges.begin[r / kRows], ranges.end[r / kRows], w.weights + r * kKeys,
-                setup_.cap > 0 ? w.slope + r * kKeys : nullptr);
+      weigh_row(setup_.cap, bias, s.lse[row + r], s.lse_rest[row + r], ranges.begin[r / kRows], ranges.end[r / kRows],
+                w.weights + r * kKeys, setup_.cap > 0 ? w.slope + r * kKeys : nullptr);
   }
 
   // Weights outside the spans are 0, and so is all that a group of rows does not compute but a column sum may read.

@@ -29,11 +29,16 @@ T softmax_row(T* scores, int begin, int end, T* maximum, T* total) {
     high1 = S::max(high1, S::load(scores + c + kW));
   }
   T row_max = S::horizontal_max(S::max(high0, high1)), old = *maximum;
-  // A score that is not a number must not be lost.
   T now = row_max <= old ? old : row_max;
   if (now == -kInfinity<T>) {
-    for (int c = begin; c < end; c += kW) S::store(scores + c, S::set(0));
-    return 1;
+    // Nothing is visible yet, or a score is not a number, which the maximum may have lost but the sum cannot.
+    auto sum = S::set(0);
+    for (int c = begin; c < end; c += kW) sum = S::add(sum, S::load(scores + c));
+    now = S::horizontal_sum(sum);
+    if (now == -kInfinity<T>) {
+      for (int c = begin; c < end; c += kW) S::store(scores + c, S::set(0));
+      return 1;
+    }
   }
   auto shift = S::set(now), sum0 = S::set(0), sum1 = sum0;
   for (int c = begin; c < end; c += 2 * kW) {

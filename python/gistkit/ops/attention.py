@@ -169,7 +169,9 @@ def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
 def _check_key_bias(key_bias: Tensor, query: Tensor, key: Tensor) -> None:
     expected = _accumulation_dtype(query.dtype)
     if key_bias.dtype != expected:
-        raise TypeError(f"attention: key_bias: expected dtype {expected} for {query.dtype} inputs, got {key_bias.dtype}")
+        raise TypeError(
+            f"attention: key_bias: expected dtype {expected} for {query.dtype} inputs, got {key_bias.dtype}"
+        )
     batch, heads, keys = query.shape[0], query.shape[1], key.shape[2]
     shape = key_bias.shape
     if len(shape) != 3 or (shape[0] not in (1, batch)) or (shape[1] not in (1, heads)) or shape[2] != keys:
