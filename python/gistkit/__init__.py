@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 from gistkit import layouts, ops
 from gistkit.layouts import Plan
-from gistkit.ops import rerotate, rope
+from gistkit.ops import attention, merge_attention, rerotate, rope
 
 __version__ = version("gistkit")
-__all__ = ["Plan", "layouts", "ops", "rerotate", "rope"]
+__all__ = ["Plan", "attention", "layouts", "merge_attention", "ops", "rerotate", "rope"]

@@ -1,0 +1,85 @@
+// Row spans: for each query row the half-open key intervals that it sees.
+#pragma once
+#include <cstdint>
+
+namespace gistkit {
+
+enum TileKind : uint8_t { kEmptyTile, kPartialTile, kFullTile };
+
+struct KeyRange {
+  int32_t begin, end;
+  bool empty() const { return begin >= end; }
+};
+
+// Copies rows of spans, clamped to [0, num_keys], sorted, overlapping and touching ones merged, empty ones last.
+// Whatever arrives, the result is safe to index keys with and means the union of the intervals.
+static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_spans, int32_t num_keys,
+                                   int32_t* result) {
+  for (int64_t row = 0; row < rows; ++row, spans += 2 * num_spans, result += 2 * num_spans) {
+    int count = 0;
+    for (int s = 0; s < num_spans; ++s) {
+      int32_t begin = spans[2 * s] < 0 ? 0 : spans[2 * s];
+      int32_t end = spans[2 * s + 1] > num_keys ? num_keys : spans[2 * s + 1];
+      if (begin >= end) continue;
+      int at = count++;
+      for (; at > 0 && result[2 * at - 2] > begin; --at) {
+        result[2 * at] = result[2 * at - 2];
+        result[2 * at + 1] = result[2 * at - 1];
+      }
+      result[2 * at] = begin;
+      result[2 * at + 1] = end;
+    }
+    int kept = count > 0;
+    for (int s = 1; s < count; ++s) {
+      if (result[2 * s] <= result[2 * kept - 1]) {
+        if (result[2 * s + 1] > result[2 * kept - 1]) result[2 * kept - 1] = result[2 * s + 1];
+      } else {
+        result[2 * kept] = result[2 * s];
+        result[2 * kept + 1] = result[2 * s + 1];
+        ++kept;
+      }
+    }
+    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = num_keys;
+  }
+}
+
+// The smallest range within [begin, end) that holds every key seen by some of the rows (normalized spans).
+static inline KeyRange visible_range(const int32_t* spans, int64_t rows, int num_spans, int32_t begin, int32_t end) {
+  int32_t low = end, high = begin;
+  for (int64_t i = 0; i < rows * num_spans; ++i) {
+    int32_t from = spans[2 * i] < begin ? begin : spans[2 * i];
+    int32_t to = spans[2 * i + 1] > end ? end : spans[2 * i + 1];
+    if (from >= to) continue;
+    low = from < low ? from : low;
+    high = to > high ? to : high;
+  }
+  return {low, high};
+}
+
+// Sorts the key tiles of a block of rows (normalized spans): FULL where every row sees the whole tile, EMPTY where no
+// row sees any of it. counts is scratch of 2 (num_tiles + 1) integers. O(rows num_spans + num_tiles).
+static inline void classify_tiles(const int32_t* spans, int64_t rows, int num_spans, int32_t tile, int32_t num_tiles,
+                                  int32_t* counts, TileKind* kinds) {
+  int32_t *seen = counts, *covered = counts + num_tiles + 1;
+  for (int32_t t = 0; t <= num_tiles; ++t) seen[t] = covered[t] = 0;
+  for (int64_t i = 0; i < rows * num_spans; ++i) {
+    int32_t begin = spans[2 * i], end = spans[2 * i + 1];
+    if (begin >= end) continue;
+    ++seen[begin / tile];
+    --seen[(end - 1) / tile + 1];
+    int32_t first = begin / tile + (begin % tile != 0), last = end / tile;
+    if (first < last) {
+      ++covered[first];
+      --covered[last];
+    }
+  }
+  int32_t seeing = 0;
+  int64_t covering = 0;
+  for (int32_t t = 0; t < num_tiles; ++t) {
+    seeing += seen[t];
+    covering += covered[t];
+    kinds[t] = seeing == 0 ? kEmptyTile : covering == rows ? kFullTile : kPartialTile;
+  }
+}
+
+}  // namespace gistkit

@@ -1,0 +1,440 @@
+// Backward attention: for each tile of keys all tiles of queries that see it, five products a pair of tiles. A tile's
+// gradients to keys and values stay in cache; those to queries go to one buffer for each of a fixed number of key
+// splits, which are summed in order: the result does not depend on the number of threads.
+#pragma once
+#include "cpu/attention_softmax.h"
+
+namespace gistkit {
+namespace {
+
+// Scores -> weights for a row; also the derivative of the cap where there is one.
+template <class T>
+void weigh_row(T cap, const T* bias, T lse, T lse_rest, int begin, int end, T* scores, T* slope) {
+  using S = Simd<T>;
+  for (int c = begin; c < end; c += S::kWidth) {
+    auto x = S::load(scores + c);
+    if (cap > 0) {
+      auto t = tanh<T>(x);
+      S::store(slope + c, S::sub(S::set(1), S::mul(t, t)));
+      x = S::mul(S::set(cap), t);
+    }
+    if (bias) x = S::add(x, S::load(bias + c));
+    S::store(scores + c, exp2<T>(S::sub(S::sub(x, S::set(lse)), S::set(lse_rest))));
+  }
+}
+
+template <class T>
+class BackwardKernel {
+  using S = Simd<T>;
+  using X = Tile<T>;
+  static constexpr int kRows = X::kRows, kPanel = X::kPanel, kQueries = X::kBackQueries, kKeys = X::kBackKeys,
+                       kGroups = kQueries / kRows;
+  // Items of work that a call is cut into where it has few heads.
+  static constexpr int64_t kItems = 16, kMostSplits = 8;
+  static constexpr int64_t kPackedBytes = int64_t{8} << 20;
+
+ public:
+  BackwardKernel(const AttentionBackward& problem, const Parallel& pool)
+      : p_(problem), pool_(pool), setup_(problem, kKeys) {
+    qk_pad_ = padded_dim<T>(p_.dim_qk);
+    v_pad_ = padded_dim<T>(p_.dim_v);
+    key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
+    query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
+    padded_queries_ = query_tiles_ * kQueries;
+    const int64_t heads = p_.batch * p_.key_heads;
+    splits_ = larger<int64_t>(1, smaller(smaller(divide_up(kItems, heads), kMostSplits), int64_t{key_tiles_}));
+    Arena one(nullptr);
+    carve_slot(one);
+    slot_bytes_ = static_cast<int64_t>(one.used());
+    int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
+    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool.num_threads, splits_)));
+  }
+
+  void run() {
+    Arena measure(nullptr);
+    carve(measure);
+    Scratch scratch(measure.used());
+    Arena arena(scratch.data());
+    carve(arena);
+    setup_.fill();
+    sort_tiles();
+    const int64_t heads = p_.batch * p_.key_heads;
+    for (int64_t first = 0; first < heads; first += in_flight_) {
+      int64_t count = smaller(in_flight_, heads - first);
+      for (int64_t member = 0; member < setup_.group; ++member) {
+        // Key tiles are packed with the first query head of a group, and their gradients written with the last.
+        int64_t packed = query_tiles_ + (member == 0 ? key_tiles_ : 0);
+        for_each(pool_, count * packed, [&](int64_t item, int worker) {
+          int64_t index = item % packed;
+          if (index < query_tiles_)
+            pack_queries(first, item / packed, member, index, worker);
+          else
+            pack_keys(first, item / packed, static_cast<int32_t>(index - query_tiles_), worker);
+        });
+        for_each(pool_, count * splits_,
+                 [&](int64_t item, int worker) { attend(first, item % count, member, item / count, worker); });
+        int64_t written = query_tiles_ + (member == setup_.group - 1 ? key_tiles_ : 0);
+        for_each(pool_, count * written, [&](int64_t item, int worker) {
+          int64_t index = item % written;
+          if (index < query_tiles_)
+            write_queries(first, item / written, member, index, worker);
+          else
+            write_keys(first, item / written, static_cast<int32_t>(index - query_tiles_), worker);
+        });
+      }
+    }
+  }
+
+ private:
+  // One key head in flight, with one of its query heads. "rows" are interleaved blocks of kRows rows, "panels" are
+  // [dim panel][row][kPanel], "columns" are [key panel][dim][kPanel].
+  struct Slot {
+    T *query_rows, *query_panels, *grad_rows, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
+    T *key_columns, *value_columns, *key_panels, *grad_key, *grad_value;
+  };
+  struct Worker {
+    T *rows, *others, *weights, *grads, *slope;
+  };
+
+  Slot carve_slot(Arena& arena) const {
+    const int64_t q = padded_queries_, k = setup_.padded_keys;
+    Slot s;
+    s.query_rows = arena.take<T>(q * qk_pad_);
+    s.query_panels = arena.take<T>(q * qk_pad_);
+    s.grad_rows = arena.take<T>(q * v_pad_);
+    s.grad_panels = arena.take<T>(q * v_pad_);
+    s.lse = arena.take<T>(q);
+    s.lse_rest = arena.take<T>(q);
+    s.delta = arena.take<T>(q);
+    s.grad_query = arena.take<T>(splits_ * q * qk_pad_);
+    s.key_columns = arena.take<T>(k * qk_pad_);
+    s.value_columns = arena.take<T>(k * v_pad_);
+    s.key_panels = arena.take<T>(k * qk_pad_);
+    s.grad_key = arena.take<T>(k * qk_pad_);
+    s.grad_value = arena.take<T>(k * v_pad_);
+    return s;
+  }
+
+  Worker carve_worker(Arena& arena) const {
+    Worker w;
+    w.rows = arena.take<T>(int64_t{larger(kPanel, kRows)} * larger(qk_pad_, v_pad_));
+    w.others = arena.take<T>(larger(qk_pad_, v_pad_));
+    w.weights = arena.take<T>(kQueries * kKeys);
+    w.grads = arena.take<T>(kQueries * kKeys);
+    w.slope = setup_.cap > 0 ? arena.take<T>(kQueries * kKeys) : nullptr;
+    return w;
+  }
+
+  void carve(Arena& arena) {
+    setup_.carve(arena);
+    kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
+    counts_ = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
+    cuts_ = arena.take<int32_t>(setup_.span_batches * (splits_ + 1));
+    slots_ = arena.take<char>(in_flight_ * slot_bytes_);
+    Arena one(nullptr);
+    carve_worker(one);
+    worker_bytes_ = static_cast<int64_t>(one.used());
+    workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
+  }
+
+  Slot slot(int64_t index) const {
+    Arena arena(slots_ + index * slot_bytes_);
+    return carve_slot(arena);
+  }
+  Worker worker(int index) const {
+    Arena arena(workers_ + index * worker_bytes_);
+    return carve_worker(arena);
+  }
+  const TileKind* kinds(int64_t b, int64_t query_tile) const {
+    return kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
+  }
+  const int32_t* cuts(int64_t b) const { return cuts_ + (p_.spans_shared ? 0 : b) * (splits_ + 1); }
+
+  // The kinds of all pairs of tiles, and where to cut the key tiles into parts of about equal work.
+  void sort_tiles() {
+    for (int64_t b = 0; b < setup_.span_batches; ++b) {
+      TileKind* batch = kinds_ + b * query_tiles_ * key_tiles_;
+      int64_t pairs = 0;
+      for (int64_t t = 0; t < query_tiles_; ++t) {
+        const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
+        TileKind* row = batch + t * key_tiles_;
+        classify_tiles(setup_.row_spans(b, t * kQueries), rows, p_.num_spans, kKeys, key_tiles_, counts_, row);
+        for (int32_t k = 0; k < key_tiles_; ++k) {
+          // Missing rows see nothing.
+          if (rows < kQueries && row[k] == kFullTile) row[k] = kPartialTile;
+          pairs += row[k] != kEmptyTile;
+        }
+      }
+      int32_t* cut = cuts_ + b * (splits_ + 1);
+      int64_t passed = 0, next = 1;
+      cut[0] = 0;
+      for (int32_t k = 0; k < key_tiles_; ++k) {
+        for (int64_t t = 0; t < query_tiles_; ++t) passed += batch[t * key_tiles_ + k] != kEmptyTile;
+        while (next < splits_ && passed * splits_ >= pairs * next) cut[next++] = k + 1;
+      }
+      while (next <= splits_) cut[next++] = key_tiles_;
+    }
+  }
+
+  void pack_queries(int64_t first, int64_t index, int64_t member, int64_t tile, int worker_index) {
+    const Slot s = slot(index);
+    const Worker w = worker(worker_index);
+    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
+    const int64_t offset = (b * p_.query_heads + h) * p_.num_queries, panel = padded_queries_ * kPanel;
+    for (int64_t block = tile * kQueries; block < (tile + 1) * kQueries; block += kRows) {
+      for (int i = 0; i < kRows; ++i) {
+        const int64_t row = block + i;
+        T* to = w.rows + i * qk_pad_;
+        read_row(p_.dtype, p_.query.at(b, h, row), row < p_.num_queries ? p_.dim_qk : 0, setup_.query_factor, to,
+                 qk_pad_);
+        scatter_row(to, p_.dim_qk, s.query_panels + row * kPanel, panel);
+      }
+      interleave_rows(w.rows, qk_pad_, p_.dim_qk, s.query_rows + block * qk_pad_);
+      for (int i = 0; i < kRows; ++i) {
+        const int64_t row = block + i;
+        T* to = w.rows + i * v_pad_;
+        const T lse = row < p_.num_queries ? static_cast<const T*>(p_.lse)[offset + row] : -kInfinity<T>;
+        // A row without keys has no gradient, whatever comes from above.
+        const bool alive = lse != -kInfinity<T>;
+        read_row(p_.dtype, p_.grad_out.at(b, h, row), alive ? p_.dim_v : 0, T(1), to, v_pad_);
+        scatter_row(to, p_.dim_v, s.grad_panels + row * kPanel, panel);
+        // In powers of two and in two parts: a rounding here would be one of the whole row's weights.
+        const double exact = lse * kLog2E;
+        s.lse[row] = alive ? static_cast<T>(exact) : kInfinity<T>;
+        s.lse_rest[row] = alive ? static_cast<T>(exact - static_cast<T>(exact)) : T(0);
+        T delta = 0;
+        if (alive) {
+          read_row(p_.dtype, p_.out.at(b, h, row), p_.dim_v, T(1), w.others, v_pad_);
+          delta = dot(to, w.others);
+          if (p_.grad_lse) delta -= static_cast<const T*>(p_.grad_lse)[offset + row];
+        }
+        s.delta[row] = delta;
+      }
+      interleave_rows(w.rows, v_pad_, p_.dim_v, s.grad_rows + block * v_pad_);
+    }
+    for (int64_t part = 0; part < splits_ * (qk_pad_ / kPanel); ++part)
+      std::memset(s.grad_query + part * panel + tile * kQueries * kPanel, 0, sizeof(T) * kQueries * kPanel);
+  }
+
+  T dot(const T* a, const T* b) const {
+    auto sum = S::set(0);
+    for (int d = 0; d < v_pad_; d += S::kWidth) sum = S::fma(S::load(a + d), S::load(b + d), sum);
+    return S::horizontal_sum(sum);
+  }
+
+  void pack_keys(int64_t first, int64_t index, int32_t tile, int worker_index) {
+    const Slot s = slot(index);
+    T* rows = worker(worker_index).rows;
+    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads;
+    const int64_t start = int64_t{tile} * kKeys;
+    std::memset(s.grad_key + start * qk_pad_, 0, sizeof(T) * kKeys * qk_pad_);
+    std::memset(s.grad_value + start * v_pad_, 0, sizeof(T) * kKeys * v_pad_);
+    const KeyRange visible = setup_.visible_keys(b);
+    const int64_t begin = larger<int64_t>(visible.begin, start), end = smaller<int64_t>(visible.end, start + kKeys);
+    for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel) {
+      for (int i = 0; i < kPanel; ++i) {
+        read_row(p_.dtype, p_.key.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_qk : 0, T(1),
+                 rows + i * qk_pad_, qk_pad_);
+        scatter_row(rows + i * qk_pad_, p_.dim_qk, s.key_panels + start * qk_pad_ + (j - start + i) * kPanel,
+                    kKeys * kPanel);
+      }
+      transpose_panel(rows, qk_pad_, p_.dim_qk, s.key_columns + j * qk_pad_);
+      for (int i = 0; i < kPanel; ++i)
+        read_row(p_.dtype, p_.value.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_v : 0, T(1),
+                 rows + i * v_pad_, v_pad_);
+      transpose_panel(rows, v_pad_, p_.dim_v, s.value_columns + j * v_pad_);
+    }
+  }
+
+  void attend(int64_t first, int64_t index, int64_t member, int64_t split, int worker_index) {
+    const Slot s = slot(index);
+    const Worker w = worker(worker_index);
+    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
+    T* grad_query = s.grad_query + split * padded_queries_ * qk_pad_;
+    for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile) {
+      const int64_t start = int64_t{tile} * kKeys;
+      const T* bias = setup_.bias_row(b, h);
+      T* grad_bias = nullptr;
+      if (p_.grad_key_bias) {
+        grad_bias = static_cast<T*>(p_.grad_key_bias) + (b * p_.query_heads + h) * p_.num_keys + start;
+        for (int64_t j = start; j < smaller<int64_t>(start + kKeys, p_.num_keys); ++j) grad_bias[j - start] = 0;
+      }
+      for (int64_t query_tile = 0; query_tile < query_tiles_; ++query_tile)
+        if (kinds(b, query_tile)[tile] != kEmptyTile)
+          pair(s, w, b, query_tile, tile, bias ? bias + start : nullptr, grad_query, grad_bias);
+    }
+  }
+
+  // Columns [begin[g], end[g]) are what row group g of a pair of tiles computes.
+  struct Ranges {
+    int begin[kGroups], end[kGroups];
+    bool touches(int group, int from, int to) const { return begin[group] < to && end[group] > from; }
+  };
+
+  void pair(const Slot& s, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, const T* bias, T* grad_query,
+            T* grad_bias) {
+    const int64_t row = query_tile * kQueries;
+    const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
+    const int32_t start = tile * kKeys;
+    const int32_t* spans = setup_.row_spans(b, row);
+    const bool partial = kinds(b, query_tile)[tile] == kPartialTile;
+    Ranges ranges;
+    for (int g = 0; g < kGroups; ++g) {
+      ranges.begin[g] = 0;
+      ranges.end[g] = kKeys;
+      if (!partial) continue;
+      const int count = smaller(kRows, rows - g * kRows);
+      KeyRange range{0, 0};
+      if (count > 0)
+        range = visible_range(spans + int64_t{g} * kRows * p_.num_spans * 2, count, p_.num_spans, start, start + kKeys);
+      ranges.begin[g] = range.empty() ? 0 : (range.begin - start) / kPanel * kPanel;
+      ranges.end[g] = range.empty() ? 0 : round_up(range.end - start, kPanel);
+    }
+    weigh(s, w, ranges, row, start, bias);
+    if (partial) mask(w, ranges, spans, rows, start);
+    differentiate(s, w, ranges, row, start);
+    if (grad_bias) sum_columns(w, ranges, static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start)), grad_bias);
+    if (setup_.cap > 0) apply_slope(w, ranges);
+
+    const T* key_panels = s.key_panels + int64_t{start} * qk_pad_;
+    for (int g = 0; g < kGroups; ++g)
+      if (ranges.begin[g] < ranges.end[g])
+        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.begin[g],
+                                       key_panels + ranges.begin[g] * kPanel, kKeys * kPanel,
+                                       grad_query + (row + g * kRows) * kPanel, padded_queries_ * kPanel, p_.dim_qk,
+                                       ranges.end[g] - ranges.begin[g]);
+
+    T *grad_key = s.grad_key + int64_t{start} * qk_pad_, *grad_value = s.grad_value + int64_t{start} * v_pad_;
+    for (int c = 0; c < kKeys; c += kRows) {
+      int low = 0, high = kGroups;
+      while (low < high && !ranges.touches(low, c, c + kRows)) ++low;
+      while (low < high && !ranges.touches(high - 1, c, c + kRows)) --high;
+      if (low == high) continue;
+      const int skip = low * kRows, depth = (high - low) * kRows;
+      accumulate_panels<T, 1, kKeys>(w.weights + skip * kKeys + c, s.grad_panels + (row + skip) * kPanel,
+                                     padded_queries_ * kPanel, grad_value + c * kPanel, kKeys * kPanel, p_.dim_v,
+                                     depth);
+      accumulate_panels<T, 1, kKeys>(w.grads + skip * kKeys + c, s.query_panels + (row + skip) * kPanel,
+                                     padded_queries_ * kPanel, grad_key + c * kPanel, kKeys * kPanel, p_.dim_qk, depth);
+    }
+  }
+
+  void weigh(const Slot& s, const Worker& w, const Ranges& ranges, int64_t row, int32_t start, const T* bias) {
+    const bool plain = !bias && !(setup_.cap > 0);
+    for (int c = 0; c < kKeys; c += kPanel)
+      for (int g = 0; g < kGroups; ++g) {
+        if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
+        const T *queries = s.query_rows + (row + g * kRows) * qk_pad_,
+                *keys = s.key_columns + int64_t{start + c} * qk_pad_;
+        const T *lse = s.lse + row + g * kRows, *rest = s.lse_rest + row + g * kRows;
+        T* weights = w.weights + g * kRows * kKeys + c;
+        if (plain) {
+          auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
+            return exp2<T>(S::sub(S::sub(x, S::set(lse[i])), S::set(rest[i])));
+          };
+          product<T, 2, 1, kRows, kKeys, false>(queries, keys, weights, p_.dim_qk, weigh);
+        } else {
+          product<T, 2, 1, kRows, kKeys, false>(queries, keys, weights, p_.dim_qk, Identity());
+        }
+      }
+    if (plain) return;
+    for (int r = 0; r < kQueries; ++r)
+      weigh_row(setup_.cap, bias, s.lse[row + r], s.lse_rest[row + r], ranges.begin[r / kRows], ranges.end[r / kRows],
+                w.weights + r * kKeys, setup_.cap > 0 ? w.slope + r * kKeys : nullptr);
+  }
+
+  // Weights outside the spans are 0, and so is all that a group of rows does not compute but a column sum may read.
+  void mask(const Worker& w, const Ranges& ranges, const int32_t* spans, int rows, int32_t start) {
+    for (int r = 0; r < kQueries; ++r) {
+      const int begin = ranges.begin[r / kRows], end = ranges.end[r / kRows];
+      T *weights = w.weights + r * kKeys, *grads = w.grads + r * kKeys;
+      if (r < rows) fill_gaps(spans + int64_t{r} * p_.num_spans * 2, p_.num_spans, start, begin, end, T(0), weights);
+      std::memset(weights, 0, sizeof(T) * begin);
+      std::memset(grads, 0, sizeof(T) * begin);
+      std::memset(weights + end, 0, sizeof(T) * (kKeys - end));
+      std::memset(grads + end, 0, sizeof(T) * (kKeys - end));
+    }
+  }
+
+  // grads = weights (grad_out value^T - delta)
+  void differentiate(const Slot& s, const Worker& w, const Ranges& ranges, int64_t row, int32_t start) {
+    for (int c = 0; c < kKeys; c += kPanel)
+      for (int g = 0; g < kGroups; ++g) {
+        if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
+        const T *delta = s.delta + row + g * kRows, *weights = w.weights + g * kRows * kKeys + c;
+        auto scale = [delta, weights](typename S::V x, int i, int j) __attribute__((always_inline)) {
+          return S::mul(S::load(weights + i * kKeys + j), S::sub(x, S::set(delta[i])));
+        };
+        product<T, 2, 1, kRows, kKeys, false>(s.grad_rows + (row + g * kRows) * v_pad_,
+                                              s.value_columns + int64_t{start + c} * v_pad_,
+                                              w.grads + g * kRows * kKeys + c, p_.dim_v, scale);
+      }
+  }
+
+  void sum_columns(const Worker& w, const Ranges& ranges, int columns, T* grad_bias) {
+    alignas(64) T sums[kKeys] = {};
+    for (int r = 0; r < kQueries; ++r)
+      for (int c = ranges.begin[r / kRows]; c < ranges.end[r / kRows]; ++c) sums[c] += w.grads[r * kKeys + c];
+    for (int c = 0; c < columns; ++c) grad_bias[c] += sums[c];
+  }
+
+  void apply_slope(const Worker& w, const Ranges& ranges) {
+    for (int r = 0; r < kQueries; ++r)
+      for (int c = ranges.begin[r / kRows]; c < ranges.end[r / kRows]; ++c)
+        w.grads[r * kKeys + c] *= w.slope[r * kKeys + c];
+  }
+
+  void write_queries(int64_t first, int64_t index, int64_t member, int64_t tile, int worker_index) {
+    const Slot s = slot(index);
+    const Worker w = worker(worker_index);
+    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
+    const int64_t stop = smaller((tile + 1) * kQueries, p_.num_queries), part = padded_queries_ * qk_pad_;
+    for (int64_t row = tile * kQueries; row < stop; ++row) {
+      gather_row(s.grad_query + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, static_cast<T>(1), w.rows);
+      for (int64_t split = 1; split < splits_; ++split) {
+        gather_row(s.grad_query + split * part + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, static_cast<T>(1),
+                   w.others);
+        for (int d = 0; d < p_.dim_qk; ++d) w.rows[d] += w.others[d];
+      }
+      for (int d = 0; d < p_.dim_qk; ++d) w.rows[d] *= static_cast<T>(p_.scale);
+      write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_query.at(b, h, row));
+    }
+  }
+
+  void write_keys(int64_t first, int64_t index, int32_t tile, int worker_index) {
+    const Slot s = slot(index);
+    T* rows = worker(worker_index).rows;
+    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads;
+    const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
+    // The packed queries carry this factor's inverse.
+    const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : kLn2);
+    for (int64_t j = start; j < stop; ++j) {
+      gather_row(s.grad_key + start * qk_pad_ + (j - start) * kPanel, kKeys * kPanel, p_.dim_qk, factor, rows);
+      write_row(p_.dtype, rows, p_.dim_qk, p_.grad_key.at(b, h, j));
+      gather_row(s.grad_value + start * v_pad_ + (j - start) * kPanel, kKeys * kPanel, p_.dim_v, T(1), rows);
+      write_row(p_.dtype, rows, p_.dim_v, p_.grad_value.at(b, h, j));
+    }
+  }
+
+  const AttentionBackward& p_;
+  const Parallel& pool_;
+  Setup<T> setup_;
+  int qk_pad_, v_pad_;
+  int32_t key_tiles_;
+  int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
+  TileKind* kinds_ = nullptr;
+  int32_t *counts_ = nullptr, *cuts_ = nullptr;
+  char *slots_ = nullptr, *workers_ = nullptr;
+};
+
+void run_backward(const AttentionBackward& problem, const Parallel& pool) {
+  if (problem.batch * problem.key_heads == 0) return;
+  if (problem.dtype == DType::kF64) {
+    BackwardKernel<double>(problem, pool).run();
+  } else {
+    BackwardKernel<float>(problem, pool).run();
+  }
+}
+
+}  // namespace
+}  // namespace gistkit

@@ -1,0 +1,191 @@
+// Forward attention of few queries (decoding): keys and values are read once, where they are, in fixed splits whose
+// parts are merged by their maxima and totals.
+#pragma once
+#include "cpu/attention_softmax.h"
+
+namespace gistkit {
+namespace {
+
+template <class T>
+class FewQueriesKernel {
+  using S = Simd<T>;
+  static constexpr int kWidth = S::kWidth, kPanel = Tile<T>::kPanel;
+  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 64;
+  static_assert(kChunk % kPanel == 0 && kSplit % kChunk == 0);
+
+ public:
+  static bool suits(const AttentionForward& p) { return p.num_queries * (p.query_heads / p.key_heads) <= kMostRows; }
+
+  FewQueriesKernel(const AttentionForward& problem, const Parallel& pool)
+      : p_(problem), pool_(pool), setup_(problem, kSplit) {
+    qk_pad_ = padded_dim<T>(p_.dim_qk);
+    v_pad_ = padded_dim<T>(p_.dim_v);
+    rows_ = static_cast<int>(setup_.group * p_.num_queries);
+    splits_ = larger<int64_t>(1, setup_.padded_keys / kSplit);
+  }
+
+  void run() {
+    Arena measure(nullptr);
+    carve(measure);
+    Scratch scratch(measure.used());
+    Arena arena(scratch.data());
+    carve(arena);
+    setup_.fill();
+    const int64_t heads = p_.batch * p_.key_heads;
+    for_each(pool_, heads * splits_, [&](int64_t item, int worker) { attend(item, worker); });
+    for (int64_t head = 0; head < heads; ++head) merge(head);
+  }
+
+ private:
+  void carve(Arena& arena) {
+    setup_.carve(arena);
+    const int64_t heads = p_.batch * p_.key_heads, parts = heads * splits_ * rows_;
+    queries_ = arena.take<T>(int64_t{pool_.num_threads} * rows_ * qk_pad_);
+    out_ = arena.take<T>(parts * v_pad_);
+    maximum_ = arena.take<T>(parts);
+    total_ = arena.take<T>(parts);
+    scores_ = arena.take<T>(int64_t{pool_.num_threads} * rows_ * kChunk);
+    converted_ = arena.take<T>(int64_t{pool_.num_threads} * kChunk * larger(qk_pad_, v_pad_));
+  }
+
+  // Rows [first, first + count) of keys or values as T: where they are if that can be, else converted.
+  struct View {
+    const T* data;
+    int64_t stride;
+  };
+  View view(const ConstRows& from, int64_t b, int64_t h, int64_t first, int count, int dim, int padded, T* room) const {
+    bool whole = dim % kWidth == 0, same = p_.dtype == DType::kF64 || p_.dtype == DType::kF32;
+    if (whole && same && from.row % static_cast<int64_t>(sizeof(T)) == 0)
+      return {reinterpret_cast<const T*>(from.at(b, h, first)), from.row / static_cast<int64_t>(sizeof(T))};
+    for (int i = 0; i < count; ++i)
+      read_row(p_.dtype, from.at(b, h, first + i), dim, T(1), room + int64_t{i} * padded, padded);
+    return {room, padded};
+  }
+
+  void attend(int64_t item, int worker) {
+    const int64_t head = item / splits_, split = item % splits_, b = head / p_.key_heads, h = head % p_.key_heads;
+    T* queries = queries_ + int64_t{worker} * rows_ * qk_pad_;
+    T *out = out_ + item * rows_ * v_pad_, *maximum = maximum_ + item * rows_, *total = total_ + item * rows_;
+    T* scores = scores_ + int64_t{worker} * rows_ * kChunk;
+    T* room = converted_ + int64_t{worker} * kChunk * larger(qk_pad_, v_pad_);
+    pack_queries(queries, b, h);
+    std::memset(out, 0, sizeof(T) * rows_ * v_pad_);
+    for (int r = 0; r < rows_; ++r) {
+      maximum[r] = -kInfinity<T>;
+      total[r] = 0;
+    }
+    const int32_t* spans = setup_.row_spans(b, 0);
+    const int32_t stop = static_cast<int32_t>(smaller((split + 1) * kSplit, p_.num_keys));
+    for (int32_t first = static_cast<int32_t>(split * kSplit); first < stop; first += kChunk) {
+      KeyRange range = visible_range(spans, p_.num_queries, p_.num_spans, first, smaller(first + kChunk, stop));
+      if (range.empty()) continue;
+      const int from = range.begin - first, count = range.end - range.begin;
+      const int begin = from / kPanel * kPanel, end = round_up(from + count, kPanel);
+      View keys = view(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room);
+      for (int r = 0; r < rows_; ++r) dots(queries + r * qk_pad_, keys, count, scores + r * kChunk + from);
+      View values = view(p_.value, b, h, range.begin, count, p_.dim_v, v_pad_, room);
+      for (int r = 0; r < rows_; ++r) {
+        T* row = scores + r * kChunk;
+        const T* bias = setup_.bias_row(b, h * setup_.group + r / p_.num_queries);
+        fill_edges(row, begin, from, from + count, end);
+        if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias ? bias + first : nullptr, begin, end, row);
+        fill_gaps(spans + r % p_.num_queries * p_.num_spans * 2, p_.num_spans, first, begin, end, -kInfinity<T>, row);
+        T factor = softmax_row(row, begin, end, maximum + r, total + r);
+        add_values(row + from, values, count, factor, out + r * v_pad_);
+      }
+    }
+  }
+
+  // Scores that are not computed must still be numbers.
+  static void fill_edges(T* row, int begin, int from, int to, int end) {
+    for (int c = begin; c < from; ++c) row[c] = 0;
+    for (int c = to; c < end; ++c) row[c] = 0;
+  }
+
+  void dots(const T* query, View keys, int count, T* scores) const {
+    int j = 0;
+    for (; j + 4 <= count; j += 4) {
+      const T* k = keys.data + j * keys.stride;
+      auto a = S::set(0), b = a, c = a, d = a;
+      for (int x = 0; x < p_.dim_qk; x += kWidth) {
+        auto q = S::load(query + x);
+        a = S::fma(q, S::load(k + x), a);
+        b = S::fma(q, S::load(k + keys.stride + x), b);
+        c = S::fma(q, S::load(k + 2 * keys.stride + x), c);
+        d = S::fma(q, S::load(k + 3 * keys.stride + x), d);
+      }
+      scores[j] = S::horizontal_sum(a);
+      scores[j + 1] = S::horizontal_sum(b);
+      scores[j + 2] = S::horizontal_sum(c);
+      scores[j + 3] = S::horizontal_sum(d);
+    }
+    for (; j < count; ++j) {
+      auto a = S::set(0);
+      for (int x = 0; x < p_.dim_qk; x += kWidth)
+        a = S::fma(S::load(query + x), S::load(keys.data + j * keys.stride + x), a);
+      scores[j] = S::horizontal_sum(a);
+    }
+  }
+
+  // out = factor out + weights values
+  void add_values(const T* weights, View values, int count, T factor, T* out) const {
+    if (factor != 1)
+      for (int x = 0; x < p_.dim_v; x += kWidth) S::store(out + x, S::mul(S::set(factor), S::load(out + x)));
+    int j = 0;
+    for (; j + 4 <= count; j += 4) {
+      const T* v = values.data + j * values.stride;
+      auto a = S::set(weights[j]), b = S::set(weights[j + 1]), c = S::set(weights[j + 2]), d = S::set(weights[j + 3]);
+      for (int x = 0; x < p_.dim_v; x += kWidth) {
+        auto sum = S::fma(a, S::load(v + x), S::load(out + x));
+        auto other = S::mul(c, S::load(v + 2 * values.stride + x));
+        sum = S::fma(b, S::load(v + values.stride + x), sum);
+        other = S::fma(d, S::load(v + 3 * values.stride + x), other);
+        S::store(out + x, S::add(sum, other));
+      }
+    }
+    for (; j < count; ++j)
+      for (int x = 0; x < p_.dim_v; x += kWidth)
+        S::store(out + x, S::fma(S::set(weights[j]), S::load(values.data + j * values.stride + x), S::load(out + x)));
+  }
+
+  void pack_queries(T* queries, int64_t b, int64_t h) const {
+    for (int r = 0; r < rows_; ++r)
+      read_row(p_.dtype, p_.query.at(b, h * setup_.group + r / p_.num_queries, r % p_.num_queries), p_.dim_qk,
+               setup_.query_factor, queries + r * qk_pad_, qk_pad_);
+  }
+
+  void merge(int64_t head) {
+    const int64_t b = head / p_.key_heads, h = head % p_.key_heads;
+    for (int r = 0; r < rows_; ++r) {
+      T maximum = -kInfinity<T>;
+      for (int64_t s = 0; s < splits_; ++s) {
+        T other = maximum_[(head * splits_ + s) * rows_ + r];
+        maximum = other <= maximum ? maximum : other;
+      }
+      T* sum = out_ + (head * splits_ * rows_ + r) * v_pad_;
+      T total = 0;
+      for (int64_t s = 0; s < splits_; ++s) {
+        const int64_t part = (head * splits_ + s) * rows_ + r;
+        T factor = total_[part] == 0 ? T(0) : static_cast<T>(__builtin_exp2(maximum_[part] - maximum));
+        total += factor * total_[part];
+        const T* other = out_ + part * v_pad_;
+        for (int x = 0; x < p_.dim_v; ++x) sum[x] = (s ? sum[x] : T(0)) + factor * other[x];
+      }
+      for (int x = 0; x < p_.dim_v; ++x) sum[x] = total == 0 ? T(0) : sum[x] / total;
+      const int64_t head_out = h * setup_.group + r / p_.num_queries, row = r % p_.num_queries;
+      write_row(p_.dtype, sum, p_.dim_v, p_.out.at(b, head_out, row));
+      static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] = natural_lse(maximum, total);
+    }
+  }
+
+  const AttentionForward& p_;
+  const Parallel& pool_;
+  Setup<T> setup_;
+  int qk_pad_, v_pad_, rows_;
+  int64_t splits_;
+  T *queries_ = nullptr, *out_ = nullptr, *maximum_ = nullptr, *total_ = nullptr, *scores_ = nullptr,
+    *converted_ = nullptr;
+};
+
+}  // namespace
+}  // namespace gistkit

@@ -1,0 +1,303 @@
+// What forward and backward share: tile sizes, register-blocked products, packing, masks, work distribution.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "common/parallel.h"
+#include "common/spans.h"
+#include "common/types.h"
+#include "cpu/attention.h"
+#include "cpu/scratch.h"
+#include "cpu/simd_math.h"
+
+namespace gistkit {
+namespace {
+
+constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
+
+template <class T>
+constexpr T kInfinity = static_cast<T>(__builtin_inf());
+
+template <class T>
+[[gnu::always_inline]] inline T smaller(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+[[gnu::always_inline]] inline T larger(T a, T b) {
+  return a > b ? a : b;
+}
+template <class T>
+[[gnu::always_inline]] inline T divide_up(T a, T b) {
+  return (a + b - 1) / b;
+}
+template <class T>
+[[gnu::always_inline]] inline T round_up(T a, T b) {
+  return divide_up(a, b) * b;
+}
+
+template <class T>
+struct Tile {
+  static constexpr int kWidth = Simd<T>::kWidth;
+  // A register block is kRows x kPanel; packed operands are stored in panels of that width.
+  static constexpr int kRows = Simd<T>::kBlockRows, kVectors = 2, kPanel = kVectors * kWidth;
+  // Forward: query rows an item, rows whose scores are held at once, keys a tile.
+  static constexpr int kQueries = 96, kHeldRows = 2 * kRows, kKeys = 256;
+  // Backward: one tile of P and dS.
+  static constexpr int kBackQueries = 96, kBackKeys = 192;
+  static_assert(kQueries % kHeldRows == 0 && kKeys % kPanel == 0);
+  static_assert(kBackQueries % kRows == 0 && kBackKeys % kRows == 0 && kBackKeys % kPanel == 0);
+};
+
+// Calls work(item, worker) for every item; whoever is free takes the next one.
+template <class Work>
+void for_each(const Parallel& pool, int64_t items, const Work& work) {
+  struct Context {
+    const Work* work;
+    int64_t items, next;
+  } context{&work, items, 0};
+  auto body = [](void* raw, int worker) {
+    auto* c = static_cast<Context*>(raw);
+    for (;;) {
+      int64_t item = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
+      if (item >= c->items) return;
+      (*c->work)(item, worker);
+    }
+  };
+  int workers = static_cast<int>(smaller<int64_t>(pool.num_threads, items));
+  if (workers <= 1) {
+    body(&context, 0);
+  } else {
+    pool.run(body, &context, workers);
+  }
+}
+
+// Cuts one block into aligned arrays: first run with a null base to learn the size.
+class Arena {
+ public:
+  explicit Arena(char* base) : base_(base) {}
+  template <class T>
+  T* take(int64_t count) {
+    size_t at = used_;
+    used_ += round_up<size_t>(static_cast<size_t>(count) * sizeof(T), 64);
+    return base_ ? reinterpret_cast<T*>(base_ + at) : nullptr;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+// ---- products
+
+struct Identity {
+  template <class V>
+  [[gnu::always_inline]] V operator()(V x, int, int) const {
+    return x;
+  }
+};
+
+// c[kR][kV vectors] (+)= a b over `depth`: a's element (i, k) is at i kRowStride + k kDepthStride, b's row k at k
+// kPanel. The sum is formed in registers from zero and added to c once, so that long sums are summed by blocks.
+template <class T, int kV, int kRowStride, int kDepthStride, int kOutStride, bool kAdd, class Epilogue>
+[[gnu::always_inline]] inline void product(const T* __restrict a, const T* __restrict b, T* __restrict c, int depth,
+                                           Epilogue epilogue) {
+  using S = Simd<T>;
+  constexpr int kR = Tile<T>::kRows, kW = S::kWidth, kPanel = Tile<T>::kPanel;
+  typename S::V sum[kR][kV];
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kV; ++j) sum[i][j] = S::set(0);
+#pragma GCC unroll 2
+  for (int k = 0; k < depth; ++k) {
+    typename S::V row[kV];
+#pragma GCC unroll 4
+    for (int j = 0; j < kV; ++j) row[j] = S::load(b + static_cast<int64_t>(k) * kPanel + j * kW);
+#pragma GCC unroll 16
+    for (int i = 0; i < kR; ++i) {
+      typename S::V x = S::set(a[i * kRowStride + static_cast<int64_t>(k) * kDepthStride]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kV; ++j) sum[i][j] = S::fma(x, row[j], sum[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kV; ++j) {
+      T* at = c + i * kOutStride + j * kW;
+      S::store(at, kAdd ? S::add(S::load(at), sum[i][j]) : epilogue(sum[i][j], i, j * kW));
+    }
+}
+
+// c += a b for all panels of a dimension of `dim`: b and c are arrays of panels, `b_panel` and `c_panel` apart. A last
+// panel of which at most one vector is used is multiplied as such.
+template <class T, int kRowStride, int kDepthStride>
+[[gnu::always_inline]] inline void accumulate_panels(const T* a, const T* b, int64_t b_panel, T* c, int64_t c_panel,
+                                                     int dim, int depth) {
+  constexpr int kPanel = Tile<T>::kPanel, kW = Tile<T>::kWidth;
+  for (; dim > kW; dim -= kPanel, b += b_panel, c += c_panel)
+    product<T, 2, kRowStride, kDepthStride, kPanel, true>(a, b, c, depth, Identity());
+  if (dim > 0) product<T, 1, kRowStride, kDepthStride, kPanel, true>(a, b, c, depth, Identity());
+}
+
+// ---- packing
+
+// to[0, padded) = factor * from, zeros beyond n.
+template <class T>
+void read_row(DType dtype, const char* from, int n, T factor, T* to, int padded) {
+  if constexpr (sizeof(T) == 8) {
+    const double* p = reinterpret_cast<const double*>(from);
+    for (int i = 0; i < n; ++i) to[i] = p[i] * factor;
+  } else if (dtype == DType::kF32) {
+    const float* p = reinterpret_cast<const float*>(from);
+    for (int i = 0; i < n; ++i) to[i] = p[i] * factor;
+  } else if (dtype == DType::kBF16) {
+    const BFloat16* p = reinterpret_cast<const BFloat16*>(from);
+    for (int i = 0; i < n; ++i) to[i] = to_float(p[i]) * factor;
+  } else {
+    Simd<T>::to_floats(reinterpret_cast<const Float16*>(from), to, n);
+    for (int i = 0; i < n; ++i) to[i] *= factor;
+  }
+  for (int i = n; i < padded; ++i) to[i] = 0;
+}
+
+template <class T>
+void write_row(DType dtype, const T* from, int n, char* to) {
+  if (sizeof(T) == 8 || dtype == DType::kF32) {
+    std::memcpy(to, from, n * sizeof(T));
+  } else if constexpr (sizeof(T) == 4) {
+    if (dtype == DType::kBF16) {
+      BFloat16* p = reinterpret_cast<BFloat16*>(to);
+      for (int i = 0; i < n; ++i) p[i] = to_bfloat16(from[i]);
+    } else {
+      Simd<T>::to_halves(from, reinterpret_cast<Float16*>(to), n);
+    }
+  }
+}
+
+// Dimensions of packed rows: read_row pads to this, so that transposes work on whole blocks.
+template <class T>
+int padded_dim(int dim) {
+  return round_up(dim, larger(Tile<T>::kPanel, Simd<T>::kTile));
+}
+
+// rows [kPanel][padded] -> columns [padded][kPanel]; of `dim` columns at least those are written.
+template <class T>
+void transpose_panel(const T* rows, int padded, int dim, T* to) {
+  constexpr int kTile = Simd<T>::kTile, kPanel = Tile<T>::kPanel;
+  for (int r = 0; r < kPanel; r += kTile)
+    for (int d = 0; d < dim; d += kTile)
+      Simd<T>::transpose(rows + r * padded + d, padded, to + static_cast<int64_t>(d) * kPanel + r, kPanel);
+}
+
+// One block of kRows rows [kRows][padded] -> [dim][kRows].
+template <class T>
+void interleave_rows(const T* rows, int padded, int dim, T* to) {
+  constexpr int kRows = Tile<T>::kRows, kTile = Simd<T>::kTile;
+  if constexpr (kRows % kTile == 0) {
+    for (int r = 0; r < kRows; r += kTile)
+      for (int d = 0; d < dim; d += kTile) Simd<T>::transpose(rows + r * padded + d, padded, to + d * kRows + r, kRows);
+  } else {
+    for (int d = 0; d < dim; ++d)
+      for (int r = 0; r < kRows; ++r) to[d * kRows + r] = rows[r * padded + d];
+  }
+}
+
+// One row into panels that are `panel_stride` apart.
+template <class T>
+[[gnu::always_inline]] inline void scatter_row(const T* row, int dim, T* to, int64_t panel_stride) {
+  constexpr int kPanel = Tile<T>::kPanel;
+  for (; dim > 0; dim -= kPanel, row += kPanel, to += panel_stride) std::memcpy(to, row, kPanel * sizeof(T));
+}
+
+template <class T>
+[[gnu::always_inline]] inline void gather_row(const T* from, int64_t panel_stride, int dim, T factor, T* row) {
+  using S = Simd<T>;
+  constexpr int kPanel = Tile<T>::kPanel;
+  for (; dim > 0; dim -= kPanel, row += kPanel, from += panel_stride)
+    for (int i = 0; i < kPanel; i += S::kWidth) S::store(row + i, S::mul(S::set(factor), S::load(from + i)));
+}
+
+// ---- masks
+
+// row[begin, end) = value wherever the row's spans (normalized, relative to key `first`) do not reach.
+template <class T>
+void fill_gaps(const int32_t* spans, int num_spans, int32_t first, int begin, int end, T value, T* row) {
+  int at = begin;
+  for (int s = 0; s < num_spans && at < end; ++s) {
+    int from = spans[2 * s] - first, to = spans[2 * s + 1] - first;
+    if (to <= at) continue;
+    for (from = smaller(from, end); at < from; ++at) row[at] = value;
+    at = larger(at, to);
+  }
+  for (; at < end; ++at) row[at] = value;
+}
+
+// ---- the problem as the kernels see it
+
+template <class T>
+struct Setup {
+  AttentionProblem problem;
+  int64_t group;     // query heads a key head
+  T query_factor;    // on packed queries: scores come out in powers of two, or ready for tanh
+  T cap;             // softcap in powers of two; 0: none
+  int32_t* spans;    // normalized
+  int32_t* visible;  // [batch or 1][2]: every key that some row sees lies between
+  T* bias;           // [batch or 1][heads or 1][padded_keys], in powers of two; null: none
+  int64_t bias_batch, bias_head;
+  int64_t padded_keys;
+  int64_t span_batches;
+
+  Setup(const AttentionProblem& p, int key_tile) : problem(p), group(p.query_heads / larger<int64_t>(p.key_heads, 1)) {
+    query_factor = static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * kLog2E);
+    cap = static_cast<T>(p.softcap * kLog2E);
+    padded_keys = round_up<int64_t>(p.num_keys, key_tile);
+    span_batches = p.spans_shared ? 1 : p.batch;
+  }
+
+  void carve(Arena& arena) {
+    const AttentionProblem& p = problem;
+    spans = arena.take<int32_t>(span_batches * p.num_queries * p.num_spans * 2);
+    visible = arena.take<int32_t>(span_batches * 2);
+    bias = nullptr;
+    if (p.key_bias) {
+      bias_head = p.bias_head_stride ? padded_keys : 0;
+      int64_t heads = p.bias_head_stride ? p.query_heads : 1;
+      bias_batch = p.bias_batch_stride ? heads * padded_keys : 0;
+      bias = arena.take<T>((p.bias_batch_stride ? p.batch : 1) * heads * padded_keys);
+    }
+  }
+
+  void fill() {
+    const AttentionProblem& p = problem;
+    normalize_spans(p.spans, span_batches * p.num_queries, p.num_spans, static_cast<int32_t>(p.num_keys), spans);
+    for (int64_t b = 0; b < span_batches; ++b) {
+      KeyRange range = visible_range(row_spans(b, 0), p.num_queries, p.num_spans, 0, static_cast<int32_t>(p.num_keys));
+      visible[2 * b] = range.empty() ? 0 : range.begin;
+      visible[2 * b + 1] = range.empty() ? 0 : range.end;
+    }
+    if (!bias) return;
+    int64_t batches = bias_batch ? p.batch : 1, heads = bias_head ? p.query_heads : 1;
+    for (int64_t b = 0; b < batches; ++b)
+      for (int64_t h = 0; h < heads; ++h) {
+        const T* from = static_cast<const T*>(p.key_bias) + b * p.bias_batch_stride + h * p.bias_head_stride;
+        T* to = bias + b * bias_batch + h * bias_head;
+        for (int64_t j = 0; j < p.num_keys; ++j) to[j] = from[j] * static_cast<T>(kLog2E);
+        for (int64_t j = p.num_keys; j < padded_keys; ++j) to[j] = 0;
+      }
+  }
+
+  const int32_t* row_spans(int64_t b, int64_t row) const {
+    return spans + ((problem.spans_shared ? 0 : b) * problem.num_queries + row) * problem.num_spans * 2;
+  }
+  KeyRange visible_keys(int64_t b) const {
+    const int32_t* v = visible + (problem.spans_shared ? 0 : 2 * b);
+    return {v[0], v[1]};
+  }
+  const T* bias_row(int64_t b, int64_t h) const { return bias ? bias + b * bias_batch + h * bias_head : nullptr; }
+};
+
+}  // namespace
+}  // namespace gistkit

@@ -1,0 +1,45 @@
+#include "cpu/scratch.h"
+
+#include <atomic>
+#include <new>
+
+namespace gistkit {
+
+namespace {
+
+constexpr size_t kAlignment = 4096;
+constexpr size_t kKeptBytes = size_t{64} << 20;
+
+struct Header {
+  size_t bytes;
+};
+
+std::atomic<Header*> kept{nullptr};
+
+void release(Header* block) {
+  ::operator delete(block, std::align_val_t{kAlignment});
+}
+
+}  // namespace
+
+Scratch::Scratch(size_t bytes) {
+  Header* block = kept.exchange(nullptr);
+  if (!block || block->bytes < bytes) {
+    if (block) release(block);
+    block = static_cast<Header*>(::operator new(bytes + kAlignment, std::align_val_t{kAlignment}));
+    block->bytes = bytes;
+  }
+  block_ = block;
+}
+
+Scratch::~Scratch() {
+  Header* block = static_cast<Header*>(block_);
+  if (block->bytes <= kKeptBytes) block = kept.exchange(block);
+  if (block) release(block);
+}
+
+char* Scratch::data() const {
+  return static_cast<char*>(block_) + kAlignment;
+}
+
+}  // namespace gistkit

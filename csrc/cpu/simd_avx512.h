@@ -1,0 +1,129 @@
+// AVX-512 (F, BW, DQ, VL) vectors.
+#pragma once
+#include <immintrin.h>
+
+#include <cstdint>
+
+#include "common/types.h"
+
+namespace gistkit {
+namespace {
+
+template <class T>
+struct Simd;
+
+template <>
+struct Simd<float> {
+  typedef __m512 V;
+  struct Split {
+    V fraction, exponent;
+  };
+  static constexpr int kWidth = 16;
+  static constexpr int kBlockRows = 8;
+
+  static V set(float x) { return _mm512_set1_ps(x); }
+  static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm512_div_ps(a, b); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V min(V a, V b) { return _mm512_min_ps(a, b); }
+  static V abs(V a) { return _mm512_andnot_ps(set(-0.f), a); }
+  static V copy_sign(V magnitude, V sign) {
+    return _mm512_or_ps(_mm512_andnot_ps(set(-0.f), magnitude), _mm512_and_ps(set(-0.f), sign));
+  }
+  static float horizontal_max(V v) { return _mm512_reduce_max_ps(v); }
+  static float horizontal_sum(V v) { return _mm512_reduce_add_ps(v); }
+
+  // x = fraction + exponent, a whole number.
+  static Split split(V x) {
+    V exponent = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return {sub(x, exponent), exponent};
+  }
+  static V scale(V x, V exponent) { return _mm512_scalef_ps(x, exponent); }
+  static V zero_below(V value, V x, float limit) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, set(limit), _CMP_NLT_UQ), value);
+  }
+
+  static void to_floats(const Float16* from, float* to, int n) {
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+      store(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    for (; i < n; ++i) to[i] = to_float(from[i]);
+  }
+  static void to_halves(const float* from, Float16* to, int n) {
+    int i = 0;
+    for (; i + 16 <= n; i += 16)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i),
+                          _mm512_cvtps_ph(load(from + i), _MM_FROUND_TO_NEAREST_INT));
+    for (; i < n; ++i) to[i] = to_float16(from[i]);
+  }
+
+  // Writes the transpose of a kTile x kTile block.
+  static constexpr int kTile = 8;
+  static void transpose(const float* from, int64_t from_stride, float* to, int64_t to_stride) {
+    __m256 r[8], a[8];
+    for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_stride);
+    for (int i = 0; i < 8; i += 2) {
+      a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+      a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      r[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+      r[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xEE);
+      r[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+      r[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xEE);
+    }
+    for (int i = 0; i < 4; ++i) _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    for (int i = 0; i < 4; ++i)
+      _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+};
+
+template <>
+struct Simd<double> {
+  typedef __m512d V;
+  struct Split {
+    V fraction, exponent;
+  };
+  static constexpr int kWidth = 8;
+  static constexpr int kBlockRows = 8;
+
+  static V set(double x) { return _mm512_set1_pd(x); }
+  static V load(const double* p) { return _mm512_loadu_pd(p); }
+  static void store(double* p, V v) { _mm512_storeu_pd(p, v); }
+  static V add(V a, V b) { return _mm512_add_pd(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_pd(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_pd(a, b); }
+  static V div(V a, V b) { return _mm512_div_pd(a, b); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_pd(a, b, c); }
+  static V max(V a, V b) { return _mm512_max_pd(a, b); }
+  static V min(V a, V b) { return _mm512_min_pd(a, b); }
+  static V abs(V a) { return _mm512_andnot_pd(set(-0.0), a); }
+  static V copy_sign(V magnitude, V sign) {
+    return _mm512_or_pd(_mm512_andnot_pd(set(-0.0), magnitude), _mm512_and_pd(set(-0.0), sign));
+  }
+  static double horizontal_max(V v) { return _mm512_reduce_max_pd(v); }
+  static double horizontal_sum(V v) { return _mm512_reduce_add_pd(v); }
+
+  static Split split(V x) {
+    V exponent = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    return {sub(x, exponent), exponent};
+  }
+  static V scale(V x, V exponent) { return _mm512_scalef_pd(x, exponent); }
+  static V zero_below(V value, V x, double limit) {
+    return _mm512_maskz_mov_pd(_mm512_cmp_pd_mask(x, set(limit), _CMP_NLT_UQ), value);
+  }
+
+  static constexpr int kTile = 4;
+  static void transpose(const double* from, int64_t from_stride, double* to, int64_t to_stride) {
+    for (int i = 0; i < kTile; ++i)
+      for (int j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
+  }
+};
+
+}  // namespace
+}  // namespace gistkit

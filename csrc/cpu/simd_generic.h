@@ -1,0 +1,84 @@
+// Vectors of 16 bytes through the compiler's vector extension: SSE2, NEON or whatever the target has.
+#pragma once
+#include <cstdint>
+
+#include "common/types.h"
+
+namespace gistkit {
+namespace {
+
+template <class T>
+struct Simd;
+
+template <class T, class Int, int kMantissa>
+struct GenericSimd {
+  typedef T V __attribute__((vector_size(16)));
+  typedef Int I __attribute__((vector_size(16)));
+  struct Split {
+    V fraction, exponent;
+  };
+  static constexpr int kWidth = 16 / sizeof(T);
+  static constexpr int kBlockRows = 6;
+
+  static V set(T x) { return x - V{}; }
+  static V load(const T* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof v);
+    return v;
+  }
+  static void store(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
+  static V add(V a, V b) { return a + b; }
+  static V sub(V a, V b) { return a - b; }
+  static V mul(V a, V b) { return a * b; }
+  static V div(V a, V b) { return a / b; }
+  static V fma(V a, V b, V c) { return a * b + c; }
+  // Like the x86 instructions: the second operand where one is not a number.
+  static V max(V a, V b) { return a > b ? a : b; }
+  static V min(V a, V b) { return a < b ? a : b; }
+  static V abs(V a) { return select_bits(a, V{}, sign_mask()); }
+  static V copy_sign(V magnitude, V sign) { return select_bits(magnitude, sign, sign_mask()); }
+  static T horizontal_max(V v) {
+    T r = v[0];
+    for (int i = 1; i < kWidth; ++i) r = r > v[i] ? r : v[i];
+    return r;
+  }
+  static T horizontal_sum(V v) {
+    T r = v[0];
+    for (int i = 1; i < kWidth; ++i) r += v[i];
+    return r;
+  }
+
+  // x = fraction + a whole number; `exponent` carries that number in its low mantissa bits.
+  static Split split(V x) {
+    const V magic = set(static_cast<T>(Int{3} << (kMantissa - 1)));
+    V exponent = x + magic;
+    return {x - (exponent - magic), exponent};
+  }
+  static V scale(V x, V exponent) { return (V)((I)x + ((I)exponent << kMantissa)); }
+  static V zero_below(V value, V x, T limit) { return (V)((I)value & ~(I)(x < set(limit))); }
+
+  static void to_floats(const Float16* from, float* to, int n) {
+    for (int i = 0; i < n; ++i) to[i] = to_float(from[i]);
+  }
+  static void to_halves(const float* from, Float16* to, int n) {
+    for (int i = 0; i < n; ++i) to[i] = to_float16(from[i]);
+  }
+  // Writes the transpose of a kTile x kTile block.
+  static constexpr int kTile = 4;
+  static void transpose(const T* from, int64_t from_stride, T* to, int64_t to_stride) {
+    for (int i = 0; i < kTile; ++i)
+      for (int j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
+  }
+
+ private:
+  static I sign_mask() { return (I)set(T(-0.0)); }
+  static V select_bits(V a, V b, I mask) { return (V)(((I)a & ~mask) | ((I)b & mask)); }
+};
+
+template <>
+struct Simd<float> : GenericSimd<float, int32_t, 23> {};
+template <>
+struct Simd<double> : GenericSimd<double, int64_t, 52> {};
+
+}  // namespace
+}  // namespace gistkit

@@ -1,0 +1,26 @@
+// Conversions that every op's glue needs.
+#pragma once
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/Exception.h>
+
+#include "common/types.h"
+
+namespace gistkit {
+
+inline DType kernel_dtype(torch::headeronly::ScalarType dtype) {
+  switch (dtype) {
+    case torch::headeronly::ScalarType::Float:
+      return DType::kF32;
+    case torch::headeronly::ScalarType::Double:
+      return DType::kF64;
+    case torch::headeronly::ScalarType::BFloat16:
+      return DType::kBF16;
+    case torch::headeronly::ScalarType::Half:
+      return DType::kF16;
+    default:
+      STD_TORCH_CHECK(false, "gistkit: expected dtype float32, float64, bfloat16 or float16");
+  }
+  return DType::kF32;
+}
+
+}  // namespace gistkit

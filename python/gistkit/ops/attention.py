@@ -1,0 +1,264 @@
+"""Attention over row spans: the public function, its checks, fake kernels and autograd."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistkit.layouts.plan import Plan
+from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+
+MAX_HEAD_DIM = 256
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    key_bias: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """softmax(query key^T scale + mask) value, where the plan's spans are the mask. Exact; no mask is ever in memory.
+
+    Differentiable once, in query, key, value and key_bias, through the result and through lse. Deterministic: the same
+    bits for any number of threads.
+
+    Args:
+        query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
+            float64). Any strides with a contiguous last dimension; another layout is copied first.
+        key: [B, Hk, Nk, Dqk] of query's dtype; Hq is a multiple of Hk, and query head h uses key head h // (Hq / Hk).
+        value: [B, Hk, Nk, Dv] of query's dtype. Dqk and Dv are 1 to 256 and need not be equal.
+        plan: spans for Nq queries and Nk keys, for B sequences or one for all of them.
+        scale: factor on query key^T; default Dqk ** -0.5.
+        softcap: the scaled logit x becomes softcap * tanh(x / softcap) before key_bias is added; > 0. Default: none.
+        key_bias: [B or 1, Hq or 1, Nk], float32 (float64 for float64 inputs), added to the logits of a key. A key with
+            -inf is not seen.
+        return_lse: also return the logarithm of the softmax's denominator.
+
+    Returns:
+        out [B, Hq, Nq, Dv] of query's dtype, laid out as [B, Nq, Hq, Dv] in memory, so that
+        `out.transpose(1, 2).flatten(2)` copies nothing. With return_lse the pair (out, lse): lse [B, Hq, Nq], natural
+        logarithm, float32 (float64 for float64 inputs). A row that sees no key has out 0, lse -inf and no gradient.
+
+    Raises:
+        TypeError: a dtype is not supported or the dtypes differ.
+        ValueError: shapes, devices, head counts or the plan's lengths do not fit, or softcap is not positive.
+    """
+    _check_tensors(query, key, value)
+    _check_plan(plan, query, key)
+    if key_bias is not None:
+        _check_key_bias(key_bias, query, key)
+        key_bias = _contiguous_last(key_bias)
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
+    elif not math.isfinite(scale):
+        raise ValueError(f"attention: scale: expected a finite number, got {scale}")
+    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+        raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
+    out, lse = torch.ops.gistkit.attention(
+        _contiguous_last(query),
+        _contiguous_last(key),
+        _contiguous_last(value),
+        plan.spans,
+        key_bias,
+        float(scale),
+        0.0 if softcap is None else float(softcap),
+    )
+    return (out, lse) if return_lse else out
+
+
+def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Attention over the union of two disjoint sets of keys, from the results over each of them. Differentiable.
+
+    Args:
+        out_a: [..., N, D], the result over the first set.
+        lse_a: [..., N], its log-sum-exp; -inf where a row saw no key of that set.
+        out_b: like out_a, over the second set.
+        lse_b: like lse_a.
+
+    Returns:
+        (out, lse) over both sets, as `attention(..., return_lse=True)` gives them. Out has out_a's dtype.
+
+    Raises:
+        ValueError: the shapes do not fit.
+    """
+    for name, out, lse in (("a", out_a, lse_a), ("b", out_b, lse_b)):
+        if lse.shape != out.shape[:-1]:
+            raise ValueError(
+                f"merge_attention: lse_{name}: expected out_{name}'s shape without the last dimension, "
+                f"{tuple(out.shape[:-1])}, got {tuple(lse.shape)}"
+            )
+    if out_a.shape != out_b.shape:
+        raise ValueError(
+            f"merge_attention: out_b: expected out_a's shape {tuple(out_a.shape)}, got {tuple(out_b.shape)}"
+        )
+    shift = torch.maximum(lse_a, lse_b).detach()
+    shift = shift.masked_fill(shift == -torch.inf, 0)
+    weight_a, weight_b = torch.exp(lse_a - shift), torch.exp(lse_b - shift)
+    total = weight_a + weight_b
+    empty = total == 0
+    total = total.masked_fill(empty, 1)
+    out = out_a * (weight_a / total)[..., None] + out_b * (weight_b / total)[..., None]
+    return out.to(out_a.dtype), (shift + torch.log(total)).masked_fill(empty, -torch.inf)
+
+
+def _contiguous_last(t: Tensor) -> Tensor:
+    return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()
+
+
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        if t.dim() != 4:
+            raise ValueError(f"attention: {name}: expected 4 dimensions [B, H, N, D], got shape {tuple(t.shape)}")
+        if t.dtype != query.dtype:
+            raise TypeError(f"attention: {name}: expected query's dtype {query.dtype}, got {t.dtype}")
+        if t.device != query.device:
+            raise ValueError(f"attention: {name}: expected query's device {query.device}, got {t.device}")
+        if not 1 <= t.shape[3] <= MAX_HEAD_DIM:
+            raise ValueError(f"attention: {name}: expected a head dim from 1 to {MAX_HEAD_DIM}, got {t.shape[3]}")
+        if t.shape[0] != query.shape[0]:
+            raise ValueError(f"attention: {name}: expected query's batch size {query.shape[0]}, got {t.shape[0]}")
+    if query.dtype not in DTYPES:
+        raise TypeError(
+            f"attention: query: expected dtype {', '.join(str(d) for d in DTYPES[:-1])} or {DTYPES[-1]}, "
+            f"got {query.dtype}"
+        )
+    if key.shape[3] != query.shape[3]:
+        raise ValueError(f"attention: key: expected query's head dim {query.shape[3]}, got {key.shape[3]}")
+    if value.shape[1:3] != key.shape[1:3]:
+        raise ValueError(
+            f"attention: value: expected key's heads and length {tuple(key.shape[1:3])}, got {tuple(value.shape[1:3])}"
+        )
+    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"attention: query: expected a multiple of key's {key.shape[1]} heads, got {query.shape[1]} heads"
+        )
+
+
+def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
+    if not isinstance(plan, Plan):
+        raise TypeError(f"attention: plan: expected a gistkit.Plan, got {type(plan).__name__}")
+    if plan.num_queries != query.shape[2]:
+        raise ValueError(
+            f"attention: plan: expected one for query's {query.shape[2]} rows, got one for {plan.num_queries}"
+        )
+    if plan.num_keys != key.shape[2]:
+        raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")
+    spans = plan.spans
+    if spans.dim() != 4 or spans.shape[3] != 2 or spans.dtype != torch.int32 or not spans.is_contiguous():
+        raise ValueError(
+            "attention: plan.spans: expected a contiguous int32 [B or 1, Nq, S, 2], got "
+            f"{spans.dtype} {tuple(spans.shape)}"
+        )
+    if spans.shape[0] != 1 and spans.shape[0] != query.shape[0]:
+        raise ValueError(
+            f"attention: plan: expected one for 1 or {query.shape[0]} sequences, got one for {spans.shape[0]}"
+        )
+    if spans.device != query.device:
+        raise ValueError(f"attention: plan: expected query's device {query.device}, got {spans.device}")
+
+
+def _check_key_bias(key_bias: Tensor, query: Tensor, key: Tensor) -> None:
+    expected = _accumulation_dtype(query.dtype)
+    if key_bias.dtype != expected:
+        raise TypeError(
+            f"attention: key_bias: expected dtype {expected} for {query.dtype} inputs, got {key_bias.dtype}"
+        )
+    batch, heads, keys = query.shape[0], query.shape[1], key.shape[2]
+    shape = key_bias.shape
+    if len(shape) != 3 or (shape[0] not in (1, batch)) or (shape[1] not in (1, heads)) or shape[2] != keys:
+        raise ValueError(
+            f"attention: key_bias: expected shape [{batch} or 1, {heads} or 1, {keys}], got {tuple(shape)}"
+        )
+    if key_bias.device != query.device:
+        raise ValueError(f"attention: key_bias: expected query's device {query.device}, got {key_bias.device}")
+
+
+def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@torch.library.register_fake("gistkit::attention")
+def _fake(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    spans: Tensor,
+    key_bias: Tensor | None,
+    scale: float,
+    softcap: float,
+) -> tuple[Tensor, Tensor]:
+    batch, heads, rows, _ = query.shape
+    out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
+    return out, query.new_empty((batch, heads, rows), dtype=_accumulation_dtype(query.dtype))
+
+
+def _empty_gradient(t: Tensor) -> Tensor:
+    batch, heads, rows, dim = t.shape
+    if t.stride(1) < t.stride(2):
+        return t.new_empty((batch, rows, heads, dim)).transpose(1, 2)
+    return t.new_empty((batch, heads, rows, dim))
+
+
+@torch.library.register_fake("gistkit::attention_backward")
+def _backward_fake(
+    grad_out: Tensor,
+    grad_lse: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    spans: Tensor,
+    key_bias: Tensor | None,
+    scale: float,
+    softcap: float,
+    need_key_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    bias_shape = (query.shape[0], query.shape[1], key.shape[2]) if need_key_bias else (0,)
+    grad_key_bias = query.new_empty(bias_shape, dtype=_accumulation_dtype(query.dtype))
+    return _empty_gradient(query), _empty_gradient(key), _empty_gradient(value), grad_key_bias
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    query, key, value, spans, key_bias, ctx.scale, ctx.softcap = inputs
+    ctx.save_for_backward(query, key, value, *output, spans, key_bias)
+
+
+def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    query, key, value, out, lse, spans, key_bias = ctx.saved_tensors
+    need_key_bias = key_bias is not None and ctx.needs_input_grad[4]
+    grad_query, grad_key, grad_value, grad_key_bias = torch.ops.gistkit.attention_backward(
+        _contiguous_last(grad_out),
+        grad_lse.contiguous(),
+        query,
+        key,
+        value,
+        out,
+        lse,
+        spans,
+        key_bias,
+        ctx.scale,
+        ctx.softcap,
+        need_key_bias,
+    )
+    if need_key_bias:
+        broadcast = [d for d in (0, 1) if key_bias.shape[d] == 1]
+        grad_key_bias = grad_key_bias.sum(broadcast, keepdim=True) if broadcast else grad_key_bias
+    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None
+
+
+def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
+    raise RuntimeError("attention: the gradient's own gradient (double backward) is not implemented")
+
+
+torch.library.register_autograd("gistkit::attention", _backward, setup_context=_setup_context)
+torch.library.register_autograd("gistkit::attention_backward", _no_double_backward)

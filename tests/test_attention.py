@@ -1,0 +1,336 @@
+"""attention against the dense reference: values, gradients, determinism, instruction sets, decoding, merging."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import gistkit
+from gistkit import Plan
+from gistkit.ops import reference
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
+
+
+@pytest.fixture(params=["generic", "avx2", "avx512"])
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    best, before = gistkit.ops.best_isa(), gistkit.ops.cpu_isa()
+    levels = ["generic", "avx2", "avx512"]
+    if levels.index(request.param) > levels.index(best):
+        pytest.skip(f"this processor offers {best} at most")
+    yield gistkit.ops.cpu_isa(request.param)
+    gistkit.ops.cpu_isa(before)
+
+
+def random_plan(batch: int, queries: int, keys: int, spans: int, generator: torch.Generator) -> Plan:
+    """Disjoint ascending spans of all lengths; about one row in eight sees nothing."""
+    cuts = torch.randint(0, keys + 1, (batch, queries, 2 * spans), generator=generator, dtype=torch.int32)
+    pairs = cuts.sort(-1).values.view(batch, queries, spans, 2)
+    pairs[torch.rand(batch, queries, generator=generator) < 0.125] = keys
+    pairs[pairs[..., 0] == pairs[..., 1]] = keys
+    order = (2 * pairs[..., 0].long() + (pairs[..., 0] == pairs[..., 1])).argsort(dim=-1, stable=True)
+    pairs = pairs.gather(2, order[..., None].expand_as(pairs))
+    return Plan.from_spans(pairs, keys)
+
+
+def causal_plan(length: int) -> Plan:
+    end = torch.arange(1, length + 1, dtype=torch.int32)
+    return Plan.from_spans(torch.stack([torch.zeros_like(end), end], -1)[:, None], length)
+
+
+class Case:
+    """Inputs, and upstream gradients for out and lse."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, *, bias: str = "", seed: int = 0) -> None:
+        batch, heads, key_heads, queries, keys, dim, value_dim, spans, shared = shape
+        g = torch.Generator().manual_seed(seed)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        make = lambda *size: torch.randn(size, generator=g, dtype=torch.float64)  # noqa: E731
+        self.plan = random_plan(1 if shared else batch, queries, keys, spans, g)
+        self.inputs = [
+            make(batch, heads, queries, dim).to(dtype),
+            make(batch, key_heads, keys, dim).to(dtype),
+            make(batch, key_heads, keys, value_dim).to(dtype),
+        ]
+        self.grad_out = make(batch, heads, queries, value_dim).to(dtype)
+        self.grad_lse = make(batch, heads, queries).to(wide)
+        if bias:
+            key_bias = make(batch if "b" in bias else 1, heads if "h" in bias else 1, keys).to(wide)
+            if "i" in bias:
+                key_bias[..., ::5] = -torch.inf
+            self.inputs.append(key_bias)
+
+    def run(self, function: Any, dtype: torch.dtype | None = None, **options: Any) -> list[Tensor]:
+        """[out, lse, gradients ...] of a function with attention's signature, in another dtype if one is given."""
+        convert = lambda t: t if dtype is None else t.to(dtype)  # noqa: E731
+        inputs = [convert(t.detach()).clone().requires_grad_() for t in self.inputs]
+        bias = inputs[3] if len(inputs) == 4 else None
+        out, lse = function(*inputs[:3], self.plan, key_bias=bias, return_lse=True, **options)
+        finite = torch.where(lse == -torch.inf, 0, lse)
+        total = (out * convert(self.grad_out)).sum() + (finite * convert(self.grad_lse).to(finite.dtype)).sum()
+        grads = torch.autograd.grad(total, inputs)
+        return [out.detach(), lse.detach(), *grads]
+
+    def run_low(self, **options: Any) -> list[Tensor]:
+        """The plain torch form in the inputs' own precision: scores, weights and all."""
+        return self.run(low_precision_attention, **options)
+
+
+def low_precision_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: Plan, *, softcap: Any = None, key_bias: Any = None, **_: Any
+) -> tuple[Tensor, Tensor]:
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if key_bias is not None:
+        scores = scores + key_bias[:, :, None].to(scores.dtype)
+    mask = reference.dense_mask(plan)[:, None]
+    scores = scores.masked_fill(~mask, -torch.inf)
+    alive = (scores > -torch.inf).any(-1, keepdim=True)
+    scores = scores.masked_fill(~alive, 0)
+    weights = scores.softmax(-1) * alive
+    lse = scores.float().logsumexp(-1, keepdim=True) if scores.dtype != torch.float64 else scores.logsumexp(-1, True)
+    return weights @ value, lse.masked_fill(~alive, -torch.inf).squeeze(-1)
+
+
+def check(got: list[Tensor], low: list[Tensor], exact: list[Tensor], epsilon: float) -> None:
+    """No error beyond twice that of the same-precision torch form, where both are measured against fp64."""
+    for name, mine, torchs, true in zip(NAMES, got, low, exact, strict=False):
+        assert mine.shape == true.shape, name
+        if mine.numel() == 0:
+            continue
+        empty = true == -torch.inf
+        assert torch.equal(mine == -torch.inf, empty), name
+        mine, torchs, true = (t.double().masked_fill(empty, 0) for t in (mine, torchs, true))
+        assert not mine.isnan().any(), name
+        error, allowed = (mine - true).abs().max(), 2 * (torchs - true).abs().max() + epsilon * (1 + true.abs().max())
+        assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
+
+
+# fp32: lse, up to 8 here, waits for the backward rounded to fp32: 5e-7 is half its last bit and so the relative error
+# of a row's weights. fp64 has no wider yardstick: there it is the distance of two roundings.
+EPSILON = {torch.float32: 5e-7, torch.float64: 1e-13, torch.bfloat16: 1e-6, torch.float16: 1e-6}
+
+# batch, query heads, key heads, queries, keys, Dqk, Dv, spans, one plan for the batch
+SHAPES = {
+    "one": (1, 1, 1, 1, 1, 1, 1, 1, False),
+    "few-queries": (2, 6, 2, 3, 1031, 24, 40, 2, False),
+    "gqa-odd": (2, 4, 2, 97, 271, 33, 17, 3, False),
+    "shared-plan": (3, 2, 1, 41, 67, 64, 64, 2, True),
+    "tiles": (1, 2, 2, 193, 523, 16, 32, 2, False),
+    "wide": (1, 1, 1, 29, 263, 256, 256, 1, False),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_parity(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
+    case = Case(shape, dtype)
+    exact = case.run(reference.attention, torch.float64)
+    check(case.run(gistkit.attention), case.run_low(), exact, EPSILON[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", ["b", "h", "bh", "i"])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("shape", ["few-queries", "gqa-odd"])
+def test_parity_with_bias_and_cap(shape: str, softcap: float | None, bias: str, dtype: torch.dtype, isa: str) -> None:
+    case = Case(SHAPES[shape], dtype, bias=bias)
+    exact = case.run(reference.attention, torch.float64, softcap=softcap)
+    check(case.run(gistkit.attention, softcap=softcap), case.run_low(softcap=softcap), exact, EPSILON[dtype])
+
+
+def test_gradients_over_a_long_causal_sequence(isa: str) -> None:
+    """Sums over many rows lose no more than torch's own kernel does."""
+    length, dim = 1500, 64
+    g = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(1, 2, length, dim, generator=g) for _ in range(4)]
+    plan = causal_plan(length)
+
+    def run(function: Any, dtype: torch.dtype) -> list[Tensor]:
+        inputs = [t.to(dtype).requires_grad_() for t in tensors[:3]]
+        out = function(*inputs)
+        return [out.detach(), *torch.autograd.grad(out, inputs, tensors[3].to(dtype))]
+
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    exact = run(lambda q, k, v: reference.attention(q, k, v, plan), torch.float64)
+    low = run(lambda q, k, v: sdpa(q, k, v, is_causal=True), torch.float32)
+    got = run(lambda q, k, v: gistkit.attention(q, k, v, plan), torch.float32)
+    for name, mine, torchs, true in zip(("out", "query", "key", "value"), got, low, exact, strict=True):
+        error, allowed = (mine - true).abs().max(), 2 * (torchs - true).abs().max()
+        assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
+
+
+@pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0), (200, 0)])
+def test_no_queries_or_no_keys(queries: int, keys: int, isa: str) -> None:
+    case = Case((2, 4, 2, queries, keys, 8, 8, 1, False), torch.float32, bias="h")
+    got = case.run(gistkit.attention)
+    assert got[0].shape == (2, 4, queries, 8)
+    assert (got[1] == -torch.inf).all()
+    for name, t in zip(NAMES, got, strict=True):
+        assert name == "lse" or (t == 0).all(), name
+
+
+@pytest.mark.parametrize("queries", [2, 50])
+def test_rows_without_keys(queries: int, isa: str) -> None:
+    """Whatever comes from above, also where the only keys of a row have a bias of -inf."""
+    q, k, v = (torch.randn(1, 1, queries, 8, requires_grad=True) for _ in range(3))
+    bias = torch.zeros(1, 1, queries)
+    bias[..., 1] = -torch.inf
+    bias.requires_grad_()
+    spans = torch.zeros(queries, 1, 2, dtype=torch.int32)
+    spans[1] = torch.tensor([1, 2])
+    out, lse = gistkit.attention(q, k, v, Plan.from_spans(spans, queries), key_bias=bias, return_lse=True)
+    assert (out == 0).all() and (lse == -torch.inf).all()
+    grads = torch.autograd.grad([out, lse], [q, k, v, bias], [torch.full_like(out, torch.nan), torch.ones_like(lse)])
+    assert all((g == 0).all() for g in grads)
+
+
+def test_bad_numbers_stay_visible(isa: str) -> None:
+    for row, queries in ((3, 6), (100, 120)):
+        q, k, v = (torch.randn(1, 1, queries, 16) for _ in range(3))
+        q[0, 0, row, 5] = torch.nan
+        out, lse = gistkit.attention(q, k, v, causal_plan(queries), return_lse=True)
+        assert out[0, 0, row].isnan().all() and lse[0, 0, row].isnan()
+        assert not out[0, 0, :row].isnan().any() and not out[0, 0, row + 1 :].isnan().any()
+
+
+def test_keys_that_no_row_sees_are_never_read() -> None:
+    """A cache's unused end may hold anything."""
+    for queries in (1, 70):
+        k, v = torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
+        k[:, :, 200:], v[:, :, 200:] = torch.nan, torch.nan
+        spans = torch.tensor([0, 200], dtype=torch.int32).expand(queries, 1, 2).contiguous()
+        q = torch.randn(1, 2, queries, 16)
+        got = gistkit.attention(q, k, v, Plan.from_spans(spans, 300))
+        alone = gistkit.attention(q, k[:, :, :200], v[:, :, :200], Plan.from_spans(spans, 200))
+        torch.testing.assert_close(got, alone)
+
+
+def test_any_strides(isa: str) -> None:
+    """Views of [B, N, H, D], of one fused projection, misaligned, with an expanded head and a strided last dimension."""
+    g = torch.Generator().manual_seed(1)
+    plan = causal_plan(70)
+    fused = torch.randn(2, 70, 3 * 4 * 24 + 1, generator=g)[..., 1:].view(2, 70, 3, 4, 24)
+    views = {
+        "fused": [fused[:, :, i].transpose(1, 2) for i in range(3)],
+        "tokens first": [torch.randn(2, 70, 4, 24, generator=g).transpose(1, 2) for _ in range(3)],
+        "expanded": [torch.randn(2, 1, 70, 24, generator=g).expand(2, 4, 70, 24) for _ in range(3)],
+        "strided": [torch.randn(2, 4, 24, 70, generator=g).transpose(2, 3) for _ in range(3)],
+    }
+    for name, tensors in views.items():
+        inputs = [t.detach().requires_grad_() for t in tensors]
+        copies = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for t in tensors]
+        got, plain = gistkit.attention(*inputs, plan), gistkit.attention(*copies, plan)
+        assert torch.equal(got, plain), name
+        upstream = torch.randn(got.shape, generator=g)
+        for a, b in zip(
+            torch.autograd.grad(got, inputs, upstream), torch.autograd.grad(plain, copies, upstream), strict=True
+        ):
+            assert torch.equal(a, b), name
+    assert got.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize("shape", [(1, 2, 1, 300, 900, 32, 48, 2, False), (1, 2, 1, 4, 3000, 32, 48, 2, False)])
+def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...], isa: str) -> None:
+    case = Case(shape, torch.float32, bias="h")
+    before = torch.get_num_threads()
+    try:
+        results = []
+        for threads in (1, 2, 3, 7):
+            torch.set_num_threads(threads)
+            results.append(case.run(gistkit.attention))
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        for name, a, b in zip(NAMES, results[0], other, strict=True):
+            assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("queries", [3, 40])
+def test_malformed_spans_mean_their_union(queries: int, isa: str) -> None:
+    """Plan(...) checks nothing, as spans may be made on a device; the kernel clamps, sorts and merges."""
+    low, high = -(2**31), 2**31 - 1
+    rows = torch.tensor(
+        [[[5, 9], [-7, 3]], [[low, high], [4, 4]], [[8, 2], [high, low]], [[3, 8], [5, 99]], [[high, high], [9, 400]]],
+        dtype=torch.int32,
+    )
+    good = torch.tensor(
+        [[[0, 3], [5, 9]], [[0, 10], [10, 10]], [[10, 10], [10, 10]], [[3, 10], [10, 10]], [[9, 10], [10, 10]]],
+        dtype=torch.int32,
+    )
+    index = torch.arange(queries) % 5
+    q, k, v = torch.randn(1, 1, queries, 8), torch.randn(1, 1, 10, 8), torch.randn(1, 1, 10, 8)
+    results = []
+    for spans in (rows, good):
+        inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+        out = gistkit.attention(*inputs, Plan(spans[index][None].contiguous(), 10))
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_gradcheck(isa: str) -> None:
+    for shape, softcap in (((1, 2, 1, 3, 5, 3, 2, 2, False), 2.0), ((2, 2, 2, 19, 7, 2, 3, 1, True), None)):
+        case = Case(shape, torch.float64, bias="h")
+        inputs = [t.requires_grad_() for t in case.inputs]
+
+        def function(q: Tensor, k: Tensor, v: Tensor, b: Tensor, case: Case = case, cap: Any = softcap) -> Any:
+            out, lse = gistkit.attention(q, k, v, case.plan, key_bias=b, softcap=cap, scale=0.7, return_lse=True)
+            return out, torch.where(lse == -torch.inf, 0, lse)
+
+        assert torch.autograd.gradcheck(function, inputs, atol=1e-8, rtol=1e-6)
+
+
+def test_fp64_agrees_to_rounding(isa: str) -> None:
+    case = Case((2, 4, 2, 61, 331, 33, 17, 3, False), torch.float64, bias="h")
+    for a, b in zip(case.run(gistkit.attention, softcap=4.0), case.run(reference.attention, softcap=4.0), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_split_keys_merge_to_the_whole() -> None:
+    case = Case((2, 4, 2, 37, 230, 16, 24, 3, False), torch.float64)
+    whole, whole_lse = gistkit.attention(*case.inputs[:3], case.plan, return_lse=True)
+
+    def merged(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out, lse = None, None
+        for begin, end in ((0, 60), (60, 60), (60, 230)):
+            part = (case.plan.spans.clamp(begin, end) - begin).contiguous()
+            other = gistkit.attention(
+                q, k[:, :, begin:end], v[:, :, begin:end], Plan(part, end - begin), return_lse=True
+            )
+            out, lse = other if out is None else gistkit.merge_attention(out, lse, *other)
+        return out, lse
+
+    out, lse = merged(*case.inputs[:3])
+    torch.testing.assert_close(out, whole, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(lse, whole_lse, atol=1e-12, rtol=1e-12)
+    wanted = case.run(gistkit.attention)
+
+    def as_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, **_: Any) -> tuple[Tensor, Tensor]:
+        return merged(q, k, v)
+
+    for a, b in zip(case.run(as_attention), wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
+
+
+def test_scale_and_cap_follow_the_formula() -> None:
+    """Against numbers worked out by hand, not by the reference."""
+    q, k = torch.tensor([[[[2.0]]]]), torch.tensor([[[[1.0], [3.0]]]])
+    v = torch.tensor([[[[1.0, 0.0], [0.0, 1.0]]]])
+    spans = torch.tensor([[[0, 2]]], dtype=torch.int32)
+    bias = torch.tensor([[[0.5, 0.0]]])
+    out, lse = gistkit.attention(
+        q, k, v, Plan.from_spans(spans, 2), scale=0.5, softcap=2.0, key_bias=bias, return_lse=True
+    )
+    a, b = 2 * math.tanh(0.5) + 0.5, 2 * math.tanh(1.5)
+    total = math.exp(a) + math.exp(b)
+    torch.testing.assert_close(out.flatten(), torch.tensor([math.exp(a) / total, math.exp(b) / total]))
+    torch.testing.assert_close(lse.item(), math.log(total), atol=1e-6, rtol=1e-6)
