@@ -60,7 +60,8 @@ struct RopeAngleGradParams {
   int64_t batch, tokens;
   RopeAngles angles;
   bool interleaved, inverse;
-  double* grad_positions;  // [axes, batch, tokens]
+  bool positions_shared;   // by the rows of the batch
+  double* grad_positions;  // [axes, batch or 1, tokens]
   double* grad_inv_freq;   // [freq_heads, axes, freqs]
 };
 

@@ -38,14 +38,22 @@ static inline double rope_position(const RopePositions& p, int64_t a, int64_t b,
 // doubles, 64-byte aligned.
 using RopeBlock = void(const RopeParams&, const RopeFrequencies&, int64_t b, int64_t begin, int64_t end, void* table);
 
+// Gradients at the tokens [begin, end), counted over batch and tokens: by positions [token, axes], and by inv_freq
+// [freq_heads, axes, freqs] added to what is there. `inv_freq` as the latter; `scratch`: 5 * freqs doubles.
+using RopeAngleBlock = void(const RopeAngleGradParams&, const double* inv_freq, int64_t begin, int64_t end,
+                            double* grad_positions, double* grad_inv_freq, double* scratch);
+
 namespace generic {
 RopeBlock rope_block;
-}
+RopeAngleBlock rope_angle_block;
+}  // namespace generic
 namespace avx2 {
 RopeBlock rope_block;
-}
+RopeAngleBlock rope_angle_block;
+}  // namespace avx2
 namespace avx512 {
 RopeBlock rope_block;
-}
+RopeAngleBlock rope_angle_block;
+}  // namespace avx512
 
 }  // namespace gistkit

@@ -1,37 +1,10 @@
-// The rotation of a block of tokens, compiled once for each instruction set. The includer defines GISTKIT_ISA_NAMESPACE
-// and GISTKIT_VECTOR_BYTES (16, 32 or 64).
-#include <cstdint>
-#include <cstring>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
+// The rotation of a block of tokens, compiled once for each instruction set.
+#pragma once
 #include "cpu/rope_block.h"
+#include "cpu/rope_simd.h"
 
 namespace gistkit::GISTKIT_ISA_NAMESPACE {
 namespace {
-
-typedef double Doubles __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef int64_t Longs __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef float Floats __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef uint32_t Words __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef int32_t FloatIndex __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef float HalfFloats __attribute__((vector_size(GISTKIT_VECTOR_BYTES / 2)));
-typedef uint16_t Shorts __attribute__((vector_size(GISTKIT_VECTOR_BYTES / 2)));
-constexpr int kDoubles = GISTKIT_VECTOR_BYTES / 8;
-constexpr int kFloats = GISTKIT_VECTOR_BYTES / 4;
-
-template <class V>
-inline V load_bits(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof(V));
-  return v;
-}
-
-template <class V>
-inline void store_bits(void* to, const V& v) {
-  std::memcpy(to, &v, sizeof(V));
-}
 
 inline Doubles fused_multiply_add(Doubles a, Doubles b, Doubles c) {
 #if GISTKIT_VECTOR_BYTES == 64
@@ -115,84 +88,6 @@ void fill_table(const RopeParams& p, const RopeFrequencies& freqs, const double*
   }
 }
 
-// How an element type is read into and written from vectors of the type that it is rotated in.
-template <class T>
-struct Lanes;
-
-template <>
-struct Lanes<float> {
-  using Compute = float;
-  using Vector = Floats;
-  using Index = FloatIndex;
-  static Floats load(const float* from) { return load_bits<Floats>(from); }
-  static void store(float* to, Floats v) { store_bits(to, v); }
-};
-
-template <>
-struct Lanes<double> {
-  using Compute = double;
-  using Vector = Doubles;
-  using Index = Longs;
-  static Doubles load(const double* from) { return load_bits<Doubles>(from); }
-  static void store(double* to, Doubles v) { store_bits(to, v); }
-};
-
-template <>
-struct Lanes<BFloat16> {
-  using Compute = float;
-  using Vector = Floats;
-  using Index = FloatIndex;
-  static Floats load(const BFloat16* from) {
-    return reinterpret_cast<Floats>(__builtin_convertvector(load_bits<Shorts>(from), Words) << 16);
-  }
-  static void store(BFloat16* to, Floats v) {
-    Words bits = reinterpret_cast<Words>(v);
-    Words rounded = bits + 0x7fff + (bits >> 16 & 1);
-    rounded = v != v ? bits | 0x400000 : rounded;
-    store_bits(to, __builtin_convertvector(rounded >> 16, Shorts));
-  }
-};
-
-template <>
-struct Lanes<Float16> {
-  using Compute = float;
-  using Vector = Floats;
-  using Index = FloatIndex;
-#if GISTKIT_VECTOR_BYTES == 64
-  static Floats load(const Float16* from) { return _mm512_cvtph_ps(load_bits<__m256i>(from)); }
-  static void store(Float16* to, Floats v) { store_bits(to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-#elif GISTKIT_VECTOR_BYTES == 32
-  static Floats load(const Float16* from) { return _mm256_cvtph_ps(load_bits<__m128i>(from)); }
-  static void store(Float16* to, Floats v) { store_bits(to, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-#else
-  static Floats load(const Float16* from) {
-    Floats v;
-    for (int i = 0; i < kFloats; ++i) v[i] = to_float(from[i]);
-    return v;
-  }
-  static void store(Float16* to, Floats v) {
-    for (int i = 0; i < kFloats; ++i) to[i] = to_float16(v[i]);
-  }
-#endif
-};
-
-template <class T>
-constexpr int64_t kLanes = sizeof(typename Lanes<T>::Vector) / sizeof(typename Lanes<T>::Compute);
-
-template <class T>
-inline auto load_some(const T* from, int64_t count) {
-  T lanes[kLanes<T>] = {};
-  std::memcpy(lanes, from, count * sizeof(T));
-  return Lanes<T>::load(lanes);
-}
-
-template <class T, class V>
-inline void store_some(T* to, const V& v, int64_t count) {
-  T lanes[kLanes<T>];
-  Lanes<T>::store(lanes, v);
-  std::memcpy(to, lanes, count * sizeof(T));
-}
-
 // Pairs (f, f + freqs).
 template <class T, class C>
 inline void rotate_halves(const T* in, T* out, const C* cosines, const C* sines, int64_t freqs) {
@@ -231,17 +126,17 @@ inline void rotate_pairs(const T* in, T* out, const C* cosines, const C* sines, 
   }
 }
 
-template <class T, class C>
+template <bool kInterleaved, class T, class C>
 inline void rotate_row(const RopeParams& p, const T* in, T* out, const C* table) {
   const int64_t freqs = p.angles.freqs, padded = rope_padded(freqs), rest = p.dim - 2 * freqs;
-  if (p.interleaved)
+  if constexpr (kInterleaved)
     rotate_pairs(in, out, table, table + 2 * padded, freqs);
   else
     rotate_halves(in, out, table, table + padded, freqs);
   if (rest > 0 && in != out) std::memcpy(out + 2 * freqs, in + 2 * freqs, rest * sizeof(T));
 }
 
-template <class T>
+template <class T, bool kInterleaved>
 void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, int64_t begin, int64_t end,
                   void* scratch) {
   using C = typename Lanes<T>::Compute;
@@ -262,7 +157,7 @@ void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, 
       const T* in = static_cast<const T*>(x.in) + b * x.in_stride[0] + begin * x.in_stride[2];
       T* out = static_cast<T*>(x.out) + b * x.out_stride[0] + begin * x.out_stride[2];
       auto rotate = [&](int64_t h, int64_t t) {
-        rotate_row(p, in + h * x.in_stride[1] + t * x.in_stride[2], out + h * x.out_stride[1] + t * x.out_stride[2],
+        rotate_row<kInterleaved>(p, in + h * x.in_stride[1] + t * x.in_stride[2], out + h * x.out_stride[1] + t * x.out_stride[2],
                    table + t * row);
       };
       // In the order of memory, which is either of the two.
@@ -277,19 +172,26 @@ void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, 
   }
 }
 
+template <class T>
+void rotate_heads(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, int64_t begin, int64_t end,
+                  void* scratch) {
+  return p.interleaved ? rotate_block<T, true>(p, freqs, b, begin, end, scratch)
+                       : rotate_block<T, false>(p, freqs, b, begin, end, scratch);
+}
+
 }  // namespace
 
 void rope_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, int64_t begin, int64_t end,
                 void* scratch) {
   switch (p.dtype) {
     case DType::kF32:
-      return rotate_block<float>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<float>(p, freqs, b, begin, end, scratch);
     case DType::kF64:
-      return rotate_block<double>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<double>(p, freqs, b, begin, end, scratch);
     case DType::kBF16:
-      return rotate_block<BFloat16>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<BFloat16>(p, freqs, b, begin, end, scratch);
     case DType::kF16:
-      return rotate_block<Float16>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<Float16>(p, freqs, b, begin, end, scratch);
   }
 }
 

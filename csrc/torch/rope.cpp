@@ -150,8 +150,9 @@ std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, T
   params.angles = angles_of(positions, inv_freq, rotated_query, rotated_key);
   params.interleaved = interleaved;
   params.inverse = inverse;
-  Tensor grad_positions = torch::stable::new_empty(
-      positions, {params.angles.axes, params.batch, params.tokens}, ScalarType::Double);
+  params.positions_shared = positions.size(1) == 1;
+  Tensor grad_positions =
+      torch::stable::new_empty(positions, {positions.size(0), positions.size(1), positions.size(2)}, ScalarType::Double);
   Tensor grad_inv_freq = torch::stable::new_empty(
       inv_freq, {params.angles.freq_heads, params.angles.axes, params.angles.freqs}, ScalarType::Double);
   params.grad_positions = static_cast<double*>(grad_positions.mutable_data_ptr());

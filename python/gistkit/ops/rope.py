@@ -109,6 +109,9 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
         raise TypeError(f"inv_freq: expected a floating dtype, got {inv_freq.dtype}")
     if not 1 <= inv_freq.dim() <= 3:
         raise ValueError(f"inv_freq: expected [R/2], [A, R/2] or [H, A, R/2], got shape {tuple(inv_freq.shape)}")
+    axes = inv_freq.shape[-2] if inv_freq.dim() > 1 else 1
+    if axes == 0:
+        raise ValueError(f"inv_freq: expected at least one axis, got shape {tuple(inv_freq.shape)}")
     if 2 * inv_freq.shape[-1] > dim:
         raise ValueError(
             f"inv_freq: expected at most D/2 = {dim // 2} frequencies for head dim {dim}, got {inv_freq.shape[-1]}"
@@ -124,7 +127,6 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
         raise TypeError(f"positions: expected an integer or floating dtype, got {positions.dtype}")
     if not 1 <= positions.dim() <= 3:
         raise ValueError(f"positions: expected [N], [B, N] or [A, B, N], got shape {tuple(positions.shape)}")
-    axes = inv_freq.shape[-2] if inv_freq.dim() > 1 else 1
     given = positions.shape[0] if positions.dim() == 3 else 1
     if given != axes:
         raise ValueError(
@@ -190,8 +192,8 @@ def _angle_grad_fake(
     interleaved: bool,
     inverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    shape = (positions.shape[0], rotated_query.shape[0], rotated_query.shape[2])
-    return positions.new_empty(shape, dtype=torch.float64), inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)
+    by_positions = positions.new_empty(positions.shape, dtype=torch.float64)
+    return by_positions, inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -211,8 +213,7 @@ def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | 
         # inv_freq and positions themselves are constants here: second derivatives by the angles are refused below.
         by_positions, by_inv_freq = _ANGLE_GRAD(*heads, *rotated, positions, inv_freq, ctx.interleaved, ctx.inverse)
         if ctx.needs_input_grad[2]:
-            shared = positions.shape[1] == 1
-            grads[2] = (by_positions.sum(1, keepdim=True) if shared else by_positions).to(positions.dtype)
+            grads[2] = by_positions.to(positions.dtype)
         if ctx.needs_input_grad[3]:
             grads[3] = by_inv_freq.to(inv_freq.dtype)
     return tuple(grads)
