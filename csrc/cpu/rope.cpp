@@ -19,17 +19,32 @@ namespace {
 // The kernels by instruction set, in the order of Isa.
 #ifdef GISTKIT_X86
 constexpr RopeBlock* kBlocks[] = {generic::rope_block, avx2::rope_block, avx512::rope_block};
-constexpr RopeAngleBlock* kAngleBlocks[] = {generic::rope_angle_block, avx2::rope_angle_block,
-                                            avx512::rope_angle_block};
+constexpr RopeGradBlock* kGradBlocks[] = {generic::rope_grad_block, avx2::rope_grad_block,
+                                            avx512::rope_grad_block};
 #else
 constexpr RopeBlock* kBlocks[] = {generic::rope_block};
-constexpr RopeAngleBlock* kAngleBlocks[] = {generic::rope_angle_block};
+constexpr RopeGradBlock* kGradBlocks[] = {generic::rope_grad_block};
 #endif
 
-double inv_freq_at(const RopeAngles& angles, int64_t i) {
-  return angles.inv_freq_double ? static_cast<const double*>(angles.inv_freq)[i]
-                                : static_cast<const float*>(angles.inv_freq)[i];
-}
+// inv_freq in quarter turns.
+struct Frequencies {
+  std::vector<double> high, low;
+  explicit Frequencies(const RopeAngles& angles) {
+    // 2 / pi in two parts.
+    constexpr double kHigh = 0x1.45f306dc9c883p-1, kLow = -0x1.6b01ec5417056p-55;
+    const int64_t padded = rope_padded(angles.freqs), rows = angles.freq_heads * angles.axes;
+    high.resize(rows * padded);
+    low.resize(rows * padded);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t f = 0; f < angles.freqs; ++f) {
+        const double x = rope_inv_freq(angles, r * angles.freqs + f), product = x * kHigh;
+        high[r * padded + f] = product;
+        low[r * padded + f] = std::fma(x, kHigh, -product) + x * kLow;
+      }
+    }
+  }
+  RopeFrequencies view() const { return {high.data(), low.data()}; }
+};
 
 struct Free {
   void operator()(void* memory) const { std::free(memory); }
@@ -73,31 +88,19 @@ void rope(const RopeParams& p, const Parallel& parallel) {
   const int64_t elements = p.batch * heads * p.tokens * p.dim;
   if (elements == 0) return;
 
-  const RopeAngles& angles = p.angles;
-  const int64_t padded = rope_padded(angles.freqs), rows = angles.freq_heads * angles.axes;
-  std::vector<double> high(rows * padded), low(rows * padded);
-  // 2 / pi in two parts.
-  constexpr double kQuarterHigh = 0x1.45f306dc9c883p-1, kQuarterLow = -0x1.6b01ec5417056p-55;
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t f = 0; f < angles.freqs; ++f) {
-      const double x = inv_freq_at(angles, r * angles.freqs + f), product = x * kQuarterHigh;
-      high[r * padded + f] = product;
-      low[r * padded + f] = std::fma(x, kQuarterHigh, -product) + x * kQuarterLow;
-    }
-  }
-
+  const Frequencies freqs(p.angles);
   // The tables of a block stay in the first-level cache.
   const int64_t row_bytes = rope_table_row_bytes(p);
   const int64_t block = std::clamp<int64_t>(16384 / std::max<int64_t>(row_bytes, 1), 1, 32);
   const int64_t blocks = (p.tokens + block - 1) / block, items = p.batch * blocks;
-  const int64_t scratch_bytes = (block * row_bytes + angles.axes * 8 + 127) / 64 * 64;
+  const int64_t scratch_bytes = (block * row_bytes + p.angles.axes * 8 + 127) / 64 * 64;
   const int workers = count_workers(parallel, items, elements);
   const auto scratch = aligned_bytes(workers * scratch_bytes);
 
   RopeBlock* rotate = kBlocks[static_cast<int>(current_isa())];
   auto body = [&](int64_t item, int worker) {
     const int64_t begin = item % blocks * block;
-    rotate(p, {high.data(), low.data()}, item / blocks, begin, std::min(begin + block, p.tokens),
+    rotate(p, freqs.view(), item / blocks, begin, std::min(begin + block, p.tokens),
            static_cast<char*>(scratch.get()) + worker * scratch_bytes);
   };
   for_each_item(parallel, workers, items, body);
@@ -106,18 +109,18 @@ void rope(const RopeParams& p, const Parallel& parallel) {
 void rope_angle_grad(const RopeAngleGradParams& p, const Parallel& parallel) {
   const RopeAngles& angles = p.angles;
   const int64_t freqs = angles.freqs, axes = angles.axes, weights = angles.freq_heads * axes * freqs;
-  const int64_t tokens = p.batch * p.tokens, heads = p.tensors[0].heads + p.tensors[1].heads;
-  std::vector<double> inv_freq(weights);
-  for (int64_t i = 0; i < weights; ++i) inv_freq[i] = inv_freq_at(angles, i);
+  const int64_t tokens = p.batch * p.tokens, heads = p.tensors[0].count + p.tensors[1].count;
+  const Frequencies frequencies(angles);
 
   // Cut by the shape alone and added up in order: the same bits for any number of threads.
   const int64_t block = std::max<int64_t>(64, (tokens + 511) / 512), items = (tokens + block - 1) / block;
   const int workers = count_workers(parallel, items, tokens * heads * 2 * freqs);
-  std::vector<double> by_position(tokens * axes), by_inv_freq(items * weights), scratch(workers * 5 * freqs);
-  RopeAngleBlock* grad = kAngleBlocks[static_cast<int>(current_isa())];
+  const int64_t scratch_size = rope_grad_scratch(angles);
+  std::vector<double> by_position(tokens * axes), by_inv_freq(items * weights), scratch(workers * scratch_size);
+  RopeGradBlock* grad = kGradBlocks[static_cast<int>(current_isa())];
   auto body = [&](int64_t item, int worker) {
-    grad(p, inv_freq.data(), item * block, std::min((item + 1) * block, tokens), by_position.data(),
-         by_inv_freq.data() + item * weights, scratch.data() + worker * 5 * freqs);
+    grad(p, frequencies.view(), item * block, std::min((item + 1) * block, tokens), by_position.data(),
+         by_inv_freq.data() + item * weights, scratch.data() + worker * scratch_size);
   };
   for_each_item(parallel, workers, items, body);
 
