@@ -2,6 +2,102 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
-namespace py = pybind11;
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+#include <string>
 
-PYBIND11_MODULE(_planner, m) { m.doc() = "Compiles layouts to plans, over NumPy arrays."; }
+#include "planner/plan.h"
+
+namespace py = pybind11;
+namespace planner = gistkit::planner;
+
+namespace {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+void check_length(const char* name, const py::array& array, int64_t count) {
+  if (array.ndim() != 1 || array.shape(0) != count)
+    throw py::value_error(std::string(name) + ": expected shape [" + std::to_string(count) + "], as roles");
+}
+
+planner::Tokens tokens_of(const Array<uint8_t>& roles, const Array<int32_t>& segments,
+                          const Array<int32_t>& documents, const Array<int64_t>& ordinals) {
+  if (roles.ndim() != 1) throw py::value_error("roles: expected one dimension");
+  const int64_t count = roles.shape(0);
+  if (count > std::numeric_limits<int32_t>::max()) throw py::value_error("roles: expected fewer than 2**31 tokens");
+  check_length("segments", segments, count);
+  check_length("documents", documents, count);
+  check_length("ordinals", ordinals, count);
+  uint8_t highest = 0;
+  for (int64_t i = 0; i < count; ++i) highest = std::max(highest, roles.data()[i]);
+  if (highest >= planner::kNumRoles) throw py::value_error("roles: got an unknown role, " + std::to_string(highest));
+  int64_t lowest = 0;
+  for (int64_t i = 0; i < count; ++i) lowest = std::min(lowest, ordinals.data()[i]);
+  if (lowest < 0) throw py::value_error("ordinals: expected values >= 0, got " + std::to_string(lowest));
+  return {count, roles.data(), segments.data(), documents.data(), ordinals.data()};
+}
+
+std::vector<planner::Relation> relations_of(const Array<int64_t>& table) {
+  if (table.ndim() != 2 || table.shape(1) != 5) throw py::value_error("relations: expected shape [R, 5]");
+  std::vector<planner::Relation> relations;
+  for (py::ssize_t i = 0; i < table.shape(0); ++i) {
+    const int64_t* row = table.data(i, 0);
+    for (int column = 0; column < 2; ++column)
+      if (row[column] < 0 || row[column] >= planner::kPad) throw py::value_error("relations: got an unknown role");
+    for (int column = 2; column < 5; ++column)
+      if (row[column] < -1 || row[column] >= int64_t{1} << 62) throw py::value_error("relations: bound out of range");
+    relations.push_back({static_cast<int>(row[0]), static_cast<int>(row[1]), row[2], row[3], row[4]});
+  }
+  return relations;
+}
+
+py::tuple compile(const Array<uint8_t>& roles, const Array<int32_t>& segments, const Array<int32_t>& documents,
+                  const Array<int64_t>& ordinals, const Array<int64_t>& relations, bool grouped) {
+  const planner::Tokens tokens = tokens_of(roles, segments, documents, ordinals);
+  const std::vector<planner::Relation> table = relations_of(relations);
+  const int64_t count = tokens.count;
+  Array<int64_t> order(count);
+  int64_t* order_data = order.mutable_data();
+  if (grouped) {
+    const int64_t width = planner::max_intervals(table);
+    Array<int32_t> spans(count * width * 2);
+    int32_t* data = spans.mutable_data();
+    int64_t used;
+    {
+      py::gil_scoped_release release;
+      used = planner::compile_grouped(tokens, table, order_data, data);
+    }
+    // The packed rows lie at the front of the buffer.
+    return py::make_tuple(order, Array<int32_t>({count, used, int64_t{2}}, data, spans));
+  }
+  std::vector<int32_t> flat, counts(static_cast<size_t>(count));
+  {
+    py::gil_scoped_release release;
+    flat = planner::compile_interleaved(tokens, table, counts.data());
+  }
+  const int64_t width = count ? std::max(1, *std::max_element(counts.begin(), counts.end())) : 1;
+  Array<int32_t> spans({count, width, int64_t{2}});
+  int32_t* out = spans.mutable_data();
+  const int32_t* in = flat.data();
+  for (int64_t i = 0; i < count; ++i, out += width * 2) {
+    const int64_t size = int64_t{2} * counts[static_cast<size_t>(i)];
+    std::fill(std::copy(in, in + size, out), out + width * 2, 0);
+    in += size;
+    order_data[i] = i;
+  }
+  return py::make_tuple(order, spans);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_planner, m) {
+  m.doc() = "Compiles layouts to plans, over NumPy arrays.";
+  m.def("compile", &compile, py::arg("roles").noconvert(), py::arg("segments").noconvert(),
+        py::arg("documents").noconvert(), py::arg("ordinals").noconvert(), py::arg("relations").noconvert(),
+        py::arg("grouped"),
+        "Order (int64 [N]) and spans (int32 [N, S, 2]) of a layout. `relations` int64 [R, 5]: query role, key role, "
+        "segments, skip, reach; -1 is unbounded.");
+}

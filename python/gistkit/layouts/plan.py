@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from gistkit.layouts.relations import Role
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,14 +19,19 @@ class Plan:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
             ones (start == end) last.
         num_keys: number of keys Nk the spans refer to; every end is at most Nk.
-        positions: position ids in physical order, [Nq], [B, Nq] or [A, B, Nq]; None if the plan carries none.
+        positions: position ids in physical order, int64 or float64 [Nq], [B, Nq] or [A, B, Nq]; None if it carries none.
         order: int64 [B or 1, Nq], the logical index of each physical row; None where the two orders are the same.
+        lengths: int64 [B], tokens a row before its padding; None where no row is padded.
+        slices: the rows of each role that is there, where each has one slice (one document a row, grouped order, the
+            same slices in all rows of a batch); otherwise None.
     """
 
     spans: Tensor
     num_keys: int
     positions: Tensor | None = None
     order: Tensor | None = None
+    lengths: Tensor | None = None
+    slices: Mapping[Role, slice] | None = None
 
     @classmethod
     def from_spans(cls, spans: Tensor, num_keys: int, positions: Tensor | None = None) -> Plan:
@@ -38,7 +46,9 @@ class Plan:
             low, high = int(spans.min()), int(spans.max())
             raise ValueError(f"spans: expected intervals within [0, {num_keys}], got values from {low} to {high}")
         if bool((start > end).any()):
-            raise ValueError("spans: expected start <= end in every interval, got an interval that ends before it starts")
+            raise ValueError(
+                "spans: expected start <= end in every interval, got an interval that ends before it starts"
+            )
         empty = start == end
         follows = empty[..., 1:] | (~empty[..., :-1] & (start[..., 1:] >= end[..., :-1]))
         if not bool(follows.all()):
@@ -50,7 +60,73 @@ class Plan:
         """Number of query rows Nq."""
         return self.spans.shape[1]
 
+    @property
+    def inverse(self) -> Tensor | None:
+        """int64 [B or 1, N], the physical row of each logical index; None where the two orders are the same.
+
+        A ValueError for a plan of some of the rows only, whose order is no permutation.
+        """
+        if self.order is None:
+            return None
+        if self.num_queries != self.num_keys:
+            raise ValueError(f"inverse: expected a plan of all {self.num_keys} rows, got one of {self.num_queries}")
+        rows = torch.arange(self.num_queries, device=self.order.device).expand_as(self.order)
+        return torch.empty_like(self.order).scatter_(1, self.order, rows)
+
+    def arrange(self, values: Tensor, dim: int = 1) -> Tensor:
+        """Values from logical to physical order. `values`: [B, .., N, ..] with N at `dim`, B at 0 if rows differ."""
+        return _gather(values, self.order, dim)
+
+    def restore(self, values: Tensor, dim: int = 1) -> Tensor:
+        """Values from physical to logical order, the inverse of `arrange`."""
+        return _gather(values, self.inverse, dim)
+
+    def rows(self, start: int, stop: int, num_keys: int | None = None) -> Plan:
+        """The plan of the physical rows [start, stop), such as the next ones of step-by-step decoding.
+
+        Args:
+            start: first row, at least 0.
+            stop: end of the rows, at most the number of rows.
+            num_keys: number of keys that are there; None is all of the plan's. A ValueError if a row sees further.
+        """
+        if not 0 <= start <= stop <= self.num_queries:
+            raise ValueError(f"rows: expected 0 <= start <= stop <= {self.num_queries}, got start {start}, stop {stop}")
+        spans = self.spans[:, start:stop]
+        keys = self.num_keys if num_keys is None else int(num_keys)
+        if keys != self.num_keys and spans.numel() and int(spans.max()) > keys:
+            raise ValueError(
+                f"rows: expected rows that see only {keys} keys, got one that sees key {int(spans.max()) - 1}"
+            )
+        slices = None
+        if self.slices is not None:
+            cut = {r: slice(max(s.start, start) - start, min(s.stop, stop) - start) for r, s in self.slices.items()}
+            slices = {role: rows for role, rows in cut.items() if rows.start < rows.stop}
+        return Plan(
+            spans.contiguous(),
+            keys,
+            None if self.positions is None else self.positions[..., start:stop],
+            None if self.order is None else self.order[:, start:stop],
+            None if self.lengths is None else (self.lengths - start).clamp(0, stop - start),
+            slices,
+        )
+
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`."""
         move = lambda t: None if t is None else t.to(device)  # noqa: E731
-        return Plan(self.spans.to(device), self.num_keys, move(self.positions), move(self.order))
+        return replace(
+            self,
+            spans=self.spans.to(device),
+            positions=move(self.positions),
+            order=move(self.order),
+            lengths=move(self.lengths),
+        )
+
+
+def _gather(values: Tensor, index: Tensor | None, dim: int) -> Tensor:
+    if index is None:
+        return values
+    if index.shape[0] == 1:
+        return values.index_select(dim, index[0])
+    shape = [1] * values.dim()
+    shape[0], shape[dim] = index.shape
+    return values.take_along_dim(index.view(shape), dim)

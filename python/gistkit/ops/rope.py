@@ -166,7 +166,9 @@ def _check_inplace(tensors: dict[str, Tensor]) -> None:
         heads = tensors[name]
         if heads.numel() and heads.stride(-1) != 1:
             raise ValueError(f"{name}: expected a contiguous last dimension for inplace, got strides {heads.stride()}")
-        if heads.numel() and any(step == 0 and size > 1 for step, size in zip(heads.stride(), heads.shape, strict=True)):
+        if heads.numel() and any(
+            step == 0 and size > 1 for step, size in zip(heads.stride(), heads.shape, strict=True)
+        ):
             raise ValueError(f"{name}: expected memory of its own for inplace, got expanded strides {heads.stride()}")
     if tensors["query"] is tensors["key"]:
         raise ValueError("key: expected another tensor than query for inplace, got the same")

@@ -1,0 +1,62 @@
+# make demo   sets up .venv, then compares position layouts on real text
+# make test   the tests
+# make lint   formatting, lint and types
+# make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
+# make bench  the benchmarks
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml README.md
+CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+ARGS ?=
+
+.PHONY: demo test lint sanitize bench clean
+
+demo: $(VENV)/installed
+	$(BIN)/gistkit demo $(ARGS)
+
+test: $(VENV)/installed
+	$(BIN)/python -m pytest tests $(ARGS)
+
+lint: $(VENV)/lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
+	$(BIN)/mypy
+
+bench: $(VENV)/installed
+	for script in planner rope attention; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+
+# Torch first and by itself: a resolver that sees it as somebody's dependency may fetch another build.
+$(VENV)/torch:
+	@echo "== setting up $(VENV): torch"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --progress-bar on "$(TORCH)"
+	$(PIP) install -q scikit-build-core pybind11 cmake ninja
+	@touch $@
+
+$(VENV)/installed: $(VENV)/torch $(SOURCES)
+	@echo "== building and installing gistkit"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation ".[test]"
+	@touch $@
+
+$(VENV)/lint: $(VENV)/torch pyproject.toml
+	$(PIP) install -q $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])")
+	@touch $@
+
+# A second copy of the package with instrumented libraries; PYTHONPATH puts it before the installed one.
+SANITIZED := build/sanitized
+$(SANITIZED)/ready: $(VENV)/installed $(SOURCES)
+	@echo "== building with sanitizers"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation --no-deps --upgrade --target $(SANITIZED)/site \
+	  -Cbuild-dir=$(SANITIZED)/build -Ccmake.define.GISTKIT_SANITIZE=address,undefined -Ccmake.define.GISTKIT_CUDA=OFF .
+	@touch $@
+
+sanitize: $(SANITIZED)/ready
+	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	  $(BIN)/python -m pytest tests -m sanitize $(ARGS)
+
+clean:
+	rm -rf build dist $(VENV)

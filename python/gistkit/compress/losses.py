@@ -1,0 +1,91 @@
+"""Losses of the compressors, never holding the logits of all tokens at once."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+IGNORE = -100
+
+
+def _summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    logits = F.linear(hidden, weight).float()
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+
+
+def token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int = 4096) -> Tensor:
+    """Mean cross entropy of `hidden @ weight.T` against `targets`, with at most `chunk` rows of logits alive.
+
+    Args:
+        hidden: [..., d] hidden states.
+        weight: [V, d] output embedding.
+        targets: int64 [...], vocabulary ids; -100 is left out of the mean.
+        chunk: rows of logits computed at a time; they are computed again in the backward pass.
+
+    Returns:
+        A scalar in nats a token, fp32; 0 where every target is left out.
+    """
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"targets: expected shape {tuple(hidden.shape[:-1])} as hidden has, got {tuple(targets.shape)}"
+        )
+    if chunk < 1:
+        raise ValueError(f"chunk: expected at least 1, got {chunk}")
+    rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    count = (labels != IGNORE).sum().clamp(min=1)
+    if rows.shape[0] <= chunk:
+        return _summed_cross_entropy(rows, weight, labels) / count
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for part, part_labels in zip(rows.split(chunk), labels.split(chunk), strict=True):
+        total = total + checkpoint(_summed_cross_entropy, part, weight, part_labels, use_reentrant=False)
+    return total / count
+
+
+def segment_targets(context_ids: Tensor, chunk: int, memory: int) -> Tensor:
+    """The context tokens that each memory token owns: its own part of its chunk, in order.
+
+    Args:
+        context_ids: int64 [B, p].
+        chunk: chunk size L.
+        memory: memory tokens M a chunk.
+
+    Returns:
+        int64 [B, kM, ceil(L / M)]; -100 where a memory token owns fewer tokens.
+    """
+    width = -(-chunk // memory)
+    context = context_ids.shape[1]
+    index = torch.full((-(-context // chunk) * memory, width), -1, dtype=torch.int64)
+    for row in range(index.shape[0]):
+        number, slot = divmod(row, memory)
+        first = number * chunk
+        length = min(chunk, context - first)
+        start, stop = first + slot * length // memory, first + (slot + 1) * length // memory
+        index[row, : stop - start] = torch.arange(start, stop)
+    index = index.to(context_ids.device)
+    owned = context_ids[:, index.clamp(min=0)]
+    return owned.masked_fill(index < 0, IGNORE)
+
+
+class CompressionHead(nn.Module):
+    """The compression loss: each memory token predicts the context tokens of its own segment at once.
+
+    One linear map per offset o = 0..r-1 takes a memory token's output to the hidden state of its segment's o-th token;
+    the model's output embedding makes the logits (More Effective LLM Compressed Tokens, compression loss).
+
+    Args:
+        hidden_size: width d of the model.
+        offsets: tokens a segment holds at most, ceil(L / M).
+    """
+
+    def __init__(self, hidden_size: int, offsets: int) -> None:
+        super().__init__()
+        self.offsets = offsets
+        self.projection = nn.Linear(hidden_size, offsets * hidden_size, bias=False)
+        nn.init.normal_(self.projection.weight, std=hidden_size**-0.5)
+
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy over all targets; hidden [B, kM, d], weight [V, d], targets [B, kM, offsets]."""
+        projected = self.projection(hidden.to(self.projection.weight.dtype)).unflatten(-1, (self.offsets, -1))
+        return token_loss(projected.to(weight.dtype), weight, targets)

@@ -1,0 +1,22 @@
+"""Argument checks shared by the builders: errors that name the argument, what was expected and what came."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+
+def at_least(function: str, name: str, value: int, low: int) -> int:
+    """`value` as an int of at least `low`."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{function}: expected {name} to be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{function}: expected {name} >= {low}, got {value}")
+    if value >= 2**62:
+        raise ValueError(f"{function}: expected {name} < 2**62, got {value}")
+    return int(value)
+
+
+def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Checks that `value` is among `choices`."""
+    if value not in choices:
+        raise ValueError(f"{function}: expected {name} to be one of {', '.join(choices)}, got {value!r}")

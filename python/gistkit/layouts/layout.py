@@ -1,0 +1,295 @@
+"""Layout: one row per token and a table of who sees whom. Everything else is derived from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from gistkit import _planner
+from gistkit.layouts._checks import at_least
+from gistkit.layouts.oracle import dense_mask
+from gistkit.layouts.plan import Plan
+from gistkit.layouts.relations import Relation, Role
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Sees = Mapping[Role, Mapping[Role, Relation | tuple[Relation, ...]]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Layout:
+    """Who sees whom, and at which position: one row per token, in logical order. Immutable.
+
+    Args:
+        roles: uint8 [N], values of `Role`.
+        segments: int32 [N], the chunk, pooling window or image of a token; nondecreasing among the tokens of one role
+            of one document. None is all zero.
+        positions: int64 [N] or [A, N] (A axes), or float64 where fractional; at least 0, repeats and disorder are
+            legal. None is the index in the document.
+        documents: int32 [N], nondecreasing; tokens of different documents do not see each other. None is all zero.
+        sees: {query role: {key role: relation or tuple of relations}}; several relations see the union; absent is
+            nothing. PAD neither sees nor is seen.
+        ordinals: int64 [N], ascending within each document: the place in logical order that causal and recent relations
+            count by. None is the index in the document; `take` keeps the original ones.
+        name: what to call it in pictures and messages.
+    """
+
+    roles: NDArray[np.uint8]
+    sees: Sees
+    segments: NDArray[np.int32] = None  # type: ignore[assignment]
+    positions: NDArray[np.int64] | NDArray[np.float64] = None  # type: ignore[assignment]
+    documents: NDArray[np.int32] = None  # type: ignore[assignment]
+    ordinals: NDArray[np.int64] = None  # type: ignore[assignment]
+    name: str = ""
+    _relations: NDArray[np.int64] = field(init=False)
+
+    def __post_init__(self) -> None:
+        roles = _array("roles", self.roles, np.uint8)
+        if roles.ndim != 1 or not roles.size:
+            raise ValueError(f"Layout: expected roles of shape [N] with N >= 1, got shape {roles.shape}")
+        if roles.max() > Role.PAD:
+            raise ValueError(f"Layout: expected roles to be values of Role, at most {Role.PAD}, got {roles.max()}")
+        shape = roles.shape
+        zeros = np.zeros(shape, np.int32)
+        documents = zeros if self.documents is None else _array("documents", self.documents, np.int32, shape)
+        if (np.diff(documents) < 0).any():
+            raise ValueError("Layout: expected documents to be nondecreasing, got a smaller one after a larger one")
+        segments = zeros if self.segments is None else _array("segments", self.segments, np.int32, shape)
+        _check_segments(roles, segments, documents)
+        index = _index_in_document(documents)
+        ordinals = index if self.ordinals is None else _array("ordinals", self.ordinals, np.int64, shape)
+        if ordinals.min() < 0 or ordinals.max() >= 2**62:
+            raise ValueError(f"Layout: expected ordinals in [0, 2**62), got {ordinals.min()} to {ordinals.max()}")
+        if ((np.diff(ordinals) <= 0) & (np.diff(documents) == 0)).any():
+            raise ValueError("Layout: expected ordinals to ascend within each document")
+        positions = index if self.positions is None else _positions(self.positions, shape[0])
+        table = _check_sees(self.sees)
+        for key, value in (("roles", roles), ("segments", segments), ("positions", positions), ("documents", documents),
+                           ("ordinals", ordinals)):  # fmt: skip
+            value = value.view()
+            value.flags.writeable = False
+            object.__setattr__(self, key, value)
+        object.__setattr__(self, "sees", table)
+        rows = [
+            (query, key, *(-1 if bound is None else bound for bound in r.bounds))
+            for query, keys in table.items() for key, relations in keys.items() for r in _as_tuple(relations)
+        ]  # fmt: skip
+        object.__setattr__(self, "_relations", np.array(rows, np.int64).reshape(-1, 5))
+
+    def __len__(self) -> int:
+        return len(self.roles)
+
+    def compile(
+        self,
+        *,
+        window: int | None = None,
+        queries: slice | ArrayLike | None = None,
+        grouped: bool = True,
+        device: torch.device | str = "cpu",
+    ) -> Plan:
+        """The plan that attention and RoPE take.
+
+        Args:
+            window: sliding window; a query sees only keys less than `window` before it in logical order.
+            queries: the logical rows that are queries (slice, indices or bool [N]), for decoding; all tokens stay keys.
+                None is all.
+            grouped: sort tokens by (document, role, logical order), which makes every relation one key interval; False
+                keeps logical order, with as many intervals a row as that takes.
+            device: where the plan's tensors are put.
+        """
+        relations = self._relations
+        if window is not None:
+            window = at_least("compile", "window", window, 1)
+            relations = relations.copy()
+            reach = relations[:, 4]
+            relations[:, 4] = np.where(reach < 0, window, np.minimum(reach, window))
+        order, spans = _planner.compile(
+            self.roles, self.segments, self.documents, self.ordinals, relations, grouped=grouped
+        )
+        if queries is not None:
+            wanted = np.zeros(len(self), bool)
+            wanted[_query_index(queries, len(self))] = True
+            rows = np.flatnonzero(wanted[order])
+            order, spans = order[rows], spans[rows]
+            used = (spans[..., 0] < spans[..., 1]).any(0).sum()
+            spans = np.ascontiguousarray(spans[:, : max(1, used)])
+        positions = np.take(self.positions, order, axis=-1)
+        slices = None
+        if grouped and self.documents[0] == self.documents[-1]:
+            bounds = np.searchsorted(self.roles[order], np.arange(len(Role) + 1))
+            slices = {r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if bounds[r] < bounds[r + 1]}
+        return Plan(
+            torch.from_numpy(spans)[None],
+            len(self),
+            torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
+            torch.from_numpy(order)[None],
+            slices=slices,
+        ).to(device)
+
+    def dense_mask(self, order: str = "logical", window: int | None = None) -> NDArray[np.bool_]:
+        """bool [N, N], True where query row sees key column: the slow oracle, straight from the relations' definitions.
+
+        Args:
+            order: "logical", or "physical" for the grouped order of `compile`.
+            window: as in `compile`.
+        """
+        return dense_mask(self, order, window)
+
+    def take(self, index: ArrayLike, name: str | None = None) -> Layout:
+        """The layout of some of the tokens, which keep their positions and their ordinals.
+
+        Args:
+            index: bool [N], or ascending int [M].
+        """
+        chosen = np.arange(len(self))[np.asarray(index)]
+        return replace(
+            self, roles=self.roles[chosen], segments=self.segments[chosen], positions=self.positions[..., chosen],
+            documents=self.documents[chosen], ordinals=self.ordinals[chosen], name=self.name if name is None else name,
+        )  # fmt: skip
+
+    @classmethod
+    def pack(cls, layouts: Sequence[Layout], name: str = "") -> Layout:
+        """One layout of several documents in a row, which do not see each other. All must have the same `sees`."""
+        if not layouts:
+            raise ValueError("Layout.pack: expected at least one layout, got none")
+        if any(other.sees != layouts[0].sees for other in layouts):
+            raise ValueError("Layout.pack: expected layouts with the same sees table")
+        documents, start = [], 0
+        for layout in layouts:
+            documents.append(layout.documents - layout.documents[0] + start)
+            start = int(documents[-1][-1]) + 1
+        join = lambda key: np.concatenate([getattr(layout, key) for layout in layouts], axis=-1)  # noqa: E731
+        return cls(
+            roles=join("roles"), sees=layouts[0].sees, segments=join("segments"), positions=join("positions"),
+            documents=np.concatenate(documents), ordinals=join("ordinals"), name=name or layouts[0].name,
+        )  # fmt: skip
+
+    def draw(self, **options: Any) -> Figure:
+        """A matplotlib figure of the mask, in logical and in physical order, and of the position ids."""
+        from gistkit.viz.layout import draw
+
+        return draw(self, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sees = {query: dict(keys) for query, keys in self.sees.items()}
+        return Layout, (
+            self.roles, sees, self.segments, self.positions, self.documents, self.ordinals, self.name,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = [f"Layout {self.name!r}: {len(self)} tokens" if self.name else f"Layout: {len(self)} tokens"]
+        count = len(np.unique(self.documents))
+        if count > 1:
+            lines[0] += f" in {count} documents"
+        for role in Role:
+            mine = self.roles == role
+            if mine.any():
+                at = self.positions[..., mine]
+                ids = f"{at.min()}..{at.max()}" if at.min() < at.max() else f"{at.min()}"
+                segments = len(np.unique(self.segments[mine]))
+                note = f", {segments} segments" if segments > 1 else ""
+                sees = ", ".join(f"{k.name} {relation_words(r)}" for k, r in self.sees.get(role, {}).items())
+                lines.append(f"  {role.name:<8}{mine.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
+        return "\n".join(lines)
+
+
+def relation_words(relations: Relation | tuple[Relation, ...]) -> str:
+    """How one entry of a sees table reads."""
+    return "(" + " or ".join(map(repr, _as_tuple(relations))) + ")"
+
+
+def _as_tuple(relations: Relation | tuple[Relation, ...]) -> tuple[Relation, ...]:
+    return relations if isinstance(relations, tuple) else (relations,)
+
+
+def _array(name: str, value: Any, dtype: type, shape: tuple[int, ...] | None = None) -> NDArray[Any]:
+    """A contiguous copy of `value` in `dtype`, refusing values that do not fit."""
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"Layout: expected {name} to hold integers, got dtype {array.dtype}")
+    if shape is not None and array.shape != shape:
+        raise ValueError(f"Layout: expected {name} of shape [{shape[0]}] as roles, got shape {array.shape}")
+    limits = np.iinfo(dtype)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise ValueError(f"Layout: expected {name} to fit {limits.dtype}, got {array.min()} to {array.max()}")
+    return np.array(array, dtype, order="C")
+
+
+def _positions(value: Any, count: int) -> NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"Layout: expected positions to hold integers or floats, got dtype {array.dtype}")
+    if array.ndim not in (1, 2) or array.shape[-1] != count or not array.size:
+        raise ValueError(f"Layout: expected positions of shape [{count}] or [A, {count}], got shape {array.shape}")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ValueError("Layout: expected finite positions, got NaN or infinity")
+    if array.min() < 0:
+        raise ValueError(f"Layout: expected positions >= 0, got {array.min()}")
+    if array.dtype.kind == "u" and array.max() >= 2**63:
+        raise ValueError(f"Layout: expected positions to fit int64, got {array.max()}")
+    return np.array(array, np.float64 if array.dtype.kind == "f" else np.int64, order="C")
+
+
+def _index_in_document(documents: NDArray[np.int32]) -> NDArray[np.int64]:
+    index = np.arange(len(documents))
+    starts = np.flatnonzero(np.diff(documents)) + 1
+    first = np.zeros_like(index)
+    first[starts] = starts
+    return index - np.maximum.accumulate(first)
+
+
+def _check_segments(roles: NDArray[np.uint8], segments: NDArray[np.int32], documents: NDArray[np.int32]) -> None:
+    # Otherwise "my segment" would not be one interval of the role's tokens.
+    if not segments.any():
+        return
+    for role in Role:
+        mine = np.flatnonzero(roles == role)
+        bad = (np.diff(segments[mine]) < 0) & (np.diff(documents[mine]) == 0)
+        if bad.any():
+            at = mine[1:][bad][0]
+            raise ValueError(
+                f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got segment "
+                f"{segments[at]} at token {at} after a larger one"
+            )
+
+
+def _check_sees(sees: Any) -> Mapping[Role, Mapping[Role, Relation | tuple[Relation, ...]]]:
+    if not isinstance(sees, Mapping):
+        raise TypeError(f"Layout: expected sees to be {{Role: {{Role: relation}}}}, got {type(sees).__name__}")
+    table: dict[Role, Mapping[Role, Relation | tuple[Relation, ...]]] = {}
+    for query, keys in sees.items():
+        if not isinstance(keys, Mapping):
+            raise TypeError(f"Layout: expected sees[{query!r}] to be {{Role: relation}}, got {type(keys).__name__}")
+        for role in (query, *keys):
+            if not isinstance(role, Role) or role is Role.PAD:
+                raise ValueError(f"Layout: expected the keys of sees to be roles other than PAD, got {role!r}")
+        for key, relations in keys.items():
+            if not all(isinstance(relation, Relation) for relation in _as_tuple(relations)) or relations == ():
+                raise TypeError(
+                    f"Layout: expected sees[{query.name}][{key.name}] to be a relation or a tuple of them, "
+                    f"got {relations!r}"
+                )
+        table[query] = MappingProxyType({key: keys[key] for key in sorted(keys)})
+    return MappingProxyType({query: table[query] for query in sorted(table)})
+
+
+def _query_index(queries: Any, count: int) -> NDArray[np.int64]:
+    if isinstance(queries, slice):
+        return np.arange(count)[queries]
+    index = np.asarray(queries)
+    if index.dtype == bool:
+        if index.shape != (count,):
+            raise ValueError(f"compile: expected queries of shape [{count}] where bool, got {index.shape}")
+        return np.flatnonzero(index)
+    if index.dtype.kind not in "iu" or index.ndim != 1:
+        raise TypeError(f"compile: expected queries to be a slice or a 1D array of indices, got {queries!r}")
+    if index.size and (index.min() < -count or index.max() >= count):
+        raise ValueError(f"compile: expected queries within [0, {count}), got {index.min()} to {index.max()}")
+    return index

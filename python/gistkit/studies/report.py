@@ -1,0 +1,118 @@
+"""What the study `epl` found: a table beside the paper's, passages, JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+from gistkit.info import machine
+from gistkit.studies.corpus import Corpus
+from gistkit.studies.epl import GOAL, LAYOUTS, Recipe, Run
+
+# Position IDs Matter, Llama-3.2-1B at 5x: ICAE's autoencoding BLEU-4.
+PAPER_BLEU = {"dpl": 31.80, "upl": 72.35, "epl": 95.98}
+
+LIMITS = (
+    "What this does not show: one small model trained from scratch, so encoder and decoder share all weights (the "
+    "paper\nadapts a frozen language model); no run is trained to convergence, so the layouts differ in how soon they "
+    "learn, not\nnecessarily in where they end."
+)
+
+
+def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """One value as it is; several as mean and range."""
+    if len(values) == 1:
+        return form(values[0])
+    return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
+
+
+def table_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Header and one row a layout; several seeds give mean (lowest-highest)."""
+    rows = [
+        ["layout", f"steps to loss {GOAL}", "AE loss", "accuracy", "greedy", "training", "paper: AE BLEU-4"],
+    ]
+    for layout in dict.fromkeys(run.layout for run in runs):
+        mine = [run for run in runs if run.layout == layout]
+        reached = [run.steps_to_goal for run in mine]
+        known = [float(step) for step in reached if step is not None]
+        steps = _spread(known, "{:.0f}".format) if known else "not reached"
+        if known and len(known) < len(mine):
+            steps += f", {len(mine) - len(known)} of {len(mine)} not"
+        rows.append(
+            [
+                layout.upper(),
+                steps,
+                _spread([run.loss for run in mine], "{:.3f}".format),
+                _spread([run.accuracy for run in mine], "{:.3f}".format),
+                _spread([run.greedy_accuracy for run in mine], "{:.3f}".format),
+                _spread([run.seconds for run in mine], "{:.0f} s".format),
+                f"{PAPER_BLEU[layout]:.1f}" if layout in PAPER_BLEU else "-",
+            ]
+        )
+    return rows
+
+
+def format_table(rows: list[list[str]]) -> str:
+    """The rows as a Markdown table with aligned columns."""
+    width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    line = lambda row: "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, width, strict=True)) + " |"  # noqa: E731
+    rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
+    return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
+
+
+def format_passages(runs: Sequence[Run]) -> str:
+    """The same held-out passage as each layout reconstructs it (first seed), greedily."""
+    first = {run.layout: run for run in reversed(runs)}
+    order = [layout for layout in LAYOUTS if layout in first] + [layout for layout in first if layout not in LAYOUTS]
+    lines = [f"  {'text':>5}  {next(iter(first.values())).passage['original']!r}"]
+    lines += [f"  {layout.upper():>5}  {first[layout].passage['reconstructed']!r}" for layout in order]
+    return "\n".join(lines)
+
+
+def format_tracking(runs: Sequence[Run], recipe: Recipe) -> str:
+    """How the memory tokens' attention follows the context, last layer, mean over seeds."""
+    lines = [f"  attention of memory tokens over the context (even coverage: {recipe.ratio} tokens a slot)"]
+    for layout in dict.fromkeys(run.layout for run in runs):
+        last = [run.tracking[-1] for run in runs if run.layout == layout]
+        slope, fit, own = (mean(one[key] for one in last) for key in ("slope", "r_squared", "own_segment"))
+        lines.append(
+            f"  {layout.upper():>5}  slope {slope:6.2f}   R^2 {fit:4.2f}   share in its own segment {own:4.2f}"
+        )
+    return "\n".join(lines)
+
+
+def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus) -> None:
+    """Everything measured, with the recipe, the text and the machine."""
+    text = {
+        "name": corpus.name,
+        "digest": corpus.digest,
+        "train_bytes": corpus.train.numel(),
+        "held_out_bytes": corpus.held_out.numel(),
+    }
+    results = [asdict(run) | {"steps_to_goal": run.steps_to_goal} for run in runs]
+    content = {"study": "epl", "machine": machine(), "text": text, "recipe": asdict(recipe), "runs": results}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def draw(folder: Path, runs: Sequence[Run], recipe: Recipe) -> list[Path]:
+    """Loss curves and attention maps as PNG files in `folder`."""
+    from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
+
+    curves = {
+        layout: [run.curve for run in runs if run.layout == layout] for layout in dict.fromkeys(r.layout for r in runs)
+    }
+    maps: dict[str, list[list[list[float]]]] = {}
+    for run in runs:
+        maps.setdefault(run.layout, run.attention)
+    figures = {
+        "loss.png": draw_loss_curves(curves, goal=GOAL),
+        "attention.png": draw_memory_attention(maps, recipe.ratio),
+    }
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / name)
+        figure.savefig(paths[-1], dpi=150)
+    return paths

@@ -1,0 +1,32 @@
+"""Colours and shapes that hold in grey and for the colour-blind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's palette.
+COLOURS = {
+    "orange": "#E69F00",
+    "sky": "#56B4E9",
+    "green": "#009E73",
+    "yellow": "#F0E442",
+    "blue": "#0072B2",
+    "red": "#D55E00",
+    "purple": "#CC79A7",
+    "black": "#000000",
+}
+LAYOUT_STYLE: dict[str, dict[str, Any]] = {
+    "dpl": {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
+    "upl": {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
+    "epl": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
+    "cpl": {"color": COLOURS["green"], "linestyle": ":", "marker": "D"},
+}
+
+
+def tidy(axes: Axes) -> None:
+    """Leaves the two axes that carry numbers, and a faint grid."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.6)

@@ -1,0 +1,39 @@
+"""Shared test set-up: memory that gistkit allocates without filling starts as NaN, so a forgotten write is seen."""
+
+import os
+
+# Pool threads must not differ between machines, or timings of the suite would.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def poison_uninitialised_memory():
+    """`torch.empty` and its kin fill with NaN (integers with their maximum) while a test runs."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Every test starts from the same random state."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def each_isa(request):
+    """Runs the test with the instruction set it is parametrised with, then puts back the one in use."""
+    from gistkit.ops import best_isa, cpu_isa
+    from gistkit.ops._library import ISA_NAMES
+
+    before = cpu_isa()
+    if ISA_NAMES.index(request.param) > ISA_NAMES.index(best_isa()):
+        pytest.skip(f"this processor offers {best_isa()} at most, not {request.param}")
+    cpu_isa(request.param)
+    yield request.param
+    cpu_isa(before)

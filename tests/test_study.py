@@ -1,0 +1,194 @@
+"""The study `epl` and its command, at a few steps."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gistkit import cli, layouts
+from gistkit.studies import checkpoint, epl, report
+from gistkit.studies.corpus import load_corpus
+from gistkit.studies.tracking import measure_tracking, memory_attention
+
+RECIPE = epl.Recipe(
+    steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, hidden_size=32, intermediate_size=48
+)
+
+
+class Bar:
+    """A silent progress bar that can interrupt the run after some steps."""
+
+    def __init__(self, interrupt_after=None):
+        self.left = interrupt_after
+
+    def reset(self, total): ...
+
+    def set_postfix_str(self, text): ...
+
+    def update(self, steps=1):
+        if self.left is not None and steps == 1:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus(chunk=RECIPE.chunk)
+
+
+def train(corpus, out, *, layout="epl", seed=0, resume=False, bar=None, recipe=RECIPE):
+    return epl.train(recipe, layout, seed, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+
+
+def outcome(run):
+    return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
+
+
+def test_same_seed_same_result_and_another_seed_another(corpus, tmp_path):
+    first, again = train(corpus, tmp_path), train(corpus, tmp_path)
+    assert outcome(first) == outcome(again)
+    assert [step for step, *_ in first.curve] == [0, 2, 4, 6]
+    assert first.curve[-1][1] < first.curve[0][1]
+    assert train(corpus, tmp_path, seed=1).curve != first.curve
+    other = train(corpus, tmp_path, layout="dpl")
+    assert other.parameters == first.parameters and other.curve != first.curve
+
+
+def test_layouts_of_a_seed_start_from_the_same_weights():
+    models = [epl.build_compressor(RECIPE, layout, 3) for layout in epl.LAYOUTS]
+    for name, parameter in models[0].named_parameters():
+        assert all(torch.equal(parameter, dict(model.named_parameters())[name]) for model in models[1:]), name
+
+
+@pytest.mark.parametrize("steps_done", [1, 4, 5])
+def test_an_interrupted_run_resumes_to_the_same_result(corpus, tmp_path, steps_done):
+    whole = train(corpus, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(corpus, tmp_path, bar=Bar(steps_done))
+    assert outcome(train(corpus, tmp_path, resume=True)) == outcome(whole)
+    assert outcome(train(corpus, tmp_path, resume=True)) == outcome(whole)
+
+
+def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
+    train(corpus, tmp_path)
+    state = tmp_path / "epl-0.safetensors"
+    with pytest.raises(ValueError, match=r"differs in recipe; use the same settings, or another --out"):
+        train(corpus, tmp_path, resume=True, recipe=dataclasses.replace(RECIPE, batch=5))
+    state.write_bytes(state.read_bytes()[:-10])
+    with pytest.raises(ValueError, match=r"epl-0.safetensors: expected a training state, got a file that cannot"):
+        train(corpus, tmp_path, resume=True)
+    save_file({"x": torch.zeros(1)}, state, metadata={"format": "other"})
+    with pytest.raises(ValueError, match=f"of format {checkpoint.FORMAT}, got other"):
+        train(corpus, tmp_path, resume=True)
+
+
+def test_corpus_splits_each_document_and_says_what_is_wrong(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes(bytes(range(100)))
+    corpus = load_corpus(path, chunk=10)
+    assert corpus.train.tolist() == list(range(90)) and corpus.held_out.tolist() == list(range(90, 100))
+    assert corpus.chunks(5).sort(0).values.tolist() == [list(range(90, 95)), list(range(95, 100))]
+    rows = corpus.batch(200, 90, torch.Generator().manual_seed(0))
+    assert rows.shape == (200, 90) and torch.equal(rows, torch.arange(90).expand(200, -1))
+    with pytest.raises(ValueError, match=r"text: expected at least 11 bytes in the held-out tenth of text.txt, got 10"):
+        load_corpus(path, chunk=11)
+    with pytest.raises(FileNotFoundError):
+        load_corpus(tmp_path / "none.txt", chunk=10)
+
+
+def test_tracking_of_known_maps():
+    even = torch.zeros(4, 20)
+    for slot in range(4):
+        even[slot, 5 * slot : 5 * slot + 5] = 2.0
+    found = measure_tracking(even)
+    assert found.slope == pytest.approx(5) and found.r_squared == pytest.approx(1)
+    assert found.own_segment == pytest.approx(1)
+    flat = measure_tracking(torch.ones(4, 20))
+    assert flat.slope == pytest.approx(0, abs=1e-9) and flat.own_segment == pytest.approx(0.25)
+    with pytest.raises(ValueError, match="expected at least 2 memory tokens, got 1"):
+        measure_tracking(torch.ones(1, 20))
+
+
+def test_memory_attention_is_that_of_the_eager_model():
+    compressor = epl.build_compressor(RECIPE, "epl", 0).double()
+    chunks = torch.randint(0, 256, (3, 20))
+    maps = memory_attention(compressor, chunks)
+    model, plan = compressor.model, layouts.icae_encoder(20, 20, 4, positions="epl").compile()
+    model.set_attn_implementation("eager")
+    embeddings = model.get_input_embeddings()(chunks)
+    out = model.model(
+        inputs_embeds=torch.cat([embeddings, compressor.memory_embeddings.expand(3, -1, -1)], 1),
+        position_ids=plan.positions[None].expand(3, -1),
+        attention_mask=torch.ones(3, 24, dtype=torch.long),
+        output_attentions=True,
+    )
+    assert len(maps) == len(out.attentions) == 2
+    for ours, theirs in zip(maps, out.attentions, strict=True):
+        torch.testing.assert_close(ours, theirs[:, :, 20:, :20].mean((0, 1)).double(), rtol=1e-4, atol=1e-6)
+
+
+def test_report_has_a_row_a_layout_beside_the_paper():
+    make = lambda layout, seed, losses: epl.Run(  # noqa: E731
+        layout, seed, [(25 * i, loss, 0.5) for i, loss in enumerate(losses)], losses[-1], 0.5, 0.4, 10.0
+    )
+    runs = [make("dpl", 0, [5, 3]), make("epl", 0, [5, 0.9]), make("dpl", 1, [5, 2]), make("epl", 1, [5, 1.1])]
+    header, dpl, ours = report.table_rows(runs)
+    assert dpl == [
+        "DPL",
+        "not reached",
+        "2.500 (2.000-3.000)",
+        *["0.500 (0.500-0.500)", "0.400 (0.400-0.400)"],
+        "10 s (10 s-10 s)",
+        "31.8",
+    ]
+    assert ours[:3] == ["EPL", "25, 1 of 2 not", "1.000 (0.900-1.100)"] and ours[-1] == "96.0"
+    lines = report.format_table([header, dpl, ours]).splitlines()
+    assert len(lines) == 4 and len(set(map(len, lines))) == 1
+
+
+def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
+    arguments = ["demo", "--steps", "2", "--layouts", "dpl,epl", "--out", str(tmp_path / "run")]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "| DPL " in shown and "paper: AE BLEU-4" in shown and "What this does not show" in shown
+    assert "slope" in shown and "EPL  '" in shown
+    content = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [run["layout"] for run in content["runs"]] == ["dpl", "epl"]
+    assert content["recipe"]["steps"] == 2 and len(content["text"]["digest"]) == 12
+    assert content["runs"][0]["parameters"] == 437120
+    for name in ("loss.png", "attention.png"):
+        assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*arguments, "--resume"]) == 0
+
+
+def test_mistakes_end_in_one_line(tmp_path, capsys):
+    assert cli.main(["study", "epl", "--text", str(tmp_path / "none.txt")]) == 2
+    assert "none.txt" in capsys.readouterr().err
+    if not torch.cuda.is_available():
+        assert cli.main(["demo", "--device", "cuda", "--out", str(tmp_path)]) == 2
+        assert "--device: expected a device that torch can use, got cuda" in capsys.readouterr().err
+    for wrong, message in [
+        (["--layouts", "dpl,xyz"], "expected some of dpl,upl,epl,cpl, each once, got 'dpl,xyz'"),
+        (["--steps", "0"], "expected a whole number of at least 1, got 0"),
+    ]:
+        with pytest.raises(SystemExit):
+            cli.main(["demo", *wrong])
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["demo"], ["study", "epl"], ["info"]])
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    assert stop.value.code == 0 and "example: gistkit " in capsys.readouterr().out
+
+
+def test_info_runs_as_a_module():
+    shown = subprocess.run([sys.executable, "-m", "gistkit.info"], capture_output=True, text=True, check=True).stdout
+    for item in ("torch", "instruction_set", "op library", "stable ABI of torch 2.11", "CUDA library", "transformers"):
+        assert item in shown
