@@ -7,18 +7,8 @@ import torch._dynamo.testing
 import gistkit
 from gistkit.ops import reference
 
+every_isa = pytest.mark.parametrize("each_isa", ["generic", "avx2", "avx512"], indirect=True)
 OPS = torch.ops.gistkit
-
-
-@pytest.fixture(params=["generic", "avx2", "avx512"])
-def isa(request):
-    before = gistkit.ops.cpu_isa()
-    try:
-        gistkit.ops.cpu_isa(request.param)
-    except ValueError:
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    gistkit.ops.cpu_isa(before)
 
 
 def inputs(shape, dtype=torch.float64, axes=1, heads=1, seed=0, shared_positions=False):
@@ -44,9 +34,10 @@ CASES = {
 }
 
 
+@every_isa
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_gradcheck(isa, case, interleaved):
+def test_gradcheck(each_isa, case, interleaved):
     def turn(*tensors):
         return gistkit.rope(*tensors, scaling=1.3, interleaved=interleaved)
 
@@ -77,6 +68,7 @@ def gradients(rope, tensors, weights, **options):
     return torch.autograd.grad(out, tensors, weights)
 
 
+@every_isa
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
@@ -88,7 +80,7 @@ def gradients(rope, tensors, weights, **options):
     ],
     ids=["gqa", "per head", "shared"],
 )
-def test_parity(isa, case, dtype, interleaved):
+def test_parity(each_isa, case, dtype, interleaved):
     tensors = inputs(**case, dtype=dtype, seed=1)
     generator = torch.Generator().manual_seed(2)
     weights = [torch.randn(x.shape, generator=generator).to(dtype) for x in tensors[:2]]

@@ -19,8 +19,7 @@ namespace {
 // The kernels by instruction set, in the order of Isa.
 #ifdef GISTKIT_X86
 constexpr RopeBlock* kBlocks[] = {generic::rope_block, avx2::rope_block, avx512::rope_block};
-constexpr RopeGradBlock* kGradBlocks[] = {generic::rope_grad_block, avx2::rope_grad_block,
-                                            avx512::rope_grad_block};
+constexpr RopeGradBlock* kGradBlocks[] = {generic::rope_grad_block, avx2::rope_grad_block, avx512::rope_grad_block};
 #else
 constexpr RopeBlock* kBlocks[] = {generic::rope_block};
 constexpr RopeGradBlock* kGradBlocks[] = {generic::rope_grad_block};

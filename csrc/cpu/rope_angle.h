@@ -20,7 +20,9 @@ inline Doubles fused_multiply_add(Doubles a, Doubles b, Doubles c) {
 // Adding 1.5 * 2^52 rounds to the nearest integer, which then stands in the low bits.
 constexpr double kRounder = 6755399441055744.0;
 
-inline Doubles round_to_integer(Doubles x) { return (x + kRounder) - kRounder; }
+inline Doubles round_to_integer(Doubles x) {
+  return (x + kRounder) - kRounder;
+}
 
 // cos and sin of the angles of one token at `kDoubles` frequencies from f on.
 inline void cos_sin(const double* positions, int64_t axes, const RopeFrequencies& freqs, int64_t padded, int64_t f,

@@ -7,7 +7,9 @@ namespace gistkit {
 // Rows of frequencies are padded with zeros to a whole number of vectors of any instruction set.
 constexpr int64_t kRopePad = 16;
 
-static inline int64_t rope_padded(int64_t freqs) { return (freqs + kRopePad - 1) / kRopePad * kRopePad; }
+static inline int64_t rope_padded(int64_t freqs) {
+  return (freqs + kRopePad - 1) / kRopePad * kRopePad;
+}
 
 // Bytes of one token's cosines and sines.
 static inline int64_t rope_table_row_bytes(const RopeParams& p) {

@@ -85,7 +85,7 @@ void angle_grad(const RopeAngleGradParams& p, const RopeFrequencies& freqs_of_he
 }  // namespace
 
 void rope_grad_block(const RopeAngleGradParams& p, const RopeFrequencies& freqs, int64_t begin, int64_t end,
-                      double* grad_positions, double* grad_inv_freq, double* scratch) {
+                     double* grad_positions, double* grad_inv_freq, double* scratch) {
   switch (p.dtype) {
     case DType::kF32:
       return angle_grad<float>(p, freqs, begin, end, grad_positions, grad_inv_freq, scratch);

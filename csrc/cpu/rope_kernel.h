@@ -5,8 +5,12 @@
 namespace gistkit::GISTKIT_ISA_NAMESPACE {
 namespace {
 
-inline void store_table(double* to, Doubles v) { store_bits(to, v); }
-inline void store_table(float* to, Doubles v) { store_bits(to, __builtin_convertvector(v, HalfFloats)); }
+inline void store_table(double* to, Doubles v) {
+  store_bits(to, v);
+}
+inline void store_table(float* to, Doubles v) {
+  store_bits(to, __builtin_convertvector(v, HalfFloats));
+}
 
 // One token's table: cosines then sines; interleaved: (c, c) pairs then (-s, s) pairs.
 template <class C>
@@ -103,8 +107,8 @@ void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, 
       const T* in = static_cast<const T*>(x.in) + b * x.in_stride[0] + begin * x.in_stride[2];
       T* out = static_cast<T*>(x.out) + b * x.out_stride[0] + begin * x.out_stride[2];
       auto rotate = [&](int64_t h, int64_t t) {
-        rotate_row<kInterleaved>(p, in + h * x.in_stride[1] + t * x.in_stride[2], out + h * x.out_stride[1] + t * x.out_stride[2],
-                   table + t * row);
+        rotate_row<kInterleaved>(p, in + h * x.in_stride[1] + t * x.in_stride[2],
+                                 out + h * x.out_stride[1] + t * x.out_stride[2], table + t * row);
       };
       // In the order of memory, which is either of the two.
       if (x.in_stride[1] < x.in_stride[2]) {
