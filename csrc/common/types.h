@@ -27,7 +27,9 @@ static inline float bits_float(uint32_t bits) {
   return x;
 }
 
-static inline float to_float(BFloat16 x) { return bits_float(uint32_t{x.bits} << 16); }
+static inline float to_float(BFloat16 x) {
+  return bits_float(uint32_t{x.bits} << 16);
+}
 
 static inline BFloat16 to_bfloat16(float x) {
   uint32_t bits = float_bits(x);

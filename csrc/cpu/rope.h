@@ -47,20 +47,22 @@ struct RopeParams {
 
 void rope(const RopeParams& params, const Parallel& parallel);
 
-// Gradients of the angles' two factors, from the rotated tensors (`in`) and the gradients of these (`grad`).
+// Gradients of the angles' two factors, from the unrotated heads and the gradients of the rotated ones.
 struct RopeAngleGradParams {
   struct Tensor {
     const void* grad;
-    const void* rotated;
-    int64_t heads;
+    const void* heads;
+    int64_t count;
     int64_t grad_stride[3];
-    int64_t rotated_stride[3];
+    int64_t heads_stride[3];
   } tensors[2];
   DType dtype;
   int64_t batch, tokens;
   RopeAngles angles;
+  double scaling;
   bool interleaved, inverse;
-  double* grad_positions;  // [axes, batch, tokens]
+  bool positions_shared;   // by the rows of the batch
+  double* grad_positions;  // [axes, batch or 1, tokens]
   double* grad_inv_freq;   // [freq_heads, axes, freqs]
 };
 

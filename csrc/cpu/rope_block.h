@@ -7,7 +7,9 @@ namespace gistkit {
 // Rows of frequencies are padded with zeros to a whole number of vectors of any instruction set.
 constexpr int64_t kRopePad = 16;
 
-static inline int64_t rope_padded(int64_t freqs) { return (freqs + kRopePad - 1) / kRopePad * kRopePad; }
+static inline int64_t rope_padded(int64_t freqs) {
+  return (freqs + kRopePad - 1) / kRopePad * kRopePad;
+}
 
 // Bytes of one token's cosines and sines.
 static inline int64_t rope_table_row_bytes(const RopeParams& p) {
@@ -34,18 +36,35 @@ static inline double rope_position(const RopePositions& p, int64_t a, int64_t b,
   }
 }
 
+static inline double rope_inv_freq(const RopeAngles& angles, int64_t i) {
+  return angles.inv_freq_double ? static_cast<const double*>(angles.inv_freq)[i]
+                                : static_cast<const float*>(angles.inv_freq)[i];
+}
+
 // Rotates the tokens [begin, end) of batch row b in all heads. `table`: rope_table_row_bytes for each token and `axes`
 // doubles, 64-byte aligned.
 using RopeBlock = void(const RopeParams&, const RopeFrequencies&, int64_t b, int64_t begin, int64_t end, void* table);
 
+// Gradients at the tokens [begin, end), counted over batch and tokens: by positions [token, axes], and by inv_freq
+// [freq_heads, axes, freqs] added to what is there. `scratch`: rope_grad_scratch doubles.
+using RopeGradBlock = void(const RopeAngleGradParams&, const RopeFrequencies&, int64_t begin, int64_t end,
+                           double* grad_positions, double* grad_inv_freq, double* scratch);
+
+static inline int64_t rope_grad_scratch(const RopeAngles& angles) {
+  return 8 * rope_padded(angles.freqs) + angles.axes;
+}
+
 namespace generic {
 RopeBlock rope_block;
-}
+RopeGradBlock rope_grad_block;
+}  // namespace generic
 namespace avx2 {
 RopeBlock rope_block;
-}
+RopeGradBlock rope_grad_block;
+}  // namespace avx2
 namespace avx512 {
 RopeBlock rope_block;
-}
+RopeGradBlock rope_grad_block;
+}  // namespace avx512
 
 }  // namespace gistkit

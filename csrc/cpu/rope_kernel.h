@@ -1,93 +1,16 @@
-// The rotation of a block of tokens, compiled once for each instruction set. The includer defines GISTKIT_ISA_NAMESPACE
-// and GISTKIT_VECTOR_BYTES (16, 32 or 64).
-#include <cstdint>
-#include <cstring>
-#ifdef __AVX2__
-#include <immintrin.h>
-#endif
-
-#include "cpu/rope_block.h"
+// The rotation of a block of tokens, compiled once for each instruction set.
+#pragma once
+#include "cpu/rope_angle.h"
 
 namespace gistkit::GISTKIT_ISA_NAMESPACE {
 namespace {
 
-typedef double Doubles __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef int64_t Longs __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef float Floats __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef uint32_t Words __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef int32_t FloatIndex __attribute__((vector_size(GISTKIT_VECTOR_BYTES)));
-typedef float HalfFloats __attribute__((vector_size(GISTKIT_VECTOR_BYTES / 2)));
-typedef uint16_t Shorts __attribute__((vector_size(GISTKIT_VECTOR_BYTES / 2)));
-constexpr int kDoubles = GISTKIT_VECTOR_BYTES / 8;
-constexpr int kFloats = GISTKIT_VECTOR_BYTES / 4;
-
-template <class V>
-inline V load_bits(const void* from) {
-  V v;
-  std::memcpy(&v, from, sizeof(V));
-  return v;
+inline void store_table(double* to, Doubles v) {
+  store_bits(to, v);
 }
-
-template <class V>
-inline void store_bits(void* to, const V& v) {
-  std::memcpy(to, &v, sizeof(V));
+inline void store_table(float* to, Doubles v) {
+  store_bits(to, __builtin_convertvector(v, HalfFloats));
 }
-
-inline Doubles fused_multiply_add(Doubles a, Doubles b, Doubles c) {
-#if GISTKIT_VECTOR_BYTES == 64
-  return _mm512_fmadd_pd(a, b, c);
-#elif GISTKIT_VECTOR_BYTES == 32
-  return _mm256_fmadd_pd(a, b, c);
-#else
-  for (int i = 0; i < kDoubles; ++i) c[i] = __builtin_fma(a[i], b[i], c[i]);
-  return c;
-#endif
-}
-
-// Adding 1.5 * 2^52 rounds to the nearest integer, which then stands in the low bits.
-constexpr double kRounder = 6755399441055744.0;
-
-inline Doubles round_to_integer(Doubles x) { return (x + kRounder) - kRounder; }
-
-// cos and sin of the angles of one token at `kDoubles` frequencies from f on.
-inline void cos_sin(const double* positions, int64_t axes, const RopeFrequencies& freqs, int64_t padded, int64_t f,
-                    Doubles& cosine, Doubles& sine) {
-  // In quarter turns: the fused product minus its nearest integer is exact, so large positions lose nothing.
-  Doubles turns{}, quadrant{};
-  for (int64_t a = 0; a < axes; ++a) {
-    Doubles position = positions[a] - Doubles{}, high = load_bits<Doubles>(freqs.high + a * padded + f);
-    Doubles whole = round_to_integer(position * high);
-    turns += fused_multiply_add(position, load_bits<Doubles>(freqs.low + a * padded + f),
-                                fused_multiply_add(position, high, -whole));
-    quadrant += whole - 4.0 * round_to_integer(whole * 0.25);
-  }
-  Doubles whole = round_to_integer(turns);
-  Doubles x = (turns - whole) * 1.57079632679489661923;
-  Longs bits = reinterpret_cast<Longs>(quadrant + whole + kRounder);
-
-  // Cephes' polynomials on [-pi/4, pi/4], errors below one unit in the last place.
-  Doubles z = x * x;
-  Doubles s = z * 1.58962301576546568060e-10 - 2.50507477628578072866e-8;
-  s = s * z + 2.75573136213857245213e-6;
-  s = s * z - 1.98412698295895385996e-4;
-  s = s * z + 8.33333333332211858878e-3;
-  s = s * z - 1.66666666666666307295e-1;
-  s = s * z * x + x;
-  Doubles c = z * -1.13585365213876817300e-11 + 2.08757008419747316778e-9;
-  c = c * z - 2.75573141792967388112e-7;
-  c = c * z + 2.48015872888517045348e-5;
-  c = c * z - 1.38888888888730564116e-3;
-  c = c * z + 4.16666666666665929218e-2;
-  c = c * z * z + (1.0 - 0.5 * z);
-
-  Longs odd = (bits & 1) != 0;
-  Longs cosine_sign = (bits + 1 & 2) << 62, sine_sign = (bits & 2) << 62;
-  cosine = reinterpret_cast<Doubles>(reinterpret_cast<Longs>(odd ? s : c) ^ cosine_sign);
-  sine = reinterpret_cast<Doubles>(reinterpret_cast<Longs>(odd ? c : s) ^ sine_sign);
-}
-
-inline void store_table(double* to, Doubles v) { store_bits(to, v); }
-inline void store_table(float* to, Doubles v) { store_bits(to, __builtin_convertvector(v, HalfFloats)); }
 
 // One token's table: cosines then sines; interleaved: (c, c) pairs then (-s, s) pairs.
 template <class C>
@@ -113,84 +36,6 @@ void fill_table(const RopeParams& p, const RopeFrequencies& freqs, const double*
     table[2 * f] = c;
     table[2 * f + 1] = c;
   }
-}
-
-// How an element type is read into and written from vectors of the type that it is rotated in.
-template <class T>
-struct Lanes;
-
-template <>
-struct Lanes<float> {
-  using Compute = float;
-  using Vector = Floats;
-  using Index = FloatIndex;
-  static Floats load(const float* from) { return load_bits<Floats>(from); }
-  static void store(float* to, Floats v) { store_bits(to, v); }
-};
-
-template <>
-struct Lanes<double> {
-  using Compute = double;
-  using Vector = Doubles;
-  using Index = Longs;
-  static Doubles load(const double* from) { return load_bits<Doubles>(from); }
-  static void store(double* to, Doubles v) { store_bits(to, v); }
-};
-
-template <>
-struct Lanes<BFloat16> {
-  using Compute = float;
-  using Vector = Floats;
-  using Index = FloatIndex;
-  static Floats load(const BFloat16* from) {
-    return reinterpret_cast<Floats>(__builtin_convertvector(load_bits<Shorts>(from), Words) << 16);
-  }
-  static void store(BFloat16* to, Floats v) {
-    Words bits = reinterpret_cast<Words>(v);
-    Words rounded = bits + 0x7fff + (bits >> 16 & 1);
-    rounded = v != v ? bits | 0x400000 : rounded;
-    store_bits(to, __builtin_convertvector(rounded >> 16, Shorts));
-  }
-};
-
-template <>
-struct Lanes<Float16> {
-  using Compute = float;
-  using Vector = Floats;
-  using Index = FloatIndex;
-#if GISTKIT_VECTOR_BYTES == 64
-  static Floats load(const Float16* from) { return _mm512_cvtph_ps(load_bits<__m256i>(from)); }
-  static void store(Float16* to, Floats v) { store_bits(to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-#elif GISTKIT_VECTOR_BYTES == 32
-  static Floats load(const Float16* from) { return _mm256_cvtph_ps(load_bits<__m128i>(from)); }
-  static void store(Float16* to, Floats v) { store_bits(to, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
-#else
-  static Floats load(const Float16* from) {
-    Floats v;
-    for (int i = 0; i < kFloats; ++i) v[i] = to_float(from[i]);
-    return v;
-  }
-  static void store(Float16* to, Floats v) {
-    for (int i = 0; i < kFloats; ++i) to[i] = to_float16(v[i]);
-  }
-#endif
-};
-
-template <class T>
-constexpr int64_t kLanes = sizeof(typename Lanes<T>::Vector) / sizeof(typename Lanes<T>::Compute);
-
-template <class T>
-inline auto load_some(const T* from, int64_t count) {
-  T lanes[kLanes<T>] = {};
-  std::memcpy(lanes, from, count * sizeof(T));
-  return Lanes<T>::load(lanes);
-}
-
-template <class T, class V>
-inline void store_some(T* to, const V& v, int64_t count) {
-  T lanes[kLanes<T>];
-  Lanes<T>::store(lanes, v);
-  std::memcpy(to, lanes, count * sizeof(T));
 }
 
 // Pairs (f, f + freqs).
@@ -231,17 +76,17 @@ inline void rotate_pairs(const T* in, T* out, const C* cosines, const C* sines, 
   }
 }
 
-template <class T, class C>
+template <bool kInterleaved, class T, class C>
 inline void rotate_row(const RopeParams& p, const T* in, T* out, const C* table) {
   const int64_t freqs = p.angles.freqs, padded = rope_padded(freqs), rest = p.dim - 2 * freqs;
-  if (p.interleaved)
+  if constexpr (kInterleaved)
     rotate_pairs(in, out, table, table + 2 * padded, freqs);
   else
     rotate_halves(in, out, table, table + padded, freqs);
   if (rest > 0 && in != out) std::memcpy(out + 2 * freqs, in + 2 * freqs, rest * sizeof(T));
 }
 
-template <class T>
+template <class T, bool kInterleaved>
 void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, int64_t begin, int64_t end,
                   void* scratch) {
   using C = typename Lanes<T>::Compute;
@@ -262,8 +107,8 @@ void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, 
       const T* in = static_cast<const T*>(x.in) + b * x.in_stride[0] + begin * x.in_stride[2];
       T* out = static_cast<T*>(x.out) + b * x.out_stride[0] + begin * x.out_stride[2];
       auto rotate = [&](int64_t h, int64_t t) {
-        rotate_row(p, in + h * x.in_stride[1] + t * x.in_stride[2], out + h * x.out_stride[1] + t * x.out_stride[2],
-                   table + t * row);
+        rotate_row<kInterleaved>(p, in + h * x.in_stride[1] + t * x.in_stride[2],
+                                 out + h * x.out_stride[1] + t * x.out_stride[2], table + t * row);
       };
       // In the order of memory, which is either of the two.
       if (x.in_stride[1] < x.in_stride[2]) {
@@ -277,19 +122,26 @@ void rotate_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, 
   }
 }
 
+template <class T>
+void rotate_heads(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, int64_t begin, int64_t end,
+                  void* scratch) {
+  return p.interleaved ? rotate_block<T, true>(p, freqs, b, begin, end, scratch)
+                       : rotate_block<T, false>(p, freqs, b, begin, end, scratch);
+}
+
 }  // namespace
 
 void rope_block(const RopeParams& p, const RopeFrequencies& freqs, int64_t b, int64_t begin, int64_t end,
                 void* scratch) {
   switch (p.dtype) {
     case DType::kF32:
-      return rotate_block<float>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<float>(p, freqs, b, begin, end, scratch);
     case DType::kF64:
-      return rotate_block<double>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<double>(p, freqs, b, begin, end, scratch);
     case DType::kBF16:
-      return rotate_block<BFloat16>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<BFloat16>(p, freqs, b, begin, end, scratch);
     case DType::kF16:
-      return rotate_block<Float16>(p, freqs, b, begin, end, scratch);
+      return rotate_heads<Float16>(p, freqs, b, begin, end, scratch);
   }
 }
 

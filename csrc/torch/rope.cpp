@@ -53,7 +53,8 @@ void check_heads(const Tensor& x, const Tensor& like) {
   STD_TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.size(0) == like.size(0) && x.size(2) == like.size(2) &&
                       x.size(3) == like.size(3),
                   "gistkit::rope: expected query and key of one dtype, B, N and D");
-  STD_TORCH_CHECK(x.stride(3) == 1 || x.size(3) <= 1, "gistkit::rope: expected a contiguous last dimension");
+  STD_TORCH_CHECK(x.stride(3) == 1 || x.size(3) <= 1 || x.numel() == 0,
+                  "gistkit::rope: expected a contiguous last dimension");
 }
 
 void copy_strides(const Tensor& x, int64_t* strides) {
@@ -67,12 +68,12 @@ gistkit::RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, c
                       (positions.size(1) == query.size(0) || positions.size(1) == 1),
                   "gistkit::rope: positions [A, B or 1, N] do not match inv_freq and query");
   const int64_t groups = inv_freq.size(0);
-  STD_TORCH_CHECK(groups == 1 || ((query.size(1) == groups || query.size(1) == 0) &&
-                                  (key.size(1) == groups || key.size(1) == 0)),
-                  "gistkit::rope: inv_freq [H or 1, A, R/2] does not match the heads");
+  STD_TORCH_CHECK(
+      groups == 1 || ((query.size(1) == groups || query.size(1) == 0) && (key.size(1) == groups || key.size(1) == 0)),
+      "gistkit::rope: inv_freq [H or 1, A, R/2] does not match the heads");
   STD_TORCH_CHECK(2 * inv_freq.size(2) <= query.size(3), "gistkit::rope: more rotary dims than head dims");
-  STD_TORCH_CHECK(inv_freq.is_contiguous() && (inv_freq.scalar_type() == ScalarType::Float ||
-                                               inv_freq.scalar_type() == ScalarType::Double),
+  STD_TORCH_CHECK(inv_freq.is_contiguous() &&
+                      (inv_freq.scalar_type() == ScalarType::Float || inv_freq.scalar_type() == ScalarType::Double),
                   "gistkit::rope: expected contiguous float32 or float64 inv_freq");
   gistkit::RopeAngles angles{};
   angles.positions.data = positions.const_data_ptr();
@@ -128,30 +129,33 @@ void rope_in_place(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, 
   rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);
 }
 
-std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor rotated_query, Tensor rotated_key,
-                                           Tensor positions, Tensor inv_freq, bool interleaved, bool inverse) {
+std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key,
+                                           Tensor positions, Tensor inv_freq, double scaling, bool interleaved,
+                                           bool inverse) {
   gistkit::RopeAngleGradParams params{};
   const Tensor* grads[2] = {&grad_query, &grad_key};
-  const Tensor* rotated[2] = {&rotated_query, &rotated_key};
+  const Tensor* heads[2] = {&query, &key};
   for (int i = 0; i < 2; ++i) {
-    check_heads(*grads[i], rotated_query);
-    check_heads(*rotated[i], rotated_query);
-    STD_TORCH_CHECK(grads[i]->size(1) == rotated[i]->size(1), "gistkit::rope: gradients of other head counts");
+    check_heads(*grads[i], query);
+    check_heads(*heads[i], query);
+    STD_TORCH_CHECK(grads[i]->size(1) == heads[i]->size(1), "gistkit::rope: gradients of other head counts");
     auto& x = params.tensors[i];
     x.grad = grads[i]->const_data_ptr();
-    x.rotated = rotated[i]->const_data_ptr();
-    x.heads = rotated[i]->size(1);
+    x.heads = heads[i]->const_data_ptr();
+    x.count = heads[i]->size(1);
     copy_strides(*grads[i], x.grad_stride);
-    copy_strides(*rotated[i], x.rotated_stride);
+    copy_strides(*heads[i], x.heads_stride);
   }
-  params.dtype = element_type(rotated_query);
-  params.batch = rotated_query.size(0);
-  params.tokens = rotated_query.size(2);
-  params.angles = angles_of(positions, inv_freq, rotated_query, rotated_key);
+  params.dtype = element_type(query);
+  params.batch = query.size(0);
+  params.tokens = query.size(2);
+  params.angles = angles_of(positions, inv_freq, query, key);
+  params.scaling = scaling;
   params.interleaved = interleaved;
   params.inverse = inverse;
-  Tensor grad_positions = torch::stable::new_empty(
-      positions, {params.angles.axes, params.batch, params.tokens}, ScalarType::Double);
+  params.positions_shared = positions.size(1) == 1;
+  Tensor grad_positions = torch::stable::new_empty(positions, {positions.size(0), positions.size(1), positions.size(2)},
+                                                   ScalarType::Double);
   Tensor grad_inv_freq = torch::stable::new_empty(
       inv_freq, {params.angles.freq_heads, params.angles.axes, params.angles.freqs}, ScalarType::Double);
   params.grad_positions = static_cast<double*>(grad_positions.mutable_data_ptr());

@@ -9,8 +9,8 @@ STABLE_TORCH_LIBRARY(gistkit, m) {
       "rope_(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved,"
       " bool inverse) -> ()");
   m.def(
-      "rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor rotated_query, Tensor rotated_key, Tensor positions,"
-      " Tensor inv_freq, bool interleaved, bool inverse) -> (Tensor, Tensor)");
+      "rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor positions,"
+      " Tensor inv_freq, float scaling, bool interleaved, bool inverse) -> (Tensor, Tensor)");
   m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap)"
       " -> (Tensor, Tensor)");

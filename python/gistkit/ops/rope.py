@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -79,7 +80,11 @@ def rerotate(
     Returns:
         The keys at their new positions.
     """
+    if key.dim() != 4:
+        raise ValueError(f"key: expected [B, Hk, N, D], got shape {tuple(key.shape)}")
     if not isinstance(delta, Tensor):
+        if not math.isfinite(delta):
+            raise ValueError(f"delta: expected a finite number, got {delta}")
         delta = torch.full(key.shape[-2:-1], delta, device=key.device, dtype=torch.float64)
     none = key.new_empty((*key.shape[:1], 0, *key.shape[2:]))
     return rope(key, none, delta, inv_freq, interleaved=interleaved, inplace=inplace)[0]
@@ -109,6 +114,9 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
         raise TypeError(f"inv_freq: expected a floating dtype, got {inv_freq.dtype}")
     if not 1 <= inv_freq.dim() <= 3:
         raise ValueError(f"inv_freq: expected [R/2], [A, R/2] or [H, A, R/2], got shape {tuple(inv_freq.shape)}")
+    axes = inv_freq.shape[-2] if inv_freq.dim() > 1 else 1
+    if axes == 0:
+        raise ValueError(f"inv_freq: expected at least one axis, got shape {tuple(inv_freq.shape)}")
     if 2 * inv_freq.shape[-1] > dim:
         raise ValueError(
             f"inv_freq: expected at most D/2 = {dim // 2} frequencies for head dim {dim}, got {inv_freq.shape[-1]}"
@@ -124,7 +132,6 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
         raise TypeError(f"positions: expected an integer or floating dtype, got {positions.dtype}")
     if not 1 <= positions.dim() <= 3:
         raise ValueError(f"positions: expected [N], [B, N] or [A, B, N], got shape {tuple(positions.shape)}")
-    axes = inv_freq.shape[-2] if inv_freq.dim() > 1 else 1
     given = positions.shape[0] if positions.dim() == 3 else 1
     if given != axes:
         raise ValueError(
@@ -185,36 +192,36 @@ def _rope_in_place_fake(
 def _angle_grad_fake(
     grad_query: Tensor,
     grad_key: Tensor,
-    rotated_query: Tensor,
-    rotated_key: Tensor,
+    query: Tensor,
+    key: Tensor,
     positions: Tensor,
     inv_freq: Tensor,
+    scaling: float,
     interleaved: bool,
     inverse: bool,
 ) -> tuple[Tensor, Tensor]:
-    shape = (positions.shape[0], rotated_query.shape[0], rotated_query.shape[2])
-    return positions.new_empty(shape, dtype=torch.float64), inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)
+    by_positions = positions.new_empty(positions.shape, dtype=torch.float64)
+    return by_positions, inv_freq.new_empty(inv_freq.shape, dtype=torch.float64)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    _, _, positions, inv_freq, ctx.scaling, ctx.interleaved, ctx.inverse = inputs
-    # The outputs serve the gradients of the angles alone.
+    query, key, positions, inv_freq, ctx.scaling, ctx.interleaved, ctx.inverse = inputs
+    # The heads serve the gradients of the angles alone.
     angles = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-    ctx.save_for_backward(positions, inv_freq, *(output if angles else ()))
+    ctx.save_for_backward(positions, inv_freq, *((query, key) if angles else ()))
 
 
 def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | None, ...]:
-    positions, inv_freq, *rotated = ctx.saved_tensors
+    positions, inv_freq, *heads = ctx.saved_tensors
     grads: list[Tensor | None] = [None] * 7
-    heads = _rows(grad_query), _rows(grad_key)
+    rows = _rows(grad_query), _rows(grad_key)
+    options = ctx.scaling, ctx.interleaved
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-        grads[:2] = _ROPE(*heads, positions, inv_freq, ctx.scaling, ctx.interleaved, not ctx.inverse)
-    if rotated:
-        # inv_freq and positions themselves are constants here: second derivatives by the angles are refused below.
-        by_positions, by_inv_freq = _ANGLE_GRAD(*heads, *rotated, positions, inv_freq, ctx.interleaved, ctx.inverse)
+        grads[:2] = _ROPE(*rows, positions, inv_freq, *options, not ctx.inverse)
+    if heads:
+        by_positions, by_inv_freq = _ANGLE_GRAD(*rows, *heads, positions, inv_freq, *options, ctx.inverse)
         if ctx.needs_input_grad[2]:
-            shared = positions.shape[1] == 1
-            grads[2] = (by_positions.sum(1, keepdim=True) if shared else by_positions).to(positions.dtype)
+            grads[2] = by_positions.to(positions.dtype)
         if ctx.needs_input_grad[3]:
             grads[3] = by_inv_freq.to(inv_freq.dtype)
     return tuple(grads)
