@@ -2,77 +2,76 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 namespace gistkit::planner {
 namespace {
 
-constexpr int kBlock = 256;
-
-// Where one role's tokens of one document lie in grouped order.
-struct Group {
-  int64_t begin = 0;
-  int64_t end = 0;
+// Where each role's tokens of one document lie in grouped order.
+struct Groups {
+  int64_t begin[kNumRoles];
+  int64_t end[kNumRoles];
 };
 
-// Running state of one relation over the queries of one group: four cursors into the key group, which only move forward
-// because the queries' ordinals and segments ascend. That makes the work amortised O(1) a token.
-class Cursors {
- public:
-  Cursors(const Tokens& tokens, const int64_t* order, const Relation& relation, Group keys)
-      : tokens_(tokens), order_(order), relation_(relation), keys_(keys) {
-    older_segment_ = this_segment_ = too_old_ = old_enough_ = keys.begin;
+int64_t count_role(const uint8_t* roles, int64_t count, uint8_t wanted) {
+  int64_t total = 0;
+  // Sums of blocks fit into a byte, so that the inner loop vectorises over bytes.
+  for (int64_t i = 0; i < count;) {
+    const int64_t end = std::min<int64_t>(count, i + 128);
+    uint8_t sum = 0;
+    for (; i < end; ++i) sum = static_cast<uint8_t>(sum + (roles[i] == wanted));
+    total += sum;
   }
-
-  // The key intervals (in grouped order) of `count` consecutive queries.
-  void advance(const int64_t* ordinals, const int32_t* segments, int count, int32_t* begin, int32_t* end) {
-    for (int i = 0; i < count; ++i) begin[i] = static_cast<int32_t>(keys_.begin);
-    for (int i = 0; i < count; ++i) end[i] = static_cast<int32_t>(keys_.end);
-    if (relation_.segments != Relation::kUnbounded) {
-      for (int i = 0; i < count; ++i) {
-        const int64_t segment = segments[i];
-        while (older_segment_ < keys_.end && segment_of(older_segment_) <= segment - relation_.segments)
-          ++older_segment_;
-        while (this_segment_ < keys_.end && segment_of(this_segment_) <= segment) ++this_segment_;
-        begin[i] = static_cast<int32_t>(older_segment_);
-        end[i] = static_cast<int32_t>(this_segment_);
-      }
-    }
-    if (relation_.reach != Relation::kUnbounded) {
-      for (int i = 0; i < count; ++i) {
-        while (too_old_ < keys_.end && ordinal_of(too_old_) <= ordinals[i] - relation_.reach) ++too_old_;
-        begin[i] = std::max(begin[i], static_cast<int32_t>(too_old_));
-      }
-    }
-    if (relation_.skip != Relation::kUnbounded) {
-      for (int i = 0; i < count; ++i) {
-        while (old_enough_ < keys_.end && ordinal_of(old_enough_) <= ordinals[i] - relation_.skip) ++old_enough_;
-        end[i] = std::min(end[i], static_cast<int32_t>(old_enough_));
-      }
-    }
-  }
-
- private:
-  int64_t segment_of(int64_t key) const { return tokens_.segments[order_[key]]; }
-  int64_t ordinal_of(int64_t key) const { return tokens_.ordinals[order_[key]]; }
-
-  const Tokens& tokens_;
-  const int64_t* order_;
-  Relation relation_;
-  Group keys_;
-  int64_t older_segment_, this_segment_, too_old_, old_enough_;
-};
+  return total;
+}
 
 // Puts the tokens [begin, end) of one document into grouped order.
-void group_document(const Tokens& tokens, int64_t begin, int64_t end, int64_t* order, Group (&groups)[kNumRoles]) {
-  int64_t counts[kNumRoles] = {};
-  for (int64_t i = begin; i < end; ++i) ++counts[tokens.roles[i]];
-  int64_t next[kNumRoles];
-  for (int64_t role = 0, at = begin; role < kNumRoles; at += counts[role++]) {
-    next[role] = at;
-    groups[role] = {at, at + counts[role]};
+Groups group_document(const Tokens& tokens, int64_t begin, int64_t end, int64_t* order) {
+  Groups groups;
+  for (int64_t role = 0, at = begin; role < kNumRoles; ++role) {
+    const uint8_t wanted = static_cast<uint8_t>(role);
+    groups.begin[role] = at;
+    groups.end[role] = at + count_role(tokens.roles + begin, end - begin, wanted);
+    // Without branches on the role, which may be random: a token of another role is overwritten by the next one.
+    for (int64_t i = begin; at < groups.end[role]; ++i) {
+      order[at] = i;
+      at += tokens.roles[i] == wanted;
+    }
   }
-  for (int64_t i = begin; i < end; ++i) order[next[tokens.roles[i]]++] = i;
+  return groups;
 }
+
+// For each role, where its first token lies that is not at least `offset` before the current one. Runs through a
+// document once, behind the current token.
+struct Counter {
+  int64_t offset;
+  int64_t next;
+  int64_t at[kNumRoles];
+
+  void start(int64_t begin, const Groups& groups) {
+    next = begin;
+    std::copy(groups.begin, groups.begin + kNumRoles, at);
+  }
+  void advance(const Tokens& tokens, int64_t ordinal, int64_t end) {
+    while (next < end && tokens.ordinals[next] <= ordinal - offset) ++at[tokens.roles[next++]];
+  }
+};
+
+// A relation on its way through a document. Its interval is bounded by two counters or the ends of the key group, and
+// by two cursors over the keys' segments, which only move forward because the query role's segments ascend.
+struct Walk {
+  Relation relation;
+  const int64_t* begin;
+  const int64_t* end;
+  int64_t older_segment;
+  int64_t later_segment;
+
+  void advance_segments(const Tokens& tokens, const int64_t* order, int64_t segment, int64_t last) {
+    while (older_segment < last && tokens.segments[order[older_segment]] <= segment - relation.segments)
+      ++older_segment;
+    while (later_segment < last && tokens.segments[order[later_segment]] <= segment) ++later_segment;
+  }
+};
 
 // Merges a row's intervals, sorted by their begin, in place; empty ones vanish. Returns how many are left.
 int merge(int32_t* begin, int32_t* end, int count) {
@@ -98,47 +97,59 @@ void sort_intervals(int32_t* begin, int32_t* end, int count) {
   }
 }
 
-// Calls row(grouped row, begins, ends, count) for every token, in grouped order, with the intervals of the row's key
-// groups in grouped order: not merged, some empty, ascending by key role.
+// Calls row(grouped row, begins, ends, count) for every token with the intervals of its key groups in grouped order: not
+// merged, some empty, ascending by key role. All work is amortised O(1) a token and relation.
 template <class Row>
 void for_each_row(const Tokens& tokens, std::vector<Relation>& relations, int64_t* order, Row row) {
   std::stable_sort(relations.begin(), relations.end(), [](const Relation& a, const Relation& b) {
     return a.query != b.query ? a.query < b.query : a.key < b.key;
   });
+  std::vector<int64_t> offsets;
+  for (const Relation& relation : relations)
+    for (int64_t offset : {relation.skip, relation.reach})
+      if (offset != Relation::kUnbounded && std::find(offsets.begin(), offsets.end(), offset) == offsets.end())
+        offsets.push_back(offset);
+  std::vector<Counter> counters;
+  for (int64_t offset : offsets) counters.push_back({offset, 0, {}});
+  Groups groups;
+  std::vector<Walk> walks;
+  int64_t first_walk[kNumRoles + 1] = {};
+  for (const Relation& relation : relations) {
+    auto bound = [&](int64_t offset, const int64_t* otherwise) -> const int64_t* {
+      if (offset == Relation::kUnbounded) return otherwise + relation.key;
+      return counters[std::find(offsets.begin(), offsets.end(), offset) - offsets.begin()].at + relation.key;
+    };
+    walks.push_back({relation, bound(relation.reach, groups.begin), bound(relation.skip, groups.end), 0, 0});
+    ++first_walk[relation.query + 1];
+  }
+  for (int role = 0; role < kNumRoles; ++role) first_walk[role + 1] += first_walk[role];
   const size_t widest = static_cast<size_t>(max_intervals(relations));
-  std::vector<int32_t> begins(widest * kBlock), ends(widest * kBlock);
-  std::vector<int32_t> row_begins(widest), row_ends(widest);
-  std::vector<Cursors> cursors;
-  int64_t ordinals[kBlock];
-  int32_t segments[kBlock];
-  Group groups[kNumRoles];
+  std::vector<int32_t> begins(widest), ends(widest);
 
   for (int64_t begin = 0, end; begin < tokens.count; begin = end) {
     end = begin + 1;
     while (end < tokens.count && tokens.documents[end] == tokens.documents[begin]) ++end;
-    group_document(tokens, begin, end, order, groups);
-    for (int role = 0; role < kNumRoles; ++role) {
-      cursors.clear();
-      for (const Relation& relation : relations)
-        if (relation.query == role && groups[relation.key].begin < groups[relation.key].end)
-          cursors.emplace_back(tokens, order, relation, groups[relation.key]);
-      const int count = static_cast<int>(cursors.size());
-      for (int64_t first = groups[role].begin; first < groups[role].end; first += kBlock) {
-        const int rows = static_cast<int>(std::min<int64_t>(kBlock, groups[role].end - first));
-        for (int i = 0; i < rows; ++i) {
-          ordinals[i] = tokens.ordinals[order[first + i]];
-          segments[i] = tokens.segments[order[first + i]];
+    groups = group_document(tokens, begin, end, order);
+    for (Counter& counter : counters) counter.start(begin, groups);
+    for (Walk& walk : walks) walk.older_segment = walk.later_segment = groups.begin[walk.relation.key];
+    int64_t next[kNumRoles];
+    std::copy(groups.begin, groups.begin + kNumRoles, next);
+    for (int64_t i = begin; i < end; ++i) {
+      const int role = tokens.roles[i];
+      for (Counter& counter : counters) counter.advance(tokens, tokens.ordinals[i], end);
+      int count = 0;
+      for (int64_t w = first_walk[role]; w < first_walk[role + 1]; ++w, ++count) {
+        Walk& walk = walks[static_cast<size_t>(w)];
+        int64_t low = *walk.begin, high = *walk.end;
+        if (walk.relation.segments != Relation::kUnbounded) {
+          walk.advance_segments(tokens, order, tokens.segments[i], groups.end[walk.relation.key]);
+          low = std::max(low, walk.older_segment);
+          high = std::min(high, walk.later_segment);
         }
-        for (int c = 0; c < count; ++c)
-          cursors[c].advance(ordinals, segments, rows, &begins[c * kBlock], &ends[c * kBlock]);
-        for (int i = 0; i < rows; ++i) {
-          for (int c = 0; c < count; ++c) {
-            row_begins[c] = begins[c * kBlock + i];
-            row_ends[c] = ends[c * kBlock + i];
-          }
-          row(first + i, row_begins.data(), row_ends.data(), count);
-        }
+        begins[count] = static_cast<int32_t>(low);
+        ends[count] = static_cast<int32_t>(high);
       }
+      row(next[role]++, begins.data(), ends.data(), count);
     }
   }
 }
@@ -168,7 +179,6 @@ int64_t compile_grouped(const Tokens& tokens, std::vector<Relation> relations, i
     widest = std::max<int64_t>(widest, left);
     int32_t* out = spans + at * width * 2;
     for (int i = 0; i < left; ++i) out[2 * i] = begin[i], out[2 * i + 1] = end[i];
-    std::memset(out + 2 * left, 0, sizeof(int32_t) * 2 * static_cast<size_t>(width - left));
   });
   if (widest < width)
     for (int64_t i = 1; i < tokens.count; ++i)

@@ -32,8 +32,8 @@ struct Relation {
 // The most intervals that a row can have in grouped order; at least 1.
 int64_t max_intervals(const std::vector<Relation>& relations);
 
-// Tokens sorted by (document, role, logical order). Fills order [count] (logical index of each physical row) and spans,
-// which has room for [count, max_intervals, 2] and is packed to the returned number of intervals a row.
+// Tokens sorted by (document, role, logical order). Fills order [count] (logical index of each physical row) and spans
+// [count, max_intervals, 2], which come zeroed and are packed to the returned number of intervals a row.
 int64_t compile_grouped(const Tokens& tokens, std::vector<Relation> relations, int64_t* order, int32_t* spans);
 
 // Tokens stay in logical order, so that a role's tokens are scattered and a row may have many intervals. Returns them

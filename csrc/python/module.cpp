@@ -63,7 +63,8 @@ py::tuple compile(const Array<uint8_t>& roles, const Array<int32_t>& segments, c
   int64_t* order_data = order.mutable_data();
   if (grouped) {
     const int64_t width = planner::max_intervals(table);
-    Array<int32_t> spans(count * width * 2);
+    // Zeroed pages come free for large arrays.
+    Array<int32_t> spans(py::module_::import("numpy").attr("zeros")(count * width * 2, py::dtype::of<int32_t>()));
     int32_t* data = spans.mutable_data();
     int64_t used;
     {

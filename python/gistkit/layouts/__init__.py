@@ -1,6 +1,10 @@
 """Layouts: who sees whom, at which position, and the builders for each method."""
 
+from gistkit.layouts.batch import compile_batch
 from gistkit.layouts.causal import causal
+from gistkit.layouts.dodo import dodo
+from gistkit.layouts.gist import gist
+from gistkit.layouts.gistpool import gistpool
 from gistkit.layouts.icae import decoder, icae_encoder
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
@@ -17,6 +21,7 @@ from gistkit.layouts.relations import (
     recent,
     windows,
 )
+from gistkit.layouts.voco import voco
 
 __all__ = [
     "ALL",
@@ -29,12 +34,17 @@ __all__ = [
     "Relation",
     "Role",
     "causal",
+    "compile_batch",
     "decoder",
     "decoder_positions",
+    "dodo",
     "encoder_positions",
+    "gist",
+    "gistpool",
     "icae_encoder",
     "older",
     "recent",
     "upl",
+    "voco",
     "windows",
 ]

@@ -28,13 +28,13 @@ def icae_encoder(context: int, chunk: int, memory: int, positions: str = "epl") 
     # Logical order: a chunk's memory tokens follow its context.
     order = np.argsort(segments, kind="stable")
     return Layout(
-        roles[order],
-        {
+        roles=roles[order],
+        sees={
             Role.CONTEXT: {Role.CONTEXT: SEGMENT_CAUSAL},
             Role.MEMORY: {Role.CONTEXT: SEGMENT, Role.MEMORY: SEGMENT_CAUSAL},
         },
-        segments[order],
-        np.concatenate(ids)[order],
+        segments=segments[order],
+        positions=np.concatenate(ids)[order],
         name=f"ICAE encoder, {positions.upper()}",
     )
 
@@ -77,9 +77,9 @@ def decoder(
     segments[:count] = np.arange(count) // memory
     past = {Role.MEMORY: CAUSAL, Role.TASK: CAUSAL, Role.TEXT: CAUSAL}
     return Layout(
-        np.repeat([Role.MEMORY, Role.TASK, Role.TEXT], [count, 1, len(ids.text)]),
-        {Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TASK: past, Role.TEXT: past},
-        segments,
-        np.concatenate([ids.memory, [ids.task], ids.text]),
+        roles=np.repeat([Role.MEMORY, Role.TASK, Role.TEXT], [count, 1, len(ids.text)]),
+        sees={Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TASK: past, Role.TEXT: past},
+        segments=segments,
+        positions=np.concatenate([ids.memory, [ids.task], ids.text]),
         name=f"{'ICAE' if carrier == 'embedding' else '500x'} decoder, {task.upper()}, {positions.upper()}",
     )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Sees = Mapping[Role, Mapping[Role, Relation | tuple[Relation, ...]]]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Layout:
     """Who sees whom, and at which position: one row per token, in logical order. Immutable.
 
@@ -115,7 +115,7 @@ class Layout:
         )
         if queries is not None:
             wanted = np.zeros(len(self), bool)
-            wanted[_query_index(queries, len(self))] = True
+            wanted[_token_index("compile", "queries", queries, len(self))] = True
             rows = np.flatnonzero(wanted[order])
             order, spans = order[rows], spans[rows]
             used = (spans[..., 0] < spans[..., 1]).any(0).sum()
@@ -142,13 +142,13 @@ class Layout:
         """
         return dense_mask(self, order, window)
 
-    def take(self, index: ArrayLike, name: str | None = None) -> Layout:
+    def take(self, index: slice | ArrayLike, name: str | None = None) -> Layout:
         """The layout of some of the tokens, which keep their positions and their ordinals.
 
         Args:
-            index: bool [N], or ascending int [M].
+            index: slice, bool [N], or ascending indices int [M].
         """
-        chosen = np.arange(len(self))[np.asarray(index)]
+        chosen = _token_index("take", "index", index, len(self))
         return replace(
             self, roles=self.roles[chosen], segments=self.segments[chosen], positions=self.positions[..., chosen],
             documents=self.documents[chosen], ordinals=self.ordinals[chosen], name=self.name if name is None else name,
@@ -178,10 +178,8 @@ class Layout:
         return draw(self, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sees = {query: dict(keys) for query, keys in self.sees.items()}
-        return Layout, (
-            self.roles, sees, self.segments, self.positions, self.documents, self.ordinals, self.name,
-        )  # fmt: skip
+        fields = {key: getattr(self, key) for key in ("roles", "segments", "positions", "documents", "ordinals", "name")}
+        return _rebuild, ({**fields, "sees": {query: dict(keys) for query, keys in self.sees.items()}},)
 
     def __repr__(self) -> str:
         lines = [f"Layout {self.name!r}: {len(self)} tokens" if self.name else f"Layout: {len(self)} tokens"]
@@ -198,6 +196,10 @@ class Layout:
                 sees = ", ".join(f"{k.name} {relation_words(r)}" for k, r in self.sees.get(role, {}).items())
                 lines.append(f"  {role.name:<8}{mine.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
         return "\n".join(lines)
+
+
+def _rebuild(fields: dict[str, Any]) -> Layout:
+    return Layout(**fields)
 
 
 def relation_words(relations: Relation | tuple[Relation, ...]) -> str:
@@ -280,16 +282,19 @@ def _check_sees(sees: Any) -> Mapping[Role, Mapping[Role, Relation | tuple[Relat
     return MappingProxyType({query: table[query] for query in sorted(table)})
 
 
-def _query_index(queries: Any, count: int) -> NDArray[np.int64]:
-    if isinstance(queries, slice):
-        return np.arange(count)[queries]
-    index = np.asarray(queries)
+def _token_index(function: str, name: str, value: Any, count: int) -> NDArray[np.int64]:
+    if isinstance(value, slice):
+        return np.arange(count)[value]
+    index = np.asarray(value)
     if index.dtype == bool:
         if index.shape != (count,):
-            raise ValueError(f"compile: expected queries of shape [{count}] where bool, got {index.shape}")
+            raise ValueError(f"{function}: expected {name} of shape [{count}] where bool, got shape {index.shape}")
         return np.flatnonzero(index)
     if index.dtype.kind not in "iu" or index.ndim != 1:
-        raise TypeError(f"compile: expected queries to be a slice or a 1D array of indices, got {queries!r}")
-    if index.size and (index.min() < -count or index.max() >= count):
-        raise ValueError(f"compile: expected queries within [0, {count}), got {index.min()} to {index.max()}")
+        raise TypeError(
+            f"{function}: expected {name} to be a slice, bool [{count}] or 1D indices, got {index.dtype} of shape "
+            f"{index.shape}"
+        )
+    if index.size and (index.min() < 0 or index.max() >= count):
+        raise ValueError(f"{function}: expected {name} within [0, {count}), got {index.min()} to {index.max()}")
     return index
