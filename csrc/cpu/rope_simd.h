@@ -99,8 +99,10 @@ struct Lanes<Float16> {
   using Vector = Floats;
   using Index = FloatIndex;
 #if GISTKIT_VECTOR_BYTES == 64
-  static Floats load(const Float16* from) { return _mm512_cvtph_ps(load_bits<__m256i>(from)); }
-  static void store(Float16* to, Floats v) { store_bits(to, _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
+  static Floats load(const Float16* from) { return _mm512_maskz_cvtph_ps(0xffff, load_bits<__m256i>(from)); }
+  static void store(Float16* to, Floats v) {
+    store_bits(to, _mm512_maskz_cvtps_ph(0xffff, v, _MM_FROUND_TO_NEAREST_INT));
+  }
 #elif GISTKIT_VECTOR_BYTES == 32
   static Floats load(const Float16* from) { return _mm256_cvtph_ps(load_bits<__m128i>(from)); }
   static void store(Float16* to, Floats v) { store_bits(to, _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT)); }
