@@ -44,6 +44,11 @@ def test_gradcheck(each_isa, case, interleaved):
     assert torch.autograd.gradcheck(turn, inputs(**CASES[case]))
 
 
+@every_isa
+def test_gradcheck_of_the_inverse(each_isa):
+    assert torch.autograd.gradcheck(lambda *x: OPS.rope(*x, 1.3, False, True), inputs((2, 2, 1, 3, 6, 4), axes=2))
+
+
 def test_second_derivatives_of_heads():
     query, key, positions, inv_freq = inputs((2, 2, 1, 3, 6, 4))
 

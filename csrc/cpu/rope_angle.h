@@ -56,7 +56,7 @@ inline void cos_sin(const double* positions, int64_t axes, const RopeFrequencies
   c = c * z * z + (1.0 - 0.5 * z);
 
   Longs odd = (bits & 1) != 0;
-  Longs cosine_sign = (bits + 1 & 2) << 62, sine_sign = (bits & 2) << 62;
+  Longs cosine_sign = ((bits + 1) & 2) << 62, sine_sign = (bits & 2) << 62;
   cosine = reinterpret_cast<Doubles>(reinterpret_cast<Longs>(odd ? s : c) ^ cosine_sign);
   sine = reinterpret_cast<Doubles>(reinterpret_cast<Longs>(odd ? c : s) ^ sine_sign);
 }
