@@ -42,7 +42,9 @@ def main() -> None:
     for tokens in (8192, 2**20):
         for name, layout in cases(tokens).items():
             low, median = best(layout.compile, repeat * (10 if tokens < 10**5 else 1))
-            print(f"{name:<24}{len(layout):>9}{layout.compile().spans.shape[2]:>6}{low * 1e3:>9.3f} ms{median * 1e3:>9.3f} ms")
+            print(
+                f"{name:<24}{len(layout):>9}{layout.compile().spans.shape[2]:>6}{low * 1e3:>9.3f} ms{median * 1e3:>9.3f} ms"
+            )
 
 
 if __name__ == "__main__":

@@ -178,7 +178,9 @@ class Layout:
         return draw(self, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {key: getattr(self, key) for key in ("roles", "segments", "positions", "documents", "ordinals", "name")}
+        fields = {
+            key: getattr(self, key) for key in ("roles", "segments", "positions", "documents", "ordinals", "name")
+        }
         return _rebuild, ({**fields, "sees": {query: dict(keys) for query, keys in self.sees.items()}},)
 
     def __repr__(self) -> str:
