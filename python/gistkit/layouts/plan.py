@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit.layouts.relations import Role
+from gistkit.layouts.tiles import Tiles, tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +106,10 @@ class Plan:
             None if self.lengths is None else (self.lengths - start).clamp(0, stop - start),
             slices,
         )
+
+    def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
+        """Which tiles of the mask a blocked kernel visits, and the useful share; see `Tiles`."""
+        return tiles(self, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`."""
