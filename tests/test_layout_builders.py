@@ -174,7 +174,7 @@ def test_dodo(tau: int) -> None:
 
     # Token t sees the nuggets of w_1..t-tau and all of the last tau tokens, itself included.
     def sees(i: int, q: Token, j: int, k: Token) -> bool:
-        return j <= i - tau and k[0] == "memory" or i - tau < j <= i
+        return (j <= i - tau and k[0] == "memory") or i - tau < j <= i
 
     check(layouts.dodo(selected, tau), tokens, sees, list(range(23)))
 

@@ -97,8 +97,8 @@ void sort_intervals(int32_t* begin, int32_t* end, int count) {
   }
 }
 
-// Calls row(grouped row, begins, ends, count) for every token with the intervals of its key groups in grouped order: not
-// merged, some empty, ascending by key role. All work is amortised O(1) a token and relation.
+// Calls row(grouped row, begins, ends, count) for every token with the intervals of its key groups in grouped order:
+// not merged, some empty, ascending by key role. All work is amortised O(1) a token and relation.
 template <class Row>
 void for_each_row(const Tokens& tokens, std::vector<Relation>& relations, int64_t* order, Row row) {
   std::stable_sort(relations.begin(), relations.end(), [](const Relation& a, const Relation& b) {

@@ -6,7 +6,9 @@
 namespace gistkit::planner {
 namespace {
 
-int64_t tiles_of(int64_t length, int64_t size) { return length / size + (length % size != 0); }
+int64_t tiles_of(int64_t length, int64_t size) {
+  return length / size + (length % size != 0);
+}
 
 // The transposed lists: which query tiles each key tile is in.
 void transpose(TileLists& lists, int64_t batch, int64_t query_tiles, int64_t key_tiles) {

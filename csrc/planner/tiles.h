@@ -13,7 +13,7 @@ struct TileShape {
 // Tile lists for every row of a batch. The entries of list i lie in [offsets[i], offsets[i + 1]) and are tile * 2 + 1
 // where the tile is partial (some pairs masked) and tile * 2 where it is full; tiles with no visible pair are absent.
 struct TileLists {
-  std::vector<int64_t> key_offsets;    // one list for each (batch row, query tile): its key tiles
+  std::vector<int64_t> key_offsets;  // one list for each (batch row, query tile): its key tiles
   std::vector<int64_t> key_entries;
   std::vector<int64_t> query_offsets;  // one list for each (batch row, key tile): its query tiles
   std::vector<int64_t> query_entries;

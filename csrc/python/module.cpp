@@ -24,8 +24,8 @@ void check_length(const char* name, const py::array& array, int64_t count) {
     throw py::value_error(std::string(name) + ": expected shape [" + std::to_string(count) + "], as roles");
 }
 
-planner::Tokens tokens_of(const Array<uint8_t>& roles, const Array<int32_t>& segments,
-                          const Array<int32_t>& documents, const Array<int64_t>& ordinals) {
+planner::Tokens tokens_of(const Array<uint8_t>& roles, const Array<int32_t>& segments, const Array<int32_t>& documents,
+                          const Array<int64_t>& ordinals) {
   if (roles.ndim() != 1) throw py::value_error("roles: expected one dimension");
   const int64_t count = roles.shape(0);
   if (count > std::numeric_limits<int32_t>::max()) throw py::value_error("roles: expected fewer than 2**31 tokens");

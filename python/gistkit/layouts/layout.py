@@ -49,6 +49,7 @@ class Layout:
     ordinals: NDArray[np.int64] = None  # type: ignore[assignment]
     name: str = ""
     _relations: NDArray[np.int64] = field(init=False)
+    _counts: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         roles = _array("roles", self.roles, np.uint8)
@@ -77,6 +78,7 @@ class Layout:
             value.flags.writeable = False
             object.__setattr__(self, key, value)
         object.__setattr__(self, "sees", table)
+        object.__setattr__(self, "_counts", np.bincount(roles, minlength=len(Role)))
         rows = [
             (query, key, *(-1 if bound is None else bound for bound in r.bounds))
             for query, keys in table.items() for key, relations in keys.items() for r in _as_tuple(relations)
@@ -104,6 +106,19 @@ class Layout:
                 keeps logical order, with as many intervals a row as that takes.
             device: where the plan's tensors are put.
         """
+        order, spans, positions, slices = self.compile_arrays(window, queries, grouped)
+        return Plan(
+            torch.from_numpy(spans)[None],
+            len(self),
+            torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
+            torch.from_numpy(order)[None],
+            slices=slices,
+        ).to(device)
+
+    def compile_arrays(
+        self, window: int | None, queries: slice | ArrayLike | None, grouped: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any], dict[Role, slice] | None]:
+        """Order [Nq], spans [Nq, S, 2], positions [.., Nq] and slices of `compile`, as NumPy arrays."""
         relations = self._relations
         if window is not None:
             window = at_least("compile", "window", window, 1)
@@ -120,18 +135,12 @@ class Layout:
             order, spans = order[rows], spans[rows]
             used = (spans[..., 0] < spans[..., 1]).any(0).sum()
             spans = np.ascontiguousarray(spans[:, : max(1, used)])
-        positions = np.take(self.positions, order, axis=-1)
         slices = None
         if grouped and self.documents[0] == self.documents[-1]:
-            bounds = np.searchsorted(self.roles[order], np.arange(len(Role) + 1))
+            counts = self._counts if queries is None else np.bincount(self.roles[order], minlength=len(Role))
+            bounds = np.concatenate([[0], np.cumsum(counts)])
             slices = {r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if bounds[r] < bounds[r + 1]}
-        return Plan(
-            torch.from_numpy(spans)[None],
-            len(self),
-            torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
-            torch.from_numpy(order)[None],
-            slices=slices,
-        ).to(device)
+        return order, spans, np.take(self.positions, order, axis=-1), slices
 
     def dense_mask(self, order: str = "logical", window: int | None = None) -> NDArray[np.bool_]:
         """bool [N, N], True where query row sees key column: the slow oracle, straight from the relations' definitions.
@@ -178,7 +187,9 @@ class Layout:
         return draw(self, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {key: getattr(self, key) for key in ("roles", "segments", "positions", "documents", "ordinals", "name")}
+        fields = {
+            key: getattr(self, key) for key in ("roles", "segments", "positions", "documents", "ordinals", "name")
+        }
         return _rebuild, ({**fields, "sees": {query: dict(keys) for query, keys in self.sees.items()}},)
 
     def __repr__(self) -> str:
@@ -257,8 +268,8 @@ def _check_segments(roles: NDArray[np.uint8], segments: NDArray[np.int32], docum
         if bad.any():
             at = mine[1:][bad][0]
             raise ValueError(
-                f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got segment "
-                f"{segments[at]} at token {at} after a larger one"
+                f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got "
+                f"segment {segments[at]} at token {at} after a larger one"
             )
 
 

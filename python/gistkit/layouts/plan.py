@@ -20,7 +20,7 @@ class Plan:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
             ones (start == end) last.
         num_keys: number of keys Nk the spans refer to; every end is at most Nk.
-        positions: position ids in physical order, int64 or float64 [Nq], [B, Nq] or [A, B, Nq]; None if it carries none.
+        positions: int64 or float64 [Nq], [B, Nq] or [A, B, Nq], position ids in physical order; None if there are none.
         order: int64 [B or 1, Nq], the logical index of each physical row; None where the two orders are the same.
         lengths: int64 [B], tokens a row before its padding; None where no row is padded.
         slices: the rows of each role that is there, where each has one slice (one document a row, grouped order, the
@@ -47,7 +47,9 @@ class Plan:
             low, high = int(spans.min()), int(spans.max())
             raise ValueError(f"spans: expected intervals within [0, {num_keys}], got values from {low} to {high}")
         if bool((start > end).any()):
-            raise ValueError("spans: expected start <= end in every interval, got an interval that ends before it starts")
+            raise ValueError(
+                "spans: expected start <= end in every interval, got an interval that ends before it starts"
+            )
         empty = start == end
         follows = empty[..., 1:] | (~empty[..., :-1] & (start[..., 1:] >= end[..., :-1]))
         if not bool(follows.all()):
@@ -93,7 +95,9 @@ class Plan:
         spans = self.spans[:, start:stop]
         keys = self.num_keys if num_keys is None else int(num_keys)
         if keys != self.num_keys and spans.numel() and int(spans.max()) > keys:
-            raise ValueError(f"rows: expected rows that see only {keys} keys, got one that sees key {int(spans.max()) - 1}")
+            raise ValueError(
+                f"rows: expected rows that see only {keys} keys, got one that sees key {int(spans.max()) - 1}"
+            )
         slices = None
         if self.slices is not None:
             cut = {r: slice(max(s.start, start) - start, min(s.stop, stop) - start) for r, s in self.slices.items()}

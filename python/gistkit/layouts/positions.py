@@ -125,4 +125,3 @@ def decoder_positions(
     else:
         memory_ids, first = encoder.memory if carrier == "kv" else np.arange(count, dtype=np.int64), count
     return DecoderPositions(memory_ids, first, np.arange(first + 1, first + 1 + text, dtype=np.int64))
-

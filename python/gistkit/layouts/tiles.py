@@ -40,10 +40,13 @@ class Tiles:
 
 
 def tiles(plan: Plan, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
-    """The tiles of a plan. `tile_queries`, `tile_keys`: rows and keys a tile, at least 1. Copies device plans to host."""
+    """The tiles of a plan. `tile_queries`, `tile_keys`: rows and keys a tile, at least 1. Copies spans to the host."""
     tile_queries = at_least("tiles", "tile_queries", tile_queries, 1)
     tile_keys = at_least("tiles", "tile_keys", tile_keys, 1)
     spans = np.ascontiguousarray(plan.spans.cpu().numpy())
-    *lists, full, partial, visible, visited = _planner.tiles(spans, plan.num_keys, tile_queries, tile_keys)
+    keys_at, keys, queries_at, queries, full, partial, visible, visited = _planner.tiles(
+        spans, plan.num_keys, tile_queries, tile_keys
+    )
     total = spans.shape[0] * -(-spans.shape[1] // tile_queries) * -(-plan.num_keys // tile_keys)
-    return Tiles(*lists, full, partial, total - full - partial, visible / visited if visited else 1.0)
+    useful = visible / visited if visited else 1.0
+    return Tiles(keys_at, keys, queries_at, queries, full, partial, total - full - partial, useful)
