@@ -288,6 +288,30 @@ def test_layout_is_immutable_and_pickles() -> None:
         again.roles[0] = 1
 
 
+def test_extreme_document_and_segment_numbers() -> None:
+    low, high = -(2**31), 2**31 - 1
+    layout = Layout(roles=TEXT, sees={Role.TEXT: {Role.TEXT: windows(2)}}, segments=[low, high, high])
+    assert layout.compile().spans[0].tolist() == [[[0, 1]], [[1, 3]], [[1, 3]]]
+    assert layout.dense_mask().sum() == 5
+    packed = Layout.pack([Layout(roles=TEXT, sees=SEES, documents=[low, 0, high])] * 2)
+    assert packed.documents.tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(ValueError, match="expected documents to be nondecreasing"):
+        Layout(roles=TEXT, sees=SEES, documents=[high, 0, low])
+
+
+@pytest.mark.parametrize("grouped", [True, False])
+def test_plans_pass_through_torch_compile(grouped: bool) -> None:
+    def step(values: torch.Tensor, plan: Plan) -> torch.Tensor:
+        inside = plan.arrange(values) * plan.positions[:, None]
+        return plan.restore(inside)[:, : plan.num_keys - 1] + plan.spans[..., 1].amax()
+
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    for layout in (layouts.gistpool(10, 4, 3), layouts.causal(5)):
+        plan = layout.compile(grouped=grouped)
+        values = torch.randn(2, len(layout), 3)
+        assert (compiled(values, plan) == step(values, plan)).all()
+
+
 def test_repr_reads() -> None:
     text = repr(layouts.gistpool(10, 4, 3))
     assert text == (

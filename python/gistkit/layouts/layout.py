@@ -60,7 +60,8 @@ class Layout:
         shape = roles.shape
         zeros = np.zeros(shape, np.int32)
         documents = zeros if self.documents is None else _array("documents", self.documents, np.int32, shape)
-        if (np.diff(documents) < 0).any():
+        # Compared, not subtracted: differences of int32 and int64 values may overflow.
+        if (documents[1:] < documents[:-1]).any():
             raise ValueError("Layout: expected documents to be nondecreasing, got a smaller one after a larger one")
         segments = zeros if self.segments is None else _array("segments", self.segments, np.int32, shape)
         _check_segments(roles, segments, documents)
@@ -68,7 +69,7 @@ class Layout:
         ordinals = index if self.ordinals is None else _array("ordinals", self.ordinals, np.int64, shape)
         if ordinals.min() < 0 or ordinals.max() >= 2**62:
             raise ValueError(f"Layout: expected ordinals in [0, 2**62), got {ordinals.min()} to {ordinals.max()}")
-        if ((np.diff(ordinals) <= 0) & (np.diff(documents) == 0)).any():
+        if ((ordinals[1:] <= ordinals[:-1]) & (documents[1:] == documents[:-1])).any():
             raise ValueError("Layout: expected ordinals to ascend within each document")
         positions = index if self.positions is None else _positions(self.positions, shape[0])
         table = _check_sees(self.sees)
@@ -172,7 +173,8 @@ class Layout:
             raise ValueError("Layout.pack: expected layouts with the same sees table")
         documents, start = [], 0
         for layout in layouts:
-            documents.append(layout.documents - layout.documents[0] + start)
+            changes = np.append(False, layout.documents[1:] != layout.documents[:-1])
+            documents.append(np.cumsum(changes) + start)
             start = int(documents[-1][-1]) + 1
         join = lambda key: np.concatenate([getattr(layout, key) for layout in layouts], axis=-1)  # noqa: E731
         return cls(
@@ -252,7 +254,7 @@ def _positions(value: Any, count: int) -> NDArray[Any]:
 
 def _index_in_document(documents: NDArray[np.int32]) -> NDArray[np.int64]:
     index = np.arange(len(documents))
-    starts = np.flatnonzero(np.diff(documents)) + 1
+    starts = np.flatnonzero(documents[1:] != documents[:-1]) + 1
     first = np.zeros_like(index)
     first[starts] = starts
     return index - np.maximum.accumulate(first)
@@ -264,7 +266,8 @@ def _check_segments(roles: NDArray[np.uint8], segments: NDArray[np.int32], docum
         return
     for role in Role:
         mine = np.flatnonzero(roles == role)
-        bad = (np.diff(segments[mine]) < 0) & (np.diff(documents[mine]) == 0)
+        its, document = segments[mine], documents[mine]
+        bad = (its[1:] < its[:-1]) & (document[1:] == document[:-1])
         if bad.any():
             at = mine[1:][bad][0]
             raise ValueError(
@@ -297,6 +300,8 @@ def _token_index(function: str, name: str, value: Any, count: int) -> NDArray[np
     if isinstance(value, slice):
         return np.arange(count)[value]
     index = np.asarray(value)
+    if not index.size:
+        index = index.astype(np.int64)
     if index.dtype == bool:
         if index.shape != (count,):
             raise ValueError(f"{function}: expected {name} of shape [{count}] where bool, got shape {index.shape}")
