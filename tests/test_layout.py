@@ -133,6 +133,14 @@ def test_tiles_are_exact(layout: Layout, tile_q: int, tile_k: int) -> None:
     assert tiles.useful == (mask.sum() / pairs if pairs else 1.0)
 
 
+def test_short_last_tiles_can_be_full() -> None:
+    layout = Layout(roles=[Role.TEXT] * 7, sees={Role.TEXT: {Role.TEXT: ALL}})
+    tiles = layout.compile().tiles(4, 3)
+    assert (tiles.full, tiles.partial, tiles.empty, tiles.useful) == (6, 0, 0, 1.0)
+    assert tiles.key_entries.tolist() == [0, 2, 4] * 2
+    assert tiles.query_entries.tolist() == [0, 2] * 3
+
+
 def test_tiles_of_a_batch_are_those_of_its_rows() -> None:
     rows = [layouts.causal(11), layouts.gist(20, 4, 9), layouts.causal(30)]
     batch = compile_batch(rows)
