@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace gistkit::planner {
@@ -65,42 +66,25 @@ struct Walk {
   const int64_t* end;
   int64_t older_segment;
   int64_t later_segment;
+  int64_t segment;  // that of the last query, for which the cursors stand
 
-  void advance_segments(const Tokens& tokens, const int64_t* order, int64_t segment, int64_t last) {
+  void start(const Groups& groups) {
+    older_segment = later_segment = groups.begin[relation.key];
+    segment = std::numeric_limits<int64_t>::min();
+  }
+  void advance(const Tokens& tokens, const int64_t* order, int64_t query_segment, int64_t last) {
+    if (query_segment == segment) return;
+    segment = query_segment;
     while (older_segment < last && tokens.segments[order[older_segment]] <= segment - relation.segments)
       ++older_segment;
     while (later_segment < last && tokens.segments[order[later_segment]] <= segment) ++later_segment;
   }
 };
 
-// Merges a row's intervals, sorted by their begin, in place; empty ones vanish. Returns how many are left.
-int merge(int32_t* begin, int32_t* end, int count) {
-  int merged = 0;
-  for (int i = 0; i < count; ++i) {
-    if (begin[i] >= end[i]) continue;
-    if (merged && begin[i] <= end[merged - 1]) {
-      end[merged - 1] = std::max(end[merged - 1], end[i]);
-    } else {
-      begin[merged] = begin[i];
-      end[merged++] = end[i];
-    }
-  }
-  return merged;
-}
-
-void sort_intervals(int32_t* begin, int32_t* end, int count) {
-  for (int i = 1; i < count; ++i) {
-    const int32_t b = begin[i], e = end[i];
-    int j = i;
-    for (; j && begin[j - 1] > b; --j) begin[j] = begin[j - 1], end[j] = end[j - 1];
-    begin[j] = b, end[j] = e;
-  }
-}
-
-// Calls row(grouped row, begins, ends, count) for every token with the intervals of its key groups in grouped order: not
-// merged, some empty, ascending by key role. All work is amortised O(1) a token and relation.
-template <class Row>
-void for_each_row(const Tokens& tokens, std::vector<Relation>& relations, int64_t* order, Row row) {
+// For every token calls rows.start(its row in grouped order), rows.add(begin, end) for each interval of its key groups
+// in grouped order, some empty, ascending by key role, and rows.finish(). Work is amortised O(1) a token and relation.
+template <class Rows>
+void for_each_row(const Tokens& tokens, std::vector<Relation>& relations, int64_t* order, Rows& rows) {
   std::stable_sort(relations.begin(), relations.end(), [](const Relation& a, const Relation& b) {
     return a.query != b.query ? a.query < b.query : a.key < b.key;
   });
@@ -119,37 +103,34 @@ void for_each_row(const Tokens& tokens, std::vector<Relation>& relations, int64_
       if (offset == Relation::kUnbounded) return otherwise + relation.key;
       return counters[std::find(offsets.begin(), offsets.end(), offset) - offsets.begin()].at + relation.key;
     };
-    walks.push_back({relation, bound(relation.reach, groups.begin), bound(relation.skip, groups.end), 0, 0});
+    walks.push_back({relation, bound(relation.reach, groups.begin), bound(relation.skip, groups.end), 0, 0, 0});
     ++first_walk[relation.query + 1];
   }
   for (int role = 0; role < kNumRoles; ++role) first_walk[role + 1] += first_walk[role];
-  const size_t widest = static_cast<size_t>(max_intervals(relations));
-  std::vector<int32_t> begins(widest), ends(widest);
 
   for (int64_t begin = 0, end; begin < tokens.count; begin = end) {
     end = begin + 1;
     while (end < tokens.count && tokens.documents[end] == tokens.documents[begin]) ++end;
     groups = group_document(tokens, begin, end, order);
     for (Counter& counter : counters) counter.start(begin, groups);
-    for (Walk& walk : walks) walk.older_segment = walk.later_segment = groups.begin[walk.relation.key];
+    for (Walk& walk : walks) walk.start(groups);
     int64_t next[kNumRoles];
     std::copy(groups.begin, groups.begin + kNumRoles, next);
     for (int64_t i = begin; i < end; ++i) {
       const int role = tokens.roles[i];
       for (Counter& counter : counters) counter.advance(tokens, tokens.ordinals[i], end);
-      int count = 0;
-      for (int64_t w = first_walk[role]; w < first_walk[role + 1]; ++w, ++count) {
-        Walk& walk = walks[static_cast<size_t>(w)];
-        int64_t low = *walk.begin, high = *walk.end;
-        if (walk.relation.segments != Relation::kUnbounded) {
-          walk.advance_segments(tokens, order, tokens.segments[i], groups.end[walk.relation.key]);
-          low = std::max(low, walk.older_segment);
-          high = std::min(high, walk.later_segment);
+      rows.start(next[role]++);
+      for (Walk *walk = walks.data() + first_walk[role], *last = walks.data() + first_walk[role + 1]; walk < last;
+           ++walk) {
+        int64_t low = *walk->begin, high = *walk->end;
+        if (walk->relation.segments != Relation::kUnbounded) {
+          walk->advance(tokens, order, tokens.segments[i], groups.end[walk->relation.key]);
+          low = std::max(low, walk->older_segment);
+          high = std::min(high, walk->later_segment);
         }
-        begins[count] = static_cast<int32_t>(low);
-        ends[count] = static_cast<int32_t>(high);
+        rows.add(static_cast<int32_t>(low), static_cast<int32_t>(high));
       }
-      row(next[role]++, begins.data(), ends.data(), count);
+      rows.finish();
     }
   }
 }
@@ -161,6 +142,88 @@ bool key_role_repeats(const std::vector<Relation>& relations) {
   return false;
 }
 
+// Appends an interval to sorted ones that end at `out`, joining it to the last where they touch; returns the new end.
+inline int32_t* append(int32_t* first, int32_t* out, int32_t low, int32_t high) {
+  if (out != first && low <= out[-1]) {
+    out[-1] = std::max(out[-1], high);
+    return out;
+  }
+  out[0] = low;
+  out[1] = high;
+  return out + 2;
+}
+
+// Writes the rows of a grouped plan, `width` intervals each.
+class GroupedRows {
+ public:
+  GroupedRows(int32_t* spans, int64_t width, bool unsorted) : spans_(spans), width_(width), unsorted_(unsorted) {}
+
+  void start(int64_t row) { first_ = out_ = spans_ + row * width_ * 2; }
+  void add(int32_t low, int32_t high) {
+    if (low >= high) return;
+    if (unsorted_) {
+      pending_.emplace_back(low, high);
+    } else {
+      out_ = append(first_, out_, low, high);
+    }
+  }
+  void finish() {
+    if (unsorted_) {
+      std::sort(pending_.begin(), pending_.end());
+      for (const auto& [low, high] : pending_) out_ = append(first_, out_, low, high);
+      pending_.clear();
+    }
+    widest_ = std::max<int64_t>(widest_, (out_ - first_) / 2);
+  }
+  int64_t widest() const { return widest_; }
+
+ private:
+  int32_t* spans_;
+  int64_t width_;
+  bool unsorted_;
+  int32_t *first_ = nullptr, *out_ = nullptr;
+  int64_t widest_ = 1;
+  std::vector<std::pair<int32_t, int32_t>> pending_;
+};
+
+// Collects the rows of a plan in logical order, in which an interval of grouped order is many runs.
+class InterleavedRows {
+ public:
+  InterleavedRows(const std::vector<int64_t>& order, int32_t* counts)
+      : rows_(order.size()), order_(order.data()), counts_(counts) {}
+
+  void start(int64_t row) { row_ = order_[row]; }
+  void add(int32_t low, int32_t high) {
+    for (int64_t key = low; key < high;) {
+      const int64_t first = order_[key++];
+      while (key < high && order_[key] == order_[key - 1] + 1) ++key;
+      runs_.emplace_back(static_cast<int32_t>(first), static_cast<int32_t>(order_[key - 1] + 1));
+    }
+  }
+  void finish() {
+    std::sort(runs_.begin(), runs_.end());
+    std::vector<int32_t>& row = rows_[static_cast<size_t>(row_)];
+    row.resize(runs_.size() * 2);
+    int32_t* out = row.data();
+    for (const auto& [low, high] : runs_) out = append(row.data(), out, low, high);
+    row.resize(static_cast<size_t>(out - row.data()));
+    counts_[row_] = static_cast<int32_t>(row.size() / 2);
+    runs_.clear();
+  }
+  std::vector<int32_t> flat() const {
+    std::vector<int32_t> all;
+    for (const std::vector<int32_t>& row : rows_) all.insert(all.end(), row.begin(), row.end());
+    return all;
+  }
+
+ private:
+  std::vector<std::vector<int32_t>> rows_;
+  std::vector<std::pair<int32_t, int32_t>> runs_;
+  const int64_t* order_;
+  int32_t* counts_;
+  int64_t row_ = 0;
+};
+
 }  // namespace
 
 int64_t max_intervals(const std::vector<Relation>& relations) {
@@ -171,48 +234,20 @@ int64_t max_intervals(const std::vector<Relation>& relations) {
 
 int64_t compile_grouped(const Tokens& tokens, std::vector<Relation> relations, int64_t* order, int32_t* spans) {
   const int64_t width = max_intervals(relations);
-  const bool unsorted = key_role_repeats(relations);
-  int64_t widest = 1;
-  for_each_row(tokens, relations, order, [&](int64_t at, int32_t* begin, int32_t* end, int count) {
-    if (unsorted) sort_intervals(begin, end, count);
-    const int left = merge(begin, end, count);
-    widest = std::max<int64_t>(widest, left);
-    int32_t* out = spans + at * width * 2;
-    for (int i = 0; i < left; ++i) out[2 * i] = begin[i], out[2 * i + 1] = end[i];
-  });
-  if (widest < width)
+  GroupedRows rows(spans, width, key_role_repeats(relations));
+  for_each_row(tokens, relations, order, rows);
+  const int64_t used = rows.widest();
+  if (used < width)
     for (int64_t i = 1; i < tokens.count; ++i)
-      std::memmove(spans + i * widest * 2, spans + i * width * 2, sizeof(int32_t) * 2 * static_cast<size_t>(widest));
-  return widest;
+      std::memmove(spans + i * used * 2, spans + i * width * 2, sizeof(int32_t) * 2 * static_cast<size_t>(used));
+  return used;
 }
 
 std::vector<int32_t> compile_interleaved(const Tokens& tokens, std::vector<Relation> relations, int32_t* counts) {
   std::vector<int64_t> order(static_cast<size_t>(tokens.count));
-  std::vector<std::vector<int32_t>> rows(static_cast<size_t>(tokens.count));
-  std::vector<std::pair<int32_t, int32_t>> runs;
-  for_each_row(tokens, relations, order.data(), [&](int64_t at, const int32_t* begin, const int32_t* end, int count) {
-    runs.clear();
-    for (int c = 0; c < count; ++c) {
-      for (int64_t key = begin[c]; key < end[c];) {
-        const int64_t first = order[key++];
-        while (key < end[c] && order[key] == order[key - 1] + 1) ++key;
-        runs.emplace_back(static_cast<int32_t>(first), static_cast<int32_t>(order[key - 1] + 1));
-      }
-    }
-    std::sort(runs.begin(), runs.end());
-    std::vector<int32_t>& out = rows[static_cast<size_t>(order[at])];
-    for (const auto& [first, last] : runs) {
-      if (!out.empty() && first <= out.back()) {
-        out.back() = std::max(out.back(), last);
-      } else {
-        out.insert(out.end(), {first, last});
-      }
-    }
-    counts[order[at]] = static_cast<int32_t>(out.size() / 2);
-  });
-  std::vector<int32_t> flat;
-  for (const std::vector<int32_t>& row : rows) flat.insert(flat.end(), row.begin(), row.end());
-  return flat;
+  InterleavedRows rows(order, counts);
+  for_each_row(tokens, relations, order.data(), rows);
+  return rows.flat();
 }
 
 }  // namespace gistkit::planner

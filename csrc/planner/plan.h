@@ -13,7 +13,7 @@ constexpr int kPad = 5;
 // role of a document. Where they do not, results are meaningless but every access stays in bounds.
 struct Tokens {
   int64_t count;
-  const uint8_t* roles;      // each below kNumRoles
+  const uint8_t* roles;  // each below kNumRoles
   const int32_t* segments;
   const int32_t* documents;
   const int64_t* ordinals;

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "planner/plan.h"
+#include "planner/tiles.h"
 
 namespace py = pybind11;
 namespace planner = gistkit::planner;
@@ -23,8 +24,8 @@ void check_length(const char* name, const py::array& array, int64_t count) {
     throw py::value_error(std::string(name) + ": expected shape [" + std::to_string(count) + "], as roles");
 }
 
-planner::Tokens tokens_of(const Array<uint8_t>& roles, const Array<int32_t>& segments,
-                          const Array<int32_t>& documents, const Array<int64_t>& ordinals) {
+planner::Tokens tokens_of(const Array<uint8_t>& roles, const Array<int32_t>& segments, const Array<int32_t>& documents,
+                          const Array<int64_t>& ordinals) {
   if (roles.ndim() != 1) throw py::value_error("roles: expected one dimension");
   const int64_t count = roles.shape(0);
   if (count > std::numeric_limits<int32_t>::max()) throw py::value_error("roles: expected fewer than 2**31 tokens");
@@ -92,6 +93,29 @@ py::tuple compile(const Array<uint8_t>& roles, const Array<int32_t>& segments, c
   return py::make_tuple(order, spans);
 }
 
+Array<int64_t> array_of(const std::vector<int64_t>& values) {
+  return Array<int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
+  if (spans.ndim() != 4 || spans.shape(3) != 2) throw py::value_error("spans: expected shape [B, N, S, 2]");
+  if (num_keys < 0 || num_keys > std::numeric_limits<int32_t>::max())
+    throw py::value_error("num_keys: expected 0 <= num_keys < 2**31, got " + std::to_string(num_keys));
+  for (int64_t size : {queries, keys})
+    if (size < 1 || size > std::numeric_limits<int32_t>::max())
+      throw py::value_error("tile sizes: expected 1 or more, got " + std::to_string(size));
+  planner::TileLists lists;
+  {
+    const int32_t* data = spans.data();
+    const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
+    py::gil_scoped_release release;
+    lists = planner::tile_lists(data, batch, rows, width, num_keys, {queries, keys});
+  }
+  return py::make_tuple(array_of(lists.key_offsets), array_of(lists.key_entries), array_of(lists.query_offsets),
+                        array_of(lists.query_entries), lists.full, lists.partial, lists.visible_pairs,
+                        lists.visited_pairs);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_planner, m) {
@@ -101,4 +125,8 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("grouped"),
         "Order (int64 [N]) and spans (int32 [N, S, 2]) of a layout. `relations` int64 [R, 5]: query role, key role, "
         "segments, skip, reach; -1 is unbounded.");
+  m.def("tiles", &tiles, py::arg("spans").noconvert(), py::arg("num_keys"), py::arg("tile_queries"),
+        py::arg("tile_keys"),
+        "Tile lists of spans (int32 [B, N, S, 2]): key_offsets, key_entries, query_offsets, query_entries (int64), and "
+        "the number of full tiles, partial tiles, visible pairs and pairs in visited tiles.");
 }

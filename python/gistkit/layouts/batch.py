@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
@@ -33,18 +34,25 @@ def compile_batch(
     axes = {layout.positions.shape[:-1] for layout in layouts}
     if len(axes) > 1:
         raise ValueError(f"compile_batch: expected positions with the same number of axes, got {sorted(axes)}")
-    plans = [layout.compile(window=window, queries=queries, grouped=grouped) for layout in layouts]
-    lengths = torch.tensor([plan.num_queries for plan in plans])
-    batch, rows, num_keys = len(plans), int(lengths.max()), max(plan.num_keys for plan in plans)
-    spans = torch.zeros(batch, rows, max(plan.spans.shape[2] for plan in plans), 2, dtype=torch.int32)
-    floating = any(layout.positions.dtype.kind == "f" for layout in layouts)
-    positions = torch.zeros(*axes.pop(), batch, rows, dtype=torch.float64 if floating else torch.int64)
+    parts = [layout.compile_arrays(window, queries, grouped) for layout in layouts]
+    lengths = np.array([len(order) for order, *_ in parts])
+    batch, rows = len(parts), int(lengths.max())
+    spans = np.zeros((batch, rows, max(part[1].shape[1] for part in parts), 2), np.int32)
+    positions = np.zeros((*axes.pop(), batch, rows), np.result_type(*(layout.positions.dtype for layout in layouts)))
     # Padding keeps the order a permutation, except where only some rows are queries.
-    order = torch.arange(rows).repeat(batch, 1) if queries is None else torch.zeros(batch, rows, dtype=torch.int64)
-    for row, plan in enumerate(plans):
-        count, width = plan.spans.shape[1:3]
-        spans[row, :count, :width] = plan.spans[0]
-        positions[..., row, :count] = plan.positions if plan.positions.dim() == 1 else plan.positions[:, 0]
-        order[row, :count] = plan.order[0]
-    slices = plans[0].slices if all(plan.slices == plans[0].slices for plan in plans) else None
-    return Plan(spans, num_keys, positions, order, lengths, slices).to(device)
+    order = np.zeros((batch, rows), np.int64)
+    if queries is None:
+        order[:] = np.arange(rows)
+    for row, (row_order, row_spans, row_positions, _) in enumerate(parts):
+        spans[row, : len(row_order), : row_spans.shape[1]] = row_spans
+        positions[..., row, : len(row_order)] = row_positions
+        order[row, : len(row_order)] = row_order
+    slices = parts[0][3] if all(part[3] == parts[0][3] for part in parts) else None
+    return Plan(
+        torch.from_numpy(spans),
+        max(map(len, layouts)),
+        torch.from_numpy(positions),
+        torch.from_numpy(order),
+        torch.from_numpy(lengths),
+        slices,
+    ).to(device)

@@ -11,7 +11,7 @@ from gistkit.layouts.relations import CAUSAL, Role, recent
 
 
 def dodo(selected: ArrayLike, tau: int) -> Layout:
-    """Dodo's mixed resolution: a token sees all of the last `tau` tokens, itself included, and of older ones the nuggets.
+    """Dodo's mixed resolution: a token sees all the last `tau` tokens, itself included, and the nuggets before those.
 
     Nuggets have role MEMORY, the other tokens CONTEXT; every token keeps its own position.
 

@@ -49,6 +49,7 @@ class Layout:
     ordinals: NDArray[np.int64] = None  # type: ignore[assignment]
     name: str = ""
     _relations: NDArray[np.int64] = field(init=False)
+    _counts: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
         roles = _array("roles", self.roles, np.uint8)
@@ -59,7 +60,8 @@ class Layout:
         shape = roles.shape
         zeros = np.zeros(shape, np.int32)
         documents = zeros if self.documents is None else _array("documents", self.documents, np.int32, shape)
-        if (np.diff(documents) < 0).any():
+        # Compared, not subtracted: differences of int32 and int64 values may overflow.
+        if (documents[1:] < documents[:-1]).any():
             raise ValueError("Layout: expected documents to be nondecreasing, got a smaller one after a larger one")
         segments = zeros if self.segments is None else _array("segments", self.segments, np.int32, shape)
         _check_segments(roles, segments, documents)
@@ -67,7 +69,7 @@ class Layout:
         ordinals = index if self.ordinals is None else _array("ordinals", self.ordinals, np.int64, shape)
         if ordinals.min() < 0 or ordinals.max() >= 2**62:
             raise ValueError(f"Layout: expected ordinals in [0, 2**62), got {ordinals.min()} to {ordinals.max()}")
-        if ((np.diff(ordinals) <= 0) & (np.diff(documents) == 0)).any():
+        if ((ordinals[1:] <= ordinals[:-1]) & (documents[1:] == documents[:-1])).any():
             raise ValueError("Layout: expected ordinals to ascend within each document")
         positions = index if self.positions is None else _positions(self.positions, shape[0])
         table = _check_sees(self.sees)
@@ -77,6 +79,7 @@ class Layout:
             value.flags.writeable = False
             object.__setattr__(self, key, value)
         object.__setattr__(self, "sees", table)
+        object.__setattr__(self, "_counts", np.bincount(roles, minlength=len(Role)))
         rows = [
             (query, key, *(-1 if bound is None else bound for bound in r.bounds))
             for query, keys in table.items() for key, relations in keys.items() for r in _as_tuple(relations)
@@ -104,6 +107,19 @@ class Layout:
                 keeps logical order, with as many intervals a row as that takes.
             device: where the plan's tensors are put.
         """
+        order, spans, positions, slices = self.compile_arrays(window, queries, grouped)
+        return Plan(
+            torch.from_numpy(spans)[None],
+            len(self),
+            torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
+            torch.from_numpy(order)[None],
+            slices=slices,
+        ).to(device)
+
+    def compile_arrays(
+        self, window: int | None, queries: slice | ArrayLike | None, grouped: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any], dict[Role, slice] | None]:
+        """Order [Nq], spans [Nq, S, 2], positions [.., Nq] and slices of `compile`, as NumPy arrays."""
         relations = self._relations
         if window is not None:
             window = at_least("compile", "window", window, 1)
@@ -120,18 +136,12 @@ class Layout:
             order, spans = order[rows], spans[rows]
             used = (spans[..., 0] < spans[..., 1]).any(0).sum()
             spans = np.ascontiguousarray(spans[:, : max(1, used)])
-        positions = np.take(self.positions, order, axis=-1)
         slices = None
         if grouped and self.documents[0] == self.documents[-1]:
-            bounds = np.searchsorted(self.roles[order], np.arange(len(Role) + 1))
+            counts = self._counts if queries is None else np.bincount(self.roles[order], minlength=len(Role))
+            bounds = np.concatenate([[0], np.cumsum(counts)])
             slices = {r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if bounds[r] < bounds[r + 1]}
-        return Plan(
-            torch.from_numpy(spans)[None],
-            len(self),
-            torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
-            torch.from_numpy(order)[None],
-            slices=slices,
-        ).to(device)
+        return order, spans, np.take(self.positions, order, axis=-1), slices
 
     def dense_mask(self, order: str = "logical", window: int | None = None) -> NDArray[np.bool_]:
         """bool [N, N], True where query row sees key column: the slow oracle, straight from the relations' definitions.
@@ -163,7 +173,8 @@ class Layout:
             raise ValueError("Layout.pack: expected layouts with the same sees table")
         documents, start = [], 0
         for layout in layouts:
-            documents.append(layout.documents - layout.documents[0] + start)
+            changes = np.append(False, layout.documents[1:] != layout.documents[:-1])
+            documents.append(np.cumsum(changes) + start)
             start = int(documents[-1][-1]) + 1
         join = lambda key: np.concatenate([getattr(layout, key) for layout in layouts], axis=-1)  # noqa: E731
         return cls(
@@ -243,7 +254,7 @@ def _positions(value: Any, count: int) -> NDArray[Any]:
 
 def _index_in_document(documents: NDArray[np.int32]) -> NDArray[np.int64]:
     index = np.arange(len(documents))
-    starts = np.flatnonzero(np.diff(documents)) + 1
+    starts = np.flatnonzero(documents[1:] != documents[:-1]) + 1
     first = np.zeros_like(index)
     first[starts] = starts
     return index - np.maximum.accumulate(first)
@@ -255,12 +266,13 @@ def _check_segments(roles: NDArray[np.uint8], segments: NDArray[np.int32], docum
         return
     for role in Role:
         mine = np.flatnonzero(roles == role)
-        bad = (np.diff(segments[mine]) < 0) & (np.diff(documents[mine]) == 0)
+        its, document = segments[mine], documents[mine]
+        bad = (its[1:] < its[:-1]) & (document[1:] == document[:-1])
         if bad.any():
             at = mine[1:][bad][0]
             raise ValueError(
-                f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got segment "
-                f"{segments[at]} at token {at} after a larger one"
+                f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got "
+                f"segment {segments[at]} at token {at} after a larger one"
             )
 
 
@@ -288,6 +300,8 @@ def _token_index(function: str, name: str, value: Any, count: int) -> NDArray[np
     if isinstance(value, slice):
         return np.arange(count)[value]
     index = np.asarray(value)
+    if not index.size:
+        index = index.astype(np.int64)
     if index.dtype == bool:
         if index.shape != (count,):
             raise ValueError(f"{function}: expected {name} of shape [{count}] where bool, got shape {index.shape}")

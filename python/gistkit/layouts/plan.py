@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit.layouts.relations import Role
+from gistkit.layouts.tiles import Tiles, tiles
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,7 +20,7 @@ class Plan:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
             ones (start == end) last.
         num_keys: number of keys Nk the spans refer to; every end is at most Nk.
-        positions: position ids in physical order, int64 or float64 [Nq], [B, Nq] or [A, B, Nq]; None if it carries none.
+        positions: int64 or float64 [Nq], [B, Nq] or [A, B, Nq], position ids in physical order; None if there are none.
         order: int64 [B or 1, Nq], the logical index of each physical row; None where the two orders are the same.
         lengths: int64 [B], tokens a row before its padding; None where no row is padded.
         slices: the rows of each role that is there, where each has one slice (one document a row, grouped order, the
@@ -109,6 +110,10 @@ class Plan:
             None if self.lengths is None else (self.lengths - start).clamp(0, stop - start),
             slices,
         )
+
+    def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
+        """Which tiles of the mask a blocked kernel visits, and the useful share; see `Tiles`."""
+        return tiles(self, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`."""

@@ -76,7 +76,7 @@ def windows(count: int) -> Relation:
 
 
 def recent(tokens: int) -> Relation:
-    """Among the last `tokens` tokens of the document, of whatever role, the query included. `tokens`: int, at least 1."""
+    """Among the document's last `tokens` tokens, of whatever role, the query included. `tokens`: int, at least 1."""
     return Relation("recent", at_least("recent", "tokens", tokens, 1))
 
 

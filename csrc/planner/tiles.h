@@ -1,0 +1,30 @@
+// Which tiles of a (queries x keys) grid a plan visits, and how.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace gistkit::planner {
+
+struct TileShape {
+  int64_t queries;
+  int64_t keys;
+};
+
+// Tile lists for every row of a batch. The entries of list i lie in [offsets[i], offsets[i + 1]) and are tile * 2 + 1
+// where the tile is partial (some pairs masked) and tile * 2 where it is full; tiles with no visible pair are absent.
+struct TileLists {
+  std::vector<int64_t> key_offsets;  // one list for each (batch row, query tile): its key tiles
+  std::vector<int64_t> key_entries;
+  std::vector<int64_t> query_offsets;  // one list for each (batch row, key tile): its query tiles
+  std::vector<int64_t> query_entries;
+  int64_t full = 0;
+  int64_t partial = 0;
+  int64_t visible_pairs = 0;
+  int64_t visited_pairs = 0;
+};
+
+// spans [batch, rows, width, 2], ascending and disjoint in each row. Values outside [0, num_keys] are clamped.
+TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
+                     TileShape shape);
+
+}  // namespace gistkit::planner

@@ -1,0 +1,14 @@
+import numpy as np
+from numpy.typing import NDArray
+
+def compile(
+    roles: NDArray[np.uint8],
+    segments: NDArray[np.int32],
+    documents: NDArray[np.int32],
+    ordinals: NDArray[np.int64],
+    relations: NDArray[np.int64],
+    grouped: bool,
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]: ...
+def tiles(
+    spans: NDArray[np.int32], num_keys: int, tile_queries: int, tile_keys: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], int, int, int, int]: ...

@@ -1,0 +1,218 @@
+"""Each builder against a mask and position ids written out by hand from its paper's words, token by token."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gistkit import layouts
+from gistkit.layouts import Layout, Role, decoder_positions, encoder_positions, upl
+
+# A token as the papers speak of it: its kind and the chunk, window or image it belongs to.
+Token = tuple[str, int]
+ROLE = {"bos": Role.BOS, "context": Role.CONTEXT, "memory": Role.MEMORY, "task": Role.TASK, "text": Role.TEXT}
+
+
+def check(layout: Layout, tokens: list[Token], sees: Callable[[int, Token, int, Token], bool], ids: list[int]) -> None:
+    """`sees(i, query, j, key)` says whether token i sees token j, in logical order."""
+    assert layout.roles.tolist() == [ROLE[kind] for kind, _ in tokens]
+    assert layout.positions.tolist() == list(ids)
+    expected = np.array([[sees(i, q, j, k) for j, k in enumerate(tokens)] for i, q in enumerate(tokens)])
+    assert (layout.dense_mask() == expected).all()
+    for grouped in (True, False):
+        plan = layout.compile(grouped=grouped)
+        compiled = np.zeros_like(expected)
+        for row, intervals in zip(plan.order[0].tolist(), plan.spans[0].tolist(), strict=True):
+            for start, end in intervals:
+                compiled[row, plan.order[0].numpy()[start:end]] = True
+        assert (compiled == expected).all()
+
+
+def test_causal() -> None:
+    check(layouts.causal(5), [("text", 0)] * 5, lambda i, q, j, k: j <= i, list(range(5)))
+    assert layouts.causal(5).compile().spans.shape[2] == 1
+
+
+@pytest.mark.parametrize("positions", ["dpl", "upl", "cpl", "epl"])
+@pytest.mark.parametrize(("context", "chunk", "memory"), [(12, 4, 2), (11, 4, 3), (3, 8, 5), (5, 1, 1), (9, 4, 6)])
+def test_icae_encoder(context: int, chunk: int, memory: int, positions: str) -> None:
+    ids = encoder_positions(positions, context, chunk, memory)
+    tokens: list[Token] = []
+    wanted: list[int] = []
+    for c, start in enumerate(range(0, context, chunk)):
+        size = min(chunk, context - start)
+        tokens += [("context", c)] * size + [("memory", c)] * memory
+        wanted += [*ids.context[start : start + size], *ids.memory[c * memory : (c + 1) * memory]]
+    layout = layouts.icae_encoder(context, chunk, memory, positions)
+    # Each [chunk; memory] is a sequence of its own under a causal mask.
+    check(layout, tokens, lambda i, q, j, k: q[1] == k[1] and j <= i, wanted)
+    assert layout.compile().spans.shape[2] <= 2
+
+
+@pytest.mark.parametrize("carrier", ["embedding", "kv"])
+@pytest.mark.parametrize(("task", "question", "text"), [("ae", 0, None), ("lm", 0, 5), ("qa", 3, 2), ("lm", 0, 0)])
+@pytest.mark.parametrize("positions", ["dpl", "epl"])
+def test_decoder(task: str, question: int, text: int | None, positions: str, carrier: str) -> None:
+    layout = layouts.decoder(11, 4, 3, task=task, carrier=carrier, positions=positions, text=text, question=question)
+    count = 11 if text is None else question + text
+    ids = decoder_positions(positions, task, carrier, 11, 4, 3, count)
+    tokens: list[Token] = [("memory", 0)] * 9 + [("task", 0)] + [("text", 0)] * count
+    check(layout, tokens, lambda i, q, j, k: j <= i, [*ids.memory, ids.task, *ids.text])
+    cached = layout.compile(queries=slice(9, None))
+    assert cached.num_queries == 1 + count
+    assert cached.num_keys == 10 + count
+    assert cached.spans[0, :, 0].tolist() == [[0, 10 + i] for i in range(1 + count)]
+
+
+@pytest.mark.parametrize(("count", "arguments"), [(5, {"ratio": 4}), (4, {"ratio": 4.5}), (2, {"memory": 2})])
+def test_gist(count: int, arguments: dict) -> None:
+    tokens = [("bos", 0)] + [("context", 0)] * 18 + [("memory", 0)] * count + [("text", 0)] * 3
+
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        if j > i:
+            return False
+        return k[0] == "bos" or q[0] != "text" or k[0] != "context"
+
+    check(layouts.gist(18, text=3, **arguments), tokens, sees, list(range(22 + count)))
+
+
+@pytest.mark.parametrize("context", [12, 13, 2])
+@pytest.mark.parametrize("windows", [1, 2, 5, None])
+@pytest.mark.parametrize("memory_sees_memory", [False, True])
+@pytest.mark.parametrize("memory_sees_bos", [False, True])
+@pytest.mark.parametrize("context_sees_memory", [False, True])
+def test_gistpool(
+    context: int, windows: int | None, memory_sees_memory: bool, memory_sees_bos: bool, context_sees_memory: bool
+) -> None:
+    tokens: list[Token] = [("bos", 0)]
+    for w, start in enumerate(range(0, context, 3)):
+        tokens += [("context", w)] * min(3, context - start) + [("memory", w)]
+    tokens += [("text", 0)] * 4
+
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        if j > i:
+            return False
+        match q[0], k[0]:
+            case "bos", _:
+                return True
+            case "memory", "bos":
+                return memory_sees_bos
+            case "memory", "context":
+                return windows is None or k[1] > q[1] - windows
+            case "memory", "memory":
+                return i == j or memory_sees_memory
+            case "context", "memory":
+                return context_sees_memory
+            case "text", "context":
+                return False
+        return True
+
+    layout = layouts.gistpool(
+        context,
+        3,
+        4,
+        windows=windows,
+        memory_sees_memory=memory_sees_memory,
+        memory_sees_bos=memory_sees_bos,
+        context_sees_memory=context_sees_memory,
+    )
+    check(layout, tokens, sees, list(range(len(tokens))))
+    assert layout.compile().spans.shape[2] <= 3
+
+
+def test_gistpool_separate_positions() -> None:
+    layout = layouts.gistpool(5, 2, 2, separate_positions=True)
+    # BOS c c g c c g c g t t
+    assert layout.positions.tolist() == [0, 1, 2, 1, 3, 4, 2, 5, 3, 6, 7]
+
+
+@pytest.mark.parametrize("positions", ["dpl", "epl"])
+@pytest.mark.parametrize("text_sees_before", [True, False])
+@pytest.mark.parametrize(("before", "images"), [(0, 1), (3, 1), (2, 3)])
+def test_voco(positions: str, text_sees_before: bool, before: int, images: int) -> None:
+    vision, memory, text = 7, 3, 4
+    tokens: list[Token] = [("text", -1)] * before
+    ids = list(range(before))
+    at = max(before, 1)
+    for image in range(images):
+        tokens += [("context", image)] * vision + [("memory", image)] * memory
+        ids += [*range(at, at + vision), *upl(at, at + vision - 1, memory)]
+        at += vision
+    tokens += [("text", images)] * text
+    ids += range(at, at + text)
+    if positions == "dpl":
+        ids = list(range(len(tokens)))
+
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        if j > i:
+            return False
+        if k[0] == "context":
+            return q[0] != "text" and q[1] == k[1]
+        return text_sees_before or not (q == ("text", images) and k == ("text", -1))
+
+    layout = layouts.voco(
+        vision, memory, text, before=before, images=images, positions=positions, text_sees_before=text_sees_before
+    )
+    check(layout, tokens, sees, ids)
+
+
+def test_voco_ids_of_the_paper() -> None:
+    ids = layouts.voco(576, 128, 10).positions
+    assert ids[:576].tolist() == list(range(1, 577))
+    assert ids[576:704].tolist() == upl(1, 576, 128).tolist()
+    assert ids[704:].tolist() == list(range(577, 587))
+    # An image at 249..827 after a prompt: text goes on at 828, as if there were no memory tokens.
+    ids = layouts.voco(579, 2, 2, before=249).positions
+    assert ids[249 + 579 :].tolist() == [*upl(249, 827, 2), 828, 829]
+
+
+@pytest.mark.parametrize("tau", [1, 4, 100])
+def test_dodo(tau: int) -> None:
+    selected = np.zeros(23, bool)
+    selected[[2, 3, 9, 14, 20, 22]] = True
+    tokens: list[Token] = [("memory" if nugget else "context", 0) for nugget in selected]
+
+    # Token t sees the nuggets of w_1..t-tau and all of the last tau tokens, itself included.
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        return (j <= i - tau and k[0] == "memory") or i - tau < j <= i
+
+    check(layouts.dodo(selected, tau), tokens, sees, list(range(23)))
+
+
+def test_methods_compile_to_few_intervals() -> None:
+    for layout in (
+        layouts.gist(50, 4, 9),
+        layouts.gistpool(50, 4, 9),
+        layouts.voco(12, 3, 4, before=2),
+        layouts.dodo(np.arange(40) % 7 == 0, 5),
+    ):
+        assert layout.compile().spans.shape[2] <= 3
+    assert layouts.gistpool(50, 4, 9).compile(grouped=False).spans.shape[2] > 3
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: layouts.causal(0), ValueError, r"causal: expected length >= 1, got 0"),
+        (lambda: layouts.causal("3"), TypeError, r"causal: expected length to be an int, got str"),
+        (lambda: layouts.icae_encoder(0, 4, 2), ValueError, r"encoder_positions: expected context >= 1, got 0"),
+        (lambda: layouts.icae_encoder(4, 4, 0), ValueError, r"expected memory >= 1, got 0"),
+        (lambda: layouts.decoder(4, 4, 2, task="lm"), ValueError, r"expected text, the number of tokens after"),
+        (lambda: layouts.decoder(4, 4, 2, question=2), ValueError, r"expected question to be 0 for task 'ae', got 2"),
+        (lambda: layouts.decoder(4, 4, 2, task="lm", text=-2), ValueError, r"decoder: expected text >= 0, got -2"),
+        (lambda: layouts.gist(8, 0.5), ValueError, r"gist: expected ratio >= 1, got 0.5"),
+        (lambda: layouts.gist(8), ValueError, r"gist: expected either ratio or memory, got ratio None and memory None"),
+        (lambda: layouts.gist(0, 2), ValueError, r"gist: expected context >= 1, got 0"),
+        (lambda: layouts.gistpool(8, 0), ValueError, r"gistpool: expected ratio >= 1, got 0"),
+        (lambda: layouts.gistpool(8, 1.5), TypeError, r"gistpool: expected ratio to be an int, got float"),
+        (lambda: layouts.gistpool(8, 2, windows=0), ValueError, r"gistpool: expected windows >= 1, got 0"),
+        (lambda: layouts.voco(0, 2), ValueError, r"voco: expected vision >= 1, got 0"),
+        (lambda: layouts.voco(4, 2, positions="cpl"), ValueError, r"voco: expected positions to be one of dpl, epl"),
+        (lambda: layouts.dodo([1, 0], 2), TypeError, r"dodo: expected selected of dtype bool, got int64"),
+        (lambda: layouts.dodo([True], 0), ValueError, r"dodo: expected tau >= 1, got 0"),
+        (lambda: layouts.dodo(np.zeros(0, bool), 1), ValueError, r"dodo: expected selected of shape \[N\] with N >= 1"),
+    ],
+)
+def test_bad_arguments_are_named(call: Callable[[], Layout], error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()

@@ -1,0 +1,47 @@
+"""The picture of a layout, and what happens without matplotlib."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gistkit import layouts
+from gistkit.layouts import Layout, Role
+
+
+def test_masks_are_drawn_in_the_keys_colours() -> None:
+    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+    layout = layouts.gistpool(10, 4, 3)
+    figure = layout.draw()
+    logical, physical, positions = figure.axes
+    for axes, order in ((logical, "logical"), (physical, "physical")):
+        image = np.asarray(axes.images[0].get_array())
+        mask = layout.dense_mask(order)
+        assert ((image > 0) == mask).all()
+        assert (image[mask] == np.broadcast_to(np.sort(layout.roles) + 1, mask.shape)[mask]).all() or order == "logical"
+    drawn = np.concatenate([points.get_offsets() for points in positions.collections])
+    assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions.tolist()))
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
+
+
+def test_layouts_of_every_kind_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+    one = Layout(roles=[Role.TEXT, Role.PAD], sees={}, positions=[[0.5, 1.0], [2.0, 2.5]])
+    for i, layout in enumerate((one, Layout.pack([layouts.causal(3)] * 2), layouts.causal(100))):
+        layout.draw(window=2, title="a title").savefig(tmp_path / f"{i}.png")
+        assert (tmp_path / f"{i}.png").stat().st_size > 0
+
+
+def test_too_many_tokens() -> None:
+    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+    with pytest.raises(ValueError, match=r"draw: expected a layout of at most 1024 tokens, got 1025"):
+        layouts.causal(1025).draw()
+
+
+def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gistkit.viz.layout", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.colors", None)
+    with pytest.raises(ImportError, match=r"pip install gistkit\[viz\]"):
+        layouts.causal(3).draw()
