@@ -19,7 +19,7 @@ void weigh_row(T cap, const T* bias, T lse, T lse_rest, int begin, int end, T* s
       x = S::mul(S::set(cap), t);
     }
     if (bias) x = S::add(x, S::load(bias + c));
-    S::store(scores + c, exp2<T>(S::sub(S::sub(x, S::set(lse)), S::set(lse_rest))));
+    S::store(scores + c, exp2_difference<T>(x, S::set(lse), S::set(lse_rest)));
   }
 }
 
@@ -130,6 +130,7 @@ class BackwardKernel {
     kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
     counts_ = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
     cuts_ = arena.take<int32_t>(setup_.span_batches * (splits_ + 1));
+    touched_ = arena.take<uint8_t>(setup_.span_batches * splits_ * query_tiles_);
     slots_ = arena.take<char>(in_flight_ * slot_bytes_);
     Arena one(nullptr);
     carve_worker(one);
@@ -147,6 +148,10 @@ class BackwardKernel {
   }
   const TileKind* kinds(int64_t b, int64_t query_tile) const {
     return kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
+  }
+  // Whether some pair of tiles of a split reaches the query tile: only then is its part of grad_query in use.
+  bool touched(int64_t b, int64_t split, int64_t query_tile) const {
+    return touched_[((p_.spans_shared ? 0 : b) * splits_ + split) * query_tiles_ + query_tile];
   }
   const int32_t* cuts(int64_t b) const { return cuts_ + (p_.spans_shared ? 0 : b) * (splits_ + 1); }
 
@@ -173,6 +178,12 @@ class BackwardKernel {
         while (next < splits_ && passed * splits_ >= pairs * next) cut[next++] = k + 1;
       }
       while (next <= splits_) cut[next++] = key_tiles_;
+      for (int64_t split = 0; split < splits_; ++split)
+        for (int64_t t = 0; t < query_tiles_; ++t) {
+          uint8_t& any = touched_[(b * splits_ + split) * query_tiles_ + t];
+          any = 0;
+          for (int32_t k = cut[split]; k < cut[split + 1]; ++k) any |= batch[t * key_tiles_ + k] != kEmptyTile;
+        }
     }
   }
 
@@ -212,8 +223,11 @@ class BackwardKernel {
       }
       interleave_rows(w.rows, v_pad_, p_.dim_v, s.grad_rows + block * v_pad_);
     }
-    for (int64_t part = 0; part < splits_ * (qk_pad_ / kPanel); ++part)
-      std::memset(s.grad_query + part * panel + tile * kQueries * kPanel, 0, sizeof(T) * kQueries * kPanel);
+    for (int64_t split = 0; split < splits_; ++split) {
+      if (!touched(b, split, tile)) continue;
+      T* part = s.grad_query + split * padded_queries_ * qk_pad_ + tile * kQueries * kPanel;
+      for (int d = 0; d < p_.dim_qk; d += kPanel, part += panel) std::memset(part, 0, sizeof(T) * kQueries * kPanel);
+    }
   }
 
   T dot(const T* a, const T* b) const {
@@ -330,11 +344,11 @@ class BackwardKernel {
         T* weights = w.weights + g * kRows * kKeys + c;
         if (plain) {
           auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
-            return exp2<T>(S::sub(S::sub(x, S::set(lse[i])), S::set(rest[i])));
+            return exp2_difference<T>(x, S::set(lse[i]), S::set(rest[i]));
           };
-          product<T, 2, 1, kRows, kKeys, false>(queries, keys, weights, p_.dim_qk, weigh);
+          score_product<T, kKeys>(queries, keys, weights, p_.dim_qk, weigh);
         } else {
-          product<T, 2, 1, kRows, kKeys, false>(queries, keys, weights, p_.dim_qk, Identity());
+          score_product<T, kKeys>(queries, keys, weights, p_.dim_qk, Identity());
         }
       }
     if (plain) return;
@@ -365,9 +379,8 @@ class BackwardKernel {
         auto scale = [delta, weights](typename S::V x, int i, int j) __attribute__((always_inline)) {
           return S::mul(S::load(weights + i * kKeys + j), S::sub(x, S::set(delta[i])));
         };
-        product<T, 2, 1, kRows, kKeys, false>(s.grad_rows + (row + g * kRows) * v_pad_,
-                                              s.value_columns + int64_t{start + c} * v_pad_,
-                                              w.grads + g * kRows * kKeys + c, p_.dim_v, scale);
+        score_product<T, kKeys>(s.grad_rows + (row + g * kRows) * v_pad_, s.value_columns + int64_t{start + c} * v_pad_,
+                                w.grads + g * kRows * kKeys + c, p_.dim_v, scale);
       }
   }
 
@@ -390,12 +403,10 @@ class BackwardKernel {
     const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
     const int64_t stop = smaller((tile + 1) * kQueries, p_.num_queries), part = padded_queries_ * qk_pad_;
     for (int64_t row = tile * kQueries; row < stop; ++row) {
-      gather_row(s.grad_query + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, static_cast<T>(1), w.rows);
-      for (int64_t split = 1; split < splits_; ++split) {
-        gather_row(s.grad_query + split * part + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, static_cast<T>(1),
-                   w.others);
-        for (int d = 0; d < p_.dim_qk; ++d) w.rows[d] += w.others[d];
-      }
+      for (int d = 0; d < qk_pad_; ++d) w.rows[d] = 0;
+      for (int64_t split = 0; split < splits_; ++split)
+        if (touched(b, split, tile))
+          add_row(s.grad_query + split * part + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, w.rows);
       for (int d = 0; d < p_.dim_qk; ++d) w.rows[d] *= static_cast<T>(p_.scale);
       write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_query.at(b, h, row));
     }
@@ -423,6 +434,7 @@ class BackwardKernel {
   int32_t key_tiles_;
   int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
   TileKind* kinds_ = nullptr;
+  uint8_t* touched_ = nullptr;
   int32_t *counts_ = nullptr, *cuts_ = nullptr;
   char *slots_ = nullptr, *workers_ = nullptr;
 };

@@ -164,8 +164,8 @@ class ForwardKernel {
     const T *keys = key_tile(slot, tile), *values = value_tile(slot, tile);
     for (int c = begin; c < end; c += kPanel)
       for (int i = 0; i < rows; i += kRows)
-        product<T, 2, 1, kRows, kKeys, false>(w.queries + (r + i) * qk_pad_, keys + int64_t{c} * qk_pad_,
-                                              w.scores + i * kKeys + c, p_.dim_qk, Identity());
+        score_product<T, kKeys>(w.queries + (r + i) * qk_pad_, keys + int64_t{c} * qk_pad_, w.scores + i * kKeys + c,
+                                p_.dim_qk, Identity());
     for (int i = 0; i < rows; ++i) {
       T* scores = w.scores + i * kKeys;
       if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias, begin, end, scores);

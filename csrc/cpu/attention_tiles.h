@@ -127,8 +127,22 @@ template <class T, int kV, int kRowStride, int kDepthStride, int kOutStride, boo
 #pragma GCC unroll 4
     for (int j = 0; j < kV; ++j) {
       T* at = c + i * kOutStride + j * kW;
-      S::store(at, kAdd ? S::add(S::load(at), sum[i][j]) : epilogue(sum[i][j], i, j * kW));
+      S::store(at, epilogue(kAdd ? S::add(S::load(at), sum[i][j]) : sum[i][j], i, j * kW));
     }
+}
+
+// One register block of scores from interleaved rows and packed columns, both `dim` deep.
+template <class T, int kOutStride, class Epilogue>
+[[gnu::always_inline]] inline void score_product(const T* rows, const T* columns, T* scores, int dim,
+                                                 Epilogue epilogue) {
+  constexpr int kRows = Tile<T>::kRows, kDeep = 128;
+  if (dim <= kDeep) {
+    product<T, 2, 1, kRows, kOutStride, false>(rows, columns, scores, dim, epilogue);
+  } else {
+    product<T, 2, 1, kRows, kOutStride, false>(rows, columns, scores, kDeep, Identity());
+    product<T, 2, 1, kRows, kOutStride, true>(rows + kDeep * kRows, columns + kDeep * Tile<T>::kPanel, scores,
+                                              dim - kDeep, epilogue);
+  }
 }
 
 // c += a b for all panels of a dimension of `dim`: b and c are arrays of panels, `b_panel` and `c_panel` apart. A last
@@ -218,6 +232,14 @@ template <class T>
   constexpr int kPanel = Tile<T>::kPanel;
   for (; dim > 0; dim -= kPanel, row += kPanel, from += panel_stride)
     for (int i = 0; i < kPanel; i += S::kWidth) S::store(row + i, S::mul(S::set(factor), S::load(from + i)));
+}
+
+template <class T>
+[[gnu::always_inline]] inline void add_row(const T* from, int64_t panel_stride, int dim, T* row) {
+  using S = Simd<T>;
+  constexpr int kPanel = Tile<T>::kPanel;
+  for (; dim > 0; dim -= kPanel, row += kPanel, from += panel_stride)
+    for (int i = 0; i < kPanel; i += S::kWidth) S::store(row + i, S::add(S::load(row + i), S::load(from + i)));
 }
 
 // ---- masks

@@ -16,7 +16,7 @@ template <>
 struct Simd<float> {
   typedef __m256 V;
   struct Split {
-    V fraction, exponent;
+    V fraction, exponent, whole;
   };
   static constexpr int kWidth = 8;
   static constexpr int kBlockRows = 6;
@@ -48,8 +48,8 @@ struct Simd<float> {
 
   // x = fraction + a whole number; `exponent` carries that number in its low mantissa bits.
   static Split split(V x) {
-    V magic = set(0x1.8p23f), exponent = add(x, magic);
-    return {sub(x, sub(exponent, magic)), exponent};
+    V magic = set(0x1.8p23f), exponent = add(x, magic), whole = sub(exponent, magic);
+    return {sub(x, whole), exponent, whole};
   }
   static V scale(V x, V exponent) {
     return _mm256_castsi256_ps(
@@ -96,7 +96,7 @@ template <>
 struct Simd<double> {
   typedef __m256d V;
   struct Split {
-    V fraction, exponent;
+    V fraction, exponent, whole;
   };
   static constexpr int kWidth = 4;
   static constexpr int kBlockRows = 6;
@@ -125,8 +125,8 @@ struct Simd<double> {
   }
 
   static Split split(V x) {
-    V magic = set(0x1.8p52), exponent = add(x, magic);
-    return {sub(x, sub(exponent, magic)), exponent};
+    V magic = set(0x1.8p52), exponent = add(x, magic), whole = sub(exponent, magic);
+    return {sub(x, whole), exponent, whole};
   }
   static V scale(V x, V exponent) {
     return _mm256_castsi256_pd(

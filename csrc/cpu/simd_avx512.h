@@ -16,7 +16,7 @@ template <>
 struct Simd<float> {
   typedef __m512 V;
   struct Split {
-    V fraction, exponent;
+    V fraction, exponent, whole;
   };
   static constexpr int kWidth = 16;
   static constexpr int kBlockRows = 8;
@@ -41,7 +41,7 @@ struct Simd<float> {
   // x = fraction + exponent, a whole number.
   static Split split(V x) {
     V exponent = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return {sub(x, exponent), exponent};
+    return {sub(x, exponent), exponent, exponent};
   }
   static V scale(V x, V exponent) { return _mm512_scalef_ps(x, exponent); }
   static V zero_below(V value, V x, float limit) {
@@ -87,7 +87,7 @@ template <>
 struct Simd<double> {
   typedef __m512d V;
   struct Split {
-    V fraction, exponent;
+    V fraction, exponent, whole;
   };
   static constexpr int kWidth = 8;
   static constexpr int kBlockRows = 8;
@@ -111,7 +111,7 @@ struct Simd<double> {
 
   static Split split(V x) {
     V exponent = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return {sub(x, exponent), exponent};
+    return {sub(x, exponent), exponent, exponent};
   }
   static V scale(V x, V exponent) { return _mm512_scalef_pd(x, exponent); }
   static V zero_below(V value, V x, double limit) {

@@ -15,7 +15,7 @@ struct GenericSimd {
   typedef T V __attribute__((vector_size(16)));
   typedef Int I __attribute__((vector_size(16)));
   struct Split {
-    V fraction, exponent;
+    V fraction, exponent, whole;
   };
   static constexpr int kWidth = 16 / sizeof(T);
   static constexpr int kBlockRows = 6;
@@ -52,7 +52,8 @@ struct GenericSimd {
   static Split split(V x) {
     const V magic = set(static_cast<T>(Int{3} << (kMantissa - 1)));
     V exponent = x + magic;
-    return {x - (exponent - magic), exponent};
+    V whole = exponent - magic;
+    return {x - whole, exponent, whole};
   }
   static V scale(V x, V exponent) { return (V)((I)x + ((I)exponent << kMantissa)); }
   static V zero_below(V value, V x, T limit) { return (V)((I)value & ~(I)(x < set(limit))); }

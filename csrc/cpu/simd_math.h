@@ -38,16 +38,36 @@ template <class T>
   return S::mul(p, f);
 }
 
-// 2^x for x up to the largest exponent; 0 where the result would be subnormal; not a number stays one.
+// (1 + f (c0 + f (c1 + ...))) 2^exponent; 0 where x is so low that the result would be subnormal. x is not clamped
+// before: whatever came of a too low one, or of -inf, is dropped here. Not a number stays one.
 template <class T>
-[[gnu::always_inline]] inline typename Simd<T>::V exp2(typename Simd<T>::V x) {
+[[gnu::always_inline]] inline typename Simd<T>::V exp2_of_parts(typename Simd<T>::V fraction,
+                                                                typename Simd<T>::V exponent, typename Simd<T>::V x) {
   using S = Simd<T>;
-  auto parts = S::split(S::max(S::set(Exp2<T>::kLowest), x));
   typename S::V p = S::set(Exp2<T>::kCoefficients[Exp2<T>::kCount - 1]);
 #pragma GCC unroll 16
-  for (int i = Exp2<T>::kCount - 2; i >= 0; --i) p = S::fma(p, parts.fraction, S::set(Exp2<T>::kCoefficients[i]));
-  p = S::fma(p, parts.fraction, S::set(1));
-  return S::zero_below(S::scale(p, parts.exponent), x, Exp2<T>::kLowest);
+  for (int i = Exp2<T>::kCount - 2; i >= 0; --i) p = S::fma(p, fraction, S::set(Exp2<T>::kCoefficients[i]));
+  p = S::fma(p, fraction, S::set(1));
+  return S::zero_below(S::scale(p, exponent), x, Exp2<T>::kLowest);
+}
+
+// 2^x for x up to the largest exponent.
+template <class T>
+[[gnu::always_inline]] inline typename Simd<T>::V exp2(typename Simd<T>::V x) {
+  auto parts = Simd<T>::split(x);
+  return exp2_of_parts<T>(parts.fraction, parts.exponent, x);
+}
+
+// 2^(x - y - rest) without the rounding of x - y: with n the whole part of the difference, y + n and x - (y + n) are
+// exact. rest is far below 1.
+template <class T>
+[[gnu::always_inline]] inline typename Simd<T>::V exp2_difference(typename Simd<T>::V x, typename Simd<T>::V y,
+                                                                  typename Simd<T>::V rest) {
+  using S = Simd<T>;
+  auto difference = S::sub(x, y);
+  auto parts = S::split(difference);
+  auto fraction = S::sub(S::sub(x, S::add(y, parts.whole)), rest);
+  return exp2_of_parts<T>(fraction, parts.exponent, difference);
 }
 
 // tanh |x| = e / (e + 2) with e = exp(2 |x|) - 1: no cancellation anywhere.
