@@ -66,8 +66,8 @@ def copy_of_package(tmp_path):
 
 def imported_from(target):
     # An editable install's finder would win over the path.
-    code = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'ScikitBuild' not in type(f).__name__]; import gistkit"
-    return run(code, PYTHONPATH=str(target.parent))
+    others = "[finder for finder in sys.meta_path if 'ScikitBuild' not in type(finder).__name__]"
+    return run(f"import sys; sys.meta_path[:] = {others}; import gistkit", PYTHONPATH=str(target.parent))
 
 
 def test_a_missing_library_says_how_to_build_it(tmp_path):

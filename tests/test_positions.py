@@ -125,7 +125,7 @@ REPEATED = (510, 510, 611)
         ("lm", "dpl", "kv", REPEATED, 204, (205, 1224)),
         ("lm", "epl", "embedding", UNIFORM, 1020, (1021, 2040)),
         ("lm", "epl", "kv", UNIFORM, 1020, (1021, 2040)),
-        ("lm", "cpl", "embedding", REPEATED, 1020, (1021, 2040)),
+        ("lm", "cpl", "embedding", UNIFORM, 1020, (1021, 2040)),
         ("qa", "dpl", "embedding", COUNTED, 204, (205, 259)),
         ("qa", "dpl", "kv", REPEATED, 204, (205, 259)),
         ("qa", "epl", "embedding", UNIFORM, 1020, (1021, 1075)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,7 +60,7 @@ def attention(
         plan = causal_plan(query.shape[2], key.shape[2], query.device)
     if recorder is not None:
         recorder(getattr(module, "layer_idx", -1), query, key)
-    out = ops.attention(query, key, value, plan, scale=scaling, softcap=softcap)
+    out = cast(Tensor, ops.attention(query, key, value, plan, scale=scaling, softcap=softcap))
     return out.transpose(1, 2), None
 
 

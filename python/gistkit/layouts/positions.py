@@ -68,7 +68,7 @@ def encoder_positions(scheme: str, context: int, chunk: int, memory: int) -> Enc
     it has `memory` tokens all the same.
 
     Args:
-        scheme: "dpl", "upl", "cpl" or "epl" (they differ from one another in pairs here, and in the decoder).
+        scheme: "dpl", "upl", "cpl" or "epl" (equal in pairs here; the decoder tells the others apart).
         context: number of context tokens p, at least 1.
         chunk: chunk size L, at least 1.
         memory: memory tokens a chunk M, at least 1.
