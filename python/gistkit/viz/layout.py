@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.relations import Role
+from gistkit.viz.style import COLOURS
 
 try:
     from matplotlib.colors import ListedColormap
@@ -22,14 +23,14 @@ if TYPE_CHECKING:
 
     from gistkit.layouts.layout import Layout
 
-# Okabe-Ito colours, which colour-blind readers tell apart; ordered so that neighbouring roles differ in grey too.
-COLOURS = {
-    Role.BOS: "#000000",
-    Role.CONTEXT: "#56B4E9",
-    Role.MEMORY: "#D55E00",
-    Role.TASK: "#F0E442",
-    Role.TEXT: "#0072B2",
-    Role.PAD: "#999999",
+# Neighbouring roles differ in grey too.
+ROLE_COLOURS = {
+    Role.BOS: COLOURS["black"],
+    Role.CONTEXT: COLOURS["sky"],
+    Role.MEMORY: COLOURS["red"],
+    Role.TASK: COLOURS["yellow"],
+    Role.TEXT: COLOURS["blue"],
+    Role.PAD: COLOURS["grey"],
 }
 MARKERS = {Role.BOS: "s", Role.CONTEXT: "o", Role.MEMORY: "^", Role.TASK: "D", Role.TEXT: "v", Role.PAD: "P"}
 MOST_TOKENS = 1024
@@ -59,7 +60,7 @@ def draw(layout: Layout, *, window: int | None = None, title: str | None = None)
     shown = [role for role in Role if (layout.roles == role).any()]
     handles = [
         Line2D(
-            [], [], color=COLOURS[role], marker=MARKERS[role], label=role.name, linestyle="", markersize=9,
+            [], [], color=ROLE_COLOURS[role], marker=MARKERS[role], label=role.name, linestyle="", markersize=9,
             markeredgecolor="black", markeredgewidth=0.5,
         )
         for role in shown
@@ -72,7 +73,7 @@ def _draw_mask(axes: Axes, mask: NDArray[np.bool_], roles: NDArray[np.uint8], do
     count = len(roles)
     # Seen pairs take the colour of the key's role; 0 is unseen.
     image = np.where(mask, roles[None, :] + 1, 0)
-    palette = ListedColormap(["#FFFFFF", *(COLOURS[role] for role in Role)])
+    palette = ListedColormap(["#FFFFFF", *(ROLE_COLOURS[role] for role in Role)])
     axes.imshow(image, cmap=palette, vmin=-0.5, vmax=len(Role) + 0.5, interpolation="nearest")
     if count <= 64:
         axes.set_xticks(np.arange(count + 1) - 0.5, minor=True)
@@ -101,7 +102,7 @@ def _draw_positions(axes: Axes, layout: Layout) -> None:
         mine = np.flatnonzero(layout.roles == role)
         for axis in range(len(positions)):
             axes.scatter(
-                mine, positions[axis, mine], s=22, marker=MARKERS[role], color=COLOURS[role], edgecolor="black",
+                mine, positions[axis, mine], s=22, marker=MARKERS[role], color=ROLE_COLOURS[role], edgecolor="black",
                 linewidth=0.4,
             )  # fmt: skip
     axes.set_xlabel("token, in logical order")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette.
+# Okabe and Ito's palette, which colour-blind readers tell apart, and a grey.
 COLOURS = {
     "orange": "#E69F00",
     "sky": "#56B4E9",
@@ -17,6 +17,7 @@ COLOURS = {
     "red": "#D55E00",
     "purple": "#CC79A7",
     "black": "#000000",
+    "grey": "#999999",
 }
 LAYOUT_STYLE: dict[str, dict[str, Any]] = {
     "dpl": {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
