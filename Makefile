@@ -56,6 +56,7 @@ $(SANITIZED)/ready: $(VENV)/installed $(SOURCES)
 	@touch $@
 
 sanitize: $(SANITIZED)/ready
+	PYTHONPATH=$(SANITIZED)/site $(BIN)/python -c "import importlib.util as u; path = u.find_spec('gistkit').origin; print(path); exit('$(SANITIZED)' not in path)"
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest $(wildcard tests/test_attention*.py tests/test_rope*.py tests/test_layout*.py tests/test_planner*.py) \
 	  -k "not compiles and not opcheck and not torch_compile" $(ARGS)

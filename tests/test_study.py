@@ -144,9 +144,9 @@ def test_report_has_a_row_a_layout_beside_the_paper():
         "2.500 (2.000-3.000)",
         *["0.500 (0.500-0.500)", "0.400 (0.400-0.400)"],
         "10 s (10 s-10 s)",
-        "31.8",
+        "31.80",
     ]
-    assert ours[:3] == ["EPL", "25, 1 of 2 not", "1.000 (0.900-1.100)"] and ours[-1] == "96.0"
+    assert ours[:3] == ["EPL", "25, 1 of 2 not", "1.000 (0.900-1.100)"] and ours[-1] == "95.98"
     lines = report.format_table([header, dpl, ours]).splitlines()
     assert len(lines) == 4 and len(set(map(len, lines))) == 1
 

@@ -49,7 +49,7 @@ def table_rows(runs: Sequence[Run]) -> list[list[str]]:
                 _spread([run.accuracy for run in mine], "{:.3f}".format),
                 _spread([run.greedy_accuracy for run in mine], "{:.3f}".format),
                 _spread([run.seconds for run in mine], "{:.0f} s".format),
-                f"{PAPER_BLEU[layout]:.1f}" if layout in PAPER_BLEU else "-",
+                f"{PAPER_BLEU[layout]:.2f}" if layout in PAPER_BLEU else "-",
             ]
         )
     return rows
