@@ -61,13 +61,10 @@ class ForwardKernel {
     setup_.carve(arena);
     keys_ = arena.take<T>(in_flight_ * setup_.padded_keys * qk_pad_);
     values_ = arena.take<T>(in_flight_ * setup_.padded_keys * v_pad_);
-    worker_bytes_ = 0;
-    char* base = arena.take<char>(0);
-    worker_bytes_ = static_cast<int64_t>(arena.used());
-    carve_worker(arena);
-    worker_bytes_ = static_cast<int64_t>(arena.used()) - worker_bytes_;
-    arena.take<char>(worker_bytes_ * (pool_.num_threads - 1));
-    workers_ = base;
+    Arena one(nullptr);
+    carve_worker(one);
+    worker_bytes_ = static_cast<int64_t>(one.used());
+    workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
   }
 
   Worker carve_worker(Arena& arena) const {
