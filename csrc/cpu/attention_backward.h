@@ -279,10 +279,11 @@ class BackwardKernel {
     }
   }
 
-  // Columns [begin[g], end[g]) are what row group g of a pair of tiles computes.
+  // Some row of group g of a pair of tiles sees column low[g] and some row column high[g] - 1, none sees more; the
+  // scores are computed for the whole panels [begin[g], end[g]).
   struct Ranges {
-    int begin[kGroups], end[kGroups];
-    bool touches(int group, int from, int to) const { return begin[group] < to && end[group] > from; }
+    int low[kGroups], high[kGroups], begin[kGroups], end[kGroups];
+    bool touches(int group, int from, int to) const { return low[group] < to && high[group] > from; }
   };
 
   void pair(const Slot& s, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, const T* bias, T* grad_query,
@@ -294,15 +295,15 @@ class BackwardKernel {
     const bool partial = kinds(b, query_tile)[tile] == kPartialTile;
     Ranges ranges;
     for (int g = 0; g < kGroups; ++g) {
-      ranges.begin[g] = 0;
-      ranges.end[g] = kKeys;
-      if (!partial) continue;
       const int count = smaller(kRows, rows - g * kRows);
-      KeyRange range{0, 0};
-      if (count > 0)
+      KeyRange range{start, partial ? start : start + kKeys};
+      if (partial && count > 0)
         range = visible_range(spans + int64_t{g} * kRows * p_.num_spans * 2, count, p_.num_spans, start, start + kKeys);
-      ranges.begin[g] = range.empty() ? 0 : (range.begin - start) / kPanel * kPanel;
-      ranges.end[g] = range.empty() ? 0 : round_up(range.end - start, kPanel);
+      if (range.empty()) range = {start, start};
+      ranges.low[g] = range.begin - start;
+      ranges.high[g] = range.end - start;
+      ranges.begin[g] = ranges.low[g] / kPanel * kPanel;
+      ranges.end[g] = round_up(ranges.high[g], kPanel);
     }
     weigh(s, w, ranges, row, start, bias);
     if (partial) mask(w, ranges, spans, rows, start);
@@ -312,11 +313,10 @@ class BackwardKernel {
 
     const T* key_panels = s.key_panels + int64_t{start} * qk_pad_;
     for (int g = 0; g < kGroups; ++g)
-      if (ranges.begin[g] < ranges.end[g])
-        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.begin[g],
-                                       key_panels + ranges.begin[g] * kPanel, kKeys * kPanel,
-                                       grad_query + (row + g * kRows) * kPanel, padded_queries_ * kPanel, p_.dim_qk,
-                                       ranges.end[g] - ranges.begin[g]);
+      if (ranges.low[g] < ranges.high[g])
+        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g], key_panels + ranges.low[g] * kPanel,
+                                       kKeys * kPanel, grad_query + (row + g * kRows) * kPanel,
+                                       padded_queries_ * kPanel, p_.dim_qk, ranges.high[g] - ranges.low[g]);
 
     T *grad_key = s.grad_key + int64_t{start} * qk_pad_, *grad_value = s.grad_value + int64_t{start} * v_pad_;
     for (int c = 0; c < kKeys; c += kRows) {

@@ -151,12 +151,14 @@ class ForwardKernel {
   void attend_rows(const Worker& w, const int32_t* spans, int r, int rows, int64_t slot, int32_t tile, const T* bias) {
     const int32_t first = tile * kKeys;
     const bool partial = w.kinds[tile] == kPartialTile;
-    int begin = 0, end = kKeys;
+    int low = 0, high = kKeys, begin = 0, end = kKeys;
     if (partial) {
       KeyRange range = visible_range(spans, rows, p_.num_spans, first, first + kKeys);
       if (range.empty()) return;
-      begin = (range.begin - first) / kPanel * kPanel;
-      end = round_up(range.end - first, kPanel);
+      low = range.begin - first;
+      high = range.end - first;
+      begin = low / kPanel * kPanel;
+      end = round_up(high, kPanel);
     }
     const T *keys = key_tile(slot, tile), *values = value_tile(slot, tile);
     for (int c = begin; c < end; c += kPanel)
@@ -171,8 +173,8 @@ class ForwardKernel {
       if (factor != 1) rescale(w.out + (r + i) * kPanel, factor);
     }
     for (int i = 0; i < rows; i += kRows)
-      accumulate_panels<T, kKeys, 1>(w.scores + i * kKeys + begin, values + begin * kPanel, kKeys * kPanel,
-                                     w.out + (r + i) * kPanel, kQueries * kPanel, p_.dim_v, end - begin);
+      accumulate_panels<T, kKeys, 1>(w.scores + i * kKeys + low, values + low * kPanel, kKeys * kPanel,
+                                     w.out + (r + i) * kPanel, kQueries * kPanel, p_.dim_v, high - low);
   }
 
   void rescale(T* out, T factor) const {

@@ -175,20 +175,22 @@ template <class T, int kRowStride, int kDepthStride>
 // to[0, padded) = factor * from, zeros beyond n.
 template <class T>
 void read_row(DType dtype, const char* from, int n, T factor, T* to, int padded) {
-  if constexpr (sizeof(T) == 8) {
-    const double* p = reinterpret_cast<const double*>(from);
-    for (int i = 0; i < n; ++i) to[i] = p[i] * factor;
-  } else if (dtype == DType::kF32) {
-    const float* p = reinterpret_cast<const float*>(from);
-    for (int i = 0; i < n; ++i) to[i] = p[i] * factor;
-  } else if (dtype == DType::kBF16) {
-    const BFloat16* p = reinterpret_cast<const BFloat16*>(from);
-    for (int i = 0; i < n; ++i) to[i] = to_float(p[i]) * factor;
-  } else {
-    Simd<T>::to_floats(reinterpret_cast<const Float16*>(from), to, n);
-    for (int i = 0; i < n; ++i) to[i] *= factor;
+  using S = Simd<T>;
+  if (sizeof(T) == 8 || dtype == DType::kF32) {
+    const T* p = reinterpret_cast<const T*>(from);
+    int i = 0;
+    for (; i + S::kWidth <= n; i += S::kWidth) S::store(to + i, S::mul(S::load(p + i), S::set(factor)));
+    for (; i < n; ++i) to[i] = p[i] * factor;
+  } else if constexpr (sizeof(T) == 4) {
+    if (dtype == DType::kBF16) {
+      const BFloat16* p = reinterpret_cast<const BFloat16*>(from);
+      for (int i = 0; i < n; ++i) to[i] = to_float(p[i]) * factor;
+    } else {
+      S::to_floats(reinterpret_cast<const Float16*>(from), to, n);
+      for (int i = 0; i < n; ++i) to[i] *= factor;
+    }
   }
-  for (int i = n; i < padded; ++i) to[i] = 0;
+  if (n < padded) std::memset(to + n, 0, sizeof(T) * (padded - n));
 }
 
 template <class T>
