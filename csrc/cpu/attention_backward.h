@@ -35,7 +35,7 @@ class BackwardKernel {
 
  public:
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool)
-      : p_(problem), pool_(pool), setup_(problem, kKeys) {
+      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kKeys) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
@@ -47,7 +47,7 @@ class BackwardKernel {
     carve_slot(one);
     slot_bytes_ = static_cast<int64_t>(one.used());
     int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
-    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool.num_threads, splits_)));
+    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
   }
 
   void run() {
@@ -428,7 +428,7 @@ class BackwardKernel {
   }
 
   const AttentionBackward& p_;
-  const Parallel& pool_;
+  const Parallel pool_;
   Setup<T> setup_;
   int qk_pad_, v_pad_;
   int32_t key_tiles_;

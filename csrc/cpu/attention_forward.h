@@ -15,14 +15,14 @@ class ForwardKernel {
 
  public:
   ForwardKernel(const AttentionForward& problem, const Parallel& pool)
-      : p_(problem), pool_(pool), setup_(problem, kKeys) {
+      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kKeys) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
     query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
     int64_t heads = p_.batch * p_.key_heads, head_bytes = setup_.padded_keys * (qk_pad_ + v_pad_) * sizeof(T);
     int64_t affordable = kPackedBytes / larger<int64_t>(head_bytes, 1);
-    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool.num_threads));
+    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool_.num_threads));
   }
 
   void run() {
@@ -190,7 +190,7 @@ class ForwardKernel {
   }
 
   const AttentionForward& p_;
-  const Parallel& pool_;
+  const Parallel pool_;
   Setup<T> setup_;
   int qk_pad_, v_pad_;
   int32_t key_tiles_;

@@ -75,6 +75,13 @@ void for_each(const Parallel& pool, int64_t items, const Work& work) {
   }
 }
 
+// The pool, or one thread where waking others would cost more than they could save.
+Parallel suited_pool(const AttentionProblem& p, const Parallel& pool) {
+  const double products = static_cast<double>(p.batch * p.query_heads) * static_cast<double>(p.num_queries) *
+                          static_cast<double>(p.num_keys) * (p.dim_qk + p.dim_v);
+  return products < 5e5 ? Parallel{1, pool.run} : pool;
+}
+
 // Cuts one block into aligned arrays: first run with a null base to learn the size. Under the address sanitizer what
 // lies between the arrays is poisoned, as if each had been allocated by itself.
 class Arena {
