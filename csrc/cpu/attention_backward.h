@@ -35,7 +35,7 @@ class BackwardKernel {
 
  public:
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool)
-      : p_(problem), pool_(pool), setup_(problem, kKeys) {
+      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kKeys) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
@@ -47,7 +47,7 @@ class BackwardKernel {
     carve_slot(one);
     slot_bytes_ = static_cast<int64_t>(one.used());
     int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
-    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool.num_threads, splits_)));
+    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
   }
 
   void run() {
@@ -279,10 +279,11 @@ class BackwardKernel {
     }
   }
 
-  // Columns [begin[g], end[g]) are what row group g of a pair of tiles computes.
+  // Some row of group g of a pair of tiles sees column low[g] and some row column high[g] - 1, none sees more; the
+  // scores are computed for the whole panels [begin[g], end[g]).
   struct Ranges {
-    int begin[kGroups], end[kGroups];
-    bool touches(int group, int from, int to) const { return begin[group] < to && end[group] > from; }
+    int low[kGroups], high[kGroups], begin[kGroups], end[kGroups];
+    bool touches(int group, int from, int to) const { return low[group] < to && high[group] > from; }
   };
 
   void pair(const Slot& s, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, const T* bias, T* grad_query,
@@ -294,15 +295,15 @@ class BackwardKernel {
     const bool partial = kinds(b, query_tile)[tile] == kPartialTile;
     Ranges ranges;
     for (int g = 0; g < kGroups; ++g) {
-      ranges.begin[g] = 0;
-      ranges.end[g] = kKeys;
-      if (!partial) continue;
       const int count = smaller(kRows, rows - g * kRows);
-      KeyRange range{0, 0};
-      if (count > 0)
+      KeyRange range{start, partial ? start : start + kKeys};
+      if (partial && count > 0)
         range = visible_range(spans + int64_t{g} * kRows * p_.num_spans * 2, count, p_.num_spans, start, start + kKeys);
-      ranges.begin[g] = range.empty() ? 0 : (range.begin - start) / kPanel * kPanel;
-      ranges.end[g] = range.empty() ? 0 : round_up(range.end - start, kPanel);
+      if (range.empty()) range = {start, start};
+      ranges.low[g] = range.begin - start;
+      ranges.high[g] = range.end - start;
+      ranges.begin[g] = ranges.low[g] / kPanel * kPanel;
+      ranges.end[g] = round_up(ranges.high[g], kPanel);
     }
     weigh(s, w, ranges, row, start, bias);
     if (partial) mask(w, ranges, spans, rows, start);
@@ -312,11 +313,10 @@ class BackwardKernel {
 
     const T* key_panels = s.key_panels + int64_t{start} * qk_pad_;
     for (int g = 0; g < kGroups; ++g)
-      if (ranges.begin[g] < ranges.end[g])
-        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.begin[g],
-                                       key_panels + ranges.begin[g] * kPanel, kKeys * kPanel,
-                                       grad_query + (row + g * kRows) * kPanel, padded_queries_ * kPanel, p_.dim_qk,
-                                       ranges.end[g] - ranges.begin[g]);
+      if (ranges.low[g] < ranges.high[g])
+        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g], key_panels + ranges.low[g] * kPanel,
+                                       kKeys * kPanel, grad_query + (row + g * kRows) * kPanel,
+                                       padded_queries_ * kPanel, p_.dim_qk, ranges.high[g] - ranges.low[g]);
 
     T *grad_key = s.grad_key + int64_t{start} * qk_pad_, *grad_value = s.grad_value + int64_t{start} * v_pad_;
     for (int c = 0; c < kKeys; c += kRows) {
@@ -428,7 +428,7 @@ class BackwardKernel {
   }
 
   const AttentionBackward& p_;
-  const Parallel& pool_;
+  const Parallel pool_;
   Setup<T> setup_;
   int qk_pad_, v_pad_;
   int32_t key_tiles_;

@@ -17,7 +17,7 @@ class FewQueriesKernel {
   static bool suits(const AttentionForward& p) { return p.num_queries * (p.query_heads / p.key_heads) <= kMostRows; }
 
   FewQueriesKernel(const AttentionForward& problem, const Parallel& pool)
-      : p_(problem), pool_(pool), setup_(problem, kSplit) {
+      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kSplit) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     rows_ = static_cast<int>(setup_.group * p_.num_queries);
@@ -179,7 +179,7 @@ class FewQueriesKernel {
   }
 
   const AttentionForward& p_;
-  const Parallel& pool_;
+  const Parallel pool_;
   Setup<T> setup_;
   int qk_pad_, v_pad_, rows_;
   int64_t splits_;

@@ -15,14 +15,14 @@ class ForwardKernel {
 
  public:
   ForwardKernel(const AttentionForward& problem, const Parallel& pool)
-      : p_(problem), pool_(pool), setup_(problem, kKeys) {
+      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kKeys) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
     query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
     int64_t heads = p_.batch * p_.key_heads, head_bytes = setup_.padded_keys * (qk_pad_ + v_pad_) * sizeof(T);
     int64_t affordable = kPackedBytes / larger<int64_t>(head_bytes, 1);
-    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool.num_threads));
+    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool_.num_threads));
   }
 
   void run() {
@@ -61,13 +61,10 @@ class ForwardKernel {
     setup_.carve(arena);
     keys_ = arena.take<T>(in_flight_ * setup_.padded_keys * qk_pad_);
     values_ = arena.take<T>(in_flight_ * setup_.padded_keys * v_pad_);
-    worker_bytes_ = 0;
-    char* base = arena.take<char>(0);
-    worker_bytes_ = static_cast<int64_t>(arena.used());
-    carve_worker(arena);
-    worker_bytes_ = static_cast<int64_t>(arena.used()) - worker_bytes_;
-    arena.take<char>(worker_bytes_ * (pool_.num_threads - 1));
-    workers_ = base;
+    Arena one(nullptr);
+    carve_worker(one);
+    worker_bytes_ = static_cast<int64_t>(one.used());
+    workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
   }
 
   Worker carve_worker(Arena& arena) const {
@@ -154,12 +151,14 @@ class ForwardKernel {
   void attend_rows(const Worker& w, const int32_t* spans, int r, int rows, int64_t slot, int32_t tile, const T* bias) {
     const int32_t first = tile * kKeys;
     const bool partial = w.kinds[tile] == kPartialTile;
-    int begin = 0, end = kKeys;
+    int low = 0, high = kKeys, begin = 0, end = kKeys;
     if (partial) {
       KeyRange range = visible_range(spans, rows, p_.num_spans, first, first + kKeys);
       if (range.empty()) return;
-      begin = (range.begin - first) / kPanel * kPanel;
-      end = round_up(range.end - first, kPanel);
+      low = range.begin - first;
+      high = range.end - first;
+      begin = low / kPanel * kPanel;
+      end = round_up(high, kPanel);
     }
     const T *keys = key_tile(slot, tile), *values = value_tile(slot, tile);
     for (int c = begin; c < end; c += kPanel)
@@ -174,8 +173,8 @@ class ForwardKernel {
       if (factor != 1) rescale(w.out + (r + i) * kPanel, factor);
     }
     for (int i = 0; i < rows; i += kRows)
-      accumulate_panels<T, kKeys, 1>(w.scores + i * kKeys + begin, values + begin * kPanel, kKeys * kPanel,
-                                     w.out + (r + i) * kPanel, kQueries * kPanel, p_.dim_v, end - begin);
+      accumulate_panels<T, kKeys, 1>(w.scores + i * kKeys + low, values + low * kPanel, kKeys * kPanel,
+                                     w.out + (r + i) * kPanel, kQueries * kPanel, p_.dim_v, high - low);
   }
 
   void rescale(T* out, T factor) const {
@@ -191,7 +190,7 @@ class ForwardKernel {
   }
 
   const AttentionForward& p_;
-  const Parallel& pool_;
+  const Parallel pool_;
   Setup<T> setup_;
   int qk_pad_, v_pad_;
   int32_t key_tiles_;

@@ -3,6 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "common/parallel.h"
 #include "common/spans.h"
@@ -72,19 +75,37 @@ void for_each(const Parallel& pool, int64_t items, const Work& work) {
   }
 }
 
-// Cuts one block into aligned arrays: first run with a null base to learn the size.
+// The pool, or one thread where waking others would cost more than they could save.
+Parallel suited_pool(const AttentionProblem& p, const Parallel& pool) {
+  const double products = static_cast<double>(p.batch * p.query_heads) * static_cast<double>(p.num_queries) *
+                          static_cast<double>(p.num_keys) * (p.dim_qk + p.dim_v);
+  return products < 5e5 ? Parallel{1, pool.run} : pool;
+}
+
+// Cuts one block into aligned arrays: first run with a null base to learn the size. Under the address sanitizer what
+// lies between the arrays is poisoned, as if each had been allocated by itself.
 class Arena {
  public:
   explicit Arena(char* base) : base_(base) {}
   template <class T>
   T* take(int64_t count) {
-    size_t at = used_;
-    used_ += round_up<size_t>(static_cast<size_t>(count) * sizeof(T), 64);
-    return base_ ? reinterpret_cast<T*>(base_ + at) : nullptr;
+    const size_t at = used_, bytes = static_cast<size_t>(count) * sizeof(T);
+    used_ += round_up<size_t>(bytes + kGap, 64);
+    if (!base_) return nullptr;
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_UNPOISON_MEMORY_REGION(base_ + at, bytes);
+    ASAN_POISON_MEMORY_REGION(base_ + at + bytes, used_ - at - bytes);
+#endif
+    return reinterpret_cast<T*>(base_ + at);
   }
   size_t used() const { return used_; }
 
  private:
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr size_t kGap = 64;
+#else
+  static constexpr size_t kGap = 0;
+#endif
   char* base_;
   size_t used_ = 0;
 };
@@ -161,20 +182,22 @@ template <class T, int kRowStride, int kDepthStride>
 // to[0, padded) = factor * from, zeros beyond n.
 template <class T>
 void read_row(DType dtype, const char* from, int n, T factor, T* to, int padded) {
-  if constexpr (sizeof(T) == 8) {
-    const double* p = reinterpret_cast<const double*>(from);
-    for (int i = 0; i < n; ++i) to[i] = p[i] * factor;
-  } else if (dtype == DType::kF32) {
-    const float* p = reinterpret_cast<const float*>(from);
-    for (int i = 0; i < n; ++i) to[i] = p[i] * factor;
-  } else if (dtype == DType::kBF16) {
-    const BFloat16* p = reinterpret_cast<const BFloat16*>(from);
-    for (int i = 0; i < n; ++i) to[i] = to_float(p[i]) * factor;
-  } else {
-    Simd<T>::to_floats(reinterpret_cast<const Float16*>(from), to, n);
-    for (int i = 0; i < n; ++i) to[i] *= factor;
+  using S = Simd<T>;
+  if (sizeof(T) == 8 || dtype == DType::kF32) {
+    const T* p = reinterpret_cast<const T*>(from);
+    int i = 0;
+    for (; i + S::kWidth <= n; i += S::kWidth) S::store(to + i, S::mul(S::load(p + i), S::set(factor)));
+    for (; i < n; ++i) to[i] = p[i] * factor;
+  } else if constexpr (sizeof(T) == 4) {
+    if (dtype == DType::kBF16) {
+      const BFloat16* p = reinterpret_cast<const BFloat16*>(from);
+      for (int i = 0; i < n; ++i) to[i] = to_float(p[i]) * factor;
+    } else {
+      S::to_floats(reinterpret_cast<const Float16*>(from), to, n);
+      for (int i = 0; i < n; ++i) to[i] *= factor;
+    }
   }
-  for (int i = n; i < padded; ++i) to[i] = 0;
+  if (n < padded) std::memset(to + n, 0, sizeof(T) * (padded - n));
 }
 
 template <class T>

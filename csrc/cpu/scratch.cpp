@@ -2,6 +2,9 @@
 
 #include <atomic>
 #include <new>
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#endif
 
 namespace gistkit {
 
@@ -34,6 +37,9 @@ Scratch::Scratch(size_t bytes) {
 
 Scratch::~Scratch() {
   Header* block = static_cast<Header*>(block_);
+#ifdef __SANITIZE_ADDRESS__
+  ASAN_UNPOISON_MEMORY_REGION(data(), block->bytes);
+#endif
   if (block->bytes <= kKeptBytes) block = kept.exchange(block);
   if (block) release(block);
 }

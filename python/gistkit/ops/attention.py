@@ -251,8 +251,10 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | No
         need_key_bias,
     )
     if need_key_bias:
-        broadcast = [d for d in (0, 1) if key_bias.shape[d] == 1]
-        grad_key_bias = grad_key_bias.sum(broadcast, keepdim=True) if broadcast else grad_key_bias
+        # One dimension at a time: a single sum over both may depend on the number of threads.
+        for d in (0, 1):
+            if key_bias.shape[d] == 1:
+                grad_key_bias = grad_key_bias.sum(d, keepdim=True)
     return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None
 
 
