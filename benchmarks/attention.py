@@ -1,173 +1,138 @@
-"""Attention on the CPU against torch's scaled_dot_product_attention: causal, GistPool and Dodo masks.
+"""gistkit.attention against torch on the masks of the papers: SDPA (dense mask, is_causal) and FlexAttention.
 
-    python benchmarks/attention.py [--quick] [--isa avx2 avx512] [--json FILE]
-
-Every round times each candidate once, one after the other; the table gives medians, the middle half's spread and the
-ratio to SDPA. Only ratios within one table mean anything.
+FlexAttention is compiled and its block mask made beforehand; it has no backward on a CPU. Every instruction set that
+the processor has takes part.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import subprocess
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
+import harness
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import gistkit
-from gistkit import Plan
+from gistkit import Plan, layouts
 from gistkit.ops import reference
-
-ISAS = ("generic", "avx2", "avx512")
-
-
-def causal(length: int) -> Plan:
-    end = torch.arange(1, length + 1)
-    return plan_of([(torch.zeros_like(end), end)], length)
+from gistkit.ops._library import ISA_NAMES
 
 
-def gistpool(length: int, ratio: int = 8, text: int = 256, window: int = 5) -> Plan:
-    """Grouped [BOS][context][gists][text]: gists see the last `window` pooling windows, text sees gists and itself."""
-    context = (length - 1 - text) * ratio // (ratio + 1) // ratio * ratio
-    gists = context // ratio
-    row = torch.arange(length)
-    gist = row - 1 - context
-    is_gist, is_text = (gist >= 0) & (gist < gists), gist >= gists
-    bos = (torch.zeros_like(row), torch.where(is_gist | is_text, 1, row + 1))
-    begin = torch.where(is_gist, 1 + ratio * (gist - window + 1).clamp(min=0), 1 + context)
-    end = torch.where(is_gist, 1 + ratio * (gist + 1), row + 1)
-    seen = (torch.where(is_gist | is_text, begin, length), torch.where(is_gist | is_text, end, length))
-    own = (torch.where(is_gist, row, length), torch.where(is_gist, row + 1, length))
-    return plan_of([bos, seen, own], length)
+def selected(length: int, ratio: int) -> Tensor:
+    """Every ratio-th token."""
+    return torch.arange(length) % ratio == 0
 
 
-def dodo(length: int, recent: int = 128, ratio: int = 10) -> Plan:
-    """[selected tokens][all tokens]: a row sees the selected ones before its window of recent tokens."""
-    selected = -(-length // ratio)
-    row = torch.arange(length)
-    first = (row - recent + 1).clamp(min=0)
-    return plan_of(
-        [(torch.zeros_like(row), -(-first // ratio)), (selected + first, selected + row + 1)], selected + length
-    )
+PLANS: dict[str, Callable[[int], Plan]] = {
+    "causal": lambda n: layouts.causal(n).compile(),
+    "Gist 8x": lambda n: layouts.gist(n * 5 // 6, n * 5 // 48, n // 16).compile(),
+    "GistPool 8x": lambda n: layouts.gistpool((n - 257) * 8 // 9, 8, 256).compile(),
+    "GistPool 8x, interleaved": lambda n: layouts.gistpool((n - 257) * 8 // 9, 8, 256).compile(grouped=False),
+    "Dodo 10x, tau 128": lambda n: layouts.dodo(selected(n, 10).numpy(), 128).compile(),
+    "Dodo 10x, tau 512": lambda n: layouts.dodo(selected(n, 10).numpy(), 512).compile(),
+    "ICAE chunks of 510": lambda n: layouts.icae_encoder(n * 5 // 6, 510, 102).compile(),
+    "VoCo, 576 to 128": lambda n: layouts.voco(576, 128, n // 4, images=max(1, n * 3 // 4 // 704)).compile(),
+}
+FEW = ("causal", "GistPool 8x", "Dodo 10x, tau 128")
 
 
-def plan_of(spans: list[tuple[Tensor, Tensor]], keys: int) -> Plan:
-    pairs = torch.stack([torch.stack(pair, -1) for pair in spans], 1).int()
-    pairs[pairs[..., 0] >= pairs[..., 1]] = keys
-    order = (2 * pairs[..., 0].long() + (pairs[..., 0] == keys)).argsort(dim=-1, stable=True)
-    return Plan.from_spans(pairs.gather(1, order[..., None].expand_as(pairs)), keys)
-
-
-MASKS: dict[str, Callable[[int], Plan]] = {"causal": causal, "gistpool": gistpool, "dodo": dodo}
-
-
-def candidates(name: str, args: argparse.Namespace) -> tuple[dict[str, tuple[Callable, Callable]], float]:
-    """Forward, and forward with backward, of each competitor; and the share of visible scores."""
-    plan = MASKS[name](args.length)
-    g = torch.Generator().manual_seed(0)
-    dtype = getattr(torch, args.dtype)
-    make = lambda rows: torch.randn(1, args.heads, rows, args.dim, generator=g).to(dtype)  # noqa: E731
-    q, k, v = (make(n).requires_grad_() for n in (args.length, plan.num_keys, plan.num_keys))
-    grad = make(args.length)
+def flex(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
+    """Compiled FlexAttention under the plan's mask, its block mask ready."""
     mask = reference.dense_mask(plan)[0]
+    blocks = create_block_mask(
+        lambda b, h, row, column: mask[row, column], None, None, *mask.shape, device="cpu", _compile=False
+    )
+    compiled = torch.compile(flex_attention, fullgraph=True)
+    enable_gqa = query.shape[1] != key.shape[1]
 
-    def both(attend: Callable[[], Tensor]) -> tuple[Callable, Callable]:
-        return torch.no_grad()(attend), lambda: torch.autograd.grad(attend(), (q, k, v), grad)
+    @torch.no_grad()
+    def run() -> Tensor:
+        return compiled(query, key, value, block_mask=blocks, enable_gqa=enable_gqa)
+
+    return run
+
+
+def forms(name: str, options: argparse.Namespace, length: int, backward: bool) -> harness.Forms:
+    """The contenders of a mask, ours first."""
+    plan = PLANS[name](length)
+    dtype = getattr(torch, options.dtype)
+
+    def heads(count: int, rows: int) -> Tensor:
+        return torch.randn(options.batch, count, rows, options.dim).to(dtype).requires_grad_(backward)
+
+    query = heads(options.heads, plan.num_queries)
+    key, value = heads(options.key_heads, plan.num_keys), heads(options.key_heads, plan.num_keys)
+    grad = torch.randn_like(query)
+    mask = reference.dense_mask(plan)[0]
+    gqa = options.key_heads != options.heads
 
     def ours(isa: str) -> Tensor:
         gistkit.ops.cpu_isa(isa)
-        return gistkit.attention(q, k, v, plan)
+        return gistkit.attention(query, key, value, plan)
 
-    found = {"SDPA dense mask": both(lambda: sdpa(q, k, v, attn_mask=mask))}
+    found: dict[str, Callable[[], Tensor]] = {f"gistkit {isa}": partial(ours, isa) for isa in options.isa}
+    found["SDPA, dense mask"] = lambda: sdpa(query, key, value, attn_mask=mask, enable_gqa=gqa)
     if name == "causal":
-        found["SDPA is_causal"] = both(lambda: sdpa(q, k, v, is_causal=True))
-    for isa in args.isa:
-        found[f"gistkit {isa}"] = both(lambda isa=isa: ours(isa))
-    return found, mask.double().mean().item()
+        found["SDPA, is_causal"] = lambda: sdpa(query, key, value, is_causal=True, enable_gqa=gqa)
+    if backward:
+        return {
+            who: lambda form=form: torch.autograd.grad(form(), (query, key, value), grad) for who, form in found.items()
+        }
+    if not options.no_flex:
+        found["FlexAttention, compiled"] = flex(plan, query, key, value)
+    return found
 
 
-def milliseconds(function: Callable) -> float:
-    start = time.perf_counter()
-    function()
-    return 1e3 * (time.perf_counter() - start)
+def decode(options: argparse.Namespace, keys: int) -> harness.Forms:
+    """One query a sequence over a long cache; a copy of the cache shows the memory's speed."""
+    query = torch.randn(1, 32, 1, 128)
+    key, value = torch.randn(1, 8, keys, 128), torch.randn(1, 8, keys, 128)
+    plan = Plan.from_spans(torch.tensor([[[0, keys]]], dtype=torch.int32), keys)
+
+    def ours(isa: str) -> Tensor:
+        gistkit.ops.cpu_isa(isa)
+        return gistkit.attention(query, key, value, plan)
+
+    return {f"gistkit {isa}": partial(ours, isa) for isa in options.isa} | {
+        "SDPA": lambda: sdpa(query, key, value, enable_gqa=True),
+        "sum of the cache": lambda: (key.sum(), value.sum()),
+    }
 
 
-def measure(name: str, args: argparse.Namespace) -> list[dict]:
-    found, density = candidates(name, args)
-    runs = {(who, part): f for who, pair in found.items() for part, f in zip(("fwd", "fwd+bwd"), pair, strict=True)}
-    for function in runs.values():
-        function()
-    times: dict[tuple[str, str], list[float]] = {key: [] for key in runs}
-    for _ in range(args.rounds):
-        for key, function in runs.items():
-            times[key].append(milliseconds(function))
-    rows = []
-    multiplies = 4e-6 * args.heads * args.length * MASKS[name](args.length).num_keys * density * args.dim
-    for (who, part), samples in times.items():
-        low, middle, high = statistics.quantiles(samples, n=4) if len(samples) > 1 else samples * 3
-        row = {"mask": name, "density": density, "who": who, "part": part, "median_ms": middle, "spread_ms": high - low}
-        row["gflops"] = multiplies * (3.5 if part == "fwd+bwd" else 1) / middle
-        for rival in ("SDPA dense mask", "SDPA is_causal"):
-            if (rival, part) in times:
-                row[f"against {rival}"] = statistics.median(times[rival, part]) / middle
-        rows.append(row)
-    return rows
-
-
-def machine() -> dict:
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((s.split(":")[1].strip() for s in info.read_text().splitlines() if s.startswith("model name")), cpu)
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return {"cpu": cpu, "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit}
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], harness.Forms]]]:
+    """Every mask and length, forward and forward + backward, then decoding."""
+    size = f"B{options.batch} H{options.heads}/{options.key_heads} D{options.dim} {options.dtype}"
+    for length in options.lengths:
+        for name in options.masks:
+            yield f"{name}, N {length}, {size}, forward", partial(forms, name, options, length, False)
+            yield f"{name}, N {length}, {size}, forward + backward", partial(forms, name, options, length, True)
+    if not options.no_decode:
+        for keys in (64, 32768):
+            yield f"decoding, 1 query, {keys} keys, H32/8 D128 float32", partial(decode, options, keys)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    levels = ISAS[1 : ISAS.index(gistkit.ops.best_isa()) + 1] or ISAS[:1]
-    parser.add_argument("--isa", nargs="+", choices=ISAS, default=list(levels), help="instruction sets to time")
-    parser.add_argument("--masks", nargs="+", choices=list(MASKS), default=list(MASKS))
-    parser.add_argument("--length", type=int, default=4096)
+    """Runs the cases that the command line asks for."""
+    parser = harness.parser(__doc__, "python benchmarks/attention.py --quick --masks causal --isa avx2")
+    here = ISA_NAMES[1 : ISA_NAMES.index(gistkit.ops.best_isa()) + 1][::-1] or ISA_NAMES[:1]
+    parser.add_argument("--isa", nargs="+", choices=ISA_NAMES, default=list(here), help="default: all but generic")
+    parser.add_argument("--masks", nargs="+", choices=list(PLANS), default=None, help="default: all; three if --quick")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[4096], metavar="N", help="default: 4096")
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--key-heads", type=int, default=None, help="default: as many as --heads")
     parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16", "float64"], default="float32")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the length, three rounds")
-    parser.add_argument("--json", type=Path, help="also write machine and results to this file")
-    args = parser.parse_args()
-    if args.quick:
-        args.length, args.rounds = args.length // 4, 3
-    torch.set_num_threads(args.threads)
-
-    about = machine()
-    print(", ".join(f"{k} {v}" for k, v in about.items()))
-    print(f"B1 H{args.heads} N{args.length} D{args.dim} {args.dtype}, {args.rounds} rounds\n")
-    print(f"{'mask, density':16}{'':18}{'part':9}{'median ms':>10}{'spread':>8}{'GF/s':>7}{'x mask':>8}{'x causal':>9}")
-    results = []
-    for name in args.masks:
-        for row in measure(name, args):
-            results.append(row)
-            ratios = [row.get(f"against {rival}") for rival in ("SDPA dense mask", "SDPA is_causal")]
-            shown = "".join(f"{r:{w}.2f}" if r else " " * w for r, w in zip(ratios, (8, 9), strict=True))
-            print(
-                f"{name:10}{row['density']:<6.3f}{row['who']:18}{row['part']:9}{row['median_ms']:10.1f}"
-                f"{row['spread_ms']:8.1f}{row['gflops']:7.0f}{shown}",
-                flush=True,
-            )
-    if args.json:
-        settings = {k: v for k, v in vars(args).items() if k != "json"}
-        args.json.write_text(json.dumps({"machine": about, "settings": settings, "results": results}, indent=1) + "\n")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--no-flex", action="store_true", help="leave FlexAttention out: compiling it takes a while")
+    parser.add_argument("--no-decode", action="store_true", help="leave decoding out")
+    options = parser.parse_args()
+    options.key_heads = options.key_heads or options.heads
+    options.masks = options.masks or list(FEW if options.quick else PLANS)
+    harness.run("attention", cases(options), options, seconds=8)
 
 
 if __name__ == "__main__":

@@ -192,3 +192,32 @@ def test_errors_say_what_was_expected():
         compressor.generate(memory, 0)
     with pytest.raises(ValueError, match=r"targets: expected shape \(2, 3\) as hidden has, got \(2, 4\)"):
         token_loss(torch.zeros(2, 3, 4), torch.zeros(5, 4), torch.zeros(2, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_after_inference_mode(method):
+    compressor = method(tiny_llama(), chunk=7, ratio=3)
+    ids = torch.randint(0, 50, (1, 9))
+    with torch.inference_mode():
+        compressor.generate(compressor.encode(ids), ids.shape[1])
+    compressor(ids)["loss"].backward()
+    assert compressor.memory_embeddings.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gradient_checkpointing_is_refused(method):
+    compressor = method(tiny_llama(), chunk=7, ratio=3).train()
+    enable = getattr(compressor.model, "activation_checkpointing_enable", None)
+    (enable or compressor.model.gradient_checkpointing_enable)()
+    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off"):
+        compressor(torch.randint(0, 50, (1, 9)))
+
+
+def test_a_memory_of_another_kind_is_refused():
+    model = tiny_llama()
+    memory = ICAE(model, chunk=8, ratio=4).encode(torch.randint(0, 50, (1, 8)))
+    for reader in (FiveHundredX(model, chunk=8, ratio=4), ICAE(model, chunk=8, ratio=4, layout="dpl")):
+        with pytest.raises(
+            ValueError, match=r"memory: expected one made with .* got one made with \('embedding', 8, 2"
+        ):
+            reader.generate(memory, 2)

@@ -1,9 +1,12 @@
 """gistkit inside a transformers Llama: its logits, its training, and that nothing stays behind."""
 
+import dataclasses
+
+import numpy as np
 import pytest
 import torch
 from hf_models import additive, double_angles, tiny_llama
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import gistkit
@@ -166,3 +169,28 @@ def test_errors_say_what_was_expected():
         attach(torch.nn.Linear(2, 2)),
     ):
         pass
+
+
+def test_a_forward_of_the_instance_is_put_back():
+    model = tiny_llama()
+    layer = model.model.layers[0].self_attn
+    own = layer.forward
+    layer.forward = wrapped = lambda *args, **kwargs: own(*args, **kwargs)
+    with attach(model):
+        assert layer.forward is not wrapped
+    assert layer.forward is wrapped
+
+
+def test_a_static_cache_needs_a_plan():
+    model = tiny_llama()
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    message = "past_key_values: expected a cache that grows, such as DynamicCache, or a plan"
+    with attach(model), pytest.raises(ValueError, match=message):
+        model(torch.randint(0, 50, (1, 5)), past_key_values=cache, use_cache=True)
+
+
+def test_positions_of_several_axes_are_refused():
+    layout = gistkit.layouts.causal(3)
+    layout = dataclasses.replace(layout, positions=np.zeros((2, 3), np.int64))
+    with attach(tiny_llama()) as model, pytest.raises(ValueError, match=r"expected position ids \[N\] or \[B, N\]"):
+        model(torch.randint(0, 50, (1, 3)), plan=layout.compile())

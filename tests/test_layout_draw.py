@@ -41,7 +41,8 @@ def test_too_many_tokens() -> None:
 
 
 def test_missing_matplotlib_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gistkit.viz.layout", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib.colors", None)
+    for name in [name for name in sys.modules if name.startswith("gistkit.viz")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ImportError, match=r"pip install gistkit\[viz\]"):
         layouts.causal(3).draw()

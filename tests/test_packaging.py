@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import gistkit
+from gistkit._compiled import INSTALL_AGAIN
 from gistkit.ops import _library
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,7 +54,10 @@ def test_instruction_set_can_be_chosen_by_the_environment(name):
 
 
 def test_an_unknown_instruction_set_is_refused():
-    assert "expected one of generic, avx2, avx512, got 'mmx'" in run("import gistkit", GISTKIT_ISA="mmx").stderr
+    assert (
+        "expected one of generic, avx2, avx512, got 'mmx'"
+        in run("import gistkit; gistkit.ops", GISTKIT_ISA="mmx").stderr
+    )
 
 
 def copy_of_package(tmp_path):
@@ -64,10 +68,14 @@ def copy_of_package(tmp_path):
     return target
 
 
-def imported_from(target):
+def from_copy(target, code):
     # An editable install's finder would win over the path.
     others = "[finder for finder in sys.meta_path if 'ScikitBuild' not in type(finder).__name__]"
-    return run(f"import sys; sys.meta_path[:] = {others}; import gistkit", PYTHONPATH=str(target.parent))
+    return run(f"import sys; sys.meta_path[:] = {others}; {code}", PYTHONPATH=str(target.parent))
+
+
+def imported_from(target):
+    return from_copy(target, "import gistkit; gistkit.Plan, gistkit.attention")
 
 
 def test_a_missing_library_says_how_to_build_it(tmp_path):
@@ -76,7 +84,23 @@ def test_a_missing_library_says_how_to_build_it(tmp_path):
     (target / "libgistkit_ops.so").unlink()
     shown = imported_from(target)
     assert shown.returncode and "op library libgistkit_ops.so is missing" in shown.stderr
-    assert "pip install --no-build-isolation ." in shown.stderr
+    assert INSTALL_AGAIN in shown.stderr
+    next(target.glob("_planner*.so")).unlink()
+    shown = imported_from(target)
+    assert shown.returncode and "compiled planner is missing or could not be loaded" in shown.stderr
+    assert "cannot import name '_planner'" in shown.stderr and INSTALL_AGAIN in shown.stderr
+
+
+def test_info_reports_what_does_not_load(tmp_path):
+    target = copy_of_package(tmp_path)
+    report = "import runpy; runpy.run_module('gistkit.info', run_name='__main__')"
+    (target / "libgistkit_ops.so").write_bytes(b"not a library")
+    shown = from_copy(target, report).stdout
+    assert re.search(r"^op library +FAILED: .*could not load it", shown, re.MULTILINE), shown
+    assert re.search(r"^planner +/.*_planner.*\.so$", shown, re.MULTILINE), shown
+    next(target.glob("_planner*.so")).unlink()
+    shown = from_copy(target, report).stdout
+    assert re.search(r"^planner +FAILED: .*missing or could not be loaded", shown, re.MULTILINE), shown
 
 
 def test_a_broken_library_keeps_its_cause(tmp_path):
@@ -84,7 +108,7 @@ def test_a_broken_library_keeps_its_cause(tmp_path):
     (target / "libgistkit_ops.so").write_bytes(b"not a library")
     shown = imported_from(target)
     assert shown.returncode and "could not load it (libgistkit_ops.so, torch " in shown.stderr
-    assert "OSError" in shown.stderr and "install gistkit again" in shown.stderr
+    assert "OSError" in shown.stderr and INSTALL_AGAIN in shown.stderr
 
 
 def test_libraries_need_neither_cuda_nor_unstable_torch():

@@ -28,7 +28,7 @@ static std::atomic<int>& chosen() {
     int best = static_cast<int>(best_isa());
     const char* name = std::getenv("GISTKIT_ISA");
     if (!name) return best;
-    // An unknown or unavailable name is reported by gistkit.info; here it only must not crash.
+    // An unknown or unavailable name is refused in Python; here it only must not crash.
     int wanted = !std::strcmp(name, "generic") ? 0 : !std::strcmp(name, "avx2") ? 1 : 2;
     return wanted < best ? wanted : best;
   }();

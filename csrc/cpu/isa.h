@@ -8,7 +8,7 @@ enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2 };
 // The best one that this processor has and this build contains.
 Isa best_isa();
 
-// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512), or what set_isa chose.
+// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512), or what gistkit_cpu_isa chose.
 Isa current_isa();
 
 }  // namespace gistkit

@@ -66,12 +66,12 @@ inline void rotate_pairs(const T* in, T* out, const C* cosines, const C* sines, 
   for (; i + kLanes<T> <= 2 * freqs; i += kLanes<T>) {
     Vector x = Lanes<T>::load(in + i);
     Vector c = load_bits<Vector>(cosines + i), s = load_bits<Vector>(sines + i);
-    Lanes<T>::store(out + i, x * c + __builtin_shuffle(x, swap) * s);
+    Lanes<T>::store(out + i, x * c + swap_neighbours(x, swap) * s);
   }
   if (int64_t rest = 2 * freqs - i; rest > 0) {
     Vector x = load_some(in + i, rest);
     Vector c = load_bits<Vector>(cosines + i), s = load_bits<Vector>(sines + i);
-    store_some(out + i, x * c + __builtin_shuffle(x, swap) * s, rest);
+    store_some(out + i, x * c + swap_neighbours(x, swap) * s, rest);
   }
 }
 

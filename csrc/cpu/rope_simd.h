@@ -57,6 +57,18 @@ inline Shorts narrow(Words v) {
 #endif
 }
 
+// Neighbouring lanes change places; order is 1, 0, 3, 2, ...
+template <class Vector, class Index>
+inline Vector swap_neighbours(Vector v, [[maybe_unused]] Index order) {
+#ifdef __clang__
+  Vector swapped;
+  for (unsigned i = 0; i < sizeof(Vector) / sizeof(v[0]); ++i) swapped[i] = v[i ^ 1];
+  return swapped;
+#else
+  return __builtin_shuffle(v, order);
+#endif
+}
+
 // How an element type is read into and written from vectors of the type that it is rotated in.
 template <class T>
 struct Lanes;

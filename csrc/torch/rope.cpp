@@ -9,29 +9,14 @@
 
 #include <tuple>
 
+#include "torch/checks.h"
 #include "torch/parallel.h"
 
 namespace {
 
-using gistkit::DType;
 using gistkit::PositionType;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-DType element_type(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Float:
-      return DType::kF32;
-    case ScalarType::Double:
-      return DType::kF64;
-    case ScalarType::BFloat16:
-      return DType::kBF16;
-    case ScalarType::Half:
-      return DType::kF16;
-    default:
-      STD_TORCH_CHECK(false, "gistkit::rope: expected float32, float64, bfloat16 or float16 heads");
-  }
-}
 
 PositionType position_type(const Tensor& x) {
   switch (x.scalar_type()) {
@@ -102,7 +87,7 @@ void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const 
     copy_strides(*in[i], x.in_stride);
     copy_strides(*out[i], x.out_stride);
   }
-  params.dtype = element_type(query);
+  params.dtype = gistkit::kernel_dtype(query.scalar_type());
   params.batch = query.size(0);
   params.tokens = query.size(2);
   params.dim = query.size(3);
@@ -146,7 +131,7 @@ std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, T
     copy_strides(*grads[i], x.grad_stride);
     copy_strides(*heads[i], x.heads_stride);
   }
-  params.dtype = element_type(query);
+  params.dtype = gistkit::kernel_dtype(query.scalar_type());
   params.batch = query.size(0);
   params.tokens = query.size(2);
   params.angles = angles_of(positions, inv_freq, query, key);

@@ -9,16 +9,34 @@ from pathlib import Path
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text}")
-    return value
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _device(text: str) -> str:
+    """A device that the ops have kernels for."""
+    import torch
+
+    from gistkit.info import cuda_library
+
+    try:
+        kind = torch.device(text).type
+    except RuntimeError:
+        kind = ""
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device: expected a device that is here, got {text!r}, and torch sees no CUDA device")
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA"):
+            raise ValueError(f"--device: expected cpu, got {text!r}; the CUDA library is {cuda_library()}")
+    elif kind != "cpu":
+        raise ValueError(f"--device: expected cpu or cuda, got {text!r}")
+    return text
 
 
 def _names(text: str) -> list[str]:
-    from gistkit.studies.epl import LAYOUTS
+    from gistkit.layouts.positions import SCHEMES as known
 
-    known = (*LAYOUTS, "cpl")
     names = [name.strip().lower() for name in text.split(",") if name.strip()]
     if not names or not set(names) <= set(known) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, each once, got {text!r}")
@@ -37,14 +55,12 @@ def _study_epl(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_epl(arguments: argparse.Namespace) -> int:
-    import torch
-
+    # All that the end needs is loaded before the training starts.
     from gistkit.studies import epl, report
     from gistkit.studies.corpus import load_corpus
+    from gistkit.viz import studies as _  # noqa: F401
 
-    device = torch.device(arguments.device)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device: expected a device that torch can use, got cuda, and torch sees no CUDA device")
+    device = _device(arguments.device)
     recipe = epl.Recipe(steps=arguments.steps)
     corpus = load_corpus(arguments.text, chunk=recipe.chunk)
     print(
@@ -58,12 +74,11 @@ def _run_epl(arguments: argparse.Namespace) -> int:
         list(range(arguments.seeds)),
         corpus,
         arguments.out,
-        device=arguments.device,
+        device=device,
         resume=arguments.resume,
     ):
         runs.append(run)
         report.write_json(arguments.out / "results.json", runs, recipe, corpus)
-    pictures = report.draw(arguments.out, runs, recipe)
     print()
     print(report.format_table(report.table_rows(runs)))
     print("\nOne held-out passage, reconstructed greedily:")
@@ -71,6 +86,7 @@ def _run_epl(arguments: argparse.Namespace) -> int:
     print()
     print(report.format_tracking(runs, recipe))
     print(f"\n{report.LIMITS}")
+    pictures = report.draw(arguments.out, runs, recipe)
     print("\nWritten: " + ", ".join(str(path) for path in [arguments.out / "results.json", *pictures]))
     return 0
 
@@ -108,14 +124,14 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; a user's mistake ends in one line on standard error and exit status 2."""
-    options = parser().parse_args(arguments)
     try:
+        options = parser().parse_args(arguments)
         return options.run(options)
-    except (ValueError, FileNotFoundError) as error:
-        print(f"gistkit: {error}", file=sys.stderr)
-        return 2
     except ModuleNotFoundError as error:
         print(f"gistkit: {error.name} is missing; pip install 'gistkit[demo]' brings it", file=sys.stderr)
+        return 2
+    except (ValueError, OSError, ImportError) as error:
+        print(f"gistkit: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("\ngistkit: interrupted; --resume goes on from the last evaluation", file=sys.stderr)

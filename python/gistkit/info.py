@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import platform
+from collections.abc import Callable
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
 import gistkit
-from gistkit.ops import best_isa, cpu_isa
-from gistkit.ops._library import OPS_LIBRARY
 
 TORCH_ABI_TARGET = "2.11"
 OPTIONAL = {
@@ -38,7 +37,7 @@ def machine() -> dict[str, str | int]:
     return {
         "processor": processor(),
         "threads": torch.get_num_threads(),
-        "instruction_set": cpu_isa(),
+        "instruction_set": gistkit.ops.cpu_isa(),
         "gistkit": gistkit.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
@@ -47,24 +46,52 @@ def machine() -> dict[str, str | int]:
 
 def cuda_library() -> str:
     """Whether the CUDA library was built, and why not."""
+    from gistkit.ops._library import OPS_LIBRARY
+
     record = OPS_LIBRARY.with_name("cuda_build.txt")
-    return record.read_text().strip() if record.exists() else "not built (no record of why: the build left none)"
+    return record.read_text().strip() if record.exists() else "not built (the build left no record of why)"
+
+
+def _op_library() -> str:
+    from gistkit.ops._library import OPS_LIBRARY
+
+    return f"{OPS_LIBRARY} (stable ABI of torch {TORCH_ABI_TARGET})"
+
+
+def _instruction_sets() -> str:
+    return f"{gistkit.ops.cpu_isa()}, of at most {gistkit.ops.best_isa()}; GISTKIT_ISA overrides"
+
+
+def _planner() -> str:
+    return str(import_module("gistkit._compiled").planner.__file__)
+
+
+def _or_reason(find: Callable[[], str]) -> str:
+    """What `find` finds, or the message of the error that it meets."""
+    try:
+        return find()
+    except (ImportError, ValueError) as error:
+        return f"FAILED: {error}"
 
 
 def lines() -> list[str]:
     """The report, a line an item."""
-    report = [f"{name:16} {value}" for name, value in machine().items()]
-    report.append(f"{'best available':16} {best_isa()}")
-    report.append(f"{'op library':16} {OPS_LIBRARY} (stable ABI of torch {TORCH_ABI_TARGET})")
-    found = importlib.util.find_spec("gistkit._planner")
-    report.append(f"{'planner':16} {found.origin if found else 'missing: install gistkit again'}")
-    report.append(f"{'CUDA library':16} {cuda_library()}")
+    items = {
+        "gistkit": gistkit.__version__,
+        "python": platform.python_version(),
+        "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
+        "processor": processor(),
+        "instruction set": _or_reason(_instruction_sets),
+        "op library": _or_reason(_op_library),
+        "planner": _or_reason(_planner),
+        "CUDA library": _or_reason(cuda_library),
+    }
     for package, extra in OPTIONAL.items():
         try:
-            report.append(f"{package:16} {version(package)}")
+            items[package] = version(package)
         except PackageNotFoundError:
-            report.append(f"{package:16} missing: pip install 'gistkit[{extra}]'")
-    return report
+            items[package] = f"missing: pip install 'gistkit[{extra}]'"
+    return [f"{name:16} {value}" for name, value in items.items()]
 
 
 def main() -> None:

@@ -90,6 +90,11 @@ class Compressor(nn.Module, ABC):
         """Compresses a batch of contexts, input_ids int64 [B, p] with p >= 1, in one pass over all chunks."""
         if input_ids.dim() != 2 or input_ids.shape[1] < 1:
             raise ValueError(f"input_ids: expected [B, p] with p >= 1, got shape {tuple(input_ids.shape)}")
+        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+        if self.training and torch.is_grad_enabled() and checkpointing:
+            raise ValueError(
+                "model: expected gradient checkpointing to be off, which the compressors do not support yet, got on"
+            )
         batch, context = input_ids.shape
         plan = encoder_plan(context, self.chunk, self.memory_tokens, self.layout, str(input_ids.device))
         embeddings = self._embed(input_ids)
@@ -170,6 +175,11 @@ class Compressor(nn.Module, ABC):
         return torch.cat(answer, 1)
 
     @property
+    def source(self) -> tuple[str, int, int, str]:
+        """What a memory must share to be readable: carrier, chunk size, memory tokens a chunk, layout."""
+        return self.carrier, self.chunk, self.memory_tokens, self.layout
+
+    @property
     def _decoder(self) -> nn.Module:
         return cast(Any, self.model).get_decoder()
 
@@ -185,6 +195,11 @@ class Compressor(nn.Module, ABC):
         """The decoder's plan, one row for each token that is fed; memory that comes as a cache has none."""
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+        if memory.source != self.source:
+            raise ValueError(
+                "memory: expected one made with (carrier, chunk, memory tokens, layout) = "
+                f"{self.source}, got one made with {memory.source}"
+            )
         if input_ids.shape[0] != memory.batch_size:
             raise ValueError(
                 f"input_ids: expected {memory.batch_size} rows as the memory has, got {input_ids.shape[0]}"

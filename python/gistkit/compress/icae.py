@@ -16,7 +16,7 @@ class ICAE(Compressor):
 
     def _memory(self, hidden: Tensor, cache: DynamicCache | None, context: int, tokens: int) -> Memory:
         hidden = hidden[:, hidden.shape[1] - tokens :]
-        return Memory(context, hidden, embeddings=hidden)
+        return Memory(self.source, context, hidden, embeddings=hidden)
 
     def _prefix(self, memory: Memory) -> tuple[Tensor | None, DynamicCache | None]:
         return memory.embeddings, None

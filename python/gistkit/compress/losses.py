@@ -54,18 +54,14 @@ def segment_targets(context_ids: Tensor, chunk: int, memory: int) -> Tensor:
     Returns:
         int64 [B, kM, ceil(L / M)]; -100 where a memory token owns fewer tokens.
     """
-    width = -(-chunk // memory)
-    context = context_ids.shape[1]
-    index = torch.full((-(-context // chunk) * memory, width), -1, dtype=torch.int64)
-    for row in range(index.shape[0]):
-        number, slot = divmod(row, memory)
-        first = number * chunk
-        length = min(chunk, context - first)
-        start, stop = first + slot * length // memory, first + (slot + 1) * length // memory
-        index[row, : stop - start] = torch.arange(start, stop)
-    index = index.to(context_ids.device)
-    owned = context_ids[:, index.clamp(min=0)]
-    return owned.masked_fill(index < 0, IGNORE)
+    context, device = context_ids.shape[1], context_ids.device
+    first = torch.arange(0, context, chunk, device=device)[:, None]
+    length = (context - first).clamp(max=chunk)
+    slot = torch.arange(memory, device=device)
+    start, stop = first + slot * length // memory, first + (slot + 1) * length // memory
+    index = start[..., None] + torch.arange(-(-chunk // memory), device=device)
+    owned = context_ids[:, index.clamp(max=context - 1)].masked_fill(index >= stop[..., None], IGNORE)
+    return owned.flatten(1, 2)
 
 
 class CompressionHead(nn.Module):

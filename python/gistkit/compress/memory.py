@@ -12,6 +12,7 @@ class Memory:
     """The compressed context of a batch; decoding from it leaves it unchanged.
 
     Args:
+        source: what made it, (carrier, chunk, memory tokens a chunk, layout): only its like can read it.
         context_length: number of tokens p of the original context, the same in every row.
         embeddings: [B, kM, hidden] for k chunks of M memory tokens, where a method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, kM, head_dim], keys rotated at their encoder position ids,
@@ -19,6 +20,7 @@ class Memory:
         hidden: [B, kM, hidden], the encoder's output at the memory tokens, kept for the compression loss.
     """
 
+    source: tuple[str, int, int, str]
     context_length: int
     hidden: Tensor
     embeddings: Tensor | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
+
 from gistkit import layouts
 from gistkit.layouts import Plan
 
@@ -11,7 +13,9 @@ from gistkit.layouts import Plan
 @lru_cache(maxsize=256)
 def encoder_plan(context: int, chunk: int, memory: int, positions: str, device: str) -> Plan:
     """All chunks in one row, context tokens first, then memory tokens; a chunk sees only itself."""
-    return layouts.icae_encoder(context, chunk, memory, positions=positions).compile(device=device)
+    # A plan outlives the call: made in inference mode, its tensors could not serve training later.
+    with torch.inference_mode(False):
+        return layouts.icae_encoder(context, chunk, memory, positions=positions).compile(device=device)
 
 
 @lru_cache(maxsize=256)
@@ -20,4 +24,5 @@ def decoder_plan(
 ) -> Plan:
     """Memory tokens, the task token, then `text` tokens, causal."""
     layout = layouts.decoder(context, chunk, memory, task=task, carrier=carrier, positions=positions, text=text)
-    return layout.compile(device=device)
+    with torch.inference_mode(False):
+        return layout.compile(device=device)

@@ -25,7 +25,7 @@ class FiveHundredX(Compressor):
         first = hidden.shape[1] - tokens
         held = cast(Any, cache).layers
         layers = tuple((layer.keys[:, :, first:], layer.values[:, :, first:]) for layer in held)
-        return Memory(context, hidden[:, first:], layers=layers)
+        return Memory(self.source, context, hidden[:, first:], layers=layers)
 
     def _prefix(self, memory: Memory) -> tuple[Tensor | None, DynamicCache | None]:
         # A cache of its own for every decode: the memory itself never grows.

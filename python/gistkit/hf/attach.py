@@ -24,7 +24,8 @@ def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
     Inside, `model(...)` takes a keyword argument `plan` (a compiled layout): its spans say who sees whom, and its
     positions are the position ids unless `position_ids` is given. Without a plan attention is plain causal.
     `recorder`, a function of (layer index, query, key), is called in every layer with the rotated tensors.
-    Attaching twice is allowed; the inner block does nothing.
+    Attaching twice is allowed; the inner block does nothing. With gradient checkpointing the backward pass runs layers
+    again: it belongs inside the block too.
 
     Args:
         model: a transformers Llama, with or without its language model head.
@@ -55,15 +56,22 @@ def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 def _replace_forward(undo: ExitStack, module: nn.Module, forward: Any) -> None:
-    """Gives one instance a forward of its own; undoing it uncovers the class's."""
+    """Gives one instance a forward of its own; undoing it puts back the instance's or uncovers the class's."""
+    if "forward" in vars(module):
+        undo.callback(setattr, module, "forward", vars(module)["forward"])
+    else:
+        undo.callback(delattr, module, "forward")
     module.forward = MethodType(forward, module)
-    undo.callback(delattr, module, "forward")
 
 
 def _positions_of_plan(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     plan = kwargs.get("plan")
     if plan is not None and plan.positions is not None and kwargs.get("position_ids") is None:
         positions = plan.positions
+        if positions.dim() > 2:
+            raise ValueError(
+                f"plan: expected position ids [N] or [B, N] for a Llama, got {tuple(positions.shape)} with several axes"
+            )
         kwargs = kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
     return args, kwargs
 
@@ -93,6 +101,11 @@ def _attention_forward(
     query, key = ops.rope(query, key, position_ids.expand(batch, -1), inv_freq, scaling=scaling)
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, self.layer_idx)
+        if kwargs.get("plan") is None and past_key_values.is_compileable:
+            raise ValueError(
+                "past_key_values: expected a cache that grows, such as DynamicCache, or a plan, got a static cache "
+                "without a plan: which of its keys are filled is not known"
+            )
 
     dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
     out, _ = hooks.attention(self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs)

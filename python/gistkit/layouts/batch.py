@@ -39,9 +39,9 @@ def compile_batch(
     batch, rows = len(parts), int(lengths.max())
     spans = np.zeros((batch, rows, max(part[1].shape[1] for part in parts), 2), np.int32)
     positions = np.zeros((*axes.pop(), batch, rows), np.result_type(*(layout.positions.dtype for layout in layouts)))
-    # Padding keeps the order a permutation, except where only some rows are queries.
+    # Padding keeps the order a permutation wherever all rows are queries.
     order = np.zeros((batch, rows), np.int64)
-    if queries is None:
+    if rows == max(map(len, layouts)):
         order[:] = np.arange(rows)
     for row, (row_order, row_spans, row_positions, _) in enumerate(parts):
         spans[row, : len(row_order), : row_spans.shape[1]] = row_spans

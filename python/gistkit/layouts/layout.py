@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit import _planner
+from gistkit._compiled import planner as _planner
 from gistkit.layouts._checks import at_least
 from gistkit.layouts.oracle import dense_mask
 from gistkit.layouts.plan import Plan

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gistkit.layouts._checks import at_least
 from gistkit.layouts.relations import Role
 from gistkit.layouts.tiles import Tiles, tiles
 
@@ -15,6 +16,9 @@ from gistkit.layouts.tiles import Tiles, tiles
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Which keys each query row sees and at which positions, ready for `gistkit.attention` and `gistkit.rope`.
+
+    `Layout.compile` makes plans, and `from_spans` takes spans of one's own and checks them; the bare constructor checks
+    nothing.
 
     Args:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
@@ -37,6 +41,9 @@ class Plan:
     @classmethod
     def from_spans(cls, spans: Tensor, num_keys: int, positions: Tensor | None = None) -> Plan:
         """A plan from row spans that the caller made. Checks them: shape, dtype, range, ascending and disjoint."""
+        if not isinstance(spans, Tensor):
+            raise TypeError(f"spans: expected a torch tensor, got {type(spans).__name__}")
+        num_keys = at_least("from_spans", "num_keys", num_keys, 0)
         if spans.dim() not in (3, 4) or spans.shape[-1] != 2:
             raise ValueError(f"spans: expected [B or 1, Nq, S, 2] or [Nq, S, 2], got shape {tuple(spans.shape)}")
         if spans.dtype != torch.int32:
@@ -54,7 +61,15 @@ class Plan:
         follows = empty[..., 1:] | (~empty[..., :-1] & (start[..., 1:] >= end[..., :-1]))
         if not bool(follows.all()):
             raise ValueError("spans: expected ascending, disjoint intervals with empty ones last in every row")
-        return cls(spans, int(num_keys), positions)
+        if positions is not None:
+            if positions.dim() not in (1, 2, 3) or positions.shape[-1] != spans.shape[1]:
+                raise ValueError(
+                    f"positions: expected [Nq], [B, Nq] or [A, B, Nq] with Nq = {spans.shape[1]}, got shape "
+                    f"{tuple(positions.shape)}"
+                )
+            if not bool(positions.isfinite().all()):
+                raise ValueError("positions: expected finite values, got NaN or infinity")
+        return cls(spans, num_keys, positions)
 
     @property
     def num_queries(self) -> int:

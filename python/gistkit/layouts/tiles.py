@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from gistkit import _planner
+from gistkit._compiled import planner as _planner
 from gistkit.layouts._checks import at_least
 
 if TYPE_CHECKING:

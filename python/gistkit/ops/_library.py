@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from gistkit._compiled import INSTALL_AGAIN
+
 PACKAGE = Path(__file__).resolve().parent.parent
 ISA_NAMES = ("generic", "avx2", "avx512")
 
@@ -24,13 +26,12 @@ def _load(stem: str) -> Path:
             except OSError as error:
                 raise ImportError(
                     f"gistkit found its op library but could not load it ({path.name}, torch {torch.__version__}): "
-                    f"{error}. It was probably built for another torch or Python; install gistkit again with "
-                    "`pip install --no-build-isolation --force-reinstall --no-deps gistkit`."
+                    f"{error}. It was probably built for another torch or Python: {INSTALL_AGAIN}."
                 ) from error
             return path
     raise ImportError(
-        f"gistkit's compiled op library lib{stem}.so is missing (looked in {', '.join(map(str, roots))}). Install the "
-        "package with `pip install --no-build-isolation .` (torch must be installed first)."
+        f"gistkit's compiled op library lib{stem}.so is missing (looked in {', '.join(map(str, roots))}): "
+        f"{INSTALL_AGAIN}."
     )
 
 

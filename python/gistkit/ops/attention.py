@@ -116,6 +116,8 @@ def _contiguous_last(t: Tensor) -> Tensor:
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(t, Tensor):
+            raise TypeError(f"attention: {name}: expected a torch tensor, got {type(t).__name__}")
         if t.dim() != 4:
             raise ValueError(f"attention: {name}: expected 4 dimensions [B, H, N, D], got shape {tuple(t.shape)}")
         if t.dtype != query.dtype:

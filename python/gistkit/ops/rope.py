@@ -43,7 +43,7 @@ def rope(
             H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
         scaling: factor of cosines and sines (transformers' attention_scaling).
         interleaved: pairs are dims (2f, 2f + 1); otherwise (f, f + R/2).
-        inplace: overwrite query and key and return them; only where no gradient is recorded.
+        inplace: overwrite query and key, which share no memory, and return them; only where no gradient is recorded.
 
     Returns:
         The rotated query and key.
@@ -57,6 +57,9 @@ def rope(
         return _ROPE(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
     _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
     _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
+    if not torch.compiler.is_compiling():
+        # Autograd must notice that what it saved has changed.
+        torch.autograd.graph.increment_version((query, key))
     return query, key
 
 
@@ -96,6 +99,9 @@ def _rows(heads: Tensor) -> Tensor:
 
 def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
     """Checks the arguments; positions as [A, B or 1, N] and inv_freq as [H or 1, A, R/2], in types kernels read."""
+    for name, tensor in (("query", query), ("key", key), ("positions", positions), ("inv_freq", inv_freq)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     for name, heads, count in (("query", query, "Hq"), ("key", key, "Hk")):
         if heads.dim() != 4:
             raise ValueError(f"{name}: expected [B, {count}, N, D], got shape {tuple(heads.shape)}")

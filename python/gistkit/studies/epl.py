@@ -23,7 +23,6 @@ from gistkit.studies import checkpoint
 from gistkit.studies.corpus import Corpus
 from gistkit.studies.tracking import measure_tracking, memory_attention
 
-LAYOUTS = ("dpl", "upl", "epl")
 GOAL = 1.0
 
 
@@ -51,7 +50,11 @@ class Recipe:
 
 @dataclass
 class Run:
-    """What one layout and seed gave. Losses are held-out, nats a byte; curve holds (step, loss, accuracy)."""
+    """What one layout and seed gave. Losses are held-out, in nats a byte.
+
+    `curve` holds (step, loss, accuracy) over the recipe's `eval_chunks`; `loss` and `accuracy` are those of the trained
+    model over `final_chunks`.
+    """
 
     layout: str
     seed: int
@@ -143,7 +146,7 @@ def train(
             fresh = not run.curve or run.curve[-1][0] < step
             if fresh and (last or step % recipe.eval_every == 0):
                 run.seconds += time.perf_counter() - clock
-                run.curve.append((step, *evaluate(compressor, chunks[: None if last else recipe.eval_chunks])))
+                run.curve.append((step, *evaluate(compressor, chunks[: recipe.eval_chunks])))
                 bar.set_postfix_str(f"held-out loss {run.curve[-1][1]:.3f}")
                 progress = {"step": step, "seconds": run.seconds, "curve": run.curve}
                 checkpoint.save(state, identity, progress, compressor, optimizer, generator)
@@ -158,7 +161,7 @@ def train(
             torch.nn.utils.clip_grad_norm_(compressor.parameters(), recipe.clip)
             optimizer.step()
             bar.update()
-        _, run.loss, run.accuracy = run.curve[-1]
+        run.loss, run.accuracy = evaluate(compressor, chunks)
         _reconstruct(run, compressor, chunks[: recipe.eval_chunks])
         _track(run, compressor, chunks[: recipe.eval_chunks])
     return run

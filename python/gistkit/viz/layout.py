@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.relations import Role
 from gistkit.viz.style import COLOURS
-
-try:
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-except ImportError as error:
-    raise ImportError("Drawing a layout needs matplotlib, which is missing: pip install gistkit[viz]") from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
