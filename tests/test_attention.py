@@ -78,11 +78,16 @@ class Case:
         return [out.detach(), lse.detach(), *grads]
 
     def run_low(self, **options: Any) -> list[Tensor]:
-        """The plain torch form in the inputs' own precision: scores, weights and all."""
-        return self.run(low_precision_attention, **options)
+        """The yardstick of the same precision: plain torch, sums in float32 where the inputs are narrower."""
+        if self.inputs[0].dtype in (torch.float32, torch.float64):
+            return self.run(plain_attention, **options)
+        errors = self.run(reference.attention, **options)
+        # The backward knows `out` as it was rounded, and a column sums that over all rows.
+        errors[5:] = self.run(plain_attention, **options)[5:]
+        return errors
 
 
-def low_precision_attention(
+def plain_attention(
     query: Tensor, key: Tensor, value: Tensor, plan: Plan, *, softcap: Any = None, key_bias: Any = None, **_: Any
 ) -> tuple[Tensor, Tensor]:
     group = query.shape[1] // key.shape[1]
@@ -146,6 +151,21 @@ def test_parity_with_bias_and_cap(shape: str, softcap: float | None, bias: str, 
     case = Case(SHAPES[shape], dtype, bias=bias)
     exact = case.run(reference.attention, torch.float64, softcap=softcap)
     check(case.run(gistkit.attention, softcap=softcap), case.run_low(softcap=softcap), exact, EPSILON[dtype])
+
+
+@pytest.mark.parametrize("level", [-1e3, -65504.0, 1e6, torch.finfo(torch.float32).min, 3e38])
+def test_large_biases(level: float, isa: str) -> None:
+    """A third of the keys far off, and rows that see only such keys: the mask values and slopes that others use."""
+    for shape in ("gqa-odd", "few-queries"):
+        case = Case(SHAPES[shape], torch.float32, bias="h")
+        case.inputs[3][..., : case.plan.num_keys // 3] += level
+        got, exact = case.run(gistkit.attention), case.run(reference.attention, torch.float64)
+        for mine, low, true in zip(got[:2], case.run_low()[:2], exact[:2], strict=True):
+            seen = true > -torch.inf
+            assert torch.equal(mine > -torch.inf, seen)
+            error, allowed = ((t.double() - true)[seen].abs().max() for t in (mine, low))
+            assert error <= 2 * allowed + 1e-6, (shape, error, allowed)
+        assert all(t.isfinite().all() for t in got[2:])
 
 
 def test_gradients_over_a_long_causal_sequence(isa: str) -> None:

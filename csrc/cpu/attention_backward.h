@@ -18,8 +18,12 @@ void weigh_row(T cap, const T* bias, T lse, T lse_rest, int begin, int end, T* s
       S::store(slope + c, S::sub(S::set(1), S::mul(t, t)));
       x = S::mul(S::set(cap), t);
     }
-    if (bias) x = S::add(x, S::load(bias + c));
-    S::store(scores + c, exp2_difference<T>(x, S::set(lse), S::set(lse_rest)));
+    if (bias) {
+      x = S::sub(S::add(x, S::load(bias + c)), S::set(lse));
+      S::store(scores + c, exp2<T>(S::mul(x, S::set(static_cast<T>(kLog2E)))));
+    } else {
+      S::store(scores + c, exp2_difference<T>(x, S::set(lse), S::set(lse_rest)));
+    }
   }
 }
 
@@ -209,8 +213,8 @@ class BackwardKernel {
         const bool alive = lse != -kInfinity<T>;
         read_row(p_.dtype, p_.grad_out.at(b, h, row), alive ? p_.dim_v : 0, T(1), to, v_pad_);
         scatter_row(to, p_.dim_v, s.grad_panels + row * kPanel, panel);
-        // In powers of two and in two parts: a rounding here would be one of the whole row's weights.
-        const double exact = lse * kLog2E;
+        // As scores are held and in two parts: a rounding here would be one of the whole row's weights.
+        const double exact = setup_.natural ? lse : lse * kLog2E;
         s.lse[row] = alive ? static_cast<T>(exact) : kInfinity<T>;
         s.lse_rest[row] = alive ? static_cast<T>(exact - static_cast<T>(exact)) : T(0);
         T delta = 0;
@@ -418,7 +422,7 @@ class BackwardKernel {
     const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads;
     const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
     // The packed queries carry this factor's inverse.
-    const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : kLn2);
+    const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : setup_.natural ? 1 : kLn2);
     for (int64_t j = start; j < stop; ++j) {
       gather_row(s.grad_key + start * qk_pad_ + (j - start) * kPanel, kKeys * kPanel, p_.dim_qk, factor, rows);
       write_row(p_.dtype, rows, p_.dim_qk, p_.grad_key.at(b, h, j));

@@ -90,7 +90,7 @@ class FewQueriesKernel {
         fill_edges(row, begin, from, from + count, end);
         if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias ? bias + first : nullptr, begin, end, row);
         fill_gaps(spans + r % p_.num_queries * p_.num_spans * 2, p_.num_spans, first, begin, end, -kInfinity<T>, row);
-        T factor = softmax_row(row, begin, end, maximum + r, total + r);
+        T factor = softmax_row(setup_.natural, row, begin, end, maximum + r, total + r);
         add_values(row + from, values, count, factor, out + r * v_pad_);
       }
     }
@@ -166,7 +166,8 @@ class FewQueriesKernel {
       T total = 0;
       for (int64_t s = 0; s < splits_; ++s) {
         const int64_t part = (head * splits_ + s) * rows_ + r;
-        T factor = total_[part] == 0 ? T(0) : static_cast<T>(__builtin_exp2(maximum_[part] - maximum));
+        const double octaves = (maximum_[part] - maximum) * (setup_.natural ? kLog2E : 1);
+        T factor = total_[part] == 0 ? T(0) : static_cast<T>(__builtin_exp2(octaves));
         total += factor * total_[part];
         const T* other = out_ + part * v_pad_;
         for (int x = 0; x < p_.dim_v; ++x) sum[x] = (s ? sum[x] : T(0)) + factor * other[x];
@@ -174,7 +175,8 @@ class FewQueriesKernel {
       for (int x = 0; x < p_.dim_v; ++x) sum[x] = total == 0 ? T(0) : sum[x] / total;
       const int64_t head_out = h * setup_.group + r / p_.num_queries, row = r % p_.num_queries;
       write_row(p_.dtype, sum, p_.dim_v, p_.out.at(b, head_out, row));
-      static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] = natural_lse(maximum, total);
+      static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] =
+          natural_lse(setup_.natural, maximum, total);
     }
   }
 

@@ -169,7 +169,7 @@ class ForwardKernel {
       T* scores = w.scores + i * kKeys;
       if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias, begin, end, scores);
       if (partial) fill_gaps(spans + i * p_.num_spans * 2, p_.num_spans, first, begin, end, -kInfinity<T>, scores);
-      T factor = softmax_row(scores, begin, end, w.maximum + r + i, w.total + r + i);
+      T factor = softmax_row(setup_.natural, scores, begin, end, w.maximum + r + i, w.total + r + i);
       if (factor != 1) rescale(w.out + (r + i) * kPanel, factor);
     }
     for (int i = 0; i < rows; i += kRows)
@@ -186,7 +186,8 @@ class ForwardKernel {
     const T total = w.total[r];
     gather_row(w.out + r * kPanel, kQueries * kPanel, p_.dim_v, total == 0 ? T(0) : 1 / total, w.rows);
     write_row(p_.dtype, w.rows, p_.dim_v, p_.out.at(b, h, row));
-    static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = natural_lse(w.maximum[r], total);
+    static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] =
+        natural_lse(setup_.natural, w.maximum[r], total);
   }
 
   const AttentionForward& p_;

@@ -1,4 +1,4 @@
-// Softmax over rows of scores held in powers of two.
+// Softmax over rows of scores held in powers of two or, with kNatural, of e.
 #pragma once
 #include "cpu/attention_tiles.h"
 
@@ -19,9 +19,10 @@ void cap_and_bias(T cap, const T* bias, int begin, int end, T* scores) {
 
 // One row of an online softmax: scores become weights relative to the new maximum. Returns the factor for what was
 // accumulated before (1: nothing to do).
-template <class T>
+template <class T, bool kNatural>
 T softmax_row(T* scores, int begin, int end, T* maximum, T* total) {
   using S = Simd<T>;
+  constexpr double kOctaves = kNatural ? kLog2E : 1;
   constexpr int kW = S::kWidth;
   auto high0 = S::set(-kInfinity<T>), high1 = high0;
   for (int c = begin; c < end; c += 2 * kW) {
@@ -41,8 +42,13 @@ T softmax_row(T* scores, int begin, int end, T* maximum, T* total) {
     }
   }
   auto shift = S::set(now), sum0 = S::set(0), sum1 = sum0;
+  auto weight = [shift](typename S::V x) __attribute__((always_inline)) {
+    x = S::sub(x, shift);
+    if constexpr (kNatural) x = S::mul(x, S::set(static_cast<T>(kOctaves)));
+    return exp2<T>(x);
+  };
   for (int c = begin; c < end; c += 2 * kW) {
-    auto x = exp2<T>(S::sub(S::load(scores + c), shift)), y = exp2<T>(S::sub(S::load(scores + c + kW), shift));
+    auto x = weight(S::load(scores + c)), y = weight(S::load(scores + c + kW));
     S::store(scores + c, x);
     S::store(scores + c + kW, y);
     sum0 = S::add(sum0, x);
@@ -53,17 +59,23 @@ T softmax_row(T* scores, int begin, int end, T* maximum, T* total) {
     *total += sum;
     return 1;
   }
-  T factor = static_cast<T>(__builtin_exp2(old - now));
+  T factor = static_cast<T>(__builtin_exp2((old - now) * kOctaves));
   *total = *total * factor + sum;
   *maximum = now;
   return factor;
 }
 
-// From the maximum and the total of weights, both relative to powers of two.
 template <class T>
-T natural_lse(T maximum, T total) {
+T softmax_row(bool natural, T* scores, int begin, int end, T* maximum, T* total) {
+  return natural ? softmax_row<T, true>(scores, begin, end, maximum, total)
+                 : softmax_row<T, false>(scores, begin, end, maximum, total);
+}
+
+// From the maximum, as scores are held, and the total of weights relative to it.
+template <class T>
+T natural_lse(bool natural, T maximum, T total) {
   if (total == 0) return -kInfinity<T>;
-  return static_cast<T>(maximum * kLn2 + __builtin_log(static_cast<double>(total)));
+  return static_cast<T>(maximum * (natural ? 1 : kLn2) + __builtin_log(static_cast<double>(total)));
 }
 
 }  // namespace

@@ -286,18 +286,23 @@ template <class T>
 struct Setup {
   AttentionProblem problem;
   int64_t group;     // query heads a key head
-  T query_factor;    // on packed queries: scores come out in powers of two, or ready for tanh
-  T cap;             // softcap in powers of two; 0: none
+  // Scores are held in powers of two, which saves a product a score. Not so with key_bias: scaling a large one would
+  // round it or overflow, so its scores stay in powers of e.
+  bool natural;
+  T query_factor;    // on packed queries: scores come out as held, or ready for tanh
+  T cap;             // softcap as scores are held; 0: none
   int32_t* spans;    // normalized
   int32_t* visible;  // [batch or 1][2]: every key that some row sees lies between
-  T* bias;           // [batch or 1][heads or 1][padded_keys], in powers of two; null: none
+  T* bias;           // [batch or 1][heads or 1][padded_keys]; null: none
   int64_t bias_batch, bias_head;
   int64_t padded_keys;
   int64_t span_batches;
 
   Setup(const AttentionProblem& p, int key_tile) : problem(p), group(p.query_heads / larger<int64_t>(p.key_heads, 1)) {
-    query_factor = static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * kLog2E);
-    cap = static_cast<T>(p.softcap * kLog2E);
+    natural = p.key_bias != nullptr;
+    const double unit = natural ? 1 : kLog2E;
+    query_factor = static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit);
+    cap = static_cast<T>(p.softcap * unit);
     padded_keys = round_up<int64_t>(p.num_keys, key_tile);
     span_batches = p.spans_shared ? 1 : p.batch;
   }
@@ -329,7 +334,7 @@ struct Setup {
       for (int64_t h = 0; h < heads; ++h) {
         const T* from = static_cast<const T*>(p.key_bias) + b * p.bias_batch_stride + h * p.bias_head_stride;
         T* to = bias + b * bias_batch + h * bias_head;
-        for (int64_t j = 0; j < p.num_keys; ++j) to[j] = from[j] * static_cast<T>(kLog2E);
+        std::memcpy(to, from, sizeof(T) * p.num_keys);
         for (int64_t j = p.num_keys; j < padded_keys; ++j) to[j] = 0;
       }
   }

@@ -4,7 +4,19 @@
 #include <cstdlib>
 #include <cstring>
 
+#ifdef GISTKIT_X86
+#include <cpuid.h>
+#endif
+
 namespace gistkit {
+
+#ifdef GISTKIT_X86
+// Not every compiler's __builtin_cpu_supports knows the name.
+static bool has_f16c() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
 
 Isa best_isa() {
 #ifdef GISTKIT_X86
@@ -13,8 +25,7 @@ Isa best_isa() {
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
       return Isa::kAvx512;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-      return Isa::kAvx2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) return Isa::kAvx2;
     return Isa::kGeneric;
   }();
   return best;

@@ -40,7 +40,7 @@ def attention(
         scale: factor on query key^T; default Dqk ** -0.5.
         softcap: the scaled logit x becomes softcap * tanh(x / softcap) before key_bias is added; > 0. Default: none.
         key_bias: [B or 1, Hq or 1, Nk], float32 (float64 for float64 inputs), added to the logits of a key. A key with
-            -inf is not seen.
+            -inf is not seen. For bfloat16 and float16 inputs its gradient carries the rounding of the result.
         return_lse: also return the logarithm of the softmax's denominator.
 
     Returns:
