@@ -18,7 +18,7 @@ demo: $(VENV)/installed
 	$(BIN)/gistkit demo $(ARGS)
 
 test: $(VENV)/installed
-	$(BIN)/python -m pytest tests $(ARGS)
+	$(BIN)/python -m pytest tests notebooks --nbmake $(ARGS)
 
 lint: $(VENV)/lint
 	$(BIN)/ruff check .

@@ -37,7 +37,28 @@ def demo_table() -> str:
     )
 
 
-TABLES = {"demo": demo_table}
+def timing_table(suite: str, cases: str) -> str:
+    """Median milliseconds from `benchmarks/results/SUITE.json`: a row a case that matches `cases`, a column a form."""
+    content = json.loads((RESULTS / f"{suite}.json").read_text())
+    rows: dict[str, dict[str, float]] = {}
+    for timing in content["milliseconds"]:
+        if re.search(cases, timing["case"]):
+            rows.setdefault(timing["case"], {})[timing["form"]] = timing["median"]
+    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
+    cells = [[case, *(f"{row[form]:.3g}" if form in row else "-" for form in forms)] for case, row in rows.items()]
+    return f"{format_table([['milliseconds', *forms], *cells])}\n\n{machine_line(content['machine'])}."
+
+
+def speed_table() -> str:
+    """Attention on three masks, and rope on Llama's long heads."""
+    return (
+        timing_table("attention", r"^(causal|GistPool 8x|Dodo 10x, tau 128), N 4096")
+        + "\n\n"
+        + timing_table("rope", r"^long, 32\+8 heads, forward")
+    )
+
+
+TABLES = {"demo": demo_table, "speed": speed_table}
 
 
 def updated(readme: str) -> str:

@@ -1,6 +1,8 @@
 """What the README claims: its code runs and does what it says, its tables are those of committed results."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,13 @@ def test_the_compressor_example_runs():
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
     assert block < 2, "a new example needs a test of what it claims"
+
+
+def test_tables_and_pictures_are_those_of_the_committed_results():
+    code = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"]
+    assert subprocess.run(code, check=False).returncode == 0, "run: python benchmarks/readme.py"
+    for path in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", README):
+        assert (ROOT / path).read_bytes().startswith(b"\x89PNG"), path
 
 
 def test_make_targets_exist():

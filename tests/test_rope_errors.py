@@ -95,9 +95,9 @@ UNSAFE = [
 @pytest.mark.parametrize("arguments", UNSAFE)
 def test_the_op_itself_refuses_what_it_could_not_read(arguments):
     for op in (torch.ops.gistkit.rope, torch.ops.gistkit.rope_):
-        with pytest.raises(RuntimeError, match="gistkit(::rope)?: "):
+        with pytest.raises(RuntimeError, match=r"gistkit(::rope)?: "):
             op(*arguments, 1.0, False, False)
-    with pytest.raises(RuntimeError, match="gistkit(::rope)?: "):
+    with pytest.raises(RuntimeError, match=r"gistkit(::rope)?: "):
         torch.ops.gistkit.rope_angle_grad(*arguments[:2], *arguments, 1.0, False, False)
-    with pytest.raises(RuntimeError, match="gistkit(::rope)?: "):
+    with pytest.raises(RuntimeError, match=r"gistkit(::rope)?: "):
         torch.ops.gistkit.rope_angle_grad(Q[:, :3], K, Q, K, P3, F3, 1.0, False, False)

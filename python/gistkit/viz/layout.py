@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.relations import Role
-from gistkit.viz.style import COLOURS
+from gistkit.viz.style import COLOURS, Picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +43,7 @@ def draw(layout: Layout, *, window: int | None = None, title: str | None = None)
     count = len(layout)
     if count > MOST_TOKENS:
         raise ValueError(f"draw: expected a layout of at most {MOST_TOKENS} tokens, got {count}; draw a smaller one")
-    figure = Figure(figsize=(11, 8.2), layout="constrained", dpi=120)
+    figure = Picture(figsize=(11, 8.2), layout="constrained", dpi=120)
     figure.suptitle(layout.name if title is None else title, fontsize=14)
     grid = figure.add_gridspec(2, 2, height_ratios=[2.4, 1])
     orders = {"Logical order": np.arange(count), "Physical order (grouped by role)": physical_order(layout)}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from gistkit.viz.style import COLOURS, LAYOUT_STYLE, tidy
+from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Picture, tidy
 
 
 def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, float]]]], *, goal: float) -> Figure:
@@ -17,7 +17,7 @@ def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, fl
         curves: for each layout its seeds' curves of (step, loss in nats a byte, accuracy).
         goal: loss at which a thin line is drawn.
     """
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    figure = Picture(figsize=(6.4, 4.0), layout="constrained")
     axes = figure.subplots()
     for layout, seeds in curves.items():
         steps = [step for step, *_ in seeds[0]]
@@ -43,7 +43,7 @@ def draw_memory_attention(maps: Mapping[str, Sequence[Sequence[Sequence[float]]]
         ratio: context tokens a memory token stands for; the line's slope.
     """
     layers = max(len(one) for one in maps.values())
-    figure = Figure(figsize=(1.2 + 3.2 * len(maps), 0.9 + 1.6 * layers), layout="constrained")
+    figure = Picture(figsize=(1.2 + 3.2 * len(maps), 0.9 + 1.6 * layers), layout="constrained")
     grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
     image = None
     for column, (layout, one) in enumerate(maps.items()):

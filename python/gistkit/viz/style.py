@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+class Picture(Figure):
+    """A figure that notebooks show by themselves, without pyplot and its list of open figures."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
+
 
 # Okabe and Ito's palette, which colour-blind readers tell apart, and a grey.
 COLOURS = {
