@@ -2,7 +2,7 @@
 # make test   the tests
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
-# make bench  the benchmarks
+# make bench  the benchmarks, their committed results and the README's tables
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
@@ -27,7 +27,10 @@ lint: $(VENV)/lint
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	for script in planner rope attention; do $(BIN)/python benchmarks/$$script.py $(ARGS) || exit 1; done
+	for suite in planner rope attention; do \
+	  $(BIN)/python benchmarks/$$suite.py --json benchmarks/results/$$suite.json $(ARGS) || exit 1; done
+	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python benchmarks/readme.py
 
 # Torch first and by itself: a resolver that sees it as somebody's dependency may fetch another build.
 $(VENV)/torch:

@@ -1,0 +1,43 @@
+"""Runs the demo over several seeds and keeps its figures for the README.
+
+example: python benchmarks/demo.py --seeds 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import harness
+
+from gistkit.cli import main as gistkit
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def main() -> int:
+    """Writes demo.json, without the attention maps' numbers, and the demo's two pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    options = parser.parse_args()
+    found = harness.environment()
+    with tempfile.TemporaryDirectory() as folder:
+        if status := gistkit(["demo", "--seeds", str(options.seeds), "--out", folder]):
+            return status
+        content = json.loads((Path(folder) / "results.json").read_text())
+        content["machine"] = found
+        for run in content["runs"]:
+            del run["attention"]
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "demo.json").write_text(json.dumps(content, indent=1) + "\n")
+        for name in ("loss", "attention"):
+            shutil.copyfile(Path(folder) / f"{name}.png", RESULTS / f"demo-{name}.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
