@@ -25,15 +25,14 @@ def seed():
     torch.manual_seed(0)
 
 
-@pytest.fixture
-def each_isa(request):
-    """Runs the test with the instruction set it is parametrised with, then puts back the one in use."""
+@pytest.fixture(params=["generic", "avx2", "avx512"])
+def isa(request):
+    """Runs the test with each instruction set, then puts back the one in use."""
     from gistkit.ops import best_isa, cpu_isa
     from gistkit.ops._library import ISA_NAMES
 
     before = cpu_isa()
     if ISA_NAMES.index(request.param) > ISA_NAMES.index(best_isa()):
         pytest.skip(f"this processor offers {best_isa()} at most, not {request.param}")
-    cpu_isa(request.param)
-    yield request.param
+    yield cpu_isa(request.param)
     cpu_isa(before)

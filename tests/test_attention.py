@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,16 +15,6 @@ from gistkit.ops import reference
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
-
-
-@pytest.fixture(params=["generic", "avx2", "avx512"])
-def isa(request: pytest.FixtureRequest) -> Iterator[str]:
-    best, before = gistkit.ops.best_isa(), gistkit.ops.cpu_isa()
-    levels = ["generic", "avx2", "avx512"]
-    if levels.index(request.param) > levels.index(best):
-        pytest.skip(f"this processor offers {best} at most")
-    yield gistkit.ops.cpu_isa(request.param)
-    gistkit.ops.cpu_isa(before)
 
 
 def random_plan(batch: int, queries: int, keys: int, spans: int, generator: torch.Generator) -> Plan:

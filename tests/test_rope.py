@@ -7,7 +7,6 @@ import torch
 import gistkit
 from gistkit.ops import reference
 
-every_isa = pytest.mark.parametrize("each_isa", ["generic", "avx2", "avx512"], indirect=True)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 # B, Hq, Hk, N, D, R
 SHAPES = [
@@ -62,11 +61,10 @@ def frequencies(rotary, base=10000.0):
     return base ** -(torch.arange(0, rotary, 2) / rotary)
 
 
-@every_isa
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_parity(each_isa, shape, dtype, interleaved):
+def test_parity(isa, shape, dtype, interleaved):
     batch, queries, keys, tokens, dim, rotary = shape
     query, key = heads_of(batch, queries, tokens, dim, dtype), heads_of(batch, keys, tokens, dim, dtype, 1)
     positions = torch.randint(0, 5000, (batch, tokens), generator=torch.Generator().manual_seed(2))
@@ -105,10 +103,9 @@ def as_columns(x):
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-@every_isa
 @pytest.mark.parametrize("layout", [as_token_major, as_slice_of_wider, as_unaligned, as_columns])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_strided_views(each_isa, layout, dtype):
+def test_strided_views(isa, layout, dtype):
     query, key = heads_of(2, 3, 35, 24, dtype), heads_of(2, 1, 35, 24, dtype, 1)
     positions = torch.arange(35)
     expected = gistkit.rope(query, key, positions, frequencies(24))
@@ -138,9 +135,8 @@ def test_position_dtypes_and_forms(dtype):
         assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
-@every_isa
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_fractional_positions_on_several_axes(each_isa, dtype):
+def test_fractional_positions_on_several_axes(isa, dtype):
     generator = torch.Generator().manual_seed(3)
     query, key = heads_of(2, 3, 21, 40, dtype), heads_of(2, 3, 21, 40, dtype, 1)
     positions = torch.randn(3, 2, 21, generator=generator, dtype=torch.float64) * 50
@@ -164,10 +160,9 @@ def test_axes_are_not_merged():
 LARGE = [2**24 + 1, 10**9 + 7, 2**31 + 11, 2**33 + 1, -(2**40) - 3, 2**53 - 1]
 
 
-@every_isa
 @pytest.mark.parametrize("position", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_large_positions(each_isa, position, dtype):
+def test_large_positions(isa, position, dtype):
     inv_freq = frequencies(128).double()
     unit = torch.cat([torch.ones(64), torch.zeros(64)]).to(dtype).expand(1, 1, 2, 128)
     positions = torch.tensor([position, position - 1])
@@ -208,9 +203,8 @@ def test_nan_stays_in_its_pair():
     assert out[touched].isnan().all() and torch.equal(out[~touched], expected[~touched])
 
 
-@every_isa
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_isas_agree(each_isa, dtype):
+def test_isas_agree(isa, dtype):
     query, key = heads_of(2, 3, 41, 80, dtype), heads_of(2, 2, 41, 80, dtype, 1)
     arguments = query, key, torch.arange(41) * 1000, frequencies(72)
     got = gistkit.rope(*arguments)
@@ -235,10 +229,9 @@ def test_bits_do_not_depend_on_threads():
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@every_isa
 @pytest.mark.parametrize("layout", [lambda x: x, as_token_major, as_slice_of_wider])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_inplace(each_isa, dtype, layout):
+def test_inplace(isa, dtype, layout):
     query, key = heads_of(2, 3, 35, 24, dtype), heads_of(2, 1, 35, 24, dtype, 1)
     arguments = torch.arange(35), frequencies(20)
     expected = gistkit.rope(query, key, *arguments)

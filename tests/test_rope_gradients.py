@@ -7,7 +7,6 @@ import torch._dynamo.testing
 import gistkit
 from gistkit.ops import reference
 
-every_isa = pytest.mark.parametrize("each_isa", ["generic", "avx2", "avx512"], indirect=True)
 OPS = torch.ops.gistkit
 
 
@@ -34,18 +33,16 @@ CASES = {
 }
 
 
-@every_isa
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_gradcheck(each_isa, case, interleaved):
+def test_gradcheck(isa, case, interleaved):
     def turn(*tensors):
         return gistkit.rope(*tensors, scaling=1.3, interleaved=interleaved)
 
     assert torch.autograd.gradcheck(turn, inputs(**CASES[case]))
 
 
-@every_isa
-def test_gradcheck_of_the_inverse(each_isa):
+def test_gradcheck_of_the_inverse(isa):
     assert torch.autograd.gradcheck(lambda *x: OPS.rope(*x, 1.3, False, True), inputs((2, 2, 1, 3, 6, 4), axes=2))
 
 
@@ -73,7 +70,6 @@ def gradients(rope, tensors, weights, **options):
     return torch.autograd.grad(out, tensors, weights)
 
 
-@every_isa
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
@@ -85,7 +81,7 @@ def gradients(rope, tensors, weights, **options):
     ],
     ids=["gqa", "per head", "shared"],
 )
-def test_parity(each_isa, case, dtype, interleaved):
+def test_parity(isa, case, dtype, interleaved):
     tensors = inputs(**case, dtype=dtype, seed=1)
     generator = torch.Generator().manual_seed(2)
     weights = [torch.randn(x.shape, generator=generator).to(dtype) for x in tensors[:2]]
