@@ -31,6 +31,8 @@ class BackwardKernel {
                        kGroups = kQueries / kRows;
   // Items of work that a call is cut into where it has few heads.
   static constexpr int64_t kItems = 16, kMostSplits = 8;
+  // What a pair of tiles costs besides its visible scores, in scores: rounding to blocks, masks.
+  static constexpr int64_t kPairCost = kQueries * kKeys / 8;
   // All heads in flight, where one a thread allows it; and the parts of one head's grad_query, where there are two.
   static constexpr int64_t kPackedBytes = int64_t{16} << 20, kPartBytes = int64_t{32} << 20;
 
@@ -132,7 +134,9 @@ class BackwardKernel {
     setup_.carve(arena);
     kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
     counts_ = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
+    work_ = arena.take<int64_t>(key_tiles_);
     cuts_ = arena.take<int32_t>(setup_.span_batches * (splits_ + 1));
+    order_ = arena.take<int32_t>(setup_.span_batches * splits_);
     touched_ = arena.take<uint8_t>(setup_.span_batches * splits_ * query_tiles_);
     slots_ = arena.take<char>(in_flight_ * slot_bytes_);
     Arena one(nullptr);
@@ -167,7 +171,7 @@ class BackwardKernel {
   void sort_tiles() {
     for (int64_t b = 0; b < setup_.span_batches; ++b) {
       TileKind* batch = kinds_ + b * query_tiles_ * key_tiles_;
-      int64_t pairs = 0;
+      for (int32_t k = 0; k < key_tiles_; ++k) work_[k] = 0;
       for (int64_t t = 0; t < query_tiles_; ++t) {
         const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
         TileKind* row = batch + t * key_tiles_;
@@ -175,23 +179,53 @@ class BackwardKernel {
         for (int32_t k = 0; k < key_tiles_; ++k) {
           // Missing rows see nothing.
           if (rows < kQueries && row[k] == kFullTile) row[k] = kPartialTile;
-          pairs += row[k] != kEmptyTile;
+          if (row[k] != kEmptyTile) work_[k] += kPairCost;
         }
+        add_visible(setup_.row_spans(b, t * kQueries), rows);
       }
       int32_t* cut = cuts_ + b * (splits_ + 1);
-      int64_t passed = 0, next = 1;
+      int64_t total = 0, passed = 0, next = 1;
+      for (int32_t k = 0; k < key_tiles_; ++k) total += work_[k];
       cut[0] = 0;
       for (int32_t k = 0; k < key_tiles_; ++k) {
-        for (int64_t t = 0; t < query_tiles_; ++t) passed += batch[t * key_tiles_ + k] != kEmptyTile;
-        while (next < splits_ && passed * splits_ >= pairs * next) cut[next++] = k + 1;
+        // A tile goes where its middle lies.
+        while (next < splits_ && (2 * passed + work_[k]) * splits_ >= 2 * total * next) cut[next++] = k;
+        passed += work_[k];
       }
       while (next <= splits_) cut[next++] = key_tiles_;
+      order_splits(cut, order_ + b * splits_);
       for (int64_t split = 0; split < splits_; ++split)
         for (int64_t t = 0; t < query_tiles_; ++t) {
           uint8_t& any = touched_[(b * splits_ + split) * query_tiles_ + t];
           any = 0;
           for (int32_t k = cut[split]; k < cut[split + 1]; ++k) any |= batch[t * key_tiles_ + k] != kEmptyTile;
         }
+    }
+  }
+
+  // Most work first, so that the workers end together.
+  void order_splits(const int32_t* cut, int32_t* order) const {
+    int64_t work[kMostSplits];
+    for (int32_t split = 0; split < splits_; ++split) {
+      int64_t sum = 0;
+      for (int32_t k = cut[split]; k < cut[split + 1]; ++k) sum += work_[k];
+      int32_t at = split;
+      for (; at > 0 && work[at - 1] < sum; --at) {
+        work[at] = work[at - 1];
+        order[at] = order[at - 1];
+      }
+      work[at] = sum;
+      order[at] = split;
+    }
+  }
+
+  // Adds to each key tile's work the scores that the rows see there.
+  void add_visible(const int32_t* spans, int64_t rows) {
+    for (int64_t i = 0; i < rows * p_.num_spans; ++i) {
+      const int32_t begin = spans[2 * i], end = spans[2 * i + 1];
+      if (begin >= end) continue;
+      for (int32_t k = begin / kKeys; k * kKeys < end; ++k)
+        work_[k] += smaller(end, (k + 1) * kKeys) - larger(begin, k * kKeys);
     }
   }
 
@@ -262,11 +296,12 @@ class BackwardKernel {
     }
   }
 
-  void attend(int64_t first, int64_t index, int64_t member, int64_t split, int worker_index) {
+  void attend(int64_t first, int64_t index, int64_t member, int64_t rank, int worker_index) {
     const Slot s = slot(index);
     const Worker w = worker(worker_index);
     const int64_t b = (first + index) / p_.key_heads, key_head = (first + index) % p_.key_heads;
     const int64_t h = key_head * setup_.group + member;
+    const int64_t split = order_[(p_.spans_shared ? 0 : b) * splits_ + rank];
     T* grad_query = s.grad_query + split * padded_queries_ * qk_pad_;
     for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile) {
       const int64_t start = int64_t{tile} * kKeys;
@@ -439,7 +474,8 @@ class BackwardKernel {
   int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, keys_bytes_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
   TileKind* kinds_ = nullptr;
   uint8_t* touched_ = nullptr;
-  int32_t *counts_ = nullptr, *cuts_ = nullptr;
+  int64_t* work_ = nullptr;
+  int32_t *counts_ = nullptr, *cuts_ = nullptr, *order_ = nullptr;
   char *slots_ = nullptr, *workers_ = nullptr;
 };
 
