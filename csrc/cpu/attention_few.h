@@ -62,6 +62,24 @@ class FewQueriesKernel {
     return {room, padded};
   }
 
+  // The rows of a chunk to come: they are fetched while the present one is worked on, where the hardware would start
+  // late after every page. Null: none.
+  struct Coming {
+    const char* data;
+    int64_t row;
+    int bytes;
+
+    void fetch(int first) const {
+      if (!data) return;
+      for (int i = first; i < first + 4; ++i)
+        for (int x = 0; x < bytes; x += 64) __builtin_prefetch(data + i * row + x);
+    }
+  };
+  Coming coming(const ConstRows& of, int64_t b, int64_t h, int64_t first, int dim) const {
+    if (first + kChunk > p_.num_keys) return {nullptr, 0, 0};
+    return {of.at(b, h, first), of.row, dim * (p_.dtype == DType::kF64 ? 8 : p_.dtype == DType::kF32 ? 4 : 2)};
+  }
+
   void attend(int64_t item, int worker) {
     const int64_t head = item / splits_, split = item % splits_, b = head / p_.key_heads, h = head % p_.key_heads;
     T* queries = queries_ + int64_t{worker} * rows_ * qk_pad_;
@@ -82,9 +100,12 @@ class FewQueriesKernel {
       const int from = range.begin - first, count = range.end - range.begin;
       const int begin = from / kPanel * kPanel, end = round_up(from + count, kPanel);
       View keys = view(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room);
+      const Coming none{nullptr, 0, 0}, next_keys = coming(p_.key, b, h, first + kChunk, p_.dim_qk),
+                                        next_values = coming(p_.value, b, h, first + kChunk, p_.dim_v);
       int r = 0;
-      for (; r + 2 <= rows_; r += 2) dots<2>(queries + r * qk_pad_, keys, count, scores + r * kChunk + from);
-      if (r < rows_) dots<1>(queries + r * qk_pad_, keys, count, scores + r * kChunk + from);
+      for (; r + 2 <= rows_; r += 2)
+        dots<2>(queries + r * qk_pad_, keys, count, r == 0 ? next_keys : none, scores + r * kChunk + from);
+      if (r < rows_) dots<1>(queries + r * qk_pad_, keys, count, r == 0 ? next_keys : none, scores + r * kChunk + from);
       View values = view(p_.value, b, h, range.begin, count, p_.dim_v, v_pad_, room);
       for (r = 0; r < rows_; ++r) {
         T* row = scores + r * kChunk;
@@ -97,8 +118,10 @@ class FewQueriesKernel {
         if (factor == 1) continue;
         for (int x = 0; x < p_.dim_v; x += kWidth) S::store(sum + x, S::mul(S::set(factor), S::load(sum + x)));
       }
-      for (r = 0; r + 2 <= rows_; r += 2) add_values<2>(scores + r * kChunk + from, values, count, out + r * v_pad_);
-      if (r < rows_) add_values<1>(scores + r * kChunk + from, values, count, out + r * v_pad_);
+      for (r = 0; r + 2 <= rows_; r += 2)
+        add_values<2>(scores + r * kChunk + from, values, count, r == 0 ? next_values : none, out + r * v_pad_);
+      if (r < rows_)
+        add_values<1>(scores + r * kChunk + from, values, count, r == 0 ? next_values : none, out + r * v_pad_);
     }
   }
 
@@ -110,10 +133,11 @@ class FewQueriesKernel {
 
   // Scores of kR rows, which share what is loaded of the keys.
   template <int kR>
-  void dots(const T* queries, View keys, int count, T* scores) const {
+  void dots(const T* queries, View keys, int count, Coming next, T* scores) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
       const T* k = keys.data + j * keys.stride;
+      next.fetch(j);
       typename S::V sum[kR][4];
 #pragma GCC unroll 2
       for (int r = 0; r < kR; ++r)
@@ -141,10 +165,11 @@ class FewQueriesKernel {
 
   // out += weights values for kR rows, which share what is loaded of the values.
   template <int kR>
-  void add_values(const T* weights, View values, int count, T* out) const {
+  void add_values(const T* weights, View values, int count, Coming next, T* out) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
       const T* v = values.data + j * values.stride;
+      next.fetch(j);
       typename S::V weight[kR][4];
 #pragma GCC unroll 2
       for (int r = 0; r < kR; ++r)
