@@ -10,7 +10,7 @@ template <class T>
 class FewQueriesKernel {
   using S = Simd<T>;
   static constexpr int kWidth = S::kWidth, kPanel = Tile<T>::kPanel;
-  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 64;
+  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 32;
   static_assert(kChunk % kPanel == 0 && kSplit % kChunk == 0);
 
  public:
