@@ -1,6 +1,6 @@
 // Backward attention: for each tile of keys all tiles of queries that see it, five products a pair of tiles. A tile's
-// gradients to keys and values stay in cache; those to queries go to one buffer for each of a fixed number of key
-// splits, which are summed in order: the result does not depend on the number of threads.
+// packed keys and their gradients stay in cache; gradients to queries go to one buffer for each of a fixed number of
+// key splits, which are summed in order: the result does not depend on the number of threads.
 #pragma once
 #include "cpu/attention_softmax.h"
 
@@ -35,7 +35,10 @@ class BackwardKernel {
                        kGroups = kQueries / kRows;
   // Items of work that a call is cut into where it has few heads.
   static constexpr int64_t kItems = 16, kMostSplits = 8;
-  static constexpr int64_t kPackedBytes = int64_t{8} << 20;
+  // What a pair of tiles costs besides its visible scores, in scores: rounding to blocks, masks.
+  static constexpr int64_t kPairCost = kQueries * kKeys / 8;
+  // All heads in flight, where one a thread allows it; and the parts of one head's grad_query, where there are two.
+  static constexpr int64_t kPackedBytes = int64_t{16} << 20, kPartBytes = int64_t{32} << 20;
 
  public:
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool)
@@ -46,8 +49,12 @@ class BackwardKernel {
     query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
     padded_queries_ = query_tiles_ * kQueries;
     const int64_t heads = p_.batch * p_.key_heads;
-    splits_ = larger<int64_t>(1, smaller(smaller(divide_up(kItems, heads), kMostSplits), int64_t{key_tiles_}));
-    Arena one(nullptr);
+    const int64_t part_bytes = padded_queries_ * qk_pad_ * static_cast<int64_t>(sizeof(T));
+    splits_ = smaller(divide_up(kItems, heads), larger<int64_t>(2, kPartBytes / larger<int64_t>(part_bytes, 1)));
+    splits_ = larger<int64_t>(1, smaller(smaller(splits_, kMostSplits), int64_t{key_tiles_}));
+    Arena keys(nullptr), one(nullptr);
+    carve_keys(keys);
+    keys_bytes_ = static_cast<int64_t>(keys.used());
     carve_slot(one);
     slot_bytes_ = static_cast<int64_t>(one.used());
     int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
@@ -66,56 +73,53 @@ class BackwardKernel {
     for (int64_t first = 0; first < heads; first += in_flight_) {
       int64_t count = smaller(in_flight_, heads - first);
       for (int64_t member = 0; member < setup_.group; ++member) {
-        // Key tiles are packed with the first query head of a group, and their gradients written with the last.
-        int64_t packed = query_tiles_ + (member == 0 ? key_tiles_ : 0);
-        for_each(pool_, count * packed, [&](int64_t item, int worker) {
-          int64_t index = item % packed;
-          if (index < query_tiles_)
-            pack_queries(first, item / packed, member, index, worker);
-          else
-            pack_keys(first, item / packed, static_cast<int32_t>(index - query_tiles_), worker);
+        for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
+          pack_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
         });
         for_each(pool_, count * splits_,
                  [&](int64_t item, int worker) { attend(first, item % count, member, item / count, worker); });
-        int64_t written = query_tiles_ + (member == setup_.group - 1 ? key_tiles_ : 0);
-        for_each(pool_, count * written, [&](int64_t item, int worker) {
-          int64_t index = item % written;
-          if (index < query_tiles_)
-            write_queries(first, item / written, member, index, worker);
-          else
-            write_keys(first, item / written, static_cast<int32_t>(index - query_tiles_), worker);
+        for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
+          write_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
         });
       }
     }
   }
 
  private:
-  // One key head in flight, with one of its query heads. "rows" are interleaved blocks of kRows rows, "panels" are
-  // [dim panel][row][kPanel], "columns" are [key panel][dim][kPanel].
-  struct Slot {
-    T *query_rows, *query_panels, *grad_rows, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
+  // A tile of keys: "columns" are [key panel][dim][kPanel], "panels" are [dim panel][row][kPanel].
+  struct Keys {
     T *key_columns, *value_columns, *key_panels, *grad_key, *grad_value;
+  };
+  // One key head in flight, with one of its query heads; its key tiles too if several query heads share them.
+  struct Slot {
+    T *query_panels, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
+    char* tiles;
   };
   struct Worker {
     T *rows, *others, *weights, *grads, *slope;
+    Keys keys;
   };
 
+  Keys carve_keys(Arena& arena) const {
+    Keys k;
+    k.key_columns = arena.take<T>(kKeys * qk_pad_);
+    k.value_columns = arena.take<T>(kKeys * v_pad_);
+    k.key_panels = arena.take<T>(kKeys * qk_pad_);
+    k.grad_key = arena.take<T>(kKeys * qk_pad_);
+    k.grad_value = arena.take<T>(kKeys * v_pad_);
+    return k;
+  }
+
   Slot carve_slot(Arena& arena) const {
-    const int64_t q = padded_queries_, k = setup_.padded_keys;
+    const int64_t q = padded_queries_;
     Slot s;
-    s.query_rows = arena.take<T>(q * qk_pad_);
     s.query_panels = arena.take<T>(q * qk_pad_);
-    s.grad_rows = arena.take<T>(q * v_pad_);
     s.grad_panels = arena.take<T>(q * v_pad_);
     s.lse = arena.take<T>(q);
     s.lse_rest = arena.take<T>(q);
     s.delta = arena.take<T>(q);
     s.grad_query = arena.take<T>(splits_ * q * qk_pad_);
-    s.key_columns = arena.take<T>(k * qk_pad_);
-    s.value_columns = arena.take<T>(k * v_pad_);
-    s.key_panels = arena.take<T>(k * qk_pad_);
-    s.grad_key = arena.take<T>(k * qk_pad_);
-    s.grad_value = arena.take<T>(k * v_pad_);
+    s.tiles = arena.take<char>(setup_.group > 1 ? key_tiles_ * keys_bytes_ : 0);
     return s;
   }
 
@@ -126,6 +130,7 @@ class BackwardKernel {
     w.weights = arena.take<T>(kQueries * kKeys);
     w.grads = arena.take<T>(kQueries * kKeys);
     w.slope = setup_.cap > 0 ? arena.take<T>(kQueries * kKeys) : nullptr;
+    w.keys = carve_keys(arena);
     return w;
   }
 
@@ -133,7 +138,9 @@ class BackwardKernel {
     setup_.carve(arena);
     kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
     counts_ = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
+    work_ = arena.take<int64_t>(key_tiles_);
     cuts_ = arena.take<int32_t>(setup_.span_batches * (splits_ + 1));
+    order_ = arena.take<int32_t>(setup_.span_batches * splits_);
     touched_ = arena.take<uint8_t>(setup_.span_batches * splits_ * query_tiles_);
     slots_ = arena.take<char>(in_flight_ * slot_bytes_);
     Arena one(nullptr);
@@ -145,6 +152,11 @@ class BackwardKernel {
   Slot slot(int64_t index) const {
     Arena arena(slots_ + index * slot_bytes_);
     return carve_slot(arena);
+  }
+  Keys tile_keys(const Slot& s, const Worker& w, int32_t tile) const {
+    if (setup_.group == 1) return w.keys;
+    Arena arena(s.tiles + tile * keys_bytes_);
+    return carve_keys(arena);
   }
   Worker worker(int index) const {
     Arena arena(workers_ + index * worker_bytes_);
@@ -163,7 +175,7 @@ class BackwardKernel {
   void sort_tiles() {
     for (int64_t b = 0; b < setup_.span_batches; ++b) {
       TileKind* batch = kinds_ + b * query_tiles_ * key_tiles_;
-      int64_t pairs = 0;
+      for (int32_t k = 0; k < key_tiles_; ++k) work_[k] = 0;
       for (int64_t t = 0; t < query_tiles_; ++t) {
         const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
         TileKind* row = batch + t * key_tiles_;
@@ -171,23 +183,53 @@ class BackwardKernel {
         for (int32_t k = 0; k < key_tiles_; ++k) {
           // Missing rows see nothing.
           if (rows < kQueries && row[k] == kFullTile) row[k] = kPartialTile;
-          pairs += row[k] != kEmptyTile;
+          if (row[k] != kEmptyTile) work_[k] += kPairCost;
         }
+        add_visible(setup_.row_spans(b, t * kQueries), rows);
       }
       int32_t* cut = cuts_ + b * (splits_ + 1);
-      int64_t passed = 0, next = 1;
+      int64_t total = 0, passed = 0, next = 1;
+      for (int32_t k = 0; k < key_tiles_; ++k) total += work_[k];
       cut[0] = 0;
       for (int32_t k = 0; k < key_tiles_; ++k) {
-        for (int64_t t = 0; t < query_tiles_; ++t) passed += batch[t * key_tiles_ + k] != kEmptyTile;
-        while (next < splits_ && passed * splits_ >= pairs * next) cut[next++] = k + 1;
+        // A tile goes where its middle lies.
+        while (next < splits_ && (2 * passed + work_[k]) * splits_ >= 2 * total * next) cut[next++] = k;
+        passed += work_[k];
       }
       while (next <= splits_) cut[next++] = key_tiles_;
+      order_splits(cut, order_ + b * splits_);
       for (int64_t split = 0; split < splits_; ++split)
         for (int64_t t = 0; t < query_tiles_; ++t) {
           uint8_t& any = touched_[(b * splits_ + split) * query_tiles_ + t];
           any = 0;
           for (int32_t k = cut[split]; k < cut[split + 1]; ++k) any |= batch[t * key_tiles_ + k] != kEmptyTile;
         }
+    }
+  }
+
+  // Most work first, so that the workers end together.
+  void order_splits(const int32_t* cut, int32_t* order) const {
+    int64_t work[kMostSplits];
+    for (int32_t split = 0; split < splits_; ++split) {
+      int64_t sum = 0;
+      for (int32_t k = cut[split]; k < cut[split + 1]; ++k) sum += work_[k];
+      int32_t at = split;
+      for (; at > 0 && work[at - 1] < sum; --at) {
+        work[at] = work[at - 1];
+        order[at] = order[at - 1];
+      }
+      work[at] = sum;
+      order[at] = split;
+    }
+  }
+
+  // Adds to each key tile's work the scores that the rows see there.
+  void add_visible(const int32_t* spans, int64_t rows) {
+    for (int64_t i = 0; i < rows * p_.num_spans; ++i) {
+      const int32_t begin = spans[2 * i], end = spans[2 * i + 1];
+      if (begin >= end) continue;
+      for (int32_t k = begin / kKeys; k * kKeys < end; ++k)
+        work_[k] += smaller(end, (k + 1) * kKeys) - larger(begin, k * kKeys);
     }
   }
 
@@ -199,15 +241,14 @@ class BackwardKernel {
     for (int64_t block = tile * kQueries; block < (tile + 1) * kQueries; block += kRows) {
       for (int i = 0; i < kRows; ++i) {
         const int64_t row = block + i;
-        T* to = w.rows + i * qk_pad_;
+        T* to = w.rows;
         read_row(p_.dtype, p_.query.at(b, h, row), row < p_.num_queries ? p_.dim_qk : 0, setup_.query_factor, to,
                  qk_pad_);
         scatter_row(to, p_.dim_qk, s.query_panels + row * kPanel, panel);
       }
-      interleave_rows(w.rows, qk_pad_, p_.dim_qk, s.query_rows + block * qk_pad_);
       for (int i = 0; i < kRows; ++i) {
         const int64_t row = block + i;
-        T* to = w.rows + i * v_pad_;
+        T* to = w.rows;
         const T lse = row < p_.num_queries ? static_cast<const T*>(p_.lse)[offset + row] : -kInfinity<T>;
         // A row without keys has no gradient, whatever comes from above.
         const bool alive = lse != -kInfinity<T>;
@@ -225,7 +266,6 @@ class BackwardKernel {
         }
         s.delta[row] = delta;
       }
-      interleave_rows(w.rows, v_pad_, p_.dim_v, s.grad_rows + block * v_pad_);
     }
     for (int64_t split = 0; split < splits_; ++split) {
       if (!touched(b, split, tile)) continue;
@@ -240,37 +280,38 @@ class BackwardKernel {
     return S::horizontal_sum(sum);
   }
 
-  void pack_keys(int64_t first, int64_t index, int32_t tile, int worker_index) {
-    const Slot s = slot(index);
-    T* rows = worker(worker_index).rows;
-    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads;
+  void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys;
-    std::memset(s.grad_key + start * qk_pad_, 0, sizeof(T) * kKeys * qk_pad_);
-    std::memset(s.grad_value + start * v_pad_, 0, sizeof(T) * kKeys * v_pad_);
+    std::memset(to.grad_key, 0, sizeof(T) * kKeys * qk_pad_);
+    std::memset(to.grad_value, 0, sizeof(T) * kKeys * v_pad_);
     const KeyRange visible = setup_.visible_keys(b);
     const int64_t begin = larger<int64_t>(visible.begin, start), end = smaller<int64_t>(visible.end, start + kKeys);
     for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel) {
       for (int i = 0; i < kPanel; ++i) {
-        read_row(p_.dtype, p_.key.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_qk : 0, T(1),
-                 rows + i * qk_pad_, qk_pad_);
-        scatter_row(rows + i * qk_pad_, p_.dim_qk, s.key_panels + start * qk_pad_ + (j - start + i) * kPanel,
-                    kKeys * kPanel);
+        T* row = w.rows + i * qk_pad_;
+        read_row(p_.dtype, p_.key.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_qk : 0, T(1), row, qk_pad_);
+        scatter_row(row, p_.dim_qk, to.key_panels + (j - start + i) * kPanel, kKeys * kPanel);
       }
-      transpose_panel(rows, qk_pad_, p_.dim_qk, s.key_columns + j * qk_pad_);
+      transpose_panel(w.rows, qk_pad_, p_.dim_qk, to.key_columns + (j - start) * qk_pad_);
       for (int i = 0; i < kPanel; ++i)
         read_row(p_.dtype, p_.value.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_v : 0, T(1),
-                 rows + i * v_pad_, v_pad_);
-      transpose_panel(rows, v_pad_, p_.dim_v, s.value_columns + j * v_pad_);
+                 w.rows + i * v_pad_, v_pad_);
+      transpose_panel(w.rows, v_pad_, p_.dim_v, to.value_columns + (j - start) * v_pad_);
     }
   }
 
-  void attend(int64_t first, int64_t index, int64_t member, int64_t split, int worker_index) {
+  void attend(int64_t first, int64_t index, int64_t member, int64_t rank, int worker_index) {
     const Slot s = slot(index);
     const Worker w = worker(worker_index);
-    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
+    const int64_t b = (first + index) / p_.key_heads, key_head = (first + index) % p_.key_heads;
+    const int64_t h = key_head * setup_.group + member;
+    const int64_t split = order_[(p_.spans_shared ? 0 : b) * splits_ + rank];
     T* grad_query = s.grad_query + split * padded_queries_ * qk_pad_;
     for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile) {
       const int64_t start = int64_t{tile} * kKeys;
+      const Keys keys = tile_keys(s, w, tile);
+      // Keys are packed with the first query head of a group, and their gradients written with the last.
+      if (member == 0) pack_keys(keys, w, b, key_head, tile);
       const T* bias = setup_.bias_row(b, h);
       T* grad_bias = nullptr;
       if (p_.grad_key_bias) {
@@ -279,7 +320,8 @@ class BackwardKernel {
       }
       for (int64_t query_tile = 0; query_tile < query_tiles_; ++query_tile)
         if (kinds(b, query_tile)[tile] != kEmptyTile)
-          pair(s, w, b, query_tile, tile, bias ? bias + start : nullptr, grad_query, grad_bias);
+          pair(s, keys, w, b, query_tile, tile, bias ? bias + start : nullptr, grad_query, grad_bias);
+      if (member == setup_.group - 1) write_keys(keys, w, b, key_head, tile);
     }
   }
 
@@ -290,8 +332,8 @@ class BackwardKernel {
     bool touches(int group, int from, int to) const { return low[group] < to && high[group] > from; }
   };
 
-  void pair(const Slot& s, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, const T* bias, T* grad_query,
-            T* grad_bias) {
+  void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile,
+            const T* bias, T* grad_query, T* grad_bias) {
     const int64_t row = query_tile * kQueries;
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t start = tile * kKeys;
@@ -309,20 +351,19 @@ class BackwardKernel {
       ranges.begin[g] = ranges.low[g] / kPanel * kPanel;
       ranges.end[g] = round_up(ranges.high[g], kPanel);
     }
-    weigh(s, w, ranges, row, start, bias);
+    weigh(s, keys, w, ranges, row, bias);
     if (partial) mask(w, ranges, spans, rows, start);
-    differentiate(s, w, ranges, row, start);
+    differentiate(s, keys, w, ranges, row);
     if (grad_bias) sum_columns(w, ranges, static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start)), grad_bias);
     if (setup_.cap > 0) apply_slope(w, ranges);
 
-    const T* key_panels = s.key_panels + int64_t{start} * qk_pad_;
     for (int g = 0; g < kGroups; ++g)
       if (ranges.low[g] < ranges.high[g])
-        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g], key_panels + ranges.low[g] * kPanel,
-                                       kKeys * kPanel, grad_query + (row + g * kRows) * kPanel,
-                                       padded_queries_ * kPanel, p_.dim_qk, ranges.high[g] - ranges.low[g]);
+        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g],
+                                       keys.key_panels + ranges.low[g] * kPanel, kKeys * kPanel,
+                                       grad_query + (row + g * kRows) * kPanel, padded_queries_ * kPanel, p_.dim_qk,
+                                       ranges.high[g] - ranges.low[g]);
 
-    T *grad_key = s.grad_key + int64_t{start} * qk_pad_, *grad_value = s.grad_value + int64_t{start} * v_pad_;
     for (int c = 0; c < kKeys; c += kRows) {
       int low = 0, high = kGroups;
       while (low < high && !ranges.touches(low, c, c + kRows)) ++low;
@@ -330,29 +371,30 @@ class BackwardKernel {
       if (low == high) continue;
       const int skip = low * kRows, depth = (high - low) * kRows;
       accumulate_panels<T, 1, kKeys>(w.weights + skip * kKeys + c, s.grad_panels + (row + skip) * kPanel,
-                                     padded_queries_ * kPanel, grad_value + c * kPanel, kKeys * kPanel, p_.dim_v,
+                                     padded_queries_ * kPanel, keys.grad_value + c * kPanel, kKeys * kPanel, p_.dim_v,
                                      depth);
       accumulate_panels<T, 1, kKeys>(w.grads + skip * kKeys + c, s.query_panels + (row + skip) * kPanel,
-                                     padded_queries_ * kPanel, grad_key + c * kPanel, kKeys * kPanel, p_.dim_qk, depth);
+                                     padded_queries_ * kPanel, keys.grad_key + c * kPanel, kKeys * kPanel, p_.dim_qk,
+                                     depth);
     }
   }
 
-  void weigh(const Slot& s, const Worker& w, const Ranges& ranges, int64_t row, int32_t start, const T* bias) {
+  void weigh(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row, const T* bias) {
     const bool plain = !bias && !(setup_.cap > 0);
+    const int64_t panel = padded_queries_ * kPanel;
     for (int c = 0; c < kKeys; c += kPanel)
       for (int g = 0; g < kGroups; ++g) {
         if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
-        const T *queries = s.query_rows + (row + g * kRows) * qk_pad_,
-                *keys = s.key_columns + int64_t{start + c} * qk_pad_;
+        const T *queries = s.query_panels + (row + g * kRows) * kPanel, *columns = keys.key_columns + c * qk_pad_;
         const T *lse = s.lse + row + g * kRows, *rest = s.lse_rest + row + g * kRows;
         T* weights = w.weights + g * kRows * kKeys + c;
         if (plain) {
           auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
             return exp2_difference<T>(x, S::set(lse[i]), S::set(rest[i]));
           };
-          score_product<T, kKeys>(queries, keys, weights, p_.dim_qk, weigh);
+          panel_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk, weigh);
         } else {
-          score_product<T, kKeys>(queries, keys, weights, p_.dim_qk, Identity());
+          panel_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk, Identity());
         }
       }
     if (plain) return;
@@ -375,7 +417,7 @@ class BackwardKernel {
   }
 
   // grads = weights (grad_out value^T - delta)
-  void differentiate(const Slot& s, const Worker& w, const Ranges& ranges, int64_t row, int32_t start) {
+  void differentiate(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row) {
     for (int c = 0; c < kKeys; c += kPanel)
       for (int g = 0; g < kGroups; ++g) {
         if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
@@ -383,8 +425,8 @@ class BackwardKernel {
         auto scale = [delta, weights](typename S::V x, int i, int j) __attribute__((always_inline)) {
           return S::mul(S::load(weights + i * kKeys + j), S::sub(x, S::set(delta[i])));
         };
-        score_product<T, kKeys>(s.grad_rows + (row + g * kRows) * v_pad_, s.value_columns + int64_t{start + c} * v_pad_,
-                                w.grads + g * kRows * kKeys + c, p_.dim_v, scale);
+        panel_product<T, kKeys>(s.grad_panels + (row + g * kRows) * kPanel, padded_queries_ * kPanel,
+                                keys.value_columns + c * v_pad_, w.grads + g * kRows * kKeys + c, p_.dim_v, scale);
       }
   }
 
@@ -416,18 +458,15 @@ class BackwardKernel {
     }
   }
 
-  void write_keys(int64_t first, int64_t index, int32_t tile, int worker_index) {
-    const Slot s = slot(index);
-    T* rows = worker(worker_index).rows;
-    const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads;
+  void write_keys(const Keys& keys, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
     // The packed queries carry this factor's inverse.
     const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : setup_.natural ? 1 : kLn2);
     for (int64_t j = start; j < stop; ++j) {
-      gather_row(s.grad_key + start * qk_pad_ + (j - start) * kPanel, kKeys * kPanel, p_.dim_qk, factor, rows);
-      write_row(p_.dtype, rows, p_.dim_qk, p_.grad_key.at(b, h, j));
-      gather_row(s.grad_value + start * v_pad_ + (j - start) * kPanel, kKeys * kPanel, p_.dim_v, T(1), rows);
-      write_row(p_.dtype, rows, p_.dim_v, p_.grad_value.at(b, h, j));
+      gather_row(keys.grad_key + (j - start) * kPanel, kKeys * kPanel, p_.dim_qk, factor, w.rows);
+      write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_key.at(b, h, j));
+      gather_row(keys.grad_value + (j - start) * kPanel, kKeys * kPanel, p_.dim_v, T(1), w.rows);
+      write_row(p_.dtype, w.rows, p_.dim_v, p_.grad_value.at(b, h, j));
     }
   }
 
@@ -436,10 +475,11 @@ class BackwardKernel {
   Setup<T> setup_;
   int qk_pad_, v_pad_;
   int32_t key_tiles_;
-  int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
+  int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, keys_bytes_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
   TileKind* kinds_ = nullptr;
   uint8_t* touched_ = nullptr;
-  int32_t *counts_ = nullptr, *cuts_ = nullptr;
+  int64_t* work_ = nullptr;
+  int32_t *counts_ = nullptr, *cuts_ = nullptr, *order_ = nullptr;
   char *slots_ = nullptr, *workers_ = nullptr;
 };
 

@@ -10,7 +10,7 @@ template <class T>
 class FewQueriesKernel {
   using S = Simd<T>;
   static constexpr int kWidth = S::kWidth, kPanel = Tile<T>::kPanel;
-  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 64;
+  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 32;
   static_assert(kChunk % kPanel == 0 && kSplit % kChunk == 0);
 
  public:
@@ -62,6 +62,24 @@ class FewQueriesKernel {
     return {room, padded};
   }
 
+  // The rows of a chunk to come: they are fetched while the present one is worked on, where the hardware would start
+  // late after every page. Null: none.
+  struct Coming {
+    const char* data;
+    int64_t row;
+    int bytes;
+
+    void fetch(int first) const {
+      if (!data) return;
+      for (int i = first; i < first + 4; ++i)
+        for (int x = 0; x < bytes; x += 64) __builtin_prefetch(data + i * row + x);
+    }
+  };
+  Coming coming(const ConstRows& of, int64_t b, int64_t h, int64_t first, int dim) const {
+    if (first + kChunk > p_.num_keys) return {nullptr, 0, 0};
+    return {of.at(b, h, first), of.row, dim * (p_.dtype == DType::kF64 ? 8 : p_.dtype == DType::kF32 ? 4 : 2)};
+  }
+
   void attend(int64_t item, int worker) {
     const int64_t head = item / splits_, split = item % splits_, b = head / p_.key_heads, h = head % p_.key_heads;
     T* queries = queries_ + int64_t{worker} * rows_ * qk_pad_;
@@ -82,17 +100,28 @@ class FewQueriesKernel {
       const int from = range.begin - first, count = range.end - range.begin;
       const int begin = from / kPanel * kPanel, end = round_up(from + count, kPanel);
       View keys = view(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room);
-      for (int r = 0; r < rows_; ++r) dots(queries + r * qk_pad_, keys, count, scores + r * kChunk + from);
+      const Coming none{nullptr, 0, 0}, next_keys = coming(p_.key, b, h, first + kChunk, p_.dim_qk),
+                                        next_values = coming(p_.value, b, h, first + kChunk, p_.dim_v);
+      int r = 0;
+      for (; r + 2 <= rows_; r += 2)
+        dots<2>(queries + r * qk_pad_, keys, count, r == 0 ? next_keys : none, scores + r * kChunk + from);
+      if (r < rows_) dots<1>(queries + r * qk_pad_, keys, count, r == 0 ? next_keys : none, scores + r * kChunk + from);
       View values = view(p_.value, b, h, range.begin, count, p_.dim_v, v_pad_, room);
-      for (int r = 0; r < rows_; ++r) {
+      for (r = 0; r < rows_; ++r) {
         T* row = scores + r * kChunk;
         const T* bias = setup_.bias_row(b, h * setup_.group + r / p_.num_queries);
         fill_edges(row, begin, from, from + count, end);
         if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias ? bias + first : nullptr, begin, end, row);
         fill_gaps(spans + r % p_.num_queries * p_.num_spans * 2, p_.num_spans, first, begin, end, -kInfinity<T>, row);
         T factor = softmax_row(setup_.natural, row, begin, end, maximum + r, total + r);
-        add_values(row + from, values, count, factor, out + r * v_pad_);
+        T* sum = out + r * v_pad_;
+        if (factor == 1) continue;
+        for (int x = 0; x < p_.dim_v; x += kWidth) S::store(sum + x, S::mul(S::set(factor), S::load(sum + x)));
       }
+      for (r = 0; r + 2 <= rows_; r += 2)
+        add_values<2>(scores + r * kChunk + from, values, count, r == 0 ? next_values : none, out + r * v_pad_);
+      if (r < rows_)
+        add_values<1>(scores + r * kChunk + from, values, count, r == 0 ? next_values : none, out + r * v_pad_);
     }
   }
 
@@ -102,50 +131,68 @@ class FewQueriesKernel {
     for (int c = to; c < end; ++c) row[c] = 0;
   }
 
-  void dots(const T* query, View keys, int count, T* scores) const {
+  // Scores of kR rows, which share what is loaded of the keys.
+  template <int kR>
+  void dots(const T* queries, View keys, int count, Coming next, T* scores) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
       const T* k = keys.data + j * keys.stride;
-      auto a = S::set(0), b = a, c = a, d = a;
-      for (int x = 0; x < p_.dim_qk; x += kWidth) {
-        auto q = S::load(query + x);
-        a = S::fma(q, S::load(k + x), a);
-        b = S::fma(q, S::load(k + keys.stride + x), b);
-        c = S::fma(q, S::load(k + 2 * keys.stride + x), c);
-        d = S::fma(q, S::load(k + 3 * keys.stride + x), d);
-      }
-      scores[j] = S::horizontal_sum(a);
-      scores[j + 1] = S::horizontal_sum(b);
-      scores[j + 2] = S::horizontal_sum(c);
-      scores[j + 3] = S::horizontal_sum(d);
-    }
-    for (; j < count; ++j) {
-      auto a = S::set(0);
+      next.fetch(j);
+      typename S::V sum[kR][4];
+#pragma GCC unroll 2
+      for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) sum[r][i] = S::set(0);
       for (int x = 0; x < p_.dim_qk; x += kWidth)
-        a = S::fma(S::load(query + x), S::load(keys.data + j * keys.stride + x), a);
-      scores[j] = S::horizontal_sum(a);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          auto key = S::load(k + i * keys.stride + x);
+#pragma GCC unroll 2
+          for (int r = 0; r < kR; ++r) sum[r][i] = S::fma(S::load(queries + r * qk_pad_ + x), key, sum[r][i]);
+        }
+#pragma GCC unroll 2
+      for (int r = 0; r < kR; ++r)
+        S::horizontal_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3], scores + r * kChunk + j);
     }
+    for (; j < count; ++j)
+      for (int r = 0; r < kR; ++r) {
+        auto sum = S::set(0);
+        for (int x = 0; x < p_.dim_qk; x += kWidth)
+          sum = S::fma(S::load(queries + r * qk_pad_ + x), S::load(keys.data + j * keys.stride + x), sum);
+        scores[r * kChunk + j] = S::horizontal_sum(sum);
+      }
   }
 
-  // out = factor out + weights values
-  void add_values(const T* weights, View values, int count, T factor, T* out) const {
-    if (factor != 1)
-      for (int x = 0; x < p_.dim_v; x += kWidth) S::store(out + x, S::mul(S::set(factor), S::load(out + x)));
+  // out += weights values for kR rows, which share what is loaded of the values.
+  template <int kR>
+  void add_values(const T* weights, View values, int count, Coming next, T* out) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
       const T* v = values.data + j * values.stride;
-      auto a = S::set(weights[j]), b = S::set(weights[j + 1]), c = S::set(weights[j + 2]), d = S::set(weights[j + 3]);
+      next.fetch(j);
+      typename S::V weight[kR][4];
+#pragma GCC unroll 2
+      for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) weight[r][i] = S::set(weights[r * kChunk + j + i]);
       for (int x = 0; x < p_.dim_v; x += kWidth) {
-        auto sum = S::fma(a, S::load(v + x), S::load(out + x));
-        auto other = S::mul(c, S::load(v + 2 * values.stride + x));
-        sum = S::fma(b, S::load(v + values.stride + x), sum);
-        other = S::fma(d, S::load(v + 3 * values.stride + x), other);
-        S::store(out + x, S::add(sum, other));
+        auto a = S::load(v + x), b = S::load(v + values.stride + x), c = S::load(v + 2 * values.stride + x),
+             d = S::load(v + 3 * values.stride + x);
+#pragma GCC unroll 2
+        for (int r = 0; r < kR; ++r) {
+          T* at = out + r * v_pad_ + x;
+          auto sum = S::fma(weight[r][1], b, S::fma(weight[r][0], a, S::load(at)));
+          S::store(at, S::add(sum, S::fma(weight[r][3], d, S::mul(weight[r][2], c))));
+        }
       }
     }
     for (; j < count; ++j)
-      for (int x = 0; x < p_.dim_v; x += kWidth)
-        S::store(out + x, S::fma(S::set(weights[j]), S::load(values.data + j * values.stride + x), S::load(out + x)));
+      for (int r = 0; r < kR; ++r)
+        for (int x = 0; x < p_.dim_v; x += kWidth) {
+          T* at = out + r * v_pad_ + x;
+          S::store(at,
+                   S::fma(S::set(weights[r * kChunk + j]), S::load(values.data + j * values.stride + x), S::load(at)));
+        }
   }
 
   void pack_queries(T* queries, int64_t b, int64_t h) const {

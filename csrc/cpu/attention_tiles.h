@@ -166,6 +166,55 @@ template <class T, int kOutStride, class Epilogue>
   }
 }
 
+// c (+)= a b from rows in panels [dim panel][row][kPanel] that are `a_panel` apart.
+template <class T, int kOutStride, bool kAdd, class Epilogue>
+[[gnu::always_inline]] inline void panel_sum(const T* __restrict a, int64_t a_panel, const T* __restrict b,
+                                             T* __restrict c, int dim, Epilogue epilogue) {
+  using S = Simd<T>;
+  constexpr int kR = Tile<T>::kRows, kV = Tile<T>::kVectors, kW = S::kWidth, kPanel = Tile<T>::kPanel;
+  typename S::V sum[kR][kV];
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kV; ++j) sum[i][j] = S::set(0);
+  for (; dim > 0; dim -= kPanel, a += a_panel) {
+    const int depth = smaller(dim, kPanel);
+#pragma GCC unroll 2
+    for (int k = 0; k < depth; ++k, b += kPanel) {
+      typename S::V row[kV];
+#pragma GCC unroll 4
+      for (int j = 0; j < kV; ++j) row[j] = S::load(b + j * kW);
+#pragma GCC unroll 16
+      for (int i = 0; i < kR; ++i) {
+        typename S::V x = S::set(a[i * kPanel + k]);
+#pragma GCC unroll 4
+        for (int j = 0; j < kV; ++j) sum[i][j] = S::fma(x, row[j], sum[i][j]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kR; ++i)
+#pragma GCC unroll 4
+    for (int j = 0; j < kV; ++j) {
+      T* at = c + i * kOutStride + j * kW;
+      S::store(at, epilogue(kAdd ? S::add(S::load(at), sum[i][j]) : sum[i][j], i, j * kW));
+    }
+}
+
+// One register block of scores from rows in panels and packed columns, both `dim` deep.
+template <class T, int kOutStride, class Epilogue>
+[[gnu::always_inline]] inline void panel_product(const T* a, int64_t a_panel, const T* b, T* c, int dim,
+                                                 Epilogue epilogue) {
+  constexpr int kPanel = Tile<T>::kPanel, kDeep = 128;
+  static_assert(kDeep % kPanel == 0);
+  if (dim <= kDeep) {
+    panel_sum<T, kOutStride, false>(a, a_panel, b, c, dim, epilogue);
+  } else {
+    panel_sum<T, kOutStride, false>(a, a_panel, b, c, kDeep, Identity());
+    panel_sum<T, kOutStride, true>(a + kDeep / kPanel * a_panel, a_panel, b + kDeep * kPanel, c, dim - kDeep, epilogue);
+  }
+}
+
 // c += a b for all panels of a dimension of `dim`: b and c are arrays of panels, `b_panel` and `c_panel` apart. A last
 // panel of which at most one vector is used is multiplied as such.
 template <class T, int kRowStride, int kDepthStride>
@@ -285,7 +334,7 @@ void fill_gaps(const int32_t* spans, int num_spans, int32_t first, int begin, in
 template <class T>
 struct Setup {
   AttentionProblem problem;
-  int64_t group;     // query heads a key head
+  int64_t group;  // query heads a key head
   // Scores are held in powers of two, which saves a product a score. Not so with key_bias: scaling a large one would
   // round it or overflow, so its scores stay in powers of e.
   bool natural;

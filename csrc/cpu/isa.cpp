@@ -22,8 +22,8 @@ Isa best_isa() {
 #ifdef GISTKIT_X86
   static const Isa best = [] {
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
       return Isa::kAvx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) return Isa::kAvx2;
     return Isa::kGeneric;
@@ -46,7 +46,9 @@ static std::atomic<int>& chosen() {
   return level;
 }
 
-Isa current_isa() { return static_cast<Isa>(chosen().load(std::memory_order_relaxed)); }
+Isa current_isa() {
+  return static_cast<Isa>(chosen().load(std::memory_order_relaxed));
+}
 
 }  // namespace gistkit
 
@@ -56,4 +58,6 @@ int gistkit_cpu_isa(int level) {
   return static_cast<int>(gistkit::current_isa());
 }
 
-int gistkit_cpu_best_isa() { return static_cast<int>(gistkit::best_isa()); }
+int gistkit_cpu_best_isa() {
+  return static_cast<int>(gistkit::best_isa());
+}

@@ -45,6 +45,10 @@ struct Simd<float> {
     a = _mm_add_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps(a, a, 1)));
   }
+  static void horizontal_sums(V a, V b, V c, V d, float* to) {
+    V all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  }
 
   // x = fraction + a whole number; `exponent` carries that number in its low mantissa bits.
   static Split split(V x) {
@@ -122,6 +126,12 @@ struct Simd<double> {
   static double horizontal_sum(V v) {
     __m128d a = _mm_add_pd(_mm256_castpd256_pd128(v), _mm256_extractf128_pd(v, 1));
     return _mm_cvtsd_f64(_mm_add_sd(a, _mm_unpackhi_pd(a, a)));
+  }
+  static void horizontal_sums(V a, V b, V c, V d, double* to) {
+    to[0] = horizontal_sum(a);
+    to[1] = horizontal_sum(b);
+    to[2] = horizontal_sum(c);
+    to[3] = horizontal_sum(d);
   }
 
   static Split split(V x) {

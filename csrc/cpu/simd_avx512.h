@@ -37,6 +37,11 @@ struct Simd<float> {
   }
   static float horizontal_max(V v) { return _mm512_reduce_max_ps(v); }
   static float horizontal_sum(V v) { return _mm512_reduce_add_ps(v); }
+  static void horizontal_sums(V a, V b, V c, V d, float* to) {
+    __m256 ab = _mm256_hadd_ps(fold(a), fold(b)), cd = _mm256_hadd_ps(fold(c), fold(d)), all = _mm256_hadd_ps(ab, cd);
+    _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+  }
+  static __m256 fold(V v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
 
   // x = fraction + exponent, a whole number.
   static Split split(V x) {
@@ -108,6 +113,12 @@ struct Simd<double> {
   }
   static double horizontal_max(V v) { return _mm512_reduce_max_pd(v); }
   static double horizontal_sum(V v) { return _mm512_reduce_add_pd(v); }
+  static void horizontal_sums(V a, V b, V c, V d, double* to) {
+    to[0] = horizontal_sum(a);
+    to[1] = horizontal_sum(b);
+    to[2] = horizontal_sum(c);
+    to[3] = horizontal_sum(d);
+  }
 
   static Split split(V x) {
     V exponent = _mm512_roundscale_pd(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -47,6 +47,12 @@ struct GenericSimd {
     for (int i = 1; i < kWidth; ++i) r += v[i];
     return r;
   }
+  static void horizontal_sums(V a, V b, V c, V d, T* to) {
+    to[0] = horizontal_sum(a);
+    to[1] = horizontal_sum(b);
+    to[2] = horizontal_sum(c);
+    to[3] = horizontal_sum(d);
+  }
 
   // x = fraction + a whole number; `exponent` carries that number in its low mantissa bits.
   static Split split(V x) {

@@ -118,52 +118,51 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in (("query", query), ("key", key), ("value", value)):
         if not isinstance(t, Tensor):
             raise TypeError(f"attention: {name}: expected a torch tensor, got {type(t).__name__}")
-        if t.dim() != 4:
-            raise ValueError(f"attention: {name}: expected 4 dimensions [B, H, N, D], got shape {tuple(t.shape)}")
-        if t.dtype != query.dtype:
-            raise TypeError(f"attention: {name}: expected query's dtype {query.dtype}, got {t.dtype}")
-        if t.device != query.device:
-            raise ValueError(f"attention: {name}: expected query's device {query.device}, got {t.device}")
-        if not 1 <= t.shape[3] <= MAX_HEAD_DIM:
-            raise ValueError(f"attention: {name}: expected a head dim from 1 to {MAX_HEAD_DIM}, got {t.shape[3]}")
-        if t.shape[0] != query.shape[0]:
-            raise ValueError(f"attention: {name}: expected query's batch size {query.shape[0]}, got {t.shape[0]}")
-    if query.dtype not in DTYPES:
+    # Attributes are read once: on a call of a few microseconds they count.
+    dtype, device, batch = query.dtype, query.device, query.shape[0] if query.dim() else 0
+    for name, t in (("query", query), ("key", key), ("value", value)):
+        shape = t.shape
+        if len(shape) != 4:
+            raise ValueError(f"attention: {name}: expected 4 dimensions [B, H, N, D], got shape {tuple(shape)}")
+        if t.dtype != dtype:
+            raise TypeError(f"attention: {name}: expected query's dtype {dtype}, got {t.dtype}")
+        if t.device != device:
+            raise ValueError(f"attention: {name}: expected query's device {device}, got {t.device}")
+        if not 1 <= shape[3] <= MAX_HEAD_DIM:
+            raise ValueError(f"attention: {name}: expected a head dim from 1 to {MAX_HEAD_DIM}, got {shape[3]}")
+        if shape[0] != batch:
+            raise ValueError(f"attention: {name}: expected query's batch size {batch}, got {shape[0]}")
+    if dtype not in DTYPES:
         raise TypeError(
-            f"attention: query: expected dtype {', '.join(str(d) for d in DTYPES[:-1])} or {DTYPES[-1]}, "
-            f"got {query.dtype}"
+            f"attention: query: expected dtype {', '.join(str(d) for d in DTYPES[:-1])} or {DTYPES[-1]}, got {dtype}"
         )
-    if key.shape[3] != query.shape[3]:
-        raise ValueError(f"attention: key: expected query's head dim {query.shape[3]}, got {key.shape[3]}")
-    if value.shape[1:3] != key.shape[1:3]:
+    _, query_heads, _, dim = query.shape
+    _, key_heads, keys, key_dim = key.shape
+    if key_dim != dim:
+        raise ValueError(f"attention: key: expected query's head dim {dim}, got {key_dim}")
+    if value.shape[1:3] != (key_heads, keys):
         raise ValueError(
-            f"attention: value: expected key's heads and length {tuple(key.shape[1:3])}, got {tuple(value.shape[1:3])}"
+            f"attention: value: expected key's heads and length {(key_heads, keys)}, got {tuple(value.shape[1:3])}"
         )
-    if key.shape[1] == 0 or query.shape[1] % key.shape[1]:
-        raise ValueError(
-            f"attention: query: expected a multiple of key's {key.shape[1]} heads, got {query.shape[1]} heads"
-        )
+    if key_heads == 0 or query_heads % key_heads:
+        raise ValueError(f"attention: query: expected a multiple of key's {key_heads} heads, got {query_heads} heads")
 
 
 def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"attention: plan: expected a gistkit.Plan, got {type(plan).__name__}")
-    if plan.num_queries != query.shape[2]:
-        raise ValueError(
-            f"attention: plan: expected one for query's {query.shape[2]} rows, got one for {plan.num_queries}"
-        )
+    spans, shape = plan.spans, plan.spans.shape
+    batch, _, rows, _ = query.shape
+    if plan.num_queries != rows:
+        raise ValueError(f"attention: plan: expected one for query's {rows} rows, got one for {plan.num_queries}")
     if plan.num_keys != key.shape[2]:
         raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")
-    spans = plan.spans
-    if spans.dim() != 4 or spans.shape[3] != 2 or spans.dtype != torch.int32 or not spans.is_contiguous():
+    if len(shape) != 4 or shape[3] != 2 or spans.dtype != torch.int32 or not spans.is_contiguous():
         raise ValueError(
-            "attention: plan.spans: expected a contiguous int32 [B or 1, Nq, S, 2], got "
-            f"{spans.dtype} {tuple(spans.shape)}"
+            f"attention: plan.spans: expected a contiguous int32 [B or 1, Nq, S, 2], got {spans.dtype} {tuple(shape)}"
         )
-    if spans.shape[0] != 1 and spans.shape[0] != query.shape[0]:
-        raise ValueError(
-            f"attention: plan: expected one for 1 or {query.shape[0]} sequences, got one for {spans.shape[0]}"
-        )
+    if shape[0] != 1 and shape[0] != batch:
+        raise ValueError(f"attention: plan: expected one for 1 or {batch} sequences, got one for {shape[0]}")
     if spans.device != query.device:
         raise ValueError(f"attention: plan: expected query's device {query.device}, got {spans.device}")
 
