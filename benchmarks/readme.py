@@ -37,24 +37,28 @@ def demo_table() -> str:
     )
 
 
-def timing_table(suite: str, cases: str) -> str:
-    """Median milliseconds from `benchmarks/results/SUITE.json`: a row a case that matches `cases`, a column a form."""
+def timing_table(suite: str, title: str, cases: str) -> str:
+    """Median milliseconds from `benchmarks/results/SUITE.json`: a column a form, a row a case that `cases` matches.
+
+    The pattern's groups, joined, are what a row is called.
+    """
     content = json.loads((RESULTS / f"{suite}.json").read_text())
     rows: dict[str, dict[str, float]] = {}
     for timing in content["milliseconds"]:
-        if re.search(cases, timing["case"]):
-            rows.setdefault(timing["case"], {})[timing["form"]] = timing["median"]
+        if match := re.fullmatch(cases, timing["case"]):
+            rows.setdefault(", ".join(match.groups()), {})[timing["form"]] = timing["median"]
     forms = list(dict.fromkeys(form for row in rows.values() for form in row))
     cells = [[case, *(f"{row[form]:.3g}" if form in row else "-" for form in forms)] for case, row in rows.items()]
-    return f"{format_table([['milliseconds', *forms], *cells])}\n\n{machine_line(content['machine'])}."
+    return f"{format_table([[title, *forms], *cells])}\n\nMedian milliseconds. {machine_line(content['machine'])}."
 
 
 def speed_table() -> str:
     """Attention on three masks, and rope on Llama's long heads."""
+    size = ", N 4096, B1 H8/8 D64 float32"
+    masks = f"(causal|GistPool 8x|Dodo 10x, tau 128){size}, (.*)"
+    attention = timing_table("attention", f"attention{size}", masks)
     return (
-        timing_table("attention", r"^(causal|GistPool 8x|Dodo 10x, tau 128), N 4096")
-        + "\n\n"
-        + timing_table("rope", r"^long, 32\+8 heads, forward")
+        attention + "\n\n" + timing_table("rope", "rope, N 4096, D128, 32+8 heads", r"(long), 32\+8 heads, (forward.*)")
     )
 
 
