@@ -1,6 +1,7 @@
 // Vectors of 16 bytes through the compiler's vector extension: SSE2, NEON or whatever the target has.
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "common/types.h"
 
@@ -14,6 +15,7 @@ template <class T, class Int, int kMantissa>
 struct GenericSimd {
   typedef T V __attribute__((vector_size(16)));
   typedef Int I __attribute__((vector_size(16)));
+  typedef std::make_unsigned_t<Int> U __attribute__((vector_size(16)));
   struct Split {
     V fraction, exponent, whole;
   };
@@ -61,7 +63,8 @@ struct GenericSimd {
     V whole = exponent - magic;
     return {x - whole, exponent, whole};
   }
-  static V scale(V x, V exponent) { return (V)((I)x + ((I)exponent << kMantissa)); }
+  // Unsigned: far below the lowest exponent the sum wraps, and zero_below discards it.
+  static V scale(V x, V exponent) { return (V)((U)x + ((U)exponent << kMantissa)); }
   static V zero_below(V value, V x, T limit) { return (V)((I)value & ~(I)(x < set(limit))); }
 
   static void to_floats(const Float16* from, float* to, int n) {
