@@ -188,6 +188,8 @@ def test_errors_say_what_was_expected():
         compressor.decode(memory, "sum", torch.zeros(2, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="input_ids: expected 2 rows as the memory has, got 3"):
         compressor.decode(memory, "lm", torch.zeros(3, 1, dtype=torch.long))
+    with pytest.raises(ValueError, match="prompt_ids: expected 2 rows as the memory has, got 3"):
+        compressor.generate(memory, 2, prompt_ids=torch.zeros(3, 1, dtype=torch.long))
     with pytest.raises(ValueError, match="max_new_tokens: expected at least 1, got 0"):
         compressor.generate(memory, 0)
     with pytest.raises(ValueError, match=r"targets: expected shape \(2, 3\) as hidden has, got \(2, 4\)"):

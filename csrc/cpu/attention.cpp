@@ -4,30 +4,27 @@
 
 namespace gistkit {
 
-void attention_forward(const AttentionForward& problem, const Parallel& pool) {
-  switch (current_isa()) {
+namespace {
+
+// The kernels by instruction set, in the order of Isa.
 #ifdef GISTKIT_X86
-    case Isa::kAvx512:
-      return avx512::attention_forward(problem, pool);
-    case Isa::kAvx2:
-      return avx2::attention_forward(problem, pool);
+constexpr decltype(&attention_forward) kForward[] = {generic::attention_forward, avx2::attention_forward,
+                                                     avx512::attention_forward};
+constexpr decltype(&attention_backward) kBackward[] = {generic::attention_backward, avx2::attention_backward,
+                                                       avx512::attention_backward};
+#else
+constexpr decltype(&attention_forward) kForward[] = {generic::attention_forward};
+constexpr decltype(&attention_backward) kBackward[] = {generic::attention_backward};
 #endif
-    default:
-      return generic::attention_forward(problem, pool);
-  }
+
+}  // namespace
+
+void attention_forward(const AttentionForward& problem, const Parallel& pool) {
+  kForward[static_cast<int>(current_isa())](problem, pool);
 }
 
 void attention_backward(const AttentionBackward& problem, const Parallel& pool) {
-  switch (current_isa()) {
-#ifdef GISTKIT_X86
-    case Isa::kAvx512:
-      return avx512::attention_backward(problem, pool);
-    case Isa::kAvx2:
-      return avx2::attention_backward(problem, pool);
-#endif
-    default:
-      return generic::attention_backward(problem, pool);
-  }
+  kBackward[static_cast<int>(current_isa())](problem, pool);
 }
 
 }  // namespace gistkit

@@ -1,4 +1,4 @@
-// Forward attention: tiles of queries against packed keys and values, online softmax in powers of two.
+// Forward attention: tiles of queries against packed keys and values, online softmax.
 #pragma once
 #include "cpu/attention_few.h"
 #include "cpu/attention_softmax.h"

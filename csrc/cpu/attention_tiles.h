@@ -52,29 +52,6 @@ struct Tile {
   static_assert(kBackQueries % kRows == 0 && kBackKeys % kRows == 0 && kBackKeys % kPanel == 0);
 };
 
-// Calls work(item, worker) for every item; whoever is free takes the next one.
-template <class Work>
-void for_each(const Parallel& pool, int64_t items, const Work& work) {
-  struct Context {
-    const Work* work;
-    int64_t items, next;
-  } context{&work, items, 0};
-  auto body = [](void* raw, int worker) {
-    auto* c = static_cast<Context*>(raw);
-    for (;;) {
-      int64_t item = __atomic_fetch_add(&c->next, 1, __ATOMIC_RELAXED);
-      if (item >= c->items) return;
-      (*c->work)(item, worker);
-    }
-  };
-  int workers = static_cast<int>(smaller<int64_t>(pool.num_threads, items));
-  if (workers <= 1) {
-    body(&context, 0);
-  } else {
-    pool.run(body, &context, workers);
-  }
-}
-
 // The pool, or one thread where waking others would cost more than they could save.
 Parallel suited_pool(const AttentionProblem& p, const Parallel& pool) {
   const double products = static_cast<double>(p.batch * p.query_heads) * static_cast<double>(p.num_queries) *

@@ -2,7 +2,6 @@
 #include "cpu/rope.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <memory>
@@ -55,29 +54,11 @@ std::unique_ptr<void, Free> aligned_bytes(int64_t bytes) {
   return std::unique_ptr<void, Free>(memory);
 }
 
-// Each worker takes items from a counter until none is left.
-template <class Body>
-void for_each_item(const Parallel& parallel, int workers, int64_t items, Body& body) {
-  struct Context {
-    std::atomic<int64_t> next{0};
-    int64_t items;
-    Body& body;
-  } context{.items = items, .body = body};
-  auto work = [](void* opaque, int worker) {
-    Context& c = *static_cast<Context*>(opaque);
-    for (int64_t item; (item = c.next.fetch_add(1, std::memory_order_relaxed)) < c.items;) c.body(item, worker);
-  };
-  if (workers <= 1)
-    work(&context, 0);
-  else
-    parallel.run(work, &context, workers);
-}
-
 // A thread is worth its start for about this many elements.
 constexpr int64_t kElementsPerWorker = 1 << 15;
 
-int count_workers(const Parallel& parallel, int64_t items, int64_t elements) {
-  return static_cast<int>(std::min({int64_t{parallel.num_threads}, items, 1 + elements / kElementsPerWorker}));
+Parallel suited_pool(const Parallel& pool, int64_t items, int64_t elements) {
+  return {static_cast<int>(std::min({int64_t{pool.num_threads}, items, 1 + elements / kElementsPerWorker})), pool.run};
 }
 
 }  // namespace
@@ -93,8 +74,8 @@ void rope(const RopeParams& p, const Parallel& parallel) {
   const int64_t block = std::clamp<int64_t>(16384 / std::max<int64_t>(row_bytes, 1), 1, 32);
   const int64_t blocks = (p.tokens + block - 1) / block, items = p.batch * blocks;
   const int64_t scratch_bytes = (block * row_bytes + p.angles.axes * 8 + 127) / 64 * 64;
-  const int workers = count_workers(parallel, items, elements);
-  const auto scratch = aligned_bytes(workers * scratch_bytes);
+  const Parallel pool = suited_pool(parallel, items, elements);
+  const auto scratch = aligned_bytes(pool.num_threads * scratch_bytes);
 
   RopeBlock* rotate = kBlocks[static_cast<int>(current_isa())];
   auto body = [&](int64_t item, int worker) {
@@ -102,7 +83,7 @@ void rope(const RopeParams& p, const Parallel& parallel) {
     rotate(p, freqs.view(), item / blocks, begin, std::min(begin + block, p.tokens),
            static_cast<char*>(scratch.get()) + worker * scratch_bytes);
   };
-  for_each_item(parallel, workers, items, body);
+  for_each(pool, items, body);
 }
 
 void rope_angle_grad(const RopeAngleGradParams& p, const Parallel& parallel) {
@@ -113,15 +94,16 @@ void rope_angle_grad(const RopeAngleGradParams& p, const Parallel& parallel) {
 
   // Cut by the shape alone and added up in order: the same bits for any number of threads.
   const int64_t block = std::max<int64_t>(64, (tokens + 511) / 512), items = (tokens + block - 1) / block;
-  const int workers = count_workers(parallel, items, tokens * heads * 2 * freqs);
+  const Parallel pool = suited_pool(parallel, items, tokens * heads * 2 * freqs);
   const int64_t scratch_size = rope_grad_scratch(angles);
-  std::vector<double> by_position(tokens * axes), by_inv_freq(items * weights), scratch(workers * scratch_size);
+  std::vector<double> by_position(tokens * axes), by_inv_freq(items * weights),
+      scratch(pool.num_threads * scratch_size);
   RopeGradBlock* grad = kGradBlocks[static_cast<int>(current_isa())];
   auto body = [&](int64_t item, int worker) {
     grad(p, frequencies.view(), item * block, std::min((item + 1) * block, tokens), by_position.data(),
          by_inv_freq.data() + item * weights, scratch.data() + worker * scratch_size);
   };
-  for_each_item(parallel, workers, items, body);
+  for_each(pool, items, body);
 
   std::fill_n(p.grad_inv_freq, weights, 0.0);
   for (int64_t item = 0; item < items; ++item)

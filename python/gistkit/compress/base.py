@@ -15,6 +15,7 @@ from gistkit.compress.losses import CompressionHead, segment_targets, token_loss
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import decoder_plan, encoder_plan
 from gistkit.hf import attach
+from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
 
 Task = Literal["ae", "lm", "qa"]
@@ -25,6 +26,11 @@ LOSSES = ("ae", "lm", "compression")
 def _draw_like(table: Tensor, rows: int) -> nn.Parameter:
     """New embeddings [rows, d] with the mean and spread of those of the vocabulary."""
     return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1]).to(table))
+
+
+def _check_rows(name: str, ids: Tensor, memory: Memory) -> None:
+    if ids.shape[0] != memory.batch_size:
+        raise ValueError(f"{name}: expected {memory.batch_size} rows as the memory has, got {ids.shape[0]}")
 
 
 class Compressor(nn.Module, ABC):
@@ -86,12 +92,15 @@ class Compressor(nn.Module, ABC):
     def _prefix(self, memory: Memory) -> tuple[Tensor | None, DynamicCache | None]:
         """How the decoder receives the memory: embeddings to put before its input, or a filled cache."""
 
-    def encode(self, input_ids: Tensor, *, recorder: Any = None) -> Memory:
+    def encode(self, input_ids: Tensor, *, recorder: Recorder | None = None) -> Memory:
         """Compresses a batch of contexts, input_ids int64 [B, p] with p >= 1, in one pass over all chunks."""
         if input_ids.dim() != 2 or input_ids.shape[1] < 1:
             raise ValueError(f"input_ids: expected [B, p] with p >= 1, got shape {tuple(input_ids.shape)}")
-        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
-        if self.training and torch.is_grad_enabled() and checkpointing:
+        if (
+            self.training
+            and torch.is_grad_enabled()
+            and any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
+        ):
             raise ValueError(
                 "model: expected gradient checkpointing to be off, which the compressors do not support yet, got on"
             )
@@ -109,9 +118,10 @@ class Compressor(nn.Module, ABC):
             )
         return self._memory(out.last_hidden_state, out.past_key_values, context, tokens)
 
-    def decode(self, memory: Memory, task: Task, input_ids: Tensor, *, recorder: Any = None) -> Tensor:
+    def decode(self, memory: Memory, task: Task, input_ids: Tensor, *, recorder: Recorder | None = None) -> Tensor:
         """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], which follow it."""
-        plan = self._decoder_plan(memory, task, input_ids)
+        _check_rows("input_ids", input_ids, memory)
+        plan = self._decoder_plan(memory, task, input_ids.shape[1])
         inputs = torch.cat([self._task_embedding(task, memory), self._embed(input_ids)], 1)
         hidden, _ = self._read(memory, inputs, plan, recorder)
         return hidden
@@ -155,15 +165,15 @@ class Compressor(nn.Module, ABC):
         """
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens}")
-        device = memory.hidden.device
         if prompt_ids is None:
-            prompt_ids = torch.empty(memory.batch_size, 0, dtype=torch.int64, device=device)
+            prompt_ids = torch.empty(memory.batch_size, 0, dtype=torch.int64, device=memory.hidden.device)
+        _check_rows("prompt_ids", prompt_ids, memory)
         embed, head = self._embed, self._head
-        tokens = torch.zeros(memory.batch_size, max_new_tokens - 1, dtype=torch.int64, device=device)
-        plan = self._decoder_plan(memory, task, torch.cat([prompt_ids, tokens], 1))
+        # The last new token is not fed.
+        plan = self._decoder_plan(memory, task, prompt_ids.shape[1] + max_new_tokens - 1)
         skip = plan.num_keys - plan.num_queries
         inputs = torch.cat([self._task_embedding(task, memory), embed(prompt_ids)], 1)
-        rows = plan.num_queries - tokens.shape[1]
+        rows = plan.num_queries - (max_new_tokens - 1)
         with attach(self.model):
             first = plan.rows(0, rows, num_keys=skip + rows)
             hidden, cache = self._read(memory, inputs, first, None, keep_cache=True)
@@ -191,18 +201,14 @@ class Compressor(nn.Module, ABC):
     def _head(self) -> nn.Linear:
         return cast(Any, self.model).get_output_embeddings()
 
-    def _decoder_plan(self, memory: Memory, task: Task, input_ids: Tensor) -> Plan:
-        """The decoder's plan, one row for each token that is fed; memory that comes as a cache has none."""
+    def _decoder_plan(self, memory: Memory, task: Task, text: int) -> Plan:
+        """The decoder's plan for `text` tokens, a row for each token that is fed; memory as a cache has none."""
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
         if memory.source != self.source:
             raise ValueError(
                 "memory: expected one made with (carrier, chunk, memory tokens, layout) = "
                 f"{self.source}, got one made with {memory.source}"
-            )
-        if input_ids.shape[0] != memory.batch_size:
-            raise ValueError(
-                f"input_ids: expected {memory.batch_size} rows as the memory has, got {input_ids.shape[0]}"
             )
         plan = decoder_plan(
             memory.context_length,
@@ -211,8 +217,8 @@ class Compressor(nn.Module, ABC):
             self.layout,
             task,
             self.carrier,
-            input_ids.shape[1],
-            str(input_ids.device),
+            text,
+            str(memory.hidden.device),
         )
         return plan if self.carrier == "embedding" else plan.rows(memory.num_tokens, plan.num_queries)
 
@@ -221,7 +227,7 @@ class Compressor(nn.Module, ABC):
         return embedding.expand(memory.batch_size, 1, -1).to(memory.hidden.dtype)
 
     def _read(
-        self, memory: Memory, inputs: Tensor, plan: Plan, recorder: Any, keep_cache: bool = False
+        self, memory: Memory, inputs: Tensor, plan: Plan, recorder: Recorder | None, keep_cache: bool = False
     ) -> tuple[Tensor, DynamicCache | None]:
         """Hidden states at `inputs` after the memory, and the cache if it is wanted for more tokens."""
         prefix, cache = self._prefix(memory)

@@ -98,7 +98,7 @@ def _attention_forward(
     value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
 
     position_ids, inv_freq, scaling = position_embeddings
-    query, key = ops.rope(query, key, position_ids.expand(batch, -1), inv_freq, scaling=scaling)
+    query, key = ops.rope(query, key, position_ids, inv_freq, scaling=scaling)
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, self.layer_idx)
         if kwargs.get("plan") is None and past_key_values.is_compileable:
