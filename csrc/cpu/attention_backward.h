@@ -359,10 +359,10 @@ class BackwardKernel {
 
     for (int g = 0; g < kGroups; ++g)
       if (ranges.low[g] < ranges.high[g])
-        accumulate_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g],
+        product_by_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g],
                                        keys.key_panels + ranges.low[g] * kPanel, kKeys * kPanel,
                                        grad_query + (row + g * kRows) * kPanel, padded_queries_ * kPanel, p_.dim_qk,
-                                       ranges.high[g] - ranges.low[g]);
+                                       ranges.high[g] - ranges.low[g], Add<T>());
 
     for (int c = 0; c < kKeys; c += kRows) {
       int low = 0, high = kGroups;
@@ -370,12 +370,12 @@ class BackwardKernel {
       while (low < high && !ranges.touches(high - 1, c, c + kRows)) --high;
       if (low == high) continue;
       const int skip = low * kRows, depth = (high - low) * kRows;
-      accumulate_panels<T, 1, kKeys>(w.weights + skip * kKeys + c, s.grad_panels + (row + skip) * kPanel,
+      product_by_panels<T, 1, kKeys>(w.weights + skip * kKeys + c, s.grad_panels + (row + skip) * kPanel,
                                      padded_queries_ * kPanel, keys.grad_value + c * kPanel, kKeys * kPanel, p_.dim_v,
-                                     depth);
-      accumulate_panels<T, 1, kKeys>(w.grads + skip * kKeys + c, s.query_panels + (row + skip) * kPanel,
+                                     depth, Add<T>());
+      product_by_panels<T, 1, kKeys>(w.grads + skip * kKeys + c, s.query_panels + (row + skip) * kPanel,
                                      padded_queries_ * kPanel, keys.grad_key + c * kPanel, kKeys * kPanel, p_.dim_qk,
-                                     depth);
+                                     depth, Add<T>());
     }
   }
 
@@ -392,9 +392,10 @@ class BackwardKernel {
           auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
             return exp2_difference<T>(x, S::set(lse[i]), S::set(rest[i]));
           };
-          panel_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk, weigh);
+          panel_score_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk, weigh);
         } else {
-          panel_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk, Identity());
+          panel_score_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk,
+                                        [](typename S::V x, int, int) { return x; });
         }
       }
     if (plain) return;
@@ -425,8 +426,9 @@ class BackwardKernel {
         auto scale = [delta, weights](typename S::V x, int i, int j) __attribute__((always_inline)) {
           return S::mul(S::load(weights + i * kKeys + j), S::sub(x, S::set(delta[i])));
         };
-        panel_product<T, kKeys>(s.grad_panels + (row + g * kRows) * kPanel, padded_queries_ * kPanel,
-                                keys.value_columns + c * v_pad_, w.grads + g * kRows * kKeys + c, p_.dim_v, scale);
+        panel_score_product<T, kKeys>(s.grad_panels + (row + g * kRows) * kPanel, padded_queries_ * kPanel,
+                                      keys.value_columns + c * v_pad_, w.grads + g * kRows * kKeys + c, p_.dim_v,
+                                      scale);
       }
   }
 

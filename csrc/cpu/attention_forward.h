@@ -10,8 +10,8 @@ template <class T>
 class ForwardKernel {
   using S = Simd<T>;
   using X = Tile<T>;
-  static constexpr int kRows = X::kRows, kPanel = X::kPanel, kQueries = X::kQueries, kHeld = X::kHeldRows,
-                       kKeys = X::kKeys;
+  static constexpr int kRows = X::kRows, kPanel = X::kPanel, kWidth = X::kWidth, kQueries = X::kQueries,
+                       kKeys = X::kKeys, kBlocks = kQueries / kRows, kPaddedRows = X::kPaddedRows;
 
  public:
   ForwardKernel(const AttentionForward& problem, const Parallel& pool)
@@ -52,7 +52,8 @@ class ForwardKernel {
   static constexpr int64_t kPackedBytes = int64_t{4} << 20;
 
   struct Worker {
-    T *rows, *queries, *scores, *out, *maximum, *total;
+    // maximum and total are [block][kPaddedRows].
+    T *rows, *queries, *scores, *out, *maximum, *total, *factor;
     int32_t* counts;
     TileKind* kinds;
   };
@@ -71,10 +72,11 @@ class ForwardKernel {
     Worker w;
     w.rows = arena.take<T>(int64_t{larger(kPanel, kRows)} * larger(qk_pad_, v_pad_));
     w.queries = arena.take<T>(int64_t{kQueries} * qk_pad_);
-    w.scores = arena.take<T>(kHeld * kKeys);
+    w.scores = arena.take<T>(kRows * kKeys);
     w.out = arena.take<T>(int64_t{kQueries} * v_pad_);
-    w.maximum = arena.take<T>(kQueries);
-    w.total = arena.take<T>(kQueries);
+    w.maximum = arena.take<T>(kBlocks * kPaddedRows);
+    w.total = arena.take<T>(kBlocks * kPaddedRows);
+    w.factor = arena.take<T>(kPaddedRows);
     w.counts = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
     w.kinds = arena.take<TileKind>(key_tiles_);
     return w;
@@ -134,60 +136,72 @@ class ForwardKernel {
     classify_tiles(spans, rows, p_.num_spans, kKeys, key_tiles_, w.counts, w.kinds);
     pack_queries(b, h, row, rows, w);
     std::memset(w.out, 0, sizeof(T) * kQueries * v_pad_);
-    for (int r = 0; r < kQueries; ++r) {
-      w.maximum[r] = -kInfinity<T>;
-      w.total[r] = 0;
+    for (int i = 0; i < kBlocks * kPaddedRows; ++i) {
+      w.maximum[i] = -kInfinity<T>;
+      w.total[i] = 0;
     }
     for (int32_t tile = 0; tile < key_tiles_; ++tile) {
       if (w.kinds[tile] == kEmptyTile) continue;
       const T* tile_bias = bias ? bias + int64_t{tile} * kKeys : nullptr;
-      for (int r = 0; r < rows; r += kHeld)
-        attend_rows(w, spans + int64_t{r} * p_.num_spans * 2, r, smaller(kHeld, rows - r), slot, tile, tile_bias);
+      for (int block = 0; block * kRows < rows; ++block)
+        attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, smaller(kRows, rows - block * kRows),
+                     slot, tile, tile_bias);
     }
     for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
   }
 
-  // Rows [r, r + rows) against one tile of keys: scores, softmax, weighted values.
-  void attend_rows(const Worker& w, const int32_t* spans, int r, int rows, int64_t slot, int32_t tile, const T* bias) {
+  // A block of rows, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
+  void attend_block(const Worker& w, const int32_t* spans, int block, int rows, int64_t slot, int32_t tile,
+                    const T* bias) {
     const int32_t first = tile * kKeys;
     const bool partial = w.kinds[tile] == kPartialTile;
-    int low = 0, high = kKeys, begin = 0, end = kKeys;
+    int low = 0, high = kKeys;
     if (partial) {
       KeyRange range = visible_range(spans, rows, p_.num_spans, first, first + kKeys);
       if (range.empty()) return;
       low = range.begin - first;
       high = range.end - first;
-      begin = low / kPanel * kPanel;
-      end = round_up(high, kPanel);
     }
-    const T *keys = key_tile(slot, tile), *values = value_tile(slot, tile);
-    for (int c = begin; c < end; c += kPanel)
-      for (int i = 0; i < rows; i += kRows)
-        score_product<T, kKeys>(w.queries + (r + i) * qk_pad_, keys + int64_t{c} * qk_pad_, w.scores + i * kKeys + c,
-                                p_.dim_qk, Identity());
+    const int begin = low / kWidth * kWidth, end = round_up(high, kWidth);
+    score(w.queries + block * kRows * qk_pad_, key_tile(slot, tile), begin, end, w.scores);
     for (int i = 0; i < rows; ++i) {
       T* scores = w.scores + i * kKeys;
       if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias, begin, end, scores);
       if (partial) fill_gaps(spans + i * p_.num_spans * 2, p_.num_spans, first, begin, end, -kInfinity<T>, scores);
-      T factor = softmax_row(setup_.natural, scores, begin, end, w.maximum + r + i, w.total + r + i);
-      if (factor != 1) rescale(w.out + (r + i) * kPanel, factor);
     }
-    for (int i = 0; i < rows; i += kRows)
-      accumulate_panels<T, kKeys, 1>(w.scores + i * kKeys + low, values + low * kPanel, kKeys * kPanel,
-                                     w.out + (r + i) * kPanel, kQueries * kPanel, p_.dim_v, high - low);
+    T *maximum = w.maximum + block * kPaddedRows, *total = w.total + block * kPaddedRows;
+    if (setup_.natural) {
+      softmax_block<T, kKeys, true>(w.scores, begin, end, maximum, total, w.factor);
+    } else {
+      softmax_block<T, kKeys, false>(w.scores, begin, end, maximum, total, w.factor);
+    }
+    product_by_panels<T, kKeys, 1>(w.scores + low, value_tile(slot, tile) + low * kPanel, kKeys * kPanel,
+                                   w.out + block * kRows * kPanel, kQueries * kPanel, p_.dim_v, high - low,
+                                   ScaleAndAdd<T>{w.factor});
   }
 
-  void rescale(T* out, T factor) const {
-    for (int d = 0; d < p_.dim_v; d += kPanel, out += kQueries * kPanel)
-      for (int i = 0; i < kPanel; i += S::kWidth) S::store(out + i, S::mul(S::set(factor), S::load(out + i)));
+  // Scores of a block of rows for columns [begin, end), whole vectors: panels, of the outer ones perhaps half.
+  void score(const T* queries, const T* keys, int begin, int end, T* scores) const {
+    static_assert(X::kVectors == 2);
+    for (int c = begin / kPanel * kPanel; c < end; c += kPanel) {
+      const T* columns = keys + int64_t{c} * qk_pad_;
+      if (c < begin) {
+        score_product<T, 1, kKeys>(queries, columns + kWidth, scores + c + kWidth, p_.dim_qk);
+      } else if (c + kWidth == end) {
+        score_product<T, 1, kKeys>(queries, columns, scores + c, p_.dim_qk);
+      } else {
+        score_product<T, 2, kKeys>(queries, columns, scores + c, p_.dim_qk);
+      }
+    }
   }
 
   void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row) {
-    const T total = w.total[r];
+    const int at = r / kRows * kPaddedRows + r % kRows;
+    const T total = w.total[at];
     gather_row(w.out + r * kPanel, kQueries * kPanel, p_.dim_v, total == 0 ? T(0) : 1 / total, w.rows);
     write_row(p_.dtype, w.rows, p_.dim_v, p_.out.at(b, h, row));
     static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] =
-        natural_lse(setup_.natural, w.maximum[r], total);
+        natural_lse(setup_.natural, w.maximum[at], total);
   }
 
   const AttentionForward& p_;

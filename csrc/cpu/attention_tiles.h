@@ -21,6 +21,8 @@ constexpr double kLog2E = 1.4426950408889634074, kLn2 = 0.69314718055994530942;
 
 template <class T>
 constexpr T kInfinity = static_cast<T>(__builtin_inf());
+template <class T>
+constexpr T kLargest = static_cast<T>(sizeof(T) == 4 ? __FLT_MAX__ : __DBL_MAX__);
 
 template <class T>
 [[gnu::always_inline]] inline T smaller(T a, T b) {
@@ -44,11 +46,13 @@ struct Tile {
   static constexpr int kWidth = Simd<T>::kWidth;
   // A register block is kRows x kPanel; packed operands are stored in panels of that width.
   static constexpr int kRows = Simd<T>::kBlockRows, kVectors = 2, kPanel = kVectors * kWidth;
-  // Forward: query rows an item, rows whose scores are held at once, keys a tile.
-  static constexpr int kQueries = 96, kHeldRows = 2 * kRows, kKeys = 256;
+  // Room for a number a row of a block in whole vectors.
+  static constexpr int kPaddedRows = (kRows + kWidth - 1) / kWidth * kWidth;
+  // Forward: query rows an item, keys a tile. The scores of kRows rows are held at once.
+  static constexpr int kQueries = 96, kKeys = 512;
   // Backward: one tile of P and dS.
   static constexpr int kBackQueries = 96, kBackKeys = 192;
-  static_assert(kQueries % kHeldRows == 0 && kKeys % kPanel == 0);
+  static_assert(kQueries % kRows == 0 && kKeys % kPanel == 0);
   static_assert(kBackQueries % kRows == 0 && kBackKeys % kRows == 0 && kBackKeys % kPanel == 0);
 };
 
@@ -89,118 +93,137 @@ class Arena {
 
 // ---- products
 
-struct Identity {
-  template <class V>
-  [[gnu::always_inline]] V operator()(V x, int, int) const {
-    return x;
+// What a product does with a finished vector of sums: row i and column j of its block, now at `at`.
+struct Put {
+  template <class V, class T>
+  [[gnu::always_inline]] V operator()(V sum, const T*, int, int) const {
+    return sum;
+  }
+};
+template <class T>
+struct Add {
+  using V = typename Simd<T>::V;
+  [[gnu::always_inline]] V operator()(V sum, const T* at, int, int) const {
+    return Simd<T>::add(Simd<T>::load(at), sum);
+  }
+};
+// What is there is scaled by a factor a row before.
+template <class T>
+struct ScaleAndAdd {
+  using V = typename Simd<T>::V;
+  const T* factor;
+  [[gnu::always_inline]] V operator()(V sum, const T* at, int i, int) const {
+    return Simd<T>::fma(Simd<T>::set(factor[i]), Simd<T>::load(at), sum);
   }
 };
 
-// c[kR][kV vectors] (+)= a b over `depth`: a's element (i, k) is at i kRowStride + k kDepthStride, b's row k at k
-// kPanel. The sum is formed in registers from zero and added to c once, so that long sums are summed by blocks.
-template <class T, int kV, int kRowStride, int kDepthStride, int kOutStride, bool kAdd, class Epilogue>
-[[gnu::always_inline]] inline void product(const T* __restrict a, const T* __restrict b, T* __restrict c, int depth,
-                                           Epilogue epilogue) {
+// kRows rows by kV vectors of a product, in registers. Sums start at zero and meet what was there only at the end, so
+// that long sums are summed by blocks.
+template <class T, int kV>
+struct Block {
   using S = Simd<T>;
-  constexpr int kR = Tile<T>::kRows, kW = S::kWidth, kPanel = Tile<T>::kPanel;
+  static constexpr int kR = Tile<T>::kRows, kW = S::kWidth;
   typename S::V sum[kR][kV];
+
+  [[gnu::always_inline]] Block() {
 #pragma GCC unroll 16
-  for (int i = 0; i < kR; ++i)
+    for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < kV; ++j) sum[i][j] = S::set(0);
-#pragma GCC unroll 2
-  for (int k = 0; k < depth; ++k) {
+      for (int j = 0; j < kV; ++j) sum[i][j] = S::set(0);
+  }
+
+  // sum += a's column, kRowStride from row to row, times b's row.
+  template <int kRowStride>
+  [[gnu::always_inline]] void add_outer(const T* __restrict a, const T* __restrict b) {
     typename S::V row[kV];
 #pragma GCC unroll 4
-    for (int j = 0; j < kV; ++j) row[j] = S::load(b + static_cast<int64_t>(k) * kPanel + j * kW);
+    for (int j = 0; j < kV; ++j) row[j] = S::load(b + j * kW);
 #pragma GCC unroll 16
     for (int i = 0; i < kR; ++i) {
-      typename S::V x = S::set(a[i * kRowStride + static_cast<int64_t>(k) * kDepthStride]);
+      typename S::V x = S::set(a[i * kRowStride]);
 #pragma GCC unroll 4
       for (int j = 0; j < kV; ++j) sum[i][j] = S::fma(x, row[j], sum[i][j]);
     }
   }
+
+  template <int kOutStride, class Finish>
+  [[gnu::always_inline]] void finish(T* __restrict c, Finish finish) const {
 #pragma GCC unroll 16
-  for (int i = 0; i < kR; ++i)
+    for (int i = 0; i < kR; ++i)
 #pragma GCC unroll 4
-    for (int j = 0; j < kV; ++j) {
-      T* at = c + i * kOutStride + j * kW;
-      S::store(at, epilogue(kAdd ? S::add(S::load(at), sum[i][j]) : sum[i][j], i, j * kW));
-    }
+      for (int j = 0; j < kV; ++j) {
+        T* at = c + i * kOutStride + j * kW;
+        S::store(at, finish(sum[i][j], at, i, j * kW));
+      }
+  }
+};
+
+// c = finish(a b) over `depth`: a's element (i, k) is at i kRowStride + k kDepthStride, b's row k at k kPanel.
+template <class T, int kV, int kRowStride, int kDepthStride, int kOutStride, class Finish>
+[[gnu::always_inline]] inline void product(const T* a, const T* b, T* c, int depth, Finish finish) {
+  Block<T, kV> block;
+#pragma GCC unroll 2
+  for (int k = 0; k < depth; ++k)
+    block.template add_outer<kRowStride>(a + int64_t{k} * kDepthStride, b + int64_t{k} * Tile<T>::kPanel);
+  block.template finish<kOutStride>(c, finish);
 }
+
+// The same from rows in panels [dim panel][row][kPanel] that are `a_panel` apart.
+template <class T, int kOutStride, class Finish>
+[[gnu::always_inline]] inline void panel_product(const T* a, int64_t a_panel, const T* b, T* c, int depth,
+                                                 Finish finish) {
+  constexpr int kPanel = Tile<T>::kPanel;
+  Block<T, Tile<T>::kVectors> block;
+  for (; depth > 0; depth -= kPanel, a += a_panel) {
+    const int part = smaller(depth, kPanel);
+#pragma GCC unroll 2
+    for (int k = 0; k < part; ++k, b += kPanel) block.template add_outer<kPanel>(a + k, b);
+  }
+  block.template finish<kOutStride>(c, finish);
+}
+
+// Scores sum over at most this many dimensions at once.
+constexpr int kDeep = 128;
 
 // One register block of scores from interleaved rows and packed columns, both `dim` deep.
-template <class T, int kOutStride, class Epilogue>
-[[gnu::always_inline]] inline void score_product(const T* rows, const T* columns, T* scores, int dim,
-                                                 Epilogue epilogue) {
-  constexpr int kRows = Tile<T>::kRows, kDeep = 128;
-  if (dim <= kDeep) {
-    product<T, 2, 1, kRows, kOutStride, false>(rows, columns, scores, dim, epilogue);
-  } else {
-    product<T, 2, 1, kRows, kOutStride, false>(rows, columns, scores, kDeep, Identity());
-    product<T, 2, 1, kRows, kOutStride, true>(rows + kDeep * kRows, columns + kDeep * Tile<T>::kPanel, scores,
-                                              dim - kDeep, epilogue);
-  }
-}
-
-// c (+)= a b from rows in panels [dim panel][row][kPanel] that are `a_panel` apart.
-template <class T, int kOutStride, bool kAdd, class Epilogue>
-[[gnu::always_inline]] inline void panel_sum(const T* __restrict a, int64_t a_panel, const T* __restrict b,
-                                             T* __restrict c, int dim, Epilogue epilogue) {
-  using S = Simd<T>;
-  constexpr int kR = Tile<T>::kRows, kV = Tile<T>::kVectors, kW = S::kWidth, kPanel = Tile<T>::kPanel;
-  typename S::V sum[kR][kV];
-#pragma GCC unroll 16
-  for (int i = 0; i < kR; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < kV; ++j) sum[i][j] = S::set(0);
-  for (; dim > 0; dim -= kPanel, a += a_panel) {
-    const int depth = smaller(dim, kPanel);
-#pragma GCC unroll 2
-    for (int k = 0; k < depth; ++k, b += kPanel) {
-      typename S::V row[kV];
-#pragma GCC unroll 4
-      for (int j = 0; j < kV; ++j) row[j] = S::load(b + j * kW);
-#pragma GCC unroll 16
-      for (int i = 0; i < kR; ++i) {
-        typename S::V x = S::set(a[i * kPanel + k]);
-#pragma GCC unroll 4
-        for (int j = 0; j < kV; ++j) sum[i][j] = S::fma(x, row[j], sum[i][j]);
-      }
-    }
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kR; ++i)
-#pragma GCC unroll 4
-    for (int j = 0; j < kV; ++j) {
-      T* at = c + i * kOutStride + j * kW;
-      S::store(at, epilogue(kAdd ? S::add(S::load(at), sum[i][j]) : sum[i][j], i, j * kW));
-    }
+template <class T, int kV, int kOutStride>
+[[gnu::always_inline]] inline void score_product(const T* rows, const T* columns, T* scores, int dim) {
+  constexpr int kRows = Tile<T>::kRows;
+  product<T, kV, 1, kRows, kOutStride>(rows, columns, scores, smaller(dim, kDeep), Put());
+  if (dim > kDeep)
+    product<T, kV, 1, kRows, kOutStride>(rows + kDeep * kRows, columns + kDeep * Tile<T>::kPanel, scores, dim - kDeep,
+                                         Add<T>());
 }
 
 // One register block of scores from rows in panels and packed columns, both `dim` deep.
 template <class T, int kOutStride, class Epilogue>
-[[gnu::always_inline]] inline void panel_product(const T* a, int64_t a_panel, const T* b, T* c, int dim,
-                                                 Epilogue epilogue) {
-  constexpr int kPanel = Tile<T>::kPanel, kDeep = 128;
+[[gnu::always_inline]] inline void panel_score_product(const T* rows, int64_t row_panel, const T* columns, T* scores,
+                                                       int dim, Epilogue epilogue) {
+  using V = typename Simd<T>::V;
+  constexpr int kPanel = Tile<T>::kPanel;
   static_assert(kDeep % kPanel == 0);
   if (dim <= kDeep) {
-    panel_sum<T, kOutStride, false>(a, a_panel, b, c, dim, epilogue);
+    auto finish = [epilogue](V sum, const T*, int i, int j)
+                      __attribute__((always_inline)) { return epilogue(sum, i, j); };
+    panel_product<T, kOutStride>(rows, row_panel, columns, scores, dim, finish);
   } else {
-    panel_sum<T, kOutStride, false>(a, a_panel, b, c, kDeep, Identity());
-    panel_sum<T, kOutStride, true>(a + kDeep / kPanel * a_panel, a_panel, b + kDeep * kPanel, c, dim - kDeep, epilogue);
+    auto finish = [epilogue](V sum, const T* at, int i, int j)
+                      __attribute__((always_inline)) { return epilogue(Add<T>()(sum, at, i, j), i, j); };
+    panel_product<T, kOutStride>(rows, row_panel, columns, scores, kDeep, Put());
+    panel_product<T, kOutStride>(rows + kDeep / kPanel * row_panel, row_panel, columns + kDeep * kPanel, scores,
+                                 dim - kDeep, finish);
   }
 }
 
-// c += a b for all panels of a dimension of `dim`: b and c are arrays of panels, `b_panel` and `c_panel` apart. A last
-// panel of which at most one vector is used is multiplied as such.
-template <class T, int kRowStride, int kDepthStride>
-[[gnu::always_inline]] inline void accumulate_panels(const T* a, const T* b, int64_t b_panel, T* c, int64_t c_panel,
-                                                     int dim, int depth) {
+// c = finish(a b) for all panels of a dimension of `dim`: b and c are arrays of panels, `b_panel` and `c_panel` apart.
+// A last panel of which at most one vector is used is multiplied as such.
+template <class T, int kRowStride, int kDepthStride, class Finish>
+[[gnu::always_inline]] inline void product_by_panels(const T* a, const T* b, int64_t b_panel, T* c, int64_t c_panel,
+                                                     int dim, int depth, Finish finish) {
   constexpr int kPanel = Tile<T>::kPanel, kW = Tile<T>::kWidth;
   for (; dim > kW; dim -= kPanel, b += b_panel, c += c_panel)
-    product<T, 2, kRowStride, kDepthStride, kPanel, true>(a, b, c, depth, Identity());
-  if (dim > 0) product<T, 1, kRowStride, kDepthStride, kPanel, true>(a, b, c, depth, Identity());
+    product<T, 2, kRowStride, kDepthStride, kPanel>(a, b, c, depth, finish);
+  if (dim > 0) product<T, 1, kRowStride, kDepthStride, kPanel>(a, b, c, depth, finish);
 }
 
 // ---- packing
