@@ -32,7 +32,7 @@ class BackwardKernel {
   using S = Simd<T>;
   using X = Tile<T>;
   static constexpr int kRows = X::kRows, kPanel = X::kPanel, kQueries = X::kBackQueries, kKeys = X::kBackKeys,
-                       kGroups = kQueries / kRows;
+                       kWidth = X::kWidth, kGroups = kQueries / kRows, kBlocks = kKeys / kRows;
   // Items of work that a call is cut into where it has few heads.
   static constexpr int64_t kItems = 16, kMostSplits = 8;
   // What a pair of tiles costs besides its visible scores, in scores: rounding to blocks, masks.
@@ -325,12 +325,43 @@ class BackwardKernel {
     }
   }
 
-  // Some row of group g of a pair of tiles sees column low[g] and some row column high[g] - 1, none sees more; the
-  // scores are computed for the whole panels [begin[g], end[g]).
+  // What a pair of tiles computes. Some row of group g sees column low[g] and some row column high[g] - 1, none sees
+  // more: its scores are computed in whole vectors [begin[g], end[g]). Sums over rows for the columns of block c take
+  // groups [first[c], last[c]); from group g such sums read columns [read_begin[g], read_end[g]).
   struct Ranges {
-    int low[kGroups], high[kGroups], begin[kGroups], end[kGroups];
-    bool touches(int group, int from, int to) const { return low[group] < to && high[group] > from; }
+    int low[kGroups], high[kGroups], begin[kGroups], end[kGroups], read_begin[kGroups], read_end[kGroups];
+    int first[kBlocks], last[kBlocks];
+    bool touches(int group, int block) const { return low[group] < (block + 1) * kRows && high[group] > block * kRows; }
   };
+
+  Ranges ranges(const int32_t* spans, int rows, int32_t start, bool partial) const {
+    Ranges r;
+    for (int g = 0; g < kGroups; ++g) {
+      const int count = smaller(kRows, rows - g * kRows);
+      KeyRange range{start, partial ? start : start + kKeys};
+      if (partial && count > 0)
+        range = visible_range(spans + int64_t{g} * kRows * p_.num_spans * 2, count, p_.num_spans, start, start + kKeys);
+      if (range.empty()) range = {start, start};
+      r.low[g] = range.begin - start;
+      r.high[g] = range.end - start;
+      r.begin[g] = r.low[g] / kWidth * kWidth;
+      r.end[g] = round_up(r.high[g], kWidth);
+      r.read_begin[g] = kKeys;
+      r.read_end[g] = 0;
+    }
+    for (int c = 0; c < kBlocks; ++c) {
+      int first = 0, last = kGroups;
+      while (first < last && !r.touches(first, c)) ++first;
+      while (first < last && !r.touches(last - 1, c)) --last;
+      r.first[c] = first;
+      r.last[c] = last;
+      for (int g = first; g < last; ++g) {
+        r.read_begin[g] = smaller(r.read_begin[g], c * kRows);
+        r.read_end[g] = (c + 1) * kRows;
+      }
+    }
+    return r;
+  }
 
   void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile,
             const T* bias, T* grad_query, T* grad_bias) {
@@ -339,97 +370,90 @@ class BackwardKernel {
     const int32_t start = tile * kKeys;
     const int32_t* spans = setup_.row_spans(b, row);
     const bool partial = kinds(b, query_tile)[tile] == kPartialTile;
-    Ranges ranges;
-    for (int g = 0; g < kGroups; ++g) {
-      const int count = smaller(kRows, rows - g * kRows);
-      KeyRange range{start, partial ? start : start + kKeys};
-      if (partial && count > 0)
-        range = visible_range(spans + int64_t{g} * kRows * p_.num_spans * 2, count, p_.num_spans, start, start + kKeys);
-      if (range.empty()) range = {start, start};
-      ranges.low[g] = range.begin - start;
-      ranges.high[g] = range.end - start;
-      ranges.begin[g] = ranges.low[g] / kPanel * kPanel;
-      ranges.end[g] = round_up(ranges.high[g], kPanel);
-    }
+    const Ranges ranges = this->ranges(spans, rows, start, partial);
     weigh(s, keys, w, ranges, row, bias);
     if (partial) mask(w, ranges, spans, rows, start);
     differentiate(s, keys, w, ranges, row);
     if (grad_bias) sum_columns(w, ranges, static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start)), grad_bias);
     if (setup_.cap > 0) apply_slope(w, ranges);
 
-    for (int g = 0; g < kGroups; ++g)
-      if (ranges.low[g] < ranges.high[g])
-        product_by_panels<T, kKeys, 1>(w.grads + g * kRows * kKeys + ranges.low[g],
-                                       keys.key_panels + ranges.low[g] * kPanel, kKeys * kPanel,
-                                       grad_query + (row + g * kRows) * kPanel, padded_queries_ * kPanel, p_.dim_qk,
-                                       ranges.high[g] - ranges.low[g], Add<T>());
+    // By panels of dimensions: what a panel's products share stays in the first-level cache.
+    const int64_t panel = padded_queries_ * kPanel;
+    for (int d = 0; d < p_.dim_qk; d += kPanel) {
+      const int64_t of_rows = d / kPanel * panel + row * kPanel, of_keys = int64_t{d} * kKeys;
+      const int dim = smaller(kPanel, p_.dim_qk - d);
+      for (int g = 0; g < kGroups; ++g)
+        if (ranges.low[g] < ranges.high[g])
+          panel_of_product<T, kKeys, 1>(
+              w.grads + g * kRows * kKeys + ranges.low[g], keys.key_panels + of_keys + ranges.low[g] * kPanel,
+              grad_query + of_rows + g * kRows * kPanel, dim, ranges.high[g] - ranges.low[g], Add<T>());
+      sum_rows(ranges, w.grads, s.query_panels + of_rows, keys.grad_key + of_keys, dim);
+    }
+    for (int d = 0; d < p_.dim_v; d += kPanel)
+      sum_rows(ranges, w.weights, s.grad_panels + d / kPanel * panel + row * kPanel,
+               keys.grad_value + int64_t{d} * kKeys, smaller(kPanel, p_.dim_v - d));
+  }
 
-    for (int c = 0; c < kKeys; c += kRows) {
-      int low = 0, high = kGroups;
-      while (low < high && !ranges.touches(low, c, c + kRows)) ++low;
-      while (low < high && !ranges.touches(high - 1, c, c + kRows)) --high;
-      if (low == high) continue;
-      const int skip = low * kRows, depth = (high - low) * kRows;
-      product_by_panels<T, 1, kKeys>(w.weights + skip * kKeys + c, s.grad_panels + (row + skip) * kPanel,
-                                     padded_queries_ * kPanel, keys.grad_value + c * kPanel, kKeys * kPanel, p_.dim_v,
-                                     depth, Add<T>());
-      product_by_panels<T, 1, kKeys>(w.grads + skip * kKeys + c, s.query_panels + (row + skip) * kPanel,
-                                     padded_queries_ * kPanel, keys.grad_key + c * kPanel, kKeys * kPanel, p_.dim_qk,
-                                     depth, Add<T>());
+  // A panel of sums over rows: to [kKeys][kPanel] += factors^T from.
+  void sum_rows(const Ranges& ranges, const T* factors, const T* from, T* to, int dim) const {
+    for (int block = 0; block < kBlocks; ++block) {
+      const int c = block * kRows, skip = ranges.first[block] * kRows, depth = ranges.last[block] * kRows - skip;
+      if (depth > 0)
+        panel_of_product<T, 1, kKeys>(factors + skip * kKeys + c, from + skip * kPanel, to + c * kPanel, dim, depth,
+                                      Add<T>());
     }
   }
 
   void weigh(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row, const T* bias) {
     const bool plain = !bias && !(setup_.cap > 0);
     const int64_t panel = padded_queries_ * kPanel;
-    for (int c = 0; c < kKeys; c += kPanel)
-      for (int g = 0; g < kGroups; ++g) {
-        if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
-        const T *queries = s.query_panels + (row + g * kRows) * kPanel, *columns = keys.key_columns + c * qk_pad_;
-        const T *lse = s.lse + row + g * kRows, *rest = s.lse_rest + row + g * kRows;
-        T* weights = w.weights + g * kRows * kKeys + c;
-        if (plain) {
-          auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
-            return exp2_difference<T>(x, S::set(lse[i]), S::set(rest[i]));
-          };
-          panel_score_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk, weigh);
-        } else {
-          panel_score_product<T, kKeys>(queries, panel, columns, weights, p_.dim_qk,
-                                        [](typename S::V x, int, int) { return x; });
-        }
-      }
+    for (int at = 0; at < kKeys; at += kPanel)
+      for (int g = 0; g < kGroups; ++g)
+        panel_part<T>(at, ranges.begin[g], ranges.end[g], [&]<int kV>(int c) __attribute__((always_inline)) {
+          const T *queries = s.query_panels + (row + g * kRows) * kPanel,
+                  *columns = column_at(keys.key_columns, qk_pad_, c);
+          const T *lse = s.lse + row + g * kRows, *rest = s.lse_rest + row + g * kRows;
+          T* weights = w.weights + g * kRows * kKeys + c;
+          if (plain) {
+            auto weigh = [lse, rest](typename S::V x, int i, int) __attribute__((always_inline)) {
+              return exp2_difference<T>(x, S::set(lse[i]), S::set(rest[i]));
+            };
+            panel_score_product<T, kV, kKeys>(queries, panel, columns, weights, p_.dim_qk, weigh);
+          } else {
+            auto keep = [](typename S::V x, int, int) __attribute__((always_inline)) { return x; };
+            panel_score_product<T, kV, kKeys>(queries, panel, columns, weights, p_.dim_qk, keep);
+          }
+        });
     if (plain) return;
     for (int r = 0; r < kQueries; ++r)
       weigh_row(setup_.cap, bias, s.lse[row + r], s.lse_rest[row + r], ranges.begin[r / kRows], ranges.end[r / kRows],
                 w.weights + r * kKeys, setup_.cap > 0 ? w.slope + r * kKeys : nullptr);
   }
 
-  // Weights outside the spans are 0, and so is all that a group of rows does not compute but a column sum may read.
+  // Weights outside the spans are 0, and so is all that is not computed but read.
   void mask(const Worker& w, const Ranges& ranges, const int32_t* spans, int rows, int32_t start) {
     for (int r = 0; r < kQueries; ++r) {
-      const int begin = ranges.begin[r / kRows], end = ranges.end[r / kRows];
+      const int g = r / kRows, begin = ranges.begin[g], end = ranges.end[g];
       T *weights = w.weights + r * kKeys, *grads = w.grads + r * kKeys;
       if (r < rows) fill_gaps(spans + int64_t{r} * p_.num_spans * 2, p_.num_spans, start, begin, end, T(0), weights);
-      std::memset(weights, 0, sizeof(T) * begin);
-      std::memset(grads, 0, sizeof(T) * begin);
-      std::memset(weights + end, 0, sizeof(T) * (kKeys - end));
-      std::memset(grads + end, 0, sizeof(T) * (kKeys - end));
+      for (int c = ranges.read_begin[g]; c < begin; ++c) weights[c] = grads[c] = 0;
+      for (int c = end; c < ranges.read_end[g]; ++c) weights[c] = grads[c] = 0;
     }
   }
 
   // grads = weights (grad_out value^T - delta)
   void differentiate(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row) {
-    for (int c = 0; c < kKeys; c += kPanel)
-      for (int g = 0; g < kGroups; ++g) {
-        if (c < ranges.begin[g] || c >= ranges.end[g]) continue;
-        const T *delta = s.delta + row + g * kRows, *weights = w.weights + g * kRows * kKeys + c;
-        auto scale = [delta, weights](typename S::V x, int i, int j) __attribute__((always_inline)) {
-          return S::mul(S::load(weights + i * kKeys + j), S::sub(x, S::set(delta[i])));
-        };
-        panel_score_product<T, kKeys>(s.grad_panels + (row + g * kRows) * kPanel, padded_queries_ * kPanel,
-                                      keys.value_columns + c * v_pad_, w.grads + g * kRows * kKeys + c, p_.dim_v,
-                                      scale);
-      }
+    for (int at = 0; at < kKeys; at += kPanel)
+      for (int g = 0; g < kGroups; ++g)
+        panel_part<T>(at, ranges.begin[g], ranges.end[g], [&]<int kV>(int c) __attribute__((always_inline)) {
+          const T *delta = s.delta + row + g * kRows, *weights = w.weights + g * kRows * kKeys + c;
+          auto scale = [delta, weights](typename S::V x, int i, int j) __attribute__((always_inline)) {
+            return S::mul(S::load(weights + i * kKeys + j), S::sub(x, S::set(delta[i])));
+          };
+          panel_score_product<T, kV, kKeys>(s.grad_panels + (row + g * kRows) * kPanel, padded_queries_ * kPanel,
+                                            column_at(keys.value_columns, v_pad_, c), w.grads + g * kRows * kKeys + c,
+                                            p_.dim_v, scale);
+        });
   }
 
   void sum_columns(const Worker& w, const Ranges& ranges, int columns, T* grad_bias) {

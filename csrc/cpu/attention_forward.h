@@ -163,7 +163,11 @@ class ForwardKernel {
       high = range.end - first;
     }
     const int begin = low / kWidth * kWidth, end = round_up(high, kWidth);
-    score(w.queries + block * kRows * qk_pad_, key_tile(slot, tile), begin, end, w.scores);
+    const T *queries = w.queries + block * kRows * qk_pad_, *keys = key_tile(slot, tile);
+    for (int panel = begin / kPanel * kPanel; panel < end; panel += kPanel)
+      panel_part<T>(panel, begin, end, [&]<int kV>(int c) __attribute__((always_inline)) {
+        score_product<T, kV, kKeys>(queries, column_at(keys, qk_pad_, c), w.scores + c, p_.dim_qk);
+      });
     for (int i = 0; i < rows; ++i) {
       T* scores = w.scores + i * kKeys;
       if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias, begin, end, scores);
@@ -175,24 +179,10 @@ class ForwardKernel {
     } else {
       softmax_block<T, kKeys, false>(w.scores, begin, end, maximum, total, w.factor);
     }
-    product_by_panels<T, kKeys, 1>(w.scores + low, value_tile(slot, tile) + low * kPanel, kKeys * kPanel,
-                                   w.out + block * kRows * kPanel, kQueries * kPanel, p_.dim_v, high - low,
-                                   ScaleAndAdd<T>{w.factor});
-  }
-
-  // Scores of a block of rows for columns [begin, end), whole vectors: panels, of the outer ones perhaps half.
-  void score(const T* queries, const T* keys, int begin, int end, T* scores) const {
-    static_assert(X::kVectors == 2);
-    for (int c = begin / kPanel * kPanel; c < end; c += kPanel) {
-      const T* columns = keys + int64_t{c} * qk_pad_;
-      if (c < begin) {
-        score_product<T, 1, kKeys>(queries, columns + kWidth, scores + c + kWidth, p_.dim_qk);
-      } else if (c + kWidth == end) {
-        score_product<T, 1, kKeys>(queries, columns, scores + c, p_.dim_qk);
-      } else {
-        score_product<T, 2, kKeys>(queries, columns, scores + c, p_.dim_qk);
-      }
-    }
+    const T* values = value_tile(slot, tile) + low * kPanel;
+    T* out = w.out + block * kRows * kPanel;
+    for (int d = 0; d < p_.dim_v; d += kPanel, values += kKeys * kPanel, out += kQueries * kPanel)
+      panel_of_product<T, kKeys, 1>(w.scores + low, values, out, p_.dim_v - d, high - low, ScaleAndAdd<T>{w.factor});
   }
 
   void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row) {

@@ -169,11 +169,11 @@ template <class T, int kV, int kRowStride, int kDepthStride, int kOutStride, cla
 }
 
 // The same from rows in panels [dim panel][row][kPanel] that are `a_panel` apart.
-template <class T, int kOutStride, class Finish>
+template <class T, int kV, int kOutStride, class Finish>
 [[gnu::always_inline]] inline void panel_product(const T* a, int64_t a_panel, const T* b, T* c, int depth,
                                                  Finish finish) {
   constexpr int kPanel = Tile<T>::kPanel;
-  Block<T, Tile<T>::kVectors> block;
+  Block<T, kV> block;
   for (; depth > 0; depth -= kPanel, a += a_panel) {
     const int part = smaller(depth, kPanel);
 #pragma GCC unroll 2
@@ -196,7 +196,7 @@ template <class T, int kV, int kOutStride>
 }
 
 // One register block of scores from rows in panels and packed columns, both `dim` deep.
-template <class T, int kOutStride, class Epilogue>
+template <class T, int kV, int kOutStride, class Epilogue>
 [[gnu::always_inline]] inline void panel_score_product(const T* rows, int64_t row_panel, const T* columns, T* scores,
                                                        int dim, Epilogue epilogue) {
   using V = typename Simd<T>::V;
@@ -205,25 +205,45 @@ template <class T, int kOutStride, class Epilogue>
   if (dim <= kDeep) {
     auto finish = [epilogue](V sum, const T*, int i, int j)
                       __attribute__((always_inline)) { return epilogue(sum, i, j); };
-    panel_product<T, kOutStride>(rows, row_panel, columns, scores, dim, finish);
+    panel_product<T, kV, kOutStride>(rows, row_panel, columns, scores, dim, finish);
   } else {
     auto finish = [epilogue](V sum, const T* at, int i, int j)
                       __attribute__((always_inline)) { return epilogue(Add<T>()(sum, at, i, j), i, j); };
-    panel_product<T, kOutStride>(rows, row_panel, columns, scores, kDeep, Put());
-    panel_product<T, kOutStride>(rows + kDeep / kPanel * row_panel, row_panel, columns + kDeep * kPanel, scores,
-                                 dim - kDeep, finish);
+    panel_product<T, kV, kOutStride>(rows, row_panel, columns, scores, kDeep, Put());
+    panel_product<T, kV, kOutStride>(rows + kDeep / kPanel * row_panel, row_panel, columns + kDeep * kPanel, scores,
+                                     dim - kDeep, finish);
   }
 }
 
-// c = finish(a b) for all panels of a dimension of `dim`: b and c are arrays of panels, `b_panel` and `c_panel` apart.
-// A last panel of which at most one vector is used is multiplied as such.
+// Calls work<vectors>(column) for what is left of the panel at column `panel` within [begin, end), whole vectors.
+template <class T, class Work>
+[[gnu::always_inline]] inline void panel_part(int panel, int begin, int end, const Work& work) {
+  constexpr int kPanel = Tile<T>::kPanel;
+  static_assert(Tile<T>::kVectors == 2);
+  const int from = larger(panel, begin), to = smaller(panel + kPanel, end);
+  if (to - from == kPanel) {
+    work.template operator()<2>(from);
+  } else if (from < to) {
+    work.template operator()<1>(from);
+  }
+}
+
+// Where column c starts in columns packed as [panel][dim][kPanel].
+template <class T>
+[[gnu::always_inline]] inline const T* column_at(const T* columns, int padded_dim, int c) {
+  const int within = c % Tile<T>::kPanel;
+  return columns + int64_t{c - within} * padded_dim + within;
+}
+
+// c = finish(a b) for a panel of `dim` columns: of one of which at most one vector is used only that is multiplied.
 template <class T, int kRowStride, int kDepthStride, class Finish>
-[[gnu::always_inline]] inline void product_by_panels(const T* a, const T* b, int64_t b_panel, T* c, int64_t c_panel,
-                                                     int dim, int depth, Finish finish) {
-  constexpr int kPanel = Tile<T>::kPanel, kW = Tile<T>::kWidth;
-  for (; dim > kW; dim -= kPanel, b += b_panel, c += c_panel)
+[[gnu::always_inline]] inline void panel_of_product(const T* a, const T* b, T* c, int dim, int depth, Finish finish) {
+  constexpr int kPanel = Tile<T>::kPanel;
+  if (dim > Tile<T>::kWidth) {
     product<T, 2, kRowStride, kDepthStride, kPanel>(a, b, c, depth, finish);
-  if (dim > 0) product<T, 1, kRowStride, kDepthStride, kPanel>(a, b, c, depth, finish);
+  } else {
+    product<T, 1, kRowStride, kDepthStride, kPanel>(a, b, c, depth, finish);
+  }
 }
 
 // ---- packing
