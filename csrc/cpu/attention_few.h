@@ -72,7 +72,8 @@ class FewQueriesKernel {
     void fetch(int first) const {
       if (!data) return;
       for (int i = first; i < first + 4; ++i)
-        for (int x = 0; x < bytes; x += 64) __builtin_prefetch(data + i * row + x);
+        // Into the second-level cache: the first has too few misses in flight for this and the loads.
+        for (int x = 0; x < bytes; x += 64) __builtin_prefetch(data + i * row + x, 0, 2);
     }
   };
   Coming coming(const ConstRows& of, int64_t b, int64_t h, int64_t first, int dim) const {
