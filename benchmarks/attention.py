@@ -21,6 +21,7 @@ import torch
 from masks import AXES, BASE, FEW, PLANS, QUICK, Point, Shape, shapes
 from roof import measure
 
+import gistkit
 from gistkit.ops import best_isa
 from gistkit.ops._library import ISA_NAMES
 
@@ -120,7 +121,7 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
             contenders.attention,
             shape,
             every if at_base else options.isa or [best],
-            with_flex=not options.no_flex and not (options.quick and options.torch_isa),
+            with_flex=not options.no_flex and not (options.quick and (options.torch_isa or shape.mask == FEW[-1])),
             slow=shape.point == BASE and shape.mask in FEW and not (options.no_slow or options.quick),
         )
         return harness.Case(shape.name, make, work=shape.work, facts=shape.facts, unrated=contenders.MASK_CREATION)
@@ -142,16 +143,20 @@ def draw(path: Path) -> None:
 
 def main() -> None:
     """Runs the cases that the command line asks for."""
-    options = parser().parse_args()
+    command = parser()
+    options = command.parse_args()
     if options.torch_isa:
         if best_isa() != "avx512":
             print(f"attention: this processor offers {best_isa()} at most, so a run without --torch-isa is the same")
             return
         limit_torch_to_avx2()
+        gistkit.ops.cpu_isa("avx2")
     isas = ISA_NAMES[: ISA_NAMES.index("avx2" if options.torch_isa else best_isa()) + 1]
-    roof = measure(isas, options.threads, seconds=0.1 if options.quick else 0.5, repeats=1 if options.quick else 3)
-    suite = f"attention-torch-{options.torch_isa}" if options.torch_isa else "attention"
     found = list(cases(options))
+    if options.torch_isa and any(case.facts["dtype"] != "float32" for case in found):
+        command.error("--torch-isa: expected float32 cases only, as oneDNN has no bfloat16 or float16 kernels for AVX2")
+    roof = measure(isas, options.threads, seconds=0.05) if options.quick else measure(isas, options.threads)
+    suite = f"attention-torch-{options.torch_isa}" if options.torch_isa else "attention"
     if any(case.work and case.facts["n"] > contenders.LONGEST_DENSE for case in found):
         print(f"SDPA with a dense mask is left out beyond N {contenders.LONGEST_DENSE}")
     harness.run(suite, found, options, seconds=5, least=3, roof=roof)

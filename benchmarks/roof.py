@@ -75,34 +75,32 @@ def _compiled(isa: str, folder: str) -> ctypes.CDLL:
 
 
 def measure(
-    isas: Sequence[str], threads: int, *, seconds: float = 0.5, repeats: int = 3, read_bytes: int | None = None
+    isas: Sequence[str], threads: int, *, seconds: float = 0.3, repeats: int = 5, read_bytes: int | None = None
 ) -> Roof:
     """Measures the instruction sets `isas` (narrow to wide) with 1 to `threads` threads, the best of `repeats` each.
 
-    The best, because whatever else the machine does only lowers a figure. `seconds` is the time of one measurement,
-    `read_bytes` the size of the buffer that is read; default: beyond the last cache.
+    The best, because whatever else the machine does only lowers a figure; memory is read twice, as filling the buffer
+    takes longer than reading it. `seconds` is the time of one measurement, `read_bytes` the size of the buffer that is read; default: beyond the last cache.
     """
     gflops: dict[str, list[float]] = {}
     size = read_bytes or beyond_cache_bytes()
     bandwidth = 0.0
     with (
         tempfile.TemporaryDirectory() as folder,
-        tqdm(
-            total=repeats * (len(isas) * threads + 1), desc="roof", unit="run", leave=False, dynamic_ncols=True
-        ) as bar,
+        tqdm(total=repeats * len(isas) * threads + 2, desc="roof", unit="run", leave=False, dynamic_ncols=True) as bar,
     ):
 
-        def best(function: ctypes._NamedFuncPointer, *arguments: object) -> float:
+        def best(count: int, function: ctypes._NamedFuncPointer, *arguments: object) -> float:
             rates = []
-            for _ in range(repeats):
+            for _ in range(count):
                 rates.append(float(function(*arguments, ctypes.c_double(seconds))))
                 bar.update()
             return max(rates)
 
         for isa in isas:
             library = _compiled(isa, folder)
-            gflops[isa] = [best(library.multiply_add_gflops, count + 1) for count in range(threads)]
-        bandwidth = best(library.read_gbps, threads, ctypes.c_double(size))
+            gflops[isa] = [best(repeats, library.multiply_add_gflops, count + 1) for count in range(threads)]
+        bandwidth = best(2, library.read_gbps, threads, ctypes.c_double(size))
     return Roof(gflops, bandwidth, size >> 20)
 
 
