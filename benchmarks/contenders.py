@@ -8,7 +8,7 @@ from operator import or_
 
 import harness
 import torch
-from masks import PLANS, Shape
+from masks import PLANS, Shape, dense
 from roof import beyond_cache_bytes
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -20,19 +20,34 @@ from gistkit.ops import reference
 
 LONGEST_DENSE = 8192
 """Most tokens for which SDPA with a dense mask takes part: beyond, a single call takes many seconds."""
-
+MOST_SPANS = 4
+"""Most spans a row that FlexAttention compares one by one; with more it looks into a dense mask, which is faster."""
 MASK_CREATION = ("FlexAttention, mask creation alone", "FlexAttention, mask creation eager")
 
 
 def block_mask(plan: Plan, compiled: bool) -> Callable[[], BlockMask]:
-    """A function that makes FlexAttention's block mask from the plan's spans."""
+    """A function that makes FlexAttention's block mask for a plan."""
+    make = torch.compile(create_block_mask, dynamic=False) if compiled else create_block_mask
+    seen = _by_spans(plan) if plan.spans.shape[2] <= MOST_SPANS else _by_dense_mask(plan)
+    return lambda: make(seen, None, None, plan.num_queries, plan.num_keys, device="cpu")
+
+
+def _by_spans(plan: Plan) -> Callable[..., Tensor]:
     spans = [(span[:, 0].contiguous(), span[:, 1].contiguous()) for span in plan.spans[0].unbind(1)]
 
-    def visible(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+    def seen(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
         return reduce(or_, ((column >= start[row]) & (column < end[row]) for start, end in spans))
 
-    make = torch.compile(create_block_mask, dynamic=False) if compiled else create_block_mask
-    return lambda: make(visible, None, None, plan.num_queries, plan.num_keys, device="cpu")
+    return seen
+
+
+def _by_dense_mask(plan: Plan) -> Callable[..., Tensor]:
+    mask = dense(plan)
+
+    def seen(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Tensor:
+        return mask[row, column]
+
+    return seen
 
 
 def flex(plan: Plan, query: Tensor, key: Tensor, value: Tensor, slow: bool) -> dict[str, Callable[[], object]]:
@@ -86,7 +101,7 @@ def attention(shape: Shape, isas: Sequence[str], *, with_flex: bool, slow: bool)
 
     found: dict[str, Callable[[], object]] = {f"gistkit {isa}": partial(ours, isa) for isa in isas}
     if point.n <= LONGEST_DENSE:
-        mask = reference.dense_mask(plan)[0]
+        mask = dense(plan)
         found["SDPA, dense mask"] = lambda: sdpa(query, key, value, attn_mask=mask, enable_gqa=gqa)
     if shape.mask == "causal":
         found["SDPA, is_causal"] = lambda: sdpa(query, key, value, is_causal=True, enable_gqa=gqa)

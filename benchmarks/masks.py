@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from gistkit import Plan, layouts
 
@@ -92,6 +94,15 @@ def visible_pairs(plan: Plan) -> int:
     """How many (query, key) pairs a plan shows, over its own sequences."""
     start, end = plan.spans.long().unbind(-1)
     return int((end - start).sum())
+
+
+def dense(plan: Plan) -> Tensor:
+    """bool [Nq, Nk] of a plan for one sequence, by summing where spans open and close: many spans cost no memory."""
+    start, end = plan.spans[0].long().unbind(-1)
+    edges = torch.zeros(plan.num_queries, plan.num_keys + 1, dtype=torch.int32)
+    edges.scatter_add_(1, start, torch.ones_like(start, dtype=torch.int32))
+    edges.scatter_add_(1, end, torch.full_like(end, -1, dtype=torch.int32))
+    return edges.cumsum_(1)[:, :-1] > 0
 
 
 def shapes(points: Iterable[Point], masks: Sequence[str] | None = None) -> Iterator[Shape]:

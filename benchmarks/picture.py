@@ -25,8 +25,8 @@ STYLE: dict[str, tuple[str, str, bool]] = {
     "SDPA, is_causal": ("s", COLOURS["red"], False),
     "SDPA, dense mask": ("^", COLOURS["red"], False),
     "FlexAttention, compiled": ("v", COLOURS["green"], False),
-    "plain torch, compiled": ("x", COLOURS["grey"], True),
-    "plain torch, eager": ("+", COLOURS["grey"], True),
+    "plain torch, compiled": ("x", COLOURS["black"], True),
+    "plain torch, eager": ("+", COLOURS["black"], True),
 }
 PASSES = {"forward": 1.0, "forward + backward": 3.5}
 
@@ -38,7 +38,7 @@ def draw_attention(content: Mapping[str, Any]) -> Figure:
         content: the suite's JSON: machine, roof, cases with their sizes, milliseconds.
     """
     cases = {case["name"]: case for case in content["cases"] if case.get("dim") == DIM and case["dtype"] == "float32"}
-    figure = Picture(figsize=(10.4, 5.0), layout="constrained")
+    figure = Picture(figsize=(9.6, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     entries: dict[str, Any] = {}
     for axes, (name, factor) in zip(panels, PASSES.items(), strict=True):
@@ -62,12 +62,14 @@ def draw_attention(content: Mapping[str, Any]) -> Figure:
                 )
         _draw_roof(axes, content["roof"]["gflops"], list(cases.values()), 4 * DIM * factor)
         axes.set_title(name, loc="left")
-        axes.set(xscale="log", yscale="log", xlabel="visible (query, key) pairs over all heads and sequences")
+        axes.set(xscale="log", yscale="log", xlabel="visible (query, key) pairs, all heads and sequences")
         axes.xaxis.set_major_formatter(lambda x, _: f"{x * 1e-6:g} M")
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         tidy(axes)
+    left, right = panels[0].get_xlim()
+    panels[0].set_xlim(left, 2.5 * right)  # room for the lines' names
     panels[0].set_ylabel("milliseconds (median)")
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=len(entries), frameon=False)
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4, frameon=False)
     machine = content["machine"]
     figure.suptitle(
         f"Attention, head dim {DIM}, float32: time against visible area\n"

@@ -80,27 +80,27 @@ def measure(
     """Measures the instruction sets `isas` (narrow to wide) with 1 to `threads` threads, the best of `repeats` each.
 
     The best, because whatever else the machine does only lowers a figure; memory is read twice, as filling the buffer
-    takes longer than reading it. `seconds` is the time of one measurement, `read_bytes` the size of the buffer that is read; default: beyond the last cache.
+    takes longer than reading it. `seconds` is the time of one measurement, `read_bytes` the size of the buffer that is
+    read; default: beyond the last cache.
     """
-    gflops: dict[str, list[float]] = {}
+    gflops = {isa: [0.0] * threads for isa in isas}
     size = read_bytes or beyond_cache_bytes()
     bandwidth = 0.0
+    time = ctypes.c_double(seconds)
     with (
         tempfile.TemporaryDirectory() as folder,
-        tqdm(total=repeats * len(isas) * threads + 2, desc="roof", unit="run", leave=False, dynamic_ncols=True) as bar,
+        tqdm(total=repeats * len(isas) * threads + 2, desc="roof", leave=False, dynamic_ncols=True) as bar,
     ):
-
-        def best(count: int, function: ctypes._NamedFuncPointer, *arguments: object) -> float:
-            rates = []
-            for _ in range(count):
-                rates.append(float(function(*arguments, ctypes.c_double(seconds))))
-                bar.update()
-            return max(rates)
-
-        for isa in isas:
-            library = _compiled(isa, folder)
-            gflops[isa] = [best(repeats, library.multiply_add_gflops, count + 1) for count in range(threads)]
-        bandwidth = best(2, library.read_gbps, threads, ctypes.c_double(size))
+        libraries = {isa: _compiled(isa, folder) for isa in isas}
+        # In rounds, so that a disturbance of a second does not hit all measurements of one figure.
+        for _ in range(repeats):
+            for isa, peaks in gflops.items():
+                for i in range(threads):
+                    peaks[i] = max(peaks[i], libraries[isa].multiply_add_gflops(i + 1, time))
+                    bar.update()
+        for _ in range(2):
+            bandwidth = max(bandwidth, libraries[isas[-1]].read_gbps(threads, ctypes.c_double(size), time))
+            bar.update()
     return Roof(gflops, bandwidth, size >> 20)
 
 
