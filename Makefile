@@ -2,14 +2,14 @@
 # make test   the tests
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
-# make bench  the benchmarks, their committed results and the README's tables
+# make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml README.md
-CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(shell find csrc benchmarks -name '*.cpp' -o -name '*.h')
 ARGS ?=
 
 .PHONY: demo test lint sanitize bench clean
@@ -27,9 +27,12 @@ lint: $(VENV)/lint
 	$(BIN)/mypy
 
 bench: $(VENV)/installed
-	for suite in planner rope attention; do \
-	  $(BIN)/python benchmarks/$$suite.py --json benchmarks/results/$$suite.json $(ARGS) || exit 1; done
-	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python benchmarks/planner.py --save $(ARGS)
+	$(BIN)/python benchmarks/rope.py --save $(ARGS)
+	$(BIN)/python benchmarks/memory.py --save $(ARGS)
+	$(BIN)/python benchmarks/attention.py --save $(ARGS)
+	$(BIN)/python benchmarks/attention.py --save --torch-isa avx2 $(ARGS)
+	$(BIN)/python benchmarks/demo.py $(filter --quick,$(ARGS))
 	$(BIN)/python benchmarks/readme.py
 
 # Torch first and by itself: a resolver that sees it as somebody's dependency may fetch another build.

@@ -1,138 +1,167 @@
-"""gistkit.attention against torch on the masks of the papers: SDPA (dense mask, is_causal) and FlexAttention.
+"""gistkit.attention against torch on the masks of the papers: plain torch, SDPA and FlexAttention.
 
-FlexAttention is compiled and its block mask made beforehand; it has no backward on a CPU. Every instruction set that
-the processor has takes part.
+From a base point (B1 H8 N4096 D64 float32, every mask) the cases go one axis at a time with three of the masks, then
+decode; see benchmarks/README.md. A size option (--lengths, --batch, --heads, --key-heads, --dim, --dtype) replaces the
+axes by cases of one's own.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import json
+import os
+import sys
+from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import contenders
 import harness
 import torch
-from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.functional import scaled_dot_product_attention as sdpa
+from masks import AXES, BASE, FEW, PLANS, QUICK, Point, Shape, shapes
+from roof import measure
 
 import gistkit
-from gistkit import Plan, layouts
-from gistkit.ops import reference
+from gistkit.ops import best_isa
 from gistkit.ops._library import ISA_NAMES
 
-
-def selected(length: int, ratio: int) -> Tensor:
-    """Every ratio-th token."""
-    return torch.arange(length) % ratio == 0
-
-
-PLANS: dict[str, Callable[[int], Plan]] = {
-    "causal": lambda n: layouts.causal(n).compile(),
-    "Gist 8x": lambda n: layouts.gist(n * 5 // 6, n * 5 // 48, n // 16).compile(),
-    "GistPool 8x": lambda n: layouts.gistpool((n - 257) * 8 // 9, 8, 256).compile(),
-    "GistPool 8x, interleaved": lambda n: layouts.gistpool((n - 257) * 8 // 9, 8, 256).compile(grouped=False),
-    "Dodo 10x, tau 128": lambda n: layouts.dodo(selected(n, 10).numpy(), 128).compile(),
-    "Dodo 10x, tau 512": lambda n: layouts.dodo(selected(n, 10).numpy(), 512).compile(),
-    "ICAE chunks of 510": lambda n: layouts.icae_encoder(n * 5 // 6, 510, 102).compile(),
-    "VoCo, 576 to 128": lambda n: layouts.voco(576, 128, n // 4, images=max(1, n * 3 // 4 // 704)).compile(),
+DTYPES = ("float32", "bfloat16", "float16")
+# Torch's own kernels, MKL, oneDNN and what torch.compile generates choose their instruction sets each for itself.
+AVX2_ENVIRONMENT = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "TORCHINDUCTOR_CACHE_DIR": str(harness.ROOT / "build" / "inductor-avx2"),
 }
-FEW = ("causal", "GistPool 8x", "Dodo 10x, tau 128")
 
 
-def flex(plan: Plan, query: Tensor, key: Tensor, value: Tensor) -> Callable[[], Tensor]:
-    """Compiled FlexAttention under the plan's mask, its block mask ready."""
-    mask = reference.dense_mask(plan)[0]
-    blocks = create_block_mask(
-        lambda b, h, row, column: mask[row, column], None, None, *mask.shape, device="cpu", _compile=False
+def limit_torch_to_avx2() -> None:
+    """Starts this process again with torch limited to AVX2; the libraries read the variables as they load."""
+    if os.environ.get("ATEN_CPU_CAPABILITY") != "avx2":
+        os.execve(sys.executable, [sys.executable, *sys.argv], os.environ | AVX2_ENVIRONMENT)
+    import torch._inductor.config as inductor
+
+    inductor.cpp.simdlen = 256
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    options = harness.parser(__doc__, "python benchmarks/attention.py --quick --masks causal --isa avx2")
+    options.add_argument(
+        "--axes", nargs="+", choices=[*AXES, "decode"], help="default: all but quick; quick and decode if --quick"
     )
-    compiled = torch.compile(flex_attention, fullgraph=True)
-    enable_gqa = query.shape[1] != key.shape[1]
-
-    @torch.no_grad()
-    def run() -> Tensor:
-        return compiled(query, key, value, block_mask=blocks, enable_gqa=enable_gqa)
-
-    return run
-
-
-def forms(name: str, options: argparse.Namespace, length: int, backward: bool) -> harness.Forms:
-    """The contenders of a mask, ours first."""
-    plan = PLANS[name](length)
-    dtype = getattr(torch, options.dtype)
-
-    def heads(count: int, rows: int) -> Tensor:
-        return torch.randn(options.batch, count, rows, options.dim).to(dtype).requires_grad_(backward)
-
-    query = heads(options.heads, plan.num_queries)
-    key, value = heads(options.key_heads, plan.num_keys), heads(options.key_heads, plan.num_keys)
-    grad = torch.randn_like(query)
-    mask = reference.dense_mask(plan)[0]
-    gqa = options.key_heads != options.heads
-
-    def ours(isa: str) -> Tensor:
-        gistkit.ops.cpu_isa(isa)
-        return gistkit.attention(query, key, value, plan)
-
-    found: dict[str, Callable[[], Tensor]] = {f"gistkit {isa}": partial(ours, isa) for isa in options.isa}
-    found["SDPA, dense mask"] = lambda: sdpa(query, key, value, attn_mask=mask, enable_gqa=gqa)
-    if name == "causal":
-        found["SDPA, is_causal"] = lambda: sdpa(query, key, value, is_causal=True, enable_gqa=gqa)
-    if backward:
-        return {
-            who: lambda form=form: torch.autograd.grad(form(), (query, key, value), grad) for who, form in found.items()
-        }
-    if not options.no_flex:
-        found["FlexAttention, compiled"] = flex(plan, query, key, value)
-    return found
+    options.add_argument("--masks", nargs="+", choices=list(PLANS), help="default: as the axis has them")
+    options.add_argument("--passes", nargs="+", choices=["forward", "both"], default=["forward", "both"])
+    options.add_argument("--isa", nargs="+", choices=ISA_NAMES, help="default: the best; at the base all but generic")
+    options.add_argument("--torch-isa", choices=["avx2"], help="limit torch too, and gistkit; base alone by default")
+    options.add_argument("--lengths", nargs="+", type=int, metavar="N", help=f"tokens (base: {BASE.n})")
+    options.add_argument("--batch", type=int, help=f"sequences (base: {BASE.batch})")
+    options.add_argument("--heads", type=int, help=f"query heads (base: {BASE.heads})")
+    options.add_argument("--key-heads", type=int, help="default: as many as --heads")
+    options.add_argument("--dim", type=int, help=f"head dim (base: {BASE.dim})")
+    options.add_argument("--dtype", choices=DTYPES, help=f"base: {BASE.dtype}")
+    options.add_argument("--no-flex", action="store_true", help="leave FlexAttention out: compiling it takes a while")
+    options.add_argument(
+        "--no-slow", action="store_true", help="leave plain torch out, which takes part at the base point"
+    )
+    return options
 
 
-def decode(options: argparse.Namespace, keys: int) -> harness.Forms:
-    """One query a sequence over a long cache; a copy of the cache shows the memory's speed."""
-    query = torch.randn(1, 32, 1, 128)
-    key, value = torch.randn(1, 8, keys, 128), torch.randn(1, 8, keys, 128)
-    plan = Plan.from_spans(torch.tensor([[[0, keys]]], dtype=torch.int32), keys)
+def own_points(options: argparse.Namespace) -> tuple[Point, ...]:
+    """The points that size options ask for, none without such an option."""
+    sizes = ("lengths", "batch", "heads", "key_heads", "dim", "dtype")
+    if all(getattr(options, size) is None for size in sizes):
+        return ()
+    heads = options.heads or BASE.heads
+    return tuple(
+        Point(
+            n=n,
+            batch=options.batch or BASE.batch,
+            heads=heads,
+            key_heads=options.key_heads or heads,
+            dim=options.dim or BASE.dim,
+            dtype=options.dtype or BASE.dtype,
+        )
+        for n in options.lengths or (BASE.n,)
+    )
 
-    def ours(isa: str) -> Tensor:
-        gistkit.ops.cpu_isa(isa)
-        return gistkit.attention(query, key, value, plan)
 
-    return {f"gistkit {isa}": partial(ours, isa) for isa in options.isa} | {
-        "SDPA": lambda: sdpa(query, key, value, enable_gqa=True),
-        "sum of the cache": lambda: (key.sum(), value.sum()),
-    }
+def decoding(options: argparse.Namespace, isas: list[str]) -> Iterator[harness.Case]:
+    """A step over a short cache, which is latency, and over a long one, which is reading memory."""
+    for keys in (64, 32768):
+        for name in ("float32", "bfloat16"):
+            dtype = getattr(torch, name)
+            facts = {"mask": "decoding", "n": keys, "batch": 1, "heads": 32, "key_heads": 8, "dim": 128, "dtype": name}
+            yield harness.Case(
+                f"decoding, 1 query, {keys} keys, H32/8 D128 {name}",
+                partial(contenders.decode, keys, dtype, isas),
+                traffic=contenders.decode_bytes(keys, dtype),
+                facts={**facts, "pass": "forward", "caches": contenders.decode_layers(keys, dtype)},
+            )
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[], harness.Forms]]]:
-    """Every mask and length, forward and forward + backward, then decoding."""
-    size = f"B{options.batch} H{options.heads}/{options.key_heads} D{options.dim} {options.dtype}"
-    for length in options.lengths:
-        for name in options.masks:
-            yield f"{name}, N {length}, {size}, forward", partial(forms, name, options, length, False)
-            yield f"{name}, N {length}, {size}, forward + backward", partial(forms, name, options, length, True)
-    if not options.no_decode:
-        for keys in (64, 32768):
-            yield f"decoding, 1 query, {keys} keys, H32/8 D128 float32", partial(decode, options, keys)
+def default_axes(options: argparse.Namespace) -> list[str]:
+    """The axes of a run that names none: all, for a quick run or one with torch limited the base point alone."""
+    if options.torch_isa:
+        return ["quick" if options.quick else "base"]
+    return ["quick", "decode"] if options.quick else [*(axis for axis in AXES if axis != "quick"), "decode"]
+
+
+def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
+    """Every case that the command line asks for."""
+    best = "avx2" if options.torch_isa else best_isa()
+    every = options.isa or list(ISA_NAMES[1 : ISA_NAMES.index(best) + 1][::-1]) or [best]
+    own = own_points(options)
+    names = options.axes or default_axes(options)
+    points = own or [point for name in names for point in AXES.get(name, ())]
+
+    def case(shape: Shape) -> harness.Case:
+        at_base = shape.point in (BASE, QUICK, *own)
+        make = partial(
+            contenders.attention,
+            shape,
+            every if at_base else options.isa or [best],
+            with_flex=not options.no_flex and not (options.quick and (options.torch_isa or shape.mask == FEW[-1])),
+            slow=shape.point == BASE and shape.mask in FEW and not (options.no_slow or options.quick),
+        )
+        return harness.Case(shape.name, make, work=shape.work, facts=shape.facts, unrated=contenders.MASK_CREATION)
+
+    for shape in shapes(points, options.masks):
+        if ("both" if shape.backward else "forward") in options.passes:
+            yield case(shape)
+    if "decode" in names and not own and not options.masks:
+        yield from decoding(options, options.isa or [best])
+
+
+def draw(path: Path) -> None:
+    """The suite's picture beside its JSON."""
+    from picture import draw_attention
+
+    draw_attention(json.loads(path.read_text())).savefig(path.with_suffix(".png"), dpi=150)
+    print(f"wrote {path.with_suffix('.png')}")
 
 
 def main() -> None:
     """Runs the cases that the command line asks for."""
-    parser = harness.parser(__doc__, "python benchmarks/attention.py --quick --masks causal --isa avx2")
-    here = ISA_NAMES[1 : ISA_NAMES.index(gistkit.ops.best_isa()) + 1][::-1] or ISA_NAMES[:1]
-    parser.add_argument("--isa", nargs="+", choices=ISA_NAMES, default=list(here), help="default: all but generic")
-    parser.add_argument("--masks", nargs="+", choices=list(PLANS), default=None, help="default: all; three if --quick")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[4096], metavar="N", help="default: 4096")
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--key-heads", type=int, default=None, help="default: as many as --heads")
-    parser.add_argument("--dim", type=int, default=64)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
-    parser.add_argument("--no-flex", action="store_true", help="leave FlexAttention out: compiling it takes a while")
-    parser.add_argument("--no-decode", action="store_true", help="leave decoding out")
-    options = parser.parse_args()
-    options.key_heads = options.key_heads or options.heads
-    options.masks = options.masks or list(FEW if options.quick else PLANS)
-    harness.run("attention", cases(options), options, seconds=8)
+    command = parser()
+    options = command.parse_args()
+    if options.torch_isa:
+        if best_isa() != "avx512":
+            print(f"attention: this processor offers {best_isa()} at most, so a run without --torch-isa is the same")
+            return
+        limit_torch_to_avx2()
+        gistkit.ops.cpu_isa("avx2")
+    isas = ISA_NAMES[: ISA_NAMES.index("avx2" if options.torch_isa else best_isa()) + 1]
+    found = list(cases(options))
+    if options.torch_isa and any(case.facts["dtype"] != "float32" for case in found):
+        command.error("--torch-isa: expected float32 cases only, as oneDNN has no bfloat16 or float16 kernels for AVX2")
+    roof = measure(isas, options.threads, seconds=0.05) if options.quick else measure(isas, options.threads)
+    suite = f"attention-torch-{options.torch_isa}" if options.torch_isa else "attention"
+    if any(case.work and case.facts["n"] > contenders.LONGEST_DENSE for case in found):
+        print(f"SDPA with a dense mask is left out beyond N {contenders.LONGEST_DENSE}")
+    harness.run(suite, found, options, seconds=5, least=3, roof=roof)
+    if (path := harness.output(suite, options)) and any(case.work for case in found):
+        draw(path)
 
 
 if __name__ == "__main__":

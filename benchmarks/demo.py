@@ -23,11 +23,19 @@ def main() -> int:
     """Writes demo.json, without the attention maps' numbers, and the demo's two pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
+    parser.add_argument(
+        "--quick", action="store_true", help="one layout, one seed, 25 steps, kept nowhere: does it run?"
+    )
     options = parser.parse_args()
     found = harness.environment()
     with tempfile.TemporaryDirectory() as folder:
-        if status := gistkit(["demo", "--seeds", str(options.seeds), "--out", folder]):
+        size = (
+            ["--seeds", "1", "--steps", "25", "--layouts", "epl"] if options.quick else ["--seeds", str(options.seeds)]
+        )
+        if status := gistkit(["demo", *size, "--out", folder]):
             return status
+        if options.quick:
+            return 0
         content = json.loads((Path(folder) / "results.json").read_text())
         content["machine"] = found
         for run in content["runs"]:

@@ -1,23 +1,50 @@
-"""What the benchmarks share: contenders that take turns, machine and commit, a table, JSON."""
+"""What the benchmarks share: contenders that take turns, machine and commit, a table, JSON and CSV."""
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
+import re
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
+from roof import Roof
+from roof import lines as roof_lines
 from tqdm import tqdm
 
-from gistkit.info import machine
+from gistkit.info import machine, processor
+from gistkit.ops import best_isa
 
+ROOT = Path(__file__).resolve().parent.parent
 Forms = Mapping[str, Callable[[], object]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a suite.
+
+    Args:
+        name: unique in the suite.
+        make: makes the contenders, ours first; ratios are to the first.
+        work: floating-point operations that a call cannot do without; 0 if that says nothing.
+        traffic: bytes that a call must read from memory; 0 if that says nothing.
+        facts: sizes, for the files.
+        unrated: contenders that do other work than that, so have no rates.
+    """
+
+    name: str
+    make: Callable[[], Forms]
+    work: float = 0
+    traffic: float = 0
+    facts: Mapping[str, object] = field(default_factory=dict)
+    unrated: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -33,30 +60,57 @@ class Timing:
 
 
 def take_turns(case: str, forms: Forms, *, seconds: float, least: int = 5) -> list[Timing]:
-    """Times all contenders in turn, so that the machine's moods hit them alike; two calls each to warm up."""
+    """Times all contenders in turn, so that the machine's moods hit them alike; two calls each to warm up.
+
+    A contender whose second call takes more than an eighth of `seconds` takes part in the first `least` rounds only.
+    """
     times: dict[str, list[float]] = {name: [] for name in forms}
-    for function in forms.values():
-        function()
-        function()
+    slow: set[str] = set()
+
+    def call(name: str) -> float:
+        start = time.perf_counter()
+        forms[name]()
+        return time.perf_counter() - start
+
+    for name in forms:
+        call(name)
+        if call(name) > seconds / 8:
+            slow.add(name)
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(next(iter(times.values()))) < least:
-        for name, function in forms.items():
-            start = time.perf_counter()
-            function()
-            times[name].append((time.perf_counter() - start) * 1e3)
+    done = 0
+    while done < least or (len(slow) < len(forms) and time.perf_counter() < end):
+        for name in forms:
+            if done < least or name not in slow:
+                times[name].append(call(name) * 1e3)
+        done += 1
     return [Timing(case, name, *statistics.quantiles(runs, n=4), len(runs)) for name, runs in times.items()]
+
+
+def slug(name: str, isa: str) -> str:
+    """A folder's name for a machine: its processor without trademarks and clock, and its best instruction set."""
+    plain = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor)\b", " ", name.lower())
+    return "-".join([*re.findall(r"[a-z0-9]+", plain), isa])
+
+
+def results_folder(quick: bool) -> Path:
+    """Where this machine's figures are kept: benchmarks/results/MACHINE, or runs/benchmarks/MACHINE if quick."""
+    return ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / slug(processor(), best_isa())
 
 
 def environment() -> dict[str, object]:
     """The machine, the versions, and the commit with a mark if the sources differ from it."""
-    root = Path(__file__).resolve().parent.parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
     commit = git("rev-parse", "--short=10", "HEAD") or "unknown"
     changed = "+changes" if git("status", "--porcelain", "--", "csrc", "python") else ""
-    return {**machine(), "cores": os.cpu_count() or 0, "commit": commit + changed}
+    return {
+        **machine(),
+        "torch_isa": torch.backends.cpu.get_cpu_capability().lower(),
+        "cores": os.cpu_count() or 0,
+        "commit": commit + changed,
+    }
 
 
 def parser(description: str | None, example: str) -> argparse.ArgumentParser:
@@ -64,43 +118,110 @@ def parser(description: str | None, example: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
         description=description, epilog=f"example: {example}", formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--quick", action="store_true", help="a tenth of the time, noisier")
+    options.add_argument("--quick", action="store_true", help="few cases and a tenth of the time, noisier")
     options.add_argument("--threads", type=int, default=2, help="torch's threads (default: %(default)s)")
-    options.add_argument("--json", type=Path, help="write the figures to this file")
+    options.add_argument("--json", type=Path, help="write the figures to this file, and beside it as .csv")
+    options.add_argument(
+        "--save",
+        action="store_true",
+        help="write them to benchmarks/results/MACHINE, or with --quick to runs/benchmarks/MACHINE",
+    )
     return options
+
+
+def output(suite: str, options: argparse.Namespace) -> Path | None:
+    """The JSON file that the command line asks for."""
+    if options.json:
+        return Path(options.json)
+    return results_folder(options.quick) / f"{suite}.json" if options.save else None
+
+
+def figures(case: Case, timing: Timing, first: Timing, roof: Roof | None) -> dict[str, float]:
+    """What follows from a timing: its ratio to the first contender, its rates, and their shares of the roof."""
+    found = {"ratio": timing.median / first.median}
+    if timing.form in case.unrated:
+        return found
+    if case.work:
+        found["gflops"] = case.work / timing.median * 1e-6
+    if case.traffic:
+        found["gbps"] = case.traffic / timing.median * 1e-6
+    if case.work and roof:
+        found["flop_share"] = found["gflops"] / roof.peak(timing.form)
+    if case.traffic and roof:
+        found["read_share"] = found["gbps"] / roof.read_gbps
+    return found
+
+
+def line(timing: Timing, first: str, found: Mapping[str, float]) -> str:
+    """A row of the printed table."""
+    text = f"  {timing.form:36} {timing.median:10.3f} ms  ({timing.low:.3f} to {timing.high:.3f})"
+    text += f"  {found['ratio']:7.2f} x {first}"
+    for rate, unit, share, limit in (
+        ("gflops", "GF/s visible", "flop_share", "FMA roof"),
+        ("gbps", "GB/s", "read_share", "read roof"),
+    ):
+        if rate in found:
+            text += f"  {found[rate]:8.1f} {unit}"
+        if share in found:
+            text += f" = {found[share]:.0%} of the {limit}"
+    return text
 
 
 def run(
     suite: str,
-    cases: Iterable[tuple[str, Callable[[], Forms]]],
+    cases: Sequence[Case],
     options: argparse.Namespace,
     *,
     seconds: float = 5.0,
+    least: int = 5,
+    roof: Roof | None = None,
 ) -> list[Timing]:
-    """Times every case, prints each as it is done, and writes the JSON that was asked for.
+    """Times every case, prints each as it is done, and writes the files that were asked for.
 
     Args:
-        cases: (name, function that makes the contenders); the first contender is ours, and ratios are to it.
-        seconds: time for a case; a tenth of it with --quick.
+        cases: what is timed.
+        seconds: time for a case after its warm-up; a tenth of it with --quick.
+        least: rounds that every contender takes part in; three with --quick.
+        roof: the machine's limits, for shares of them.
     """
+    if options.quick:
+        seconds, least = seconds / 10, 3
     torch.set_num_threads(options.threads)
     found = environment()
     print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    if roof:
+        print("\n".join(roof_lines(roof)))
     timings: list[Timing] = []
-    work = list(cases)
-    for name, make in tqdm(work, desc=suite, unit="case", dynamic_ncols=True):
+    rows: list[dict[str, object]] = []
+    for case in tqdm(cases, desc=suite, unit="case", dynamic_ncols=True):
         torch.manual_seed(0)
         torch.compiler.reset()
-        rows = take_turns(name, make(), seconds=seconds / 10 if options.quick else seconds)
-        timings += rows
-        tqdm.write(f"\n{name}")
-        for row in rows:
-            tqdm.write(
-                f"  {row.form:28} {row.median:10.3f} ms  ({row.low:.3f} to {row.high:.3f})"
-                f"  {row.median / rows[0].median:7.2f} x {rows[0].form}"
-            )
-    if options.json:
-        content = {"suite": suite, "machine": found, "milliseconds": [asdict(timing) for timing in timings]}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        tqdm.write(f"\n{case.name}")
+        turns = take_turns(case.name, case.make(), seconds=seconds, least=least)
+        for timing in turns:
+            derived = figures(case, timing, turns[0], roof)
+            rows.append({**case.facts, **asdict(timing), **derived})
+            tqdm.write(line(timing, turns[0].form, derived))
+        timings += turns
+    if path := output(suite, options):
+        content: dict[str, object] = {"suite": suite, "machine": found}
+        if roof:
+            content["roof"] = asdict(roof)
+        content["cases"] = [
+            {"name": case.name, "work": case.work, "traffic": case.traffic, **case.facts} for case in cases
+        ]
+        content["milliseconds"] = [asdict(timing) for timing in timings]
+        write(path, content, rows)
     return timings
+
+
+def write(path: Path, content: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
+    """Writes a suite's JSON, and its rows beside it as CSV."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with path.with_suffix(".csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, columns, lineterminator="\n")
+        table.writeheader()
+        table.writerows({key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()} for row in rows)
+    print(f"wrote {path} and {path.with_suffix('.csv').name}")

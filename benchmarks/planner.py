@@ -24,13 +24,15 @@ def layouts_of(tokens: int) -> dict[str, Callable[[], Layout]]:
     }
 
 
-def cases() -> Iterator[tuple[str, Callable[[], harness.Forms]]]:
+def cases() -> Iterator[harness.Case]:
     """Every layout at 8k and 1M tokens."""
     for tokens, size in ((8192, "8k"), (2**20, "1M")):
         for name, make in layouts_of(tokens).items():
-            yield f"{name}, {size} tokens", lambda make=make: {"compile": make().compile}
+            yield harness.Case(
+                f"{name}, {size} tokens", lambda make=make: {"compile": make().compile}, facts={"tokens": tokens}
+            )
 
 
 if __name__ == "__main__":
     options = harness.parser(__doc__, "python benchmarks/planner.py --quick").parse_args()
-    harness.run("planner", cases(), options, seconds=1)
+    harness.run("planner", list(cases()), options, seconds=1)

@@ -1,6 +1,8 @@
 """Writes the README's tables from the committed results; `--check` only says whether they agree.
 
-example: python benchmarks/readme.py
+The speed table's marker in README.md names the machine whose results it shows, a folder of benchmarks/results.
+
+example: python benchmarks/readme.py --machine amd-epyc-avx512
 """
 
 from __future__ import annotations
@@ -9,7 +11,11 @@ import argparse
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from masks import FEW
+from roof import Roof
 
 from gistkit.studies.report import format_table, read_json, table_rows
 
@@ -37,52 +43,91 @@ def demo_table() -> str:
     )
 
 
-def timing_table(suite: str, title: str, cases: str) -> str:
-    """Median milliseconds from `benchmarks/results/SUITE.json`: a column a form, a row a case that `cases` matches.
+def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
+    """Median milliseconds of a suite's JSON: a column a form, a row a case that the pattern `cases` matches.
 
-    The pattern's groups, joined, are what a row is called.
+    The pattern's groups, joined, are what a row is called. Forms in which `leave_out` is found have no column. Where
+    the suite measured the roof, a last column says how much of it the first form reaches.
     """
-    content = json.loads((RESULTS / f"{suite}.json").read_text())
-    rows: dict[str, dict[str, float]] = {}
+    content = json.loads(path.read_text())
+    work = {case["name"]: case["work"] for case in content.get("cases", [])}
+    rows: dict[str, dict[str, str]] = {}
     for timing in content["milliseconds"]:
-        if match := re.fullmatch(cases, timing["case"]):
-            rows.setdefault(", ".join(match.groups()), {})[timing["form"]] = timing["median"]
+        match = re.fullmatch(cases, timing["case"])
+        if match is None or re.search(leave_out, timing["form"]):
+            continue
+        row = rows.setdefault(", ".join(match.groups()), {})
+        row[timing["form"]] = f"{timing['median']:.3g}"
+        if "roof" in content and len(row) == 1:
+            peak = Roof(**content["roof"]).peak(timing["form"])
+            row["of the roof"] = f"{work[timing['case']] / timing['median'] * 1e-6 / peak:.0%}"
+    # The share of the roof comes last, whatever forms later rows add.
+    forms = sorted(dict.fromkeys(form for row in rows.values() for form in row), key="of the roof".__eq__)
+    cells = [[case, *(row.get(form, "-") for form in forms)] for case, row in rows.items()]
+    unit = f"Median milliseconds{f'; of the roof: {forms[0]}' if 'of the roof' in forms else ''}."
+    return f"{format_table([[title, *forms], *cells])}\n\n{unit} {machine_line(content['machine'])}."
+
+
+def memory_table(path: Path) -> str:
+    """Peak memory of a case in every form, MiB."""
+    content = json.loads(path.read_text())
+    rows: dict[str, dict[str, str]] = {}
+    for measured in content["mebibytes"]:
+        rows.setdefault(measured["case"], {})[measured["form"]] = f"{measured['mib']:.0f}"
     forms = list(dict.fromkeys(form for row in rows.values() for form in row))
-    cells = [[case, *(f"{row[form]:.3g}" if form in row else "-" for form in forms)] for case, row in rows.items()]
-    return f"{format_table([[title, *forms], *cells])}\n\nMedian milliseconds. {machine_line(content['machine'])}."
+    cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
+    table = format_table([["attention, peak memory", *forms], *cells])
+    return f"{table}\n\nMiB above inputs and results. {machine_line(content['machine'])}."
 
 
-def speed_table() -> str:
-    """Attention on three masks, and rope on Llama's long heads."""
+def speed_table(machine: str) -> str:
+    """A machine's figures: attention at the base point and rope on long texts; if measured, AVX2 alone and memory."""
+    folder = RESULTS / machine
     size = ", N 4096, B1 H8/8 D64 float32"
-    masks = f"(causal|GistPool 8x|Dodo 10x, tau 128){size}, (.*)"
-    attention = timing_table("attention", f"attention{size}", masks)
-    return (
-        attention + "\n\n" + timing_table("rope", "rope, N 4096, D128, 32+8 heads", r"(long), 32\+8 heads, (forward.*)")
+    masks = f"({'|'.join(FEW)}){size}, (.*)"
+    others = "plain torch|mask creation"
+    tables = [timing_table(folder / "attention.json", f"attention{size}", masks, others)]
+    if (narrow := folder / "attention-torch-avx2.json").exists():
+        tables.append(timing_table(narrow, "the same, gistkit and torch limited to AVX2", masks, others))
+    tables.append(
+        timing_table(
+            folder / "rope.json", "rope, N 4096, B1 H32/8", r"(Llama \w+), N 4096, B1 H32/8 D\d+ float32, (forward.*)"
+        )
     )
-
-
-TABLES = {"demo": demo_table, "speed": speed_table}
+    if (memory := folder / "memory.json").exists():
+        tables.append(memory_table(memory))
+    if (picture := folder / "attention.png").exists():
+        tables.append(f"![time against visible area]({picture.relative_to(ROOT)})")
+    return "\n\n".join(tables)
 
 
 def updated(readme: str) -> str:
-    """The README with each table between its markers made anew."""
-    for name, make in TABLES.items():
-        pattern = rf"(<!-- {name} table -->\n).*?(<!-- end of {name} table -->)"
+    """The README with each table between its markers made anew; a marker "speed table of NAME" names the machine."""
+
+    def replaced(name: str, opening: str, make: Callable[[re.Match[str]], str]) -> None:
+        nonlocal readme
+        pattern = rf"(?P<start><!-- {opening} -->\n).*?(?P<end><!-- end of {name} table -->)"
         if not re.search(pattern, readme, re.DOTALL):
             raise ValueError(f"README.md: expected the markers of the {name} table, found none")
-        readme = re.sub(pattern, lambda m, make=make: f"{m[1]}\n{make()}\n\n{m[2]}", readme, flags=re.DOTALL)
+        insert = lambda m: f"{m['start']}\n{make(m)}\n\n{m['end']}"  # noqa: E731
+        readme = re.sub(pattern, insert, readme, flags=re.DOTALL)
+
+    replaced("demo", "demo table", lambda _: demo_table())
+    replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
     return readme
 
 
 def main() -> int:
     """Updates or checks README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    machines = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README is out of date")
+    parser.add_argument("--machine", choices=machines, help="show this machine's results from now on")
     arguments = parser.parse_args()
     path = ROOT / "README.md"
     before = path.read_text()
-    after = updated(before)
+    named = f"speed table of {arguments.machine} -->"
+    after = updated(re.sub(r"speed table of [a-z0-9-]+ -->", named, before) if arguments.machine else before)
     if arguments.check:
         return int(before != after)
     path.write_text(after)

@@ -1,13 +1,15 @@
 """gistkit.rope against transformers' rotary embedding (eager and compiled) and against copying the tensors.
 
+The shapes are those of Llama 3.2 1B and Llama 3.1 8B: a long text, and a decoding step of eight sequences.
 transformers' forms get cosines and sines ready made, as a model computes them once for all layers; ours starts from
 positions.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 
 import harness
@@ -19,7 +21,7 @@ import gistkit
 
 
 @dataclass(frozen=True)
-class Case:
+class Shape:
     """Sizes of one case; token_major is the memory order that a projection leaves."""
 
     batch: int
@@ -39,22 +41,33 @@ class Case:
         return heads.requires_grad_(gradient)
 
 
+def long(dim: int, dtype: torch.dtype = torch.float32, token_major: bool = False) -> Shape:
+    """4096 tokens of one sequence."""
+    return Shape(1, 32, 8, 4096, dim, dtype, token_major)
+
+
+def step(dim: int) -> Shape:
+    """One token of each of eight sequences."""
+    return Shape(8, 32, 8, 1, dim, torch.float32, True)
+
+
 CASES = {
-    "long, 32+8 heads": Case(1, 32, 8, 4096, 128, torch.float32, False),
-    "long, 32+8 heads, bf16": Case(1, 32, 8, 4096, 128, torch.bfloat16, False),
-    "long, 32+8 heads, token major": Case(1, 32, 8, 4096, 128, torch.float32, True),
-    "short, 4+4 heads": Case(16, 4, 4, 80, 32, torch.float32, True),
-    "one token, 32+8 heads": Case(1, 32, 8, 1, 128, torch.float32, True),
+    "Llama 1B, N 4096, B1 H32/8 D64 float32": long(64),
+    "Llama 8B, N 4096, B1 H32/8 D128 float32": long(128),
+    "Llama 8B, N 4096, B1 H32/8 D128 bfloat16": long(128, torch.bfloat16),
+    "Llama 8B, N 4096, B1 H32/8 D128 float32, token major": long(128, token_major=True),
+    "Llama 1B, decoding, N 1, B8 H32/8 D64 float32": step(64),
+    "Llama 8B, decoding, N 1, B8 H32/8 D128 float32": step(128),
 }
 
 
-def forms(case: Case, backward: bool) -> harness.Forms:
-    """The contenders of a case."""
-    query, key = case.heads(case.query_heads, backward), case.heads(case.key_heads, backward)
-    positions = torch.arange(case.tokens)
-    inv_freq = 10000.0 ** -(torch.arange(0, case.dim, 2) / case.dim)
+def forms(shape: Shape, backward: bool) -> harness.Forms:
+    """The contenders of a shape."""
+    query, key = shape.heads(shape.query_heads, backward), shape.heads(shape.key_heads, backward)
+    positions = torch.arange(shape.tokens)
+    inv_freq = 10000.0 ** -(torch.arange(0, shape.dim, 2) / shape.dim)
     angle = (positions[:, None] * inv_freq).repeat(1, 2)[None]
-    cos, sin = angle.cos().to(case.dtype), angle.sin().to(case.dtype)
+    cos, sin = angle.cos().to(shape.dtype), angle.sin().to(shape.dtype)
     compiled = torch.compile(apply_rotary_pos_emb, fullgraph=True)
     ours: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         "gistkit": lambda: gistkit.rope(query, key, positions, inv_freq),
@@ -72,13 +85,23 @@ def forms(case: Case, backward: bool) -> harness.Forms:
     }
 
 
-def cases() -> Iterator[tuple[str, Callable[[], harness.Forms]]]:
-    """Every case, forward and forward + backward."""
-    for name, case in CASES.items():
-        yield f"{name}, forward", partial(forms, case, False)
-        yield f"{name}, forward + backward", partial(forms, case, True)
+def cases() -> Iterator[harness.Case]:
+    """Every shape, forward and forward + backward; a decoding step has no backward."""
+    for name, shape in CASES.items():
+        for backward in (False, True)[: 1 if shape.tokens == 1 else 2]:
+            passes = "forward + backward" if backward else "forward"
+            facts = {**asdict(shape), "dtype": str(shape.dtype).removeprefix("torch."), "pass": passes}
+            yield harness.Case(f"{name}, {passes}", partial(forms, shape, backward), facts=facts)
+
+
+def main() -> None:
+    """Runs all cases; of Llama 8B in float32 alone if quick."""
+    options = harness.parser(__doc__, "python benchmarks/rope.py --quick --json rope.json").parse_args()
+    found = [
+        case for case in cases() if not options.quick or re.fullmatch("Llama 8B.* D128 float32, forward.*", case.name)
+    ]
+    harness.run("rope", found, options, seconds=4)
 
 
 if __name__ == "__main__":
-    options = harness.parser(__doc__, "python benchmarks/rope.py --quick --json rope.json").parse_args()
-    harness.run("rope", cases(), options, seconds=4)
+    main()
