@@ -11,6 +11,9 @@ struct KeyRange {
   bool empty() const { return begin >= end; }
 };
 
+// Where the empty spans of a normalized row lie: beyond every key.
+static constexpr int32_t kNowhere = 0x7fffffff;
+
 // Copies rows of spans, clamped to [0, num_keys], sorted, overlapping and touching ones merged, empty ones last.
 // Whatever arrives, the result is safe to index keys with and means the union of the intervals.
 static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_spans, int32_t num_keys,
@@ -39,17 +42,35 @@ static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_s
         ++kept;
       }
     }
-    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = num_keys;
+    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = kNowhere;
   }
+}
+
+// The first of a row's normalized spans that ends beyond `key`, or num_spans.
+static inline int first_beyond(const int32_t* spans, int num_spans, int32_t key) {
+  int first = 0, count = num_spans;
+  while (count > 8) {
+    const int half = count / 2;
+    if (spans[2 * (first + half) + 1] <= key) {
+      first += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  while (first < num_spans && spans[2 * first + 1] <= key) ++first;
+  return first;
 }
 
 // The smallest range within [begin, end) that holds every key seen by some of the rows (normalized spans).
 static inline KeyRange visible_range(const int32_t* spans, int64_t rows, int num_spans, int32_t begin, int32_t end) {
   int32_t low = end, high = begin;
-  for (int64_t i = 0; i < rows * num_spans; ++i) {
-    int32_t from = spans[2 * i] < begin ? begin : spans[2 * i];
-    int32_t to = spans[2 * i + 1] > end ? end : spans[2 * i + 1];
-    if (from >= to) continue;
+  for (int64_t i = 0; i < rows; ++i, spans += 2 * num_spans) {
+    const int first = first_beyond(spans, num_spans, begin);
+    if (first == num_spans || spans[2 * first] >= end) continue;
+    const int last = first_beyond(spans, num_spans, end - 1);
+    const int32_t from = spans[2 * first] < begin ? begin : spans[2 * first],
+                  to = last < num_spans && spans[2 * last] < end ? end : spans[2 * last - 1];
     low = from < low ? from : low;
     high = to > high ? to : high;
   }

@@ -32,6 +32,7 @@ class ForwardKernel {
     Arena arena(scratch.data());
     carve(arena);
     setup_.fill();
+    for_each(pool_, setup_.span_batches * query_tiles_, [&](int64_t item, int worker) { classify(item, worker); });
     const int64_t heads = p_.batch * p_.key_heads, group = setup_.group;
     for (int64_t first = 0; first < heads; first += in_flight_) {
       int64_t count = smaller(in_flight_, heads - first);
@@ -55,11 +56,11 @@ class ForwardKernel {
     // maximum and total are [block][kPaddedRows].
     T *rows, *queries, *scores, *out, *maximum, *total, *factor;
     int32_t* counts;
-    TileKind* kinds;
   };
 
   void carve(Arena& arena) {
     setup_.carve(arena);
+    kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
     keys_ = arena.take<T>(in_flight_ * setup_.padded_keys * qk_pad_);
     values_ = arena.take<T>(in_flight_ * setup_.padded_keys * v_pad_);
     Arena one(nullptr);
@@ -78,7 +79,6 @@ class ForwardKernel {
     w.total = arena.take<T>(kBlocks * kPaddedRows);
     w.factor = arena.take<T>(kPaddedRows);
     w.counts = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
-    w.kinds = arena.take<TileKind>(key_tiles_);
     return w;
   }
 
@@ -92,6 +92,13 @@ class ForwardKernel {
   }
   T* value_tile(int64_t slot, int32_t tile) const {
     return values_ + (slot * setup_.padded_keys + int64_t{tile} * kKeys) * v_pad_;
+  }
+
+  // The kinds of a query tile's key tiles, which all heads share.
+  void classify(int64_t item, int index) {
+    const int64_t b = item / query_tiles_, row = item % query_tiles_ * kQueries;
+    classify_tiles(setup_.row_spans(b, row), smaller<int64_t>(kQueries, p_.num_queries - row), p_.num_spans, kKeys,
+                   key_tiles_, worker(index).counts, kinds_ + item * key_tiles_);
   }
 
   // Keys as columns [panel][dim][kPanel], values as panels [dim panel][kKeys][kPanel]; only what some row sees.
@@ -133,7 +140,7 @@ class ForwardKernel {
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const T* bias = setup_.bias_row(b, h);
-    classify_tiles(spans, rows, p_.num_spans, kKeys, key_tiles_, w.counts, w.kinds);
+    const TileKind* kinds = kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
     pack_queries(b, h, row, rows, w);
     std::memset(w.out, 0, sizeof(T) * kQueries * v_pad_);
     for (int i = 0; i < kBlocks * kPaddedRows; ++i) {
@@ -141,20 +148,19 @@ class ForwardKernel {
       w.total[i] = 0;
     }
     for (int32_t tile = 0; tile < key_tiles_; ++tile) {
-      if (w.kinds[tile] == kEmptyTile) continue;
+      if (kinds[tile] == kEmptyTile) continue;
       const T* tile_bias = bias ? bias + int64_t{tile} * kKeys : nullptr;
       for (int block = 0; block * kRows < rows; ++block)
         attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, smaller(kRows, rows - block * kRows),
-                     slot, tile, tile_bias);
+                     slot, tile, kinds[tile] == kPartialTile, tile_bias);
     }
     for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
   }
 
   // A block of rows, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
   void attend_block(const Worker& w, const int32_t* spans, int block, int rows, int64_t slot, int32_t tile,
-                    const T* bias) {
+                    bool partial, const T* bias) {
     const int32_t first = tile * kKeys;
-    const bool partial = w.kinds[tile] == kPartialTile;
     int low = 0, high = kKeys;
     if (partial) {
       KeyRange range = visible_range(spans, rows, p_.num_spans, first, first + kKeys);
@@ -200,6 +206,7 @@ class ForwardKernel {
   int qk_pad_, v_pad_;
   int32_t key_tiles_;
   int64_t query_tiles_, in_flight_, worker_bytes_ = 0;
+  TileKind* kinds_ = nullptr;
   T *keys_ = nullptr, *values_ = nullptr;
   char* workers_ = nullptr;
 };

@@ -340,9 +340,8 @@ template <class T>
 template <class T>
 void fill_gaps(const int32_t* spans, int num_spans, int32_t first, int begin, int end, T value, T* row) {
   int at = begin;
-  for (int s = 0; s < num_spans && at < end; ++s) {
+  for (int s = first_beyond(spans, num_spans, first + begin); s < num_spans && at < end; ++s) {
     int from = spans[2 * s] - first, to = spans[2 * s + 1] - first;
-    if (to <= at) continue;
     for (from = smaller(from, end); at < from; ++at) row[at] = value;
     at = larger(at, to);
   }
