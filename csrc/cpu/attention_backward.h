@@ -38,7 +38,7 @@ class BackwardKernel {
   // What a pair of tiles costs besides its visible scores, in scores: rounding to blocks, masks.
   static constexpr int64_t kPairCost = kQueries * kKeys / 8;
   // All heads in flight, where one a thread allows it; and the parts of one head's grad_query, where there are two.
-  static constexpr int64_t kPackedBytes = int64_t{16} << 20, kPartBytes = int64_t{32} << 20;
+  static constexpr int64_t kPackedBytes = int64_t{16} << 20, kPartBytes = int64_t{24} << 20;
 
  public:
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool)
@@ -52,9 +52,7 @@ class BackwardKernel {
     const int64_t part_bytes = padded_queries_ * qk_pad_ * static_cast<int64_t>(sizeof(T));
     splits_ = smaller(divide_up(kItems, heads), larger<int64_t>(2, kPartBytes / larger<int64_t>(part_bytes, 1)));
     splits_ = larger<int64_t>(1, smaller(smaller(splits_, kMostSplits), int64_t{key_tiles_}));
-    Arena keys(nullptr), one(nullptr);
-    carve_keys(keys);
-    keys_bytes_ = static_cast<int64_t>(keys.used());
+    Arena one(nullptr);
     carve_slot(one);
     slot_bytes_ = static_cast<int64_t>(one.used());
     int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
@@ -90,10 +88,10 @@ class BackwardKernel {
   struct Keys {
     T *key_columns, *value_columns, *key_panels, *grad_key, *grad_value;
   };
-  // One key head in flight, with one of its query heads; its key tiles too if several query heads share them.
+  // One key head in flight, with one of its query heads; its keys' gradients too if several query heads add to them.
   struct Slot {
     T *query_panels, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
-    char* tiles;
+    T *grad_keys, *grad_values;
   };
   struct Worker {
     T *rows, *others, *weights, *grads, *slope;
@@ -119,7 +117,9 @@ class BackwardKernel {
     s.lse_rest = arena.take<T>(q);
     s.delta = arena.take<T>(q);
     s.grad_query = arena.take<T>(splits_ * q * qk_pad_);
-    s.tiles = arena.take<char>(setup_.group > 1 ? key_tiles_ * keys_bytes_ : 0);
+    const int64_t shared = setup_.group > 1 ? setup_.padded_keys : 0;
+    s.grad_keys = arena.take<T>(shared * qk_pad_);
+    s.grad_values = arena.take<T>(shared * v_pad_);
     return s;
   }
 
@@ -154,9 +154,12 @@ class BackwardKernel {
     return carve_slot(arena);
   }
   Keys tile_keys(const Slot& s, const Worker& w, int32_t tile) const {
-    if (setup_.group == 1) return w.keys;
-    Arena arena(s.tiles + tile * keys_bytes_);
-    return carve_keys(arena);
+    Keys keys = w.keys;
+    if (setup_.group > 1) {
+      keys.grad_key = s.grad_keys + int64_t{tile} * kKeys * qk_pad_;
+      keys.grad_value = s.grad_values + int64_t{tile} * kKeys * v_pad_;
+    }
+    return keys;
   }
   Worker worker(int index) const {
     Arena arena(workers_ + index * worker_bytes_);
@@ -282,8 +285,6 @@ class BackwardKernel {
 
   void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys;
-    std::memset(to.grad_key, 0, sizeof(T) * kKeys * qk_pad_);
-    std::memset(to.grad_value, 0, sizeof(T) * kKeys * v_pad_);
     const KeyRange visible = setup_.visible_keys(b);
     const int64_t begin = larger<int64_t>(visible.begin, start), end = smaller<int64_t>(visible.end, start + kKeys);
     for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel) {
@@ -310,8 +311,11 @@ class BackwardKernel {
     for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile) {
       const int64_t start = int64_t{tile} * kKeys;
       const Keys keys = tile_keys(s, w, tile);
-      // Keys are packed with the first query head of a group, and their gradients written with the last.
-      if (member == 0) pack_keys(keys, w, b, key_head, tile);
+      if (member == 0) {
+        std::memset(keys.grad_key, 0, sizeof(T) * kKeys * qk_pad_);
+        std::memset(keys.grad_value, 0, sizeof(T) * kKeys * v_pad_);
+      }
+      pack_keys(keys, w, b, key_head, tile);
       const T* bias = setup_.bias_row(b, h);
       T* grad_bias = nullptr;
       if (p_.grad_key_bias) {
@@ -501,7 +505,7 @@ class BackwardKernel {
   Setup<T> setup_;
   int qk_pad_, v_pad_;
   int32_t key_tiles_;
-  int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, keys_bytes_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
+  int64_t query_tiles_, padded_queries_, splits_, in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
   TileKind* kinds_ = nullptr;
   uint8_t* touched_ = nullptr;
   int64_t* work_ = nullptr;
