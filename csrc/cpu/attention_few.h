@@ -62,23 +62,35 @@ class FewQueriesKernel {
     return {room, padded};
   }
 
-  // The rows of a chunk to come: they are fetched while the present one is worked on, where the hardware would start
-  // late after every page. Null: none.
+  // The keys and values of the chunk to come. They are fetched evenly while the present one is worked on: the hardware
+  // would start late after every page, and all at once they would fill the queue and stall the work.
   struct Coming {
-    const char* data;
-    int64_t row;
-    int bytes;
+    const char *keys, *values;
+    int64_t key_row, value_row;
+    int key_bytes, value_bytes, rows, steps;
+    int step = 0, fetched = 0;
 
-    void fetch(int first) const {
-      if (!data) return;
-      for (int i = first; i < first + 4; ++i)
-        // Into the second-level cache: the first has too few misses in flight for this and the loads.
-        for (int x = 0; x < bytes; x += 64) __builtin_prefetch(data + i * row + x, 0, 2);
+    void advance() {
+      ++step;
+      for (; fetched * steps < 2 * rows * step; ++fetched)
+        if (fetched < rows) {
+          fetch(keys + fetched * key_row, key_bytes);
+        } else {
+          fetch(values + (fetched - rows) * value_row, value_bytes);
+        }
+    }
+    // Into the second-level cache: the first has too few misses in flight for this and the loads.
+    static void fetch(const char* row, int bytes) {
+      for (int x = 0; x < bytes; x += 64) __builtin_prefetch(row + x, 0, 2);
     }
   };
-  Coming coming(const ConstRows& of, int64_t b, int64_t h, int64_t first, int dim) const {
-    if (first + kChunk > p_.num_keys) return {nullptr, 0, 0};
-    return {of.at(b, h, first), of.row, dim * (p_.dtype == DType::kF64 ? 8 : p_.dtype == DType::kF32 ? 4 : 2)};
+  Coming coming(int64_t b, int64_t h, int64_t first) const {
+    const int element = p_.dtype == DType::kF64 ? 8 : p_.dtype == DType::kF32 ? 4 : 2;
+    const int rows = static_cast<int>(smaller<int64_t>(kChunk, larger<int64_t>(0, p_.num_keys - first)));
+    // A step every 4 keys and every 4 values of 2 rows.
+    const int steps = divide_up(rows_, 2) * kChunk / 2;
+    return {p_.key.at(b, h, first), p_.value.at(b, h, first), p_.key.row, p_.value.row,
+            p_.dim_qk * element,    p_.dim_v * element,       rows,       steps};
   }
 
   void attend(int64_t item, int worker) {
@@ -101,12 +113,10 @@ class FewQueriesKernel {
       const int from = range.begin - first, count = range.end - range.begin;
       const int begin = from / kPanel * kPanel, end = round_up(from + count, kPanel);
       View keys = view(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room);
-      const Coming none{nullptr, 0, 0}, next_keys = coming(p_.key, b, h, first + kChunk, p_.dim_qk),
-                                        next_values = coming(p_.value, b, h, first + kChunk, p_.dim_v);
+      Coming next = coming(b, h, first + kChunk);
       int r = 0;
-      for (; r + 2 <= rows_; r += 2)
-        dots<2>(queries + r * qk_pad_, keys, count, r == 0 ? next_keys : none, scores + r * kChunk + from);
-      if (r < rows_) dots<1>(queries + r * qk_pad_, keys, count, r == 0 ? next_keys : none, scores + r * kChunk + from);
+      for (; r + 2 <= rows_; r += 2) dots<2>(queries + r * qk_pad_, keys, count, next, scores + r * kChunk + from);
+      if (r < rows_) dots<1>(queries + r * qk_pad_, keys, count, next, scores + r * kChunk + from);
       View values = view(p_.value, b, h, range.begin, count, p_.dim_v, v_pad_, room);
       for (r = 0; r < rows_; ++r) {
         T* row = scores + r * kChunk;
@@ -120,9 +130,8 @@ class FewQueriesKernel {
         for (int x = 0; x < p_.dim_v; x += kWidth) S::store(sum + x, S::mul(S::set(factor), S::load(sum + x)));
       }
       for (r = 0; r + 2 <= rows_; r += 2)
-        add_values<2>(scores + r * kChunk + from, values, count, r == 0 ? next_values : none, out + r * v_pad_);
-      if (r < rows_)
-        add_values<1>(scores + r * kChunk + from, values, count, r == 0 ? next_values : none, out + r * v_pad_);
+        add_values<2>(scores + r * kChunk + from, values, count, next, out + r * v_pad_);
+      if (r < rows_) add_values<1>(scores + r * kChunk + from, values, count, next, out + r * v_pad_);
     }
   }
 
@@ -134,11 +143,11 @@ class FewQueriesKernel {
 
   // Scores of kR rows, which share what is loaded of the keys.
   template <int kR>
-  void dots(const T* queries, View keys, int count, Coming next, T* scores) const {
+  void dots(const T* queries, View keys, int count, Coming& next, T* scores) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
       const T* k = keys.data + j * keys.stride;
-      next.fetch(j);
+      next.advance();
       typename S::V sum[kR][4];
 #pragma GCC unroll 2
       for (int r = 0; r < kR; ++r)
@@ -166,11 +175,11 @@ class FewQueriesKernel {
 
   // out += weights values for kR rows, which share what is loaded of the values.
   template <int kR>
-  void add_values(const T* weights, View values, int count, Coming next, T* out) const {
+  void add_values(const T* weights, View values, int count, Coming& next, T* out) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
       const T* v = values.data + j * values.stride;
-      next.fetch(j);
+      next.advance();
       typename S::V weight[kR][4];
 #pragma GCC unroll 2
       for (int r = 0; r < kR; ++r)
