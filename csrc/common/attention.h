@@ -51,4 +51,20 @@ struct AttentionBackward : AttentionProblem {
   void* grad_key_bias;  // [batch, query_heads, num_keys], contiguous; null: not wanted
 };
 
+// Tile lists on a device: list i has counts[i] entries from entries + i capacity, each 2 tile + 1 where some pairs of
+// the tile are masked (partial) and 2 tile where none is (full); tiles with nothing to see are absent. `order` names
+// the lists by falling count: the longest work starts first.
+struct DeviceTiles {
+  const int32_t *counts, *entries, *order;
+  int32_t capacity;
+};
+
+// What a device needs besides the problem: one list of key tiles for each (span batch, query tile) and, for gradients
+// of keys and values, one list of query tiles for each (span batch, key tile). All pointers are the device's.
+struct AttentionDevice {
+  DeviceTiles key_tiles, query_tiles;
+  int splits;       // forward: parts that each list of keys is cut into, their results merged afterwards; at least 1
+  void* workspace;  // of the size that the launcher's ..._workspace() tells, 16-byte aligned
+};
+
 }  // namespace gistkit
