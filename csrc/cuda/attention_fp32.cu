@@ -37,10 +37,9 @@ cudaError_t attention_fp32_backward(const AttentionBackward& problem, void* work
   const int64_t heads = problem.batch * problem.query_heads;
   if (heads * problem.num_queries > 0) {
     const bool aligned = aligned_rows(problem.out) && aligned_rows(problem.grad_out);
-    const cudaError_t error =
-        launch("attention_row_values", row_values_kernel<float>,
-               blocks(heads * values.stride, kRowThreads / kLanesOfRow, 1), dim3(kRowThreads), 0, stream, problem,
-               values, 1.0f, aligned);
+    const cudaError_t error = launch("attention_row_values", row_values_kernel<float>,
+                                     blocks(heads * values.stride, kRowThreads / kLanesOfRow, 1), dim3(kRowThreads), 0,
+                                     stream, problem, values, 1.0f, aligned);
     if (error != cudaSuccess) return error;
   }
   return for_dims(problem, [&]<int kOwn, int kChunks>() {

@@ -29,7 +29,11 @@ struct Source {
 GISTKIT_DEVICE Source source(const ConstRows& rows, int64_t batch, int64_t head, int dim, int begin, int end,
                              const float* lse = nullptr) {
   return {reinterpret_cast<const float*>(rows.data + batch * rows.batch + head * rows.head),
-          rows.row / static_cast<int64_t>(sizeof(float)), dim, begin, end, lse};
+          rows.row / static_cast<int64_t>(sizeof(float)),
+          dim,
+          begin,
+          end,
+          lse};
 }
 
 // Thread (x, y) of 8 x 16 holds own rows y + 16 i and others x + 8 j.
@@ -65,15 +69,14 @@ template <int kOwn>
 GISTKIT_DEVICE void multiply(Shared<kOwn>& shared, const Source& own, int own_first, const Source& others,
                              int others_first, float (&products)[kOwn][4]) {
   GISTKIT_UNROLL
-  for (int i = 0; i < kOwn; ++i)
-    GISTKIT_UNROLL
-    for (int j = 0; j < 4; ++j) products[i][j] = 0;
+  for (int i = 0; i < kOwn; ++i) GISTKIT_UNROLL
+  for (int j = 0; j < 4; ++j) products[i][j] = 0;
   for (int chunk = 0; chunk * kChunk < own.dim; ++chunk) {
     __syncthreads();
     load_chunk(shared.own, own, own_first, chunk);
     load_chunk(shared.others, others, others_first, chunk);
     __syncthreads();
-    GISTKIT_UNROLL
+#pragma unroll 2  // all of it would cost more registers than it gains
     for (int d = 0; d < kChunk; d += 4) {
       float4 a[kOwn], b[4];
       GISTKIT_UNROLL
@@ -81,15 +84,14 @@ GISTKIT_DEVICE void multiply(Shared<kOwn>& shared, const Source& own, int own_fi
       GISTKIT_UNROLL
       for (int j = 0; j < 4; ++j) b[j] = load4(&shared.others[lane_x() + 8 * j][d]);
       GISTKIT_UNROLL
-      for (int i = 0; i < kOwn; ++i)
-        GISTKIT_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          float& sum = products[i][j];
-          sum = fmaf(a[i].x, b[j].x, sum);
-          sum = fmaf(a[i].y, b[j].y, sum);
-          sum = fmaf(a[i].z, b[j].z, sum);
-          sum = fmaf(a[i].w, b[j].w, sum);
-        }
+      for (int i = 0; i < kOwn; ++i) GISTKIT_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        float& sum = products[i][j];
+        sum = fmaf(a[i].x, b[j].x, sum);
+        sum = fmaf(a[i].y, b[j].y, sum);
+        sum = fmaf(a[i].z, b[j].z, sum);
+        sum = fmaf(a[i].w, b[j].w, sum);
+      }
     }
   }
 }
@@ -97,9 +99,8 @@ GISTKIT_DEVICE void multiply(Shared<kOwn>& shared, const Source& own, int own_fi
 template <int kOwn>
 GISTKIT_DEVICE void store_weights(Shared<kOwn>& shared, const float (&weights)[kOwn][4]) {
   GISTKIT_UNROLL
-  for (int i = 0; i < kOwn; ++i)
-    GISTKIT_UNROLL
-    for (int j = 0; j < 4; ++j) shared.weights[lane_y() + 16 * i][lane_x() + 8 * j] = weights[i][j];
+  for (int i = 0; i < kOwn; ++i) GISTKIT_UNROLL
+  for (int j = 0; j < 4; ++j) shared.weights[lane_y() + 16 * i][lane_x() + 8 * j] = weights[i][j];
 }
 
 // sums[i][m] += stored weights of an own row times the other rows, for the dimensions 32 m + 4 x and the next three.
@@ -112,7 +113,7 @@ GISTKIT_DEVICE void add_weighted(Shared<kOwn>& shared, const Source& others, int
     __syncthreads();
     load_chunk(shared.others, others, others_first, m);
     __syncthreads();
-    GISTKIT_UNROLL
+#pragma unroll 1
     for (int k = 0; k < kOthers; k += 4) {
       float4 weights[kOwn];
       GISTKIT_UNROLL
@@ -136,11 +137,9 @@ GISTKIT_DEVICE void add_weighted(Shared<kOwn>& shared, const Source& others, int
 template <int kOwn, int kChunks>
 GISTKIT_DEVICE void clear(float (&sums)[kOwn][kChunks][4]) {
   GISTKIT_UNROLL
-  for (int i = 0; i < kOwn; ++i)
-    GISTKIT_UNROLL
-    for (int m = 0; m < kChunks; ++m)
-      GISTKIT_UNROLL
-      for (int c = 0; c < 4; ++c) sums[i][m][c] = 0;
+  for (int i = 0; i < kOwn; ++i) GISTKIT_UNROLL
+  for (int m = 0; m < kChunks; ++m) GISTKIT_UNROLL
+  for (int c = 0; c < 4; ++c) sums[i][m][c] = 0;
 }
 
 // Writes sums times a factor for each own row.
@@ -153,12 +152,11 @@ GISTKIT_DEVICE void write_sums(const Rows& to, int64_t batch, int64_t head, int6
     if (row >= rows) continue;
     float* out = reinterpret_cast<float*>(to.data + batch * to.batch + head * to.head + row * to.row);
     GISTKIT_UNROLL
-    for (int m = 0; m < kChunks; ++m)
-      GISTKIT_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        const int d = m * kChunk + 4 * lane_x() + c;
-        if (d < dim) out[d] = sums[i][m][c] * factors[i];
-      }
+    for (int m = 0; m < kChunks; ++m) GISTKIT_UNROLL
+    for (int c = 0; c < 4; ++c) {
+      const int d = m * kChunk + 4 * lane_x() + c;
+      if (d < dim) out[d] = sums[i][m][c] * factors[i];
+    }
   }
 }
 
@@ -217,9 +215,7 @@ GISTKIT_DEVICE bool mark_visible(Shared<kOwn>& shared, const AttentionProblem& p
   __syncthreads();
   for (int row = static_cast<int>(threadIdx.x); row < 16 * kOwn; row += kThreads)
     shared.visible[row] =
-        block.first + row < p.num_queries
-            ? seen_keys(block.spans + int64_t{2} * row * p.num_spans, p, key)
-            : 0;
+        block.first + row < p.num_queries ? seen_keys(block.spans + int64_t{2} * row * p.num_spans, p, key) : 0;
   __syncthreads();
   uint32_t any = 0;
   for (int row = static_cast<int>(threadIdx.x) % 32; row < 16 * kOwn; row += 32) any |= shared.visible[row];
@@ -227,7 +223,7 @@ GISTKIT_DEVICE bool mark_visible(Shared<kOwn>& shared, const AttentionProblem& p
 }
 
 template <int kOwn, int kChunks>
-__global__ void __launch_bounds__(kThreads) forward_kernel(const AttentionForward p) {
+__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const AttentionForward p) {
   using Memory = Shared<kOwn>;
   GISTKIT_SHARED(Memory, shared);
   const QueryBlock block = QueryBlock::of<16 * kOwn>(p);
@@ -270,9 +266,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const AttentionForwar
         total[i] += scores[i][j];
       }
       GISTKIT_UNROLL
-      for (int m = 0; m < kChunks; ++m)
-        GISTKIT_UNROLL
-        for (int c = 0; c < 4; ++c) sums[i][m][c] *= kept;
+      for (int m = 0; m < kChunks; ++m) GISTKIT_UNROLL
+      for (int c = 0; c < 4; ++c) sums[i][m][c] *= kept;
     }
     store_weights(shared, scores);
     add_weighted(shared, value, first, sums);
@@ -294,7 +289,8 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(const AttentionForwar
 }
 
 template <int kOwn, int kChunks>
-__global__ void __launch_bounds__(kThreads) query_gradient_kernel(const AttentionBackward p, const RowValues values) {
+__global__ void __launch_bounds__(kThreads, 2)
+    query_gradient_kernel(const AttentionBackward p, const RowValues values) {
   using Memory = Shared<kOwn>;
   GISTKIT_SHARED(Memory, shared);
   const QueryBlock block = QueryBlock::of<16 * kOwn>(p);
@@ -365,7 +361,7 @@ GISTKIT_DEVICE bool mark_queries(QueryWords<kOwn>& marks, const AttentionProblem
 }
 
 template <int kOwn, int kChunks>
-__global__ void __launch_bounds__(kThreads) key_gradient_kernel(const AttentionBackward p, const RowValues values) {
+__global__ void __launch_bounds__(kThreads, 2) key_gradient_kernel(const AttentionBackward p, const RowValues values) {
   using Memory = Shared<kOwn>;
   using Marks = QueryWords<kOwn>;
   GISTKIT_SHARED(Memory, shared);
@@ -401,17 +397,16 @@ __global__ void __launch_bounds__(kThreads) key_gradient_kernel(const AttentionB
       multiply(shared, key, first_key, query, first, weights);
       multiply(shared, value, first_key, grad, first, grads);
       GISTKIT_UNROLL
-      for (int i = 0; i < kOwn; ++i)
-        GISTKIT_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          const int own = lane_y() + 16 * i, other = lane_x() + 8 * j;
-          const bool seen = marks.words[own / 32][other] >> (own % 32) & 1;
-          const Logit x = logit(weights[i][j], scale, softcap, bias[i]);
-          weights[i][j] = seen ? expf(x.value - marks.lse[other]) : 0;
-          const float change = seen ? weights[i][j] * (grads[i][j] - marks.delta[other]) : 0;
-          bias_sums[i] += change;
-          grads[i][j] = seen ? change * x.slope : 0;
-        }
+      for (int i = 0; i < kOwn; ++i) GISTKIT_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int own = lane_y() + 16 * i, other = lane_x() + 8 * j;
+        const bool seen = marks.words[own / 32][other] >> (own % 32) & 1;
+        const Logit x = logit(weights[i][j], scale, softcap, bias[i]);
+        weights[i][j] = seen ? expf(x.value - marks.lse[other]) : 0;
+        const float change = seen ? weights[i][j] * (grads[i][j] - marks.delta[other]) : 0;
+        bias_sums[i] += change;
+        grads[i][j] = seen ? change * x.slope : 0;
+      }
       store_weights(shared, weights);
       add_weighted(shared, grad, first, value_sums);
       __syncthreads();

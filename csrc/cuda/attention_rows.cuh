@@ -57,8 +57,8 @@ __global__ void __launch_bounds__(kRowThreads)
   const bool alive = lse != -INFINITY;
   float sum = 0;
   if (alive) {
-    const T* out = reinterpret_cast<const T*>(head_data(p.out, head / p.query_heads, head % p.query_heads) +
-                                              row * p.out.row);
+    const T* out =
+        reinterpret_cast<const T*>(head_data(p.out, head / p.query_heads, head % p.query_heads) + row * p.out.row);
     const T* grad = reinterpret_cast<const T*>(head_data(p.grad_out, head / p.query_heads, head % p.query_heads) +
                                                row * p.grad_out.row);
     for (int d = lane * kElements; d < p.dim_v; d += kLanesOfRow * kElements) {
@@ -72,7 +72,8 @@ __global__ void __launch_bounds__(kRowThreads)
         GISTKIT_UNROLL
         for (int i = 0; i < kElements; ++i) sum = fmaf(element(a.elements[i]), element(b.elements[i]), sum);
       } else {
-        for (int i = 0; i < kElements && d + i < p.dim_v; ++i) sum = fmaf(element(out[d + i]), element(grad[d + i]), sum);
+        for (int i = 0; i < kElements && d + i < p.dim_v; ++i)
+          sum = fmaf(element(out[d + i]), element(grad[d + i]), sum);
       }
     }
   }
