@@ -232,21 +232,17 @@ struct ForwardWarp {
       }
     }
     if (scale.natural) {
-      each_score([&](float& x, int band, int half, int, int) {
-        x = exp2_fast((x - shift[band][half]) * scale.octaves);
-        total[band][half] += x;
-      });
-    } else {
-      GISTKIT_UNROLL
-      for (int band = 0; band < kBands; ++band) {
-        shift[band][0] *= scale.octaves;
-        shift[band][1] *= scale.octaves;
-      }
-      each_score([&](float& x, int band, int half, int, int) {
-        x = exp2_fast(fmaf(x, scale.octaves, -shift[band][half]));
-        total[band][half] += x;
-      });
+      each_score([&](float& x, int band, int half, int, int) { x -= shift[band][half]; });
     }
+    GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) {
+      shift[band][0] *= scale.natural ? 0.0f : scale.octaves;
+      shift[band][1] *= scale.natural ? 0.0f : scale.octaves;
+    }
+    each_score([&](float& x, int band, int half, int, int) {
+      x = exp2_fast(fmaf(x, scale.octaves, -shift[band][half]));
+      total[band][half] += x;
+    });
   }
 
   // out += weights values
@@ -381,10 +377,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     if (i + 1 < kStages) load_values(i, ahead[i]);
   }
 
-  // Each lane knows what one row of the warp sees.
+  // Each lane looks after the mask of one row of the warp. -1: there is no such row.
   const ForwardRow lane_row(p, work, first_row + lane % Shape::kWarpRows);
-  const int64_t span_row = static_cast<int64_t>(p.spans_shared ? 0 : work.batch) * p.num_queries + lane_row.query;
-  const int32_t* spans = p.spans + span_row * p.num_spans * 2;
+  const int lane_query = lane_row.exists ? lane_row.query : -1;
   const bool alive = __any_sync(kAllLanes, lane_row.exists);
 
   const auto query_lane = LaneAddress<QueryTile>::rows_first(shared_address(shared), lane);
@@ -395,9 +390,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     bool masked = (ahead[0] & 1) != 0 || first_key + kTileKeys > p.num_keys, active = alive;
     uint64_t bits = 0;
     if (masked && alive) {
-      if (lane_row.exists) bits = visible_keys(spans, p.num_spans, first_key, p.num_keys);
+      const int64_t row = static_cast<int64_t>(p.spans_shared ? 0 : work.batch) * p.num_queries + lane_query;
+      if (lane_query >= 0) bits = visible_keys(p.spans + row * p.num_spans * 2, p.num_spans, first_key, p.num_keys);
       active = __any_sync(kAllLanes, bits != 0);
-      masked = !__all_sync(kAllLanes, bits == ~uint64_t{0} || !lane_row.exists);
+      masked = !__all_sync(kAllLanes, bits == ~uint64_t{0} || lane_query < 0);
     }
     copy_async_wait<2 * (kStages - 1)>();
     __syncthreads();

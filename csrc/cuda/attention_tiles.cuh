@@ -74,57 +74,62 @@ GISTKIT_DEVICE int clamp_chunk(int bytes, int chunk) {
   return max(0, min(16, bytes - 16 * chunk));
 }
 
-// 16 bytes of a tile, of which the first `bytes` are read. Copied in the background where the source is aligned.
-GISTKIT_DEVICE void load_chunk(unsigned char* shared, uint32_t offset, const char* source, int bytes, bool aligned) {
-  if (aligned) {
-    copy_async_16(shared_address(shared) + offset, source, bytes);
-    return;
-  }
+// 16 bytes of a tile, of which the first `bytes` are read, where the source is not aligned.
+GISTKIT_DEVICE void load_elements(unsigned char* to, const char* source, int bytes) {
   const uint16_t* from = reinterpret_cast<const uint16_t*>(source);
   uint32_t words[4] = {0, 0, 0, 0};
   GISTKIT_UNROLL
   for (int i = 0; i < 8; ++i)
     if (2 * i < bytes) words[i / 2] |= static_cast<uint32_t>(from[i]) << 16 * (i % 2);
-  *reinterpret_cast<uint4*>(shared + offset) = make_uint4(words[0], words[1], words[2], words[3]);
+  *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Rows [first, first + kRows) of a head, by all kThreads threads of the block. What was copied is there after
-// copy_async_commit, copy_async_wait and __syncthreads.
-template <class Tile, int kThreads>
-GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int first, int thread) {
-  constexpr int kPasses = (Tile::kRows * Tile::kChunks + kThreads - 1) / kThreads;
-  if constexpr (kThreads % Tile::kChunks == 0 && Tile::kRows * Tile::kChunks % kThreads == 0) {
-    constexpr int kStep = kThreads / Tile::kChunks;
-    int row = thread / Tile::kChunks;
-    const int chunk = thread % Tile::kChunks, bytes = clamp_chunk(rows.bytes, chunk);
-    const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * chunk;
-    GISTKIT_UNROLL
-    for (int i = 0; i < kPasses; ++i, row += kStep, source += kStep * rows.stride) {
-      const bool there = first + row < rows.num_rows;
-      load_chunk(shared, Tile::offset(row, chunk), there ? source : rows.data, there ? bytes : 0, rows.aligned);
-    }
-  } else {
-    GISTKIT_UNROLL
-    for (int i = 0; i < kPasses; ++i) {
-      const int at = thread + i * kThreads, row = at / Tile::kChunks, chunk = at % Tile::kChunks;
-      if (row >= Tile::kRows) break;
-      const bool there = first + row < rows.num_rows;
-      const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * chunk;
-      load_chunk(shared, Tile::offset(row, chunk), there ? source : rows.data,
-                 there ? clamp_chunk(rows.bytes, chunk) : 0, rows.aligned);
+// Rows in any places: place(row) is where a row of the tile begins, null where there is none. By all kThreads threads
+// of the block; what was copied is there after copy_async_commit, copy_async_wait and __syncthreads. `somewhere` is any
+// valid address.
+template <class Tile, int kThreads, class Place>
+GISTKIT_DEVICE void gather_tile(unsigned char* shared, const Place& place, const char* somewhere, int bytes,
+                                bool aligned, int thread) {
+#pragma unroll 1
+  for (int at = thread; at < Tile::kRows * Tile::kChunks; at += kThreads) {
+    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+    const char* begin = place(row);
+    const char* source = begin ? begin + 16 * chunk : somewhere;
+    const int count = begin ? clamp_chunk(bytes, chunk) : 0;
+    unsigned char* to = shared + Tile::offset(row, chunk);
+    if (aligned) {
+      copy_async_16(shared_address(to), source, count);
+    } else {
+      load_elements(to, source, count);
     }
   }
 }
 
-// The same for rows in any places: place(row) is where a row of the tile begins, null where there is none.
-template <class Tile, int kThreads, class Place>
-GISTKIT_DEVICE void gather_tile(unsigned char* shared, const Place& place, const char* somewhere, int bytes,
-                                bool aligned, int thread) {
-  for (int at = thread; at < Tile::kRows * Tile::kChunks; at += kThreads) {
-    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
-    const char* begin = place(row);
-    load_chunk(shared, Tile::offset(row, chunk), begin ? begin + 16 * chunk : somewhere,
-               begin ? clamp_chunk(bytes, chunk) : 0, aligned);
+// Rows [first, first + kRows) of a head, in the same way.
+template <class Tile, int kThreads>
+GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int first, int thread) {
+  if (!rows.aligned) {
+    auto place = [&](int row) {
+      return first + row < rows.num_rows ? rows.data + static_cast<int64_t>(first + row) * rows.stride : nullptr;
+    };
+    gather_tile<Tile, kThreads>(shared, place, rows.data, rows.bytes, false, thread);
+    return;
+  }
+  // kAcross threads a row, each in the same chunk of every kStep-th row: addresses differ by constants.
+  constexpr int kAcross = Tile::kChunks & -Tile::kChunks, kStep = kThreads / kAcross;
+  static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0);
+  const int row = thread / kAcross, chunk = thread % kAcross;
+  const uint32_t to = shared_address(shared) + Tile::offset(row, chunk);
+  GISTKIT_UNROLL
+  for (int c = 0; c < Tile::kChunks; c += kAcross) {
+    const int bytes = clamp_chunk(rows.bytes, chunk + c);
+    const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * (chunk + c);
+    GISTKIT_UNROLL
+    for (int r = 0; r < Tile::kRows; r += kStep, source += kStep * rows.stride) {
+      const bool there = first + row + r < rows.num_rows;
+      copy_async_16(to + static_cast<uint32_t>(r * Tile::kRowBytes + 16 * c), there ? source : rows.data,
+                    there ? bytes : 0);
+    }
   }
 }
 
