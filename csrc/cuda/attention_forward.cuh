@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int lane_query = lane_row.exists ? lane_row.query : -1;
   const bool alive = __any_sync(kAllLanes, lane_row.exists);
 
-  const auto query_lane = LaneAddress<QueryTile>::rows_first(shared_address(shared), lane);
+  const auto query_lane = LaneAddress<QueryTile>::rows_first(shared_address(shared) + first_row * QueryTile::kRowBytes, lane);
   ForwardWarp<Shape> warp;
   warp.clear();
   for (int i = 0; i < count; ++i) {
