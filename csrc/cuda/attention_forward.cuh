@@ -38,7 +38,8 @@ struct ForwardShape {
   using KeyTile = SharedTile<kTileKeys, kDimQK>;
   using ValueTile = SharedTile<kTileKeys, kDimV>;
   using OutTile = SharedTile<kRows, kDimV>;
-  static constexpr int kSharedBytes = QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
+  static constexpr int kMaskBytes = kRows * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kSharedBytes = QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes) + kMaskBytes;
   static constexpr int kBlocks = kThreads <= 128 ? 2 : 1;  // a multiprocessor, as registers allow
   static constexpr bool kQueryInRegisters = kBands * kDimQK <= 128;
   static_assert(kRows == kForwardTileQueries && OutTile::kBytes <= QueryTile::kBytes);
@@ -183,13 +184,13 @@ struct ForwardWarp {
     }
   }
 
-  // bits: of the warp's row `lane`.
-  GISTKIT_DEVICE void mask(uint64_t bits, int lane) {
+  // masks: of the warp's rows.
+  GISTKIT_DEVICE void mask(const uint64_t* masks, int lane) {
     GISTKIT_UNROLL
     for (int band = 0; band < kBands; ++band)
       GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const LaneMask seen = row_mask(bits, 16 * band + 8 * half + (lane >> 2), lane);
+      const LaneMask seen = lane_mask(masks[16 * band + 8 * half + (lane >> 2)], lane);
       GISTKIT_UNROLL
       for (int i = 0; i < kKeyBlocks; ++i) {
         if (!seen.sees(i, 0)) scores[band][i][2 * half] = -INFINITY;
@@ -334,6 +335,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   constexpr int kStages = Shape::kStages;
   GISTKIT_DYNAMIC_SHARED(shared);
   unsigned char *keys = shared + QueryTile::kBytes, *values = keys + kStages * KeyTile::kBytes;
+  uint64_t* masks = reinterpret_cast<uint64_t*>(values + kStages * ValueTile::kBytes);
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, first_row = thread / 32 * Shape::kWarpRows;
   const ForwardWork work(p, static_cast<int>(blockIdx.x));
   const int split = static_cast<int>(blockIdx.y);
@@ -344,19 +346,21 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int32_t* entries = p.tiles.entries + static_cast<int64_t>(work.list) * p.tiles.capacity + begin;
 
   const int key_head = work.head / p.group;
-  const HeadRows key_rows{head_data(p.key, work.batch, key_head), p.key.row, p.num_keys, 2 * p.dim_qk, p.key_aligned};
-  const HeadRows value_rows{head_data(p.value, work.batch, key_head), p.value.row, p.num_keys, 2 * p.dim_v,
-                            p.value_aligned};
+  // Where a head begins is computed again for each tile: there are no registers to keep it in.
   auto load_keys = [&](int i, int entry) {
+    const HeadRows rows{head_data(p.key, afresh(work.batch), key_head), p.key.row, p.num_keys, 2 * p.dim_qk,
+                        p.key_aligned};
     if (i < count)
-      load_tile<KeyTile, Shape::kThreads>(keys + i % kStages * KeyTile::kBytes, key_rows, (entry >> 1) * kTileKeys,
-                                          thread);
+      load_tile<KeyTile, Shape::kThreads>(keys + i % kStages * KeyTile::kBytes, rows, (entry >> 1) * kTileKeys,
+                                          afresh(thread));
     copy_async_commit();
   };
   auto load_values = [&](int i, int entry) {
+    const HeadRows rows{head_data(p.value, afresh(work.batch), key_head), p.value.row, p.num_keys, 2 * p.dim_v,
+                        p.value_aligned};
     if (i < count)
-      load_tile<ValueTile, Shape::kThreads>(values + i % kStages * ValueTile::kBytes, value_rows,
-                                            (entry >> 1) * kTileKeys, thread);
+      load_tile<ValueTile, Shape::kThreads>(values + i % kStages * ValueTile::kBytes, rows, (entry >> 1) * kTileKeys,
+                                            afresh(thread));
     copy_async_commit();
   };
 
@@ -386,14 +390,16 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   ForwardWarp<Shape> warp;
   warp.clear();
   for (int i = 0; i < count; ++i) {
-    const int first_key = (ahead[0] >> 1) * kTileKeys;
+    const int first_key = (ahead[0] >> 1) * kTileKeys, lane = afresh(thread) & 31;
     bool masked = (ahead[0] & 1) != 0 || first_key + kTileKeys > p.num_keys, active = alive;
-    uint64_t bits = 0;
     if (masked && alive) {
+      uint64_t bits = 0;
       const int64_t row = static_cast<int64_t>(p.spans_shared ? 0 : work.batch) * p.num_queries + lane_query;
       if (lane_query >= 0) bits = visible_keys(p.spans + row * p.num_spans * 2, p.num_spans, first_key, p.num_keys);
       active = __any_sync(kAllLanes, bits != 0);
       masked = !__all_sync(kAllLanes, bits == ~uint64_t{0} || lane_query < 0);
+      __syncwarp();
+      if (lane < Shape::kWarpRows) masks[first_row + lane] = bits;
     }
     copy_async_wait<2 * (kStages - 1)>();
     __syncthreads();
@@ -412,7 +418,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     ahead[kStages] = i + kStages + 1 < count ? entries[i + kStages + 1] : 0;
     if (!active) continue;
     if (p.scale.adjusted) warp.adjust(p, work, first_row, first_key, lane);
-    if (masked) warp.mask(bits, lane);
+    if (masked) warp.mask(masks + first_row, lane);
     warp.softmax(p.scale);
     warp.add_values(LaneAddress<ValueTile>::rows_first(shared_address(values) + i % kStages * ValueTile::kBytes, lane));
   }

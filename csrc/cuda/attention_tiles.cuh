@@ -196,11 +196,8 @@ struct LaneMask {
   GISTKIT_DEVICE bool sees(int i, int odd) const { return (i < 4 ? low : high) >> (8 * (i % 4) + odd) & 1; }
 };
 
-// Each lane holds the mask of one row of its warp's; this is the mask of row `row`. By all lanes.
-GISTKIT_DEVICE LaneMask row_mask(uint64_t bits, int row, int lane) {
-  const uint32_t low = __shfl_sync(kAllLanes, static_cast<uint32_t>(bits), row);
-  const uint32_t high = __shfl_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), row);
-  return {low >> 2 * (lane & 3), high >> 2 * (lane & 3)};
+GISTKIT_DEVICE LaneMask lane_mask(uint64_t bits, int lane) {
+  return {static_cast<uint32_t>(bits) >> 2 * (lane & 3), static_cast<uint32_t>(bits >> 32) >> 2 * (lane & 3)};
 }
 
 // ---- scores
