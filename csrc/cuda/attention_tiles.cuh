@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "common/attention.h"
+#include "common/spans.h"
 #include "cuda/ptx.cuh"
 
 namespace gistkit::cuda {
@@ -61,13 +62,16 @@ struct LaneAddress {
 
 // ---- from global to shared memory
 
-// Rows of one head. `bytes` a row are read, the rest of a tile's row and rows from num_rows on become zero.
+// Rows of one head, of which those from first_row to num_rows are read, `bytes` each; all else becomes zero.
 struct HeadRows {
   const char* data;
   int64_t stride;  // bytes
   int num_rows;
   int bytes;
   bool aligned;  // data and stride are multiples of 16 bytes
+  int first_row = 0;
+
+  GISTKIT_DEVICE bool there(int row) const { return row >= first_row && row < num_rows; }
 };
 
 GISTKIT_DEVICE int clamp_chunk(int bytes, int chunk) {
@@ -110,7 +114,7 @@ template <class Tile, int kThreads>
 GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int first, int thread) {
   if (!rows.aligned) {
     auto place = [&](int row) {
-      return first + row < rows.num_rows ? rows.data + static_cast<int64_t>(first + row) * rows.stride : nullptr;
+      return rows.there(first + row) ? rows.data + static_cast<int64_t>(first + row) * rows.stride : nullptr;
     };
     gather_tile<Tile, kThreads>(shared, place, rows.data, rows.bytes, false, thread);
     return;
@@ -126,7 +130,7 @@ GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int f
     const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * (chunk + c);
     GISTKIT_UNROLL
     for (int r = 0; r < Tile::kRows; r += kStep, source += kStep * rows.stride) {
-      const bool there = first + row + r < rows.num_rows;
+      const bool there = rows.there(first + row + r);
       copy_async_16(to + static_cast<uint32_t>(r * Tile::kRowBytes + 16 * c), there ? source : rows.data,
                     there ? bytes : 0);
     }
@@ -187,6 +191,16 @@ GISTKIT_DEVICE uint64_t visible_keys(const int32_t* spans, int num_spans, int fi
     if (begin < end) bits |= (~uint64_t{0} << (begin - first)) & (~uint64_t{0} >> (kTileKeys - (end - first)));
   }
   return bits;
+}
+
+// Widens `range` to hold all keys that a row with these spans sees.
+GISTKIT_DEVICE void widen(KeyRange& range, const int32_t* spans, int num_spans, int num_keys) {
+  for (int s = 0; s < num_spans; ++s) {
+    const int begin = max(spans[2 * s], 0), end = min(spans[2 * s + 1], num_keys);
+    if (begin >= end) continue;
+    range.begin = min(range.begin, begin);
+    range.end = max(range.end, end);
+  }
 }
 
 // A row's mask as the lane of a quad needs it that holds columns 8 i + 2 (lane % 4) and the next one: bits 8 i and
