@@ -36,7 +36,10 @@ class Device(ctypes.Structure):
     ]
 
 
-DEVICE = [("common/attention.h", "gistkit::DeviceTiles", Lists), ("common/attention.h", "gistkit::AttentionDevice", Device)]
+DEVICE = [
+    ("common/attention.h", "gistkit::DeviceTiles", Lists),
+    ("common/attention.h", "gistkit::AttentionDevice", Device),
+]
 
 
 def library(checked: bool = False) -> Library:
@@ -97,7 +100,20 @@ def test_parity(length: int, kind: str) -> None:
         check_forward(Case(length, kind=kind, batch=1, dim=64, dtype=dtype))
 
 
-DIMS = [(1, 1), (17, 40), (64, 64), (80, 96), (96, 33), (128, 128), (70, 128), (192, 128), (160, 100), (256, 256), (200, 256), (64, 200)]
+DIMS = [
+    (1, 1),
+    (17, 40),
+    (64, 64),
+    (80, 96),
+    (96, 33),
+    (128, 128),
+    (70, 128),
+    (192, 128),
+    (160, 100),
+    (256, 256),
+    (200, 256),
+    (64, 200),
+]
 
 
 @pytest.mark.parametrize("dim,value_dim", DIMS)
