@@ -98,7 +98,8 @@ struct ForwardWarp {
     GISTKIT_UNROLL
     for (int band = 0; band < kBands; ++band) {
       GISTKIT_UNROLL
-      for (int i = 0; i < Shape::kDimV / 8; ++i) out[band][i][0] = out[band][i][1] = out[band][i][2] = out[band][i][3] = 0;
+      for (int i = 0; i < Shape::kDimV / 8; ++i)
+        out[band][i][0] = out[band][i][1] = out[band][i][2] = out[band][i][3] = 0;
       high[band][0] = high[band][1] = -INFINITY;
       total[band][0] = total[band][1] = 0;
     }
@@ -107,8 +108,7 @@ struct ForwardWarp {
   GISTKIT_DEVICE void load_query(LaneAddress<typename Shape::QueryTile> rows) {
     if constexpr (Shape::kQueryInRegisters) {
       GISTKIT_UNROLL
-      for (int band = 0; band < kBands; ++band)
-        GISTKIT_UNROLL
+      for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
       for (int k = 0; k < kDimSteps; ++k) load_matrix_x4(query[band][k], rows.block(16 * band, 2 * k));
     }
   }
@@ -117,8 +117,7 @@ struct ForwardWarp {
   GISTKIT_DEVICE void multiply_keys(LaneAddress<typename Shape::QueryTile> rows,
                                     LaneAddress<typename Shape::KeyTile> keys) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int i = 0; i < kKeyBlocks; ++i)
       scores[band][i][0] = scores[band][i][1] = scores[band][i][2] = scores[band][i][3] = 0;
     GISTKIT_UNROLL
@@ -143,12 +142,9 @@ struct ForwardWarp {
   template <class Change>
   GISTKIT_DEVICE void each_score(const Change& change) {
     GISTKIT_UNROLL
-    for (int i = 0; i < kKeyBlocks; ++i)
-      GISTKIT_UNROLL
-    for (int odd = 0; odd < 2; ++odd)
-      GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int i = 0; i < kKeyBlocks; ++i) GISTKIT_UNROLL
+    for (int odd = 0; odd < 2; ++odd) GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) change(scores[band][i][2 * half + odd], band, half, i, odd);
   }
 
@@ -161,8 +157,7 @@ struct ForwardWarp {
     if (p.packed == 1 || p.bias_head == 0) {
       bias += work.head * p.bias_head;
       GISTKIT_UNROLL
-      for (int i = 0; i < kKeyBlocks; ++i)
-        GISTKIT_UNROLL
+      for (int i = 0; i < kKeyBlocks; ++i) GISTKIT_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
         const float b = 8 * i + odd < rest ? bias[8 * i + odd] : 0.0f;
         GISTKIT_UNROLL
@@ -174,15 +169,13 @@ struct ForwardWarp {
       return;
     }
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const ForwardRow row(p, work, first_row + 16 * band + 8 * half + (lane >> 2));
       if (!row.exists) continue;
       const float* of_row = bias + row.head * p.bias_head;
       GISTKIT_UNROLL
-      for (int i = 0; i < kKeyBlocks; ++i)
-        GISTKIT_UNROLL
+      for (int i = 0; i < kKeyBlocks; ++i) GISTKIT_UNROLL
       for (int odd = 0; odd < 2; ++odd)
         if (8 * i + odd < rest) scores[band][i][2 * half + odd] += of_row[8 * i + odd];
     }
@@ -191,8 +184,7 @@ struct ForwardWarp {
   // masks: of the warp's rows.
   GISTKIT_DEVICE void mask(const uint64_t* masks, int lane) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const LaneMask seen = lane_mask(masks[16 * band + 8 * half + (lane >> 2)], lane);
       GISTKIT_UNROLL
@@ -208,8 +200,7 @@ struct ForwardWarp {
     float factor[kBands][2], shift[kBands][2];
     bool changed = false;
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       float now = high[band][half];
       GISTKIT_UNROLL
@@ -263,8 +254,7 @@ struct ForwardWarp {
         uint32_t value[4];
         load_matrix_x4_transposed(value, values.block(16 * k, i));
         GISTKIT_UNROLL
-        for (int band = 0; band < kBands; ++band)
-          multiply_add<T>(out[band][i], out[band][i + 1], weights[band], value);
+        for (int band = 0; band < kBands; ++band) multiply_add<T>(out[band][i], out[band][i + 1], weights[band], value);
       }
     }
   }
@@ -272,8 +262,7 @@ struct ForwardWarp {
   // Divides by the totals and writes lse; of a part of the keys, the result too.
   GISTKIT_DEVICE void finish(const ForwardParams& p, const ForwardWork& work, int first_row, int split, int lane) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const float sum = quad_sum(total[band][half]), inverse = sum == 0 ? 0.0f : 1 / sum;
       GISTKIT_UNROLL
@@ -304,14 +293,11 @@ struct ForwardWarp {
                                 int lane) {
     using Tile = typename Shape::OutTile;
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
-    for (int half = 0; half < 2; ++half)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+    for (int half = 0; half < 2; ++half) GISTKIT_UNROLL
     for (int i = 0; i < Shape::kDimV / 8; ++i)
       *reinterpret_cast<uint32_t*>(shared + Tile::offset(first_row + 16 * band + 8 * half + (lane >> 2), i) +
-                                   4 * (lane & 3)) =
-          pack<T>(out[band][i][2 * half], out[band][i][2 * half + 1]);
+                                   4 * (lane & 3)) = pack<T>(out[band][i][2 * half], out[band][i][2 * half + 1]);
     __syncwarp();
     for (int at = lane; at < Shape::kWarpRows * Tile::kChunks; at += 32) {
       const int local = first_row + at / Tile::kChunks, chunk = at % Tile::kChunks;
@@ -323,8 +309,7 @@ struct ForwardWarp {
       if (count == 8 && p.out_aligned) {
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
       } else {
-        for (int j = 0; j < count; ++j)
-          reinterpret_cast<uint16_t*>(to)[j] = reinterpret_cast<const uint16_t*>(from)[j];
+        for (int j = 0; j < count; ++j) reinterpret_cast<uint16_t*>(to)[j] = reinterpret_cast<const uint16_t*>(from)[j];
       }
     }
   }
@@ -374,8 +359,12 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   auto load_values = [&](int i, int entry) {
     // The unused end of a cache may hold what is not a number: it is not read.
     const KeyRange seen = seen_ranges[afresh(thread) / 32];
-    const HeadRows rows{head_data(p.value, afresh(work.batch), key_head), p.value.row, seen.end, 2 * p.dim_v,
-                        p.value_aligned, seen.begin};
+    const HeadRows rows{head_data(p.value, afresh(work.batch), key_head),
+                        p.value.row,
+                        seen.end,
+                        2 * p.dim_v,
+                        p.value_aligned,
+                        seen.begin};
     if (i < count)
       load_tile<ValueTile, Shape::kThreads>(values + i % kStages * ValueTile::kBytes, rows, (entry >> 1) * kTileKeys,
                                             afresh(thread));
@@ -422,7 +411,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     load_keys(i + 1, ahead[i + 1]);
   }
 
-  const auto query_lane = LaneAddress<QueryTile>::rows_first(shared_address(shared) + first_row * QueryTile::kRowBytes, lane);
+  const auto query_lane =
+      LaneAddress<QueryTile>::rows_first(shared_address(shared) + first_row * QueryTile::kRowBytes, lane);
   ForwardWarp<Shape> warp;
   warp.clear();
   for (int i = 0; i < count; ++i) {
@@ -442,8 +432,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     load_values(i + kStages - 1, ahead[kStages - 1]);
     if (i == 0) warp.load_query(query_lane);
     if (active)
-      warp.multiply_keys(query_lane, LaneAddress<KeyTile>::columns_first(
-                                         shared_address(keys) + i % kStages * KeyTile::kBytes, lane));
+      warp.multiply_keys(
+          query_lane, LaneAddress<KeyTile>::columns_first(shared_address(keys) + i % kStages * KeyTile::kBytes, lane));
     copy_async_wait<2 * (kStages - 1)>();
     __syncthreads();
     // Every warp is through with these keys.

@@ -27,7 +27,9 @@ struct SharedTile {
   static constexpr bool kWholeLines = kRowBytes % 128 == 0;
   static constexpr uint32_t kTurned = kWholeLines ? 0x70 : 0x30;  // bits of an offset that the permutation changes
 
-  GISTKIT_DEVICE static uint32_t turn(int row) { return static_cast<uint32_t>(kWholeLines ? row & 7 : row >> 1 & 3) << 4; }
+  GISTKIT_DEVICE static uint32_t turn(int row) {
+    return static_cast<uint32_t>(kWholeLines ? row & 7 : row >> 1 & 3) << 4;
+  }
   // Of 16 bytes, in bytes.
   GISTKIT_DEVICE static uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes) + (static_cast<uint32_t>(chunk << 4) ^ turn(row));
