@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) masked_product_kernel(const MaskedPr
       }
     }
 #ifdef BREAK_CONVERGENCE
-    if (first_row + warp * 16 + g < p.rows) scores[0][0] += 0 * __shfl_xor_sync(0xffffffffu, scores[0][0], 1);
+    if (first_row + warp * 16 + 8 + g < p.rows) scores[0][0] += 0 * __shfl_xor_sync(0xffffffffu, scores[0][0], 1);
 #endif
     for (int step = 0; step < kTile / 16; ++step) {
       const auto& left = scores[2 * step];
