@@ -190,6 +190,13 @@ struct QueryBlock {
   const int32_t* spans;
   const float* bias;  // null: none
 
+  // That some query of the block sees.
+  template <int kRows>
+  GISTKIT_DEVICE KeyRange keys(const AttentionProblem& p) const {
+    return range_of_rows(spans, min(kRows, static_cast<int>(p.num_queries) - first), p.num_spans,
+                         static_cast<int>(p.num_keys));
+  }
+
   template <int kRows>
   static GISTKIT_DEVICE QueryBlock of(const AttentionProblem& p) {
     const int64_t tiles = (p.num_queries + kRows - 1) / kRows, heads = blockIdx.x / tiles;
@@ -228,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const AttentionFor
   GISTKIT_SHARED(Memory, shared);
   const QueryBlock block = QueryBlock::of<16 * kOwn>(p);
   const int queries = static_cast<int>(p.num_queries);
-  const KeyRange range = range_of_rows(p, block.spans, min(queries - block.first, 16 * kOwn));
+  const KeyRange range = block.keys<16 * kOwn>(p);
   const Source query = source(p.query, block.batch, block.head, p.dim_qk, 0, queries);
   const Source key = source(p.key, block.batch, block.key_head, p.dim_qk, range.begin, range.end);
   const Source value = source(p.value, block.batch, block.key_head, p.dim_v, range.begin, range.end);
@@ -295,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   GISTKIT_SHARED(Memory, shared);
   const QueryBlock block = QueryBlock::of<16 * kOwn>(p);
   const int queries = static_cast<int>(p.num_queries);
-  const KeyRange range = range_of_rows(p, block.spans, min(queries - block.first, 16 * kOwn));
+  const KeyRange range = block.keys<16 * kOwn>(p);
   const int64_t offset = (block.batch * p.query_heads + block.head) * values.stride;
   const Source query = source(p.query, block.batch, block.head, p.dim_qk, 0, queries);
   const Source grad = source(p.grad_out, block.batch, block.head, p.dim_v, 0, queries, values.lse + offset);

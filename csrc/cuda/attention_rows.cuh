@@ -17,11 +17,10 @@ GISTKIT_DEVICE const float* bias_row(const AttentionProblem& p, int64_t batch, i
 }
 
 // The smallest range that holds every key seen by some of the rows; by all lanes of a warp, the same for each.
-GISTKIT_DEVICE KeyRange range_of_rows(const AttentionProblem& p, const int32_t* spans, int rows) {
-  const int keys = static_cast<int>(p.num_keys);
-  int low = keys, high = 0;
-  for (int64_t i = threadIdx.x % 32; i < int64_t{rows} * p.num_spans; i += 32) {
-    const int begin = max(spans[2 * i], 0), end = min(spans[2 * i + 1], keys);
+GISTKIT_DEVICE KeyRange range_of_rows(const int32_t* spans, int rows, int num_spans, int num_keys) {
+  int low = num_keys, high = 0;
+  for (int64_t i = threadIdx.x % 32; i < int64_t{rows} * num_spans; i += 32) {
+    const int begin = max(spans[2 * i], 0), end = min(spans[2 * i + 1], num_keys);
     if (begin >= end) continue;
     low = min(low, begin);
     high = max(high, end);

@@ -1,4 +1,4 @@
-"""Attention's params as ctypes structures, plans and inputs for its kernels' tests, and the yardstick of their errors."""
+"""Attention's params as ctypes structures, plans and inputs for its kernels' tests, the yardstick of their errors."""
 
 from __future__ import annotations
 
@@ -63,10 +63,60 @@ class Backward(ctypes.Structure):
     ]
 
 
+class DeviceTiles(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("counts", "entries", "order")), ("capacity", ctypes.c_int32)]
+
+
+class Device(ctypes.Structure):
+    _fields_ = [
+        ("key_tiles", DeviceTiles),
+        ("query_tiles", DeviceTiles),
+        ("splits", ctypes.c_int),
+        ("workspace", ctypes.c_void_p),
+    ]
+
+
 STRUCTS = [
+    ("common/attention.h", "gistkit::AttentionDevice", Device),
     ("common/attention.h", "gistkit::AttentionForward", Forward),
     ("common/attention.h", "gistkit::AttentionBackward", Backward),
 ]
+
+
+@dataclass
+class TileLists:
+    """One direction of a plan's tiles, as the device's builder makes them."""
+
+    counts: Tensor
+    entries: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, rows: int, columns: int) -> TileLists:
+        """From bool [batch, rows, columns], for tiles of so many rows and columns; one list for each tile of rows."""
+        batch, num_rows, num_columns = mask.shape
+        lists = []
+        for b in range(batch):
+            for row in range(0, max(1, num_rows), rows):
+                kinds = []
+                for column in range(0, num_columns, columns):
+                    tile = mask[b, row : row + rows, column : column + columns]
+                    if tile.any():
+                        kinds.append(column // columns * 2 + (not tile.all()))
+                lists.append(kinds)
+        counts = torch.tensor([len(kinds) for kinds in lists], dtype=torch.int32)
+        entries = torch.full((len(lists), max(1, -(-num_columns // columns))), -(2**30), dtype=torch.int32)
+        for row, kinds in zip(entries, lists, strict=True):
+            row[: len(kinds)] = torch.tensor(kinds, dtype=torch.int32)
+        return cls(counts, entries, counts.argsort(descending=True, stable=True).int())
+
+    @property
+    def params(self) -> DeviceTiles:
+        pointers = (t.data_ptr() for t in (self.counts, self.entries, self.order))
+        return DeviceTiles(*pointers, self.entries.shape[1])
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return {f"{name}.counts": self.counts, f"{name}.entries": self.entries, f"{name}.order": self.order}
 
 
 def spans_of(kind: str, queries: int, keys: int, batch: int, generator: torch.Generator) -> Tensor:
