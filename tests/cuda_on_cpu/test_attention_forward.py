@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import pytest
 import torch
-from attention_cases import STRUCTS, Case, Forward, Rows, check
+from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, check
 from harness import ORDERS, Library, build
+from test_tile_lists import build_tiles
 from torch import Tensor
 
-from gistkit.layouts.tiles import tiles
 from gistkit.ops import reference
 
 SOURCES = [f"csrc/cuda/attention_forward{part}.cu" for part in ("", "_bf16", "_fp16")]
@@ -19,57 +18,16 @@ TILE_QUERIES, TILE_KEYS = 128, 64
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-class Lists(ctypes.Structure):
-    _fields_ = [
-        ("counts", ctypes.c_void_p),
-        ("entries", ctypes.c_void_p),
-        ("order", ctypes.c_void_p),
-        ("capacity", ctypes.c_int32),
-    ]
-
-
-class Device(ctypes.Structure):
-    _fields_ = [
-        ("key_tiles", Lists),
-        ("query_tiles", Lists),
-        ("splits", ctypes.c_int),
-        ("workspace", ctypes.c_void_p),
-    ]
-
-
-DEVICE = [
-    ("common/attention.h", "gistkit::DeviceTiles", Lists),
-    ("common/attention.h", "gistkit::AttentionDevice", Device),
-]
-
-
 def library(checked: bool = False) -> Library:
-    return build("attention_forward", SOURCES, checked=checked, structs=[*STRUCTS, *DEVICE])
+    return build("attention_forward", SOURCES, checked=checked, structs=STRUCTS)
 
 
-@dataclass
-class KeyTiles:
-    counts: Tensor
-    entries: Tensor
-    order: Tensor
-
-    @classmethod
-    def of(cls, case: Case) -> KeyTiles:
-        lists = tiles(case.plan, TILE_QUERIES, TILE_KEYS)
-        offsets, flat = torch.from_numpy(lists.key_offsets), torch.from_numpy(lists.key_entries).int()
-        counts = offsets.diff().int()
-        entries = torch.full((len(counts), max(1, -(-case.keys // TILE_KEYS))), -1, dtype=torch.int32)
-        for i, count in enumerate(counts.tolist()):
-            entries[i, :count] = flat[offsets[i] : offsets[i] + count]
-        return cls(counts, entries, counts.argsort(descending=True, stable=True).int())
-
-    def params(self) -> Lists:
-        return Lists(*(t.data_ptr() for t in (self.counts, self.entries, self.order)), self.entries.shape[1])
-
-
-def forward(case: Case, *, splits: int = 1, checked: bool = False, **options: str) -> list[Tensor]:
+def forward(
+    case: Case, *, splits: int = 1, checked: bool = False, lists: TileLists | None = None, **options: str
+) -> list[Tensor]:
     """[out, lse]"""
-    params, device, lists = Forward(), Device(), KeyTiles.of(case)
+    params = Forward()
+    lists = lists or TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
     case.fill(params)
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
@@ -78,12 +36,12 @@ def forward(case: Case, *, splits: int = 1, checked: bool = False, **options: st
     size = kernels.function("gistkit::cuda::attention_forward_workspace")
     size.restype = ctypes.c_size_t
     workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params)), splits) // 4,), torch.nan)
-    device.key_tiles, device.splits, device.workspace = lists.params(), splits, workspace.data_ptr()
+    device = Device(key_tiles=lists.params, splits=splits, workspace=workspace.data_ptr())
     kernels.run(
         "gistkit::cuda::attention_forward",
         params,
         device,
-        inputs={**case.inputs("query", "key", "value", "key_bias"), **vars(lists)},
+        inputs={**case.inputs("query", "key", "value", "key_bias"), **lists.tensors("key_tiles")},
         outputs={"out": out, "lse": lse, "workspace": workspace},
         **options,
     )
@@ -101,7 +59,8 @@ def check_forward(case: Case, **options: object) -> list[Tensor]:
 @pytest.mark.parametrize("length", [1, 63, 65, 200, 203])
 def test_parity(length: int, kind: str) -> None:
     for dtype in (BF16, FP16):
-        check_forward(Case(length, kind=kind, batch=1, dim=64, dtype=dtype))
+        for dim in (64, 128):
+            check_forward(Case(length, kind=kind, batch=1, dim=dim, dtype=dtype))
 
 
 DIMS = [(1, 1), (17, 40), (64, 64), (80, 96), (96, 33), (128, 128), (192, 128), (160, 100), (256, 256), (64, 200)]
@@ -220,6 +179,15 @@ def test_bad_numbers_stay_visible() -> None:
     bad = lse.isnan()
     assert bad[0, 0, 70] and bad.sum() == 1
     assert out[0, 0, 70].isnan().all() and out.isnan().sum() == 16
+
+
+@pytest.mark.parametrize("kind", ["gistpool", "random"])
+def test_lists_made_on_the_device(kind: str) -> None:
+    case = Case(300, 290, kind=kind, dim=64, dtype=BF16)
+    _, made, _ = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)
+    lists = TileLists(made.counts.flatten(), made.entries.flatten(0, 1), made.order)
+    for mine, other in zip(forward(case, lists=lists), forward(case), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_splits() -> None:
