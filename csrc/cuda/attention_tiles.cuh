@@ -27,7 +27,9 @@ struct SharedTile {
   static constexpr bool kWholeLines = kRowBytes % 128 == 0;
   static constexpr uint32_t kTurned = kWholeLines ? 0x70 : 0x30;  // bits of an offset that the permutation changes
 
-  GISTKIT_DEVICE static uint32_t turn(int row) { return static_cast<uint32_t>(kWholeLines ? row & 7 : row >> 1 & 3) << 4; }
+  GISTKIT_DEVICE static uint32_t turn(int row) {
+    return static_cast<uint32_t>(kWholeLines ? row & 7 : row >> 1 & 3) << 4;
+  }
   // Of 16 bytes, in bytes.
   GISTKIT_DEVICE static uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes) + (static_cast<uint32_t>(chunk << 4) ^ turn(row));
@@ -120,8 +122,9 @@ GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int f
     return;
   }
   // kAcross threads a row, each in the same chunk of every kStep-th row: addresses differ by constants.
-  constexpr int kAcross = Tile::kChunks & -Tile::kChunks, kStep = kThreads / kAcross;
-  static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0);
+  constexpr int kWhole = Tile::kChunks & -Tile::kChunks, kAcross = kWhole < kThreads / 8 ? kWhole : kThreads / 8;
+  constexpr int kStep = kThreads / kAcross;
+  static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0 && Tile::kChunks % kAcross == 0);
   const int row = thread / kAcross, chunk = thread % kAcross;
   const uint32_t to = shared_address(shared) + Tile::offset(row, chunk);
   GISTKIT_UNROLL
@@ -212,6 +215,11 @@ struct LaneMask {
 
 GISTKIT_DEVICE LaneMask lane_mask(uint64_t bits, int lane) {
   return {static_cast<uint32_t>(bits) >> 2 * (lane & 3), static_cast<uint32_t>(bits >> 32) >> 2 * (lane & 3)};
+}
+
+// The same of row `row` where each lane holds the mask of one row of its warp's. By all lanes.
+GISTKIT_DEVICE LaneMask row_mask(uint64_t bits, int row, int lane) {
+  return lane_mask(__shfl_sync(kAllLanes, bits, row), lane);
 }
 
 // ---- scores
