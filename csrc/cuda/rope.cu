@@ -30,12 +30,12 @@ cudaError_t rotate(const RopeParams& p, cudaStream_t stream) {
   RopeSplit split{};
   split.tokens = static_cast<int32_t>(
       std::clamp<int64_t>(48 * 1024 / std::max<int64_t>(row_bytes, 1), 1, std::min<int64_t>(kRopeTokens, p.tokens)));
-  const int64_t chunks = (p.tokens + split.tokens - 1) / split.tokens;
+  split.chunks = (p.tokens + split.tokens - 1) / split.tokens;
+  const int64_t rows = split.chunks * p.batch;
   const int64_t heads = std::max(p.tensors[0].heads, p.tensors[1].heads);
-  split.splits =
-      static_cast<int32_t>(std::clamp<int64_t>((kEnoughBlocks + chunks * p.batch - 1) / (chunks * p.batch), 1, heads));
+  split.splits = static_cast<int32_t>(std::clamp<int64_t>((kEnoughBlocks + rows - 1) / rows, 1, heads));
   const unsigned parts = static_cast<unsigned>(p.angles.freq_heads > 1 ? p.angles.freq_heads : split.splits);
-  const dim3 grid(static_cast<unsigned>(chunks), parts, static_cast<unsigned>(p.batch));
+  const dim3 grid(static_cast<unsigned>(rows), parts);
   const size_t shared = static_cast<size_t>(split.tokens * row_bytes);
   auto kernel = p.interleaved ? rope_kernel<T, kCount, true> : rope_kernel<T, kCount, false>;
   return launch("rope", kernel, grid, dim3(kRopeThreads), shared, stream, p, split);

@@ -13,9 +13,9 @@ constexpr int kRopeTokens = 16;
 template <class Compute>
 constexpr int64_t kRopeFrequencyBytes = 2 * sizeof(Compute);  // of a token: a cosine and a sine
 
-// How the heads are shared out over blockIdx.y: [first, last) of each tensor.
 struct RopeSplit {
   int32_t tokens;  // of a block
+  int64_t chunks;  // of that many tokens
   int32_t splits;  // of the heads, where they share their frequencies; else each head is its own block
 };
 
@@ -97,16 +97,16 @@ GISTKIT_DEVICE void store_item(RopeItem<T, kCount>& item, const Compute* cosines
   *reinterpret_cast<Elements<T, kCount>*>(item.first_out) = item.first;
 }
 
-// Grid: (chunks of tokens, splits or heads, batch).
+// Grid: (batch * chunks, splits or heads).
 template <class T, int kCount, bool kInterleaved>
-__global__ void __launch_bounds__(kRopeThreads)
+__global__ void __launch_bounds__(kRopeThreads, 4)
     rope_kernel(const __grid_constant__ RopeParams p, const RopeSplit split) {
   using Compute = typename ComputeOf<T>::Type;
   GISTKIT_DYNAMIC_SHARED(shared);
   Compute* cosines = reinterpret_cast<Compute*>(shared);
   Compute* sines = cosines + split.tokens * p.angles.freqs;
 
-  const int64_t b = blockIdx.z, first = int64_t{blockIdx.x} * split.tokens;
+  const int64_t b = blockIdx.x / split.chunks, first = blockIdx.x % split.chunks * split.tokens;
   const int64_t left = p.tokens - first;
   const int tokens = left < split.tokens ? static_cast<int>(left) : split.tokens;
   const int64_t part = blockIdx.y;

@@ -18,17 +18,17 @@ GISTKIT_DEVICE void count_tiles(int* differences, int first, int last, int windo
   atomicAdd(&differences[to], -1);
 }
 
-// Grid: (query tiles, batch). Counts for each key tile the rows that touch it and those that cover it.
+// Grid: lists, which are batch x query tiles. Counts for each key tile the rows that touch it and those that cover it.
 static __global__ void __launch_bounds__(kTileThreads) key_lists_kernel(const __grid_constant__ TileParams p) {
   GISTKIT_SHARED(int[kTileWindow + 1], touched);
   GISTKIT_SHARED(int[kTileWindow + 1], covered);
   GISTKIT_SHARED(int[kTileThreads / 32], of_warps);
   const int thread = static_cast<int>(threadIdx.x);
-  const int key_tiles = num_tiles(p.keys, p.key_tile);
-  const int64_t list = int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
-  const int first_row = static_cast<int>(blockIdx.x) * p.query_tile, rows = min(p.query_tile, p.queries - first_row);
-  const int2* spans =
-      reinterpret_cast<const int2*>(p.normalized) + (int64_t{blockIdx.y} * p.queries + first_row) * p.num_spans;
+  const int key_tiles = num_tiles(p.keys, p.key_tile), query_tiles = num_tiles(p.queries, p.query_tile);
+  const int64_t list = blockIdx.x, b = list / query_tiles;
+  const int first_row = static_cast<int>(list % query_tiles) * p.query_tile;
+  const int rows = min(p.query_tile, p.queries - first_row);
+  const int2* spans = reinterpret_cast<const int2*>(p.normalized) + (b * p.queries + first_row) * p.num_spans;
   int32_t* entries = p.keys_of_queries.entries + list * key_tiles;
   int count = 0;
   for (int window = 0; window < key_tiles; window += kTileWindow) {
@@ -80,12 +80,12 @@ GISTKIT_DEVICE int find_entry(const int32_t* entries, int count, int tile) {
 
 constexpr int kTransposeThreads = 128;
 
-// Grid: (key tiles, batch).
+// Grid: lists, which are batch x key tiles.
 static __global__ void __launch_bounds__(kTransposeThreads) query_lists_kernel(const __grid_constant__ TileParams p) {
   GISTKIT_SHARED(int[kTransposeThreads / 32], of_warps);
-  const int key_tiles = static_cast<int>(gridDim.x), key_tile = static_cast<int>(blockIdx.x);
-  const int query_tiles = num_tiles(p.queries, p.query_tile);
-  const int64_t list = int64_t{blockIdx.y} * key_tiles + key_tile, first_list = int64_t{blockIdx.y} * query_tiles;
+  const int key_tiles = num_tiles(p.keys, p.key_tile), query_tiles = num_tiles(p.queries, p.query_tile);
+  const int64_t list = blockIdx.x, first_list = list / key_tiles * query_tiles;
+  const int key_tile = static_cast<int>(list % key_tiles);
   int32_t* entries = p.queries_of_keys.entries + list * query_tiles;
   int count = 0;
   for (int window = 0; window < query_tiles; window += kTransposeThreads) {

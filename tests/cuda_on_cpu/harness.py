@@ -117,7 +117,7 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
             path.write_text(layout)
         # Offsets in a derived struct are well defined where g++ computes them.
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
-    instrumented = [*flags, "-fsanitize=thread"] if checked and not _sanitizer() else flags
+    instrumented = [*flags, "-fsanitize=thread,alignment"] if checked and not _sanitizer() else flags
     objects = [_object(source, instrumented) for source in sources]
     path = _link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"])
     symbols = _call(["nm", "-D", "--defined-only", str(path)]).decode().split()[2::3]

@@ -50,7 +50,7 @@ void start_block(const Launch& launch, unsigned index) {
     block.warps[fiber.warp].lanes[fiber.lane] = &fiber;
   }
   for (int w = 0; w < block.num_warps; ++w) {
-    block.warps[w].pending = block.warps[w].done = 0;
+    block.warps[w].pending = block.warps[w].partial = block.warps[w].done = 0;
     make_ready(w, 0xffffffffu);
   }
   if (launch.checked) start_block_checks();

@@ -66,10 +66,11 @@ int block_barrier(bool value, const char* name, Site site) {
   if (block.live != block.num_threads)
     fail("%s%s after %d threads of the block have ended", name, site_text(site, nullptr).c_str(),
          block.num_threads - block.live);
-  if (warp.pending) {
-    const Fiber* other = warp.lanes[__builtin_ctz(warp.pending)];
-    fail("warp divergence: %s%s while lane %d is at %s%s", name, site_text(site, nullptr).c_str(), other->lane,
-         other->wait.operation, site_text(other->wait.site, nullptr).c_str());
+  for (uint32_t lanes = warp.pending; lanes; lanes &= lanes - 1) {
+    const Fiber* other = warp.lanes[__builtin_ctz(lanes)];
+    if (other->wait.mask >> me->lane & 1)
+      fail("warp divergence: %s%s while lane %d is at %s%s", name, site_text(site, nullptr).c_str(), other->lane,
+           other->wait.operation, site_text(other->wait.site, nullptr).c_str());
   }
   if (!block.at_barrier.empty()) {
     const Fiber* other = block.at_barrier[0];

@@ -58,6 +58,7 @@ struct Fiber : ThreadContext {
 
 struct Warp {
   uint32_t ready = 0, pending = 0, done = 0;  // lanes that can run, that wait in a collective, that have ended
+  uint32_t partial = 0;                       // of the pending ones, those in a collective of a part of the warp
   Fiber* lanes[32];
   uint32_t clock[kMaxWarps];  // vector clock: what each warp had done when it last synchronised with this one
 };
@@ -110,19 +111,18 @@ void start_block_checks();
 void end_interval(Warp& warp);  // what the warp does from here on is later than what it did
 std::string site_text(Site site, void* code);
 
-// Calls execute(warp) in the last lane of `mask` to arrive; the others wait for it.
-template <class Execute>
-void collective(const char* operation, uint32_t mask, Site site, void* arguments, const Execute& execute);
-void enter_collective(const char* operation, uint32_t mask, Site site, void* arguments);
+// The current lane arrives at a collective: whether it is the last one of `mask`.
+bool arrive(const char* operation, uint32_t mask, Site site, void* arguments);
 
+// Calls execute(warp) in the last lane of `mask` to arrive; the others wait for it.
 template <class Execute>
 void collective(const char* operation, uint32_t mask, Site site, void* arguments, const Execute& execute) {
   Fiber* me = self();
   Warp& warp = block.warps[me->warp];
-  enter_collective(operation, mask, site, arguments);
-  if ((warp.pending & mask) == mask) {
+  if (arrive(operation, mask, site, arguments)) {
     execute(warp);
     warp.pending &= ~mask;
+    warp.partial &= ~mask;
     if (const uint32_t others = mask & ~(1u << me->lane)) make_ready(me->warp, others);
   } else {
     make_unready(me);

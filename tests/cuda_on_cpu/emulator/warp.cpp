@@ -5,26 +5,46 @@
 
 namespace gistkit::emulator {
 
-void enter_collective(const char* operation, uint32_t mask, Site site, void* arguments) {
+namespace {
+
+bool same(const Wait& a, const Wait& b) {
+  return a.mask == b.mask && a.site.line == b.site.line && !strcmp(a.operation, b.operation) &&
+         (a.site.file == b.site.file || !strcmp(a.site.file, b.site.file));
+}
+
+// The lane is at the same collective, or in one of other lanes, after which it may come here; else both wait for ever.
+bool compare(const Fiber* me, const Fiber* other) {
+  if (same(me->wait, other->wait)) return true;
+  if (other->wait.mask >> me->lane & 1)
+    fail("warp divergence: %s%s (mask %08x) while lane %d is at %s%s (mask %08x)", me->wait.operation,
+         site_text(me->wait.site, nullptr).c_str(), me->wait.mask, other->lane, other->wait.operation,
+         site_text(other->wait.site, nullptr).c_str(), other->wait.mask);
+  return false;
+}
+
+}  // namespace
+
+bool arrive(const char* operation, uint32_t mask, Site site, void* arguments) {
+  constexpr uint32_t kWhole = 0xffffffffu;
   Fiber* me = self();
   Warp& warp = block.warps[me->warp];
-  if (!(mask >> me->lane & 1))
-    fail("%s%s: the lane is not in its mask %08x", operation, site_text(site, nullptr).c_str(), mask);
+  const uint32_t bit = 1u << me->lane;
+  if (!(mask & bit)) fail("%s%s: the lane is not in its mask %08x", operation, site_text(site, nullptr).c_str(), mask);
   if (warp.done & mask)
     fail("%s%s: mask %08x names lanes that have ended (%08x)", operation, site_text(site, nullptr).c_str(), mask,
          warp.done & mask);
   me->wait = {operation, mask, site, arguments};
-  if (const uint32_t waiting = warp.pending & mask) {
+  uint32_t here = warp.pending & mask;
+  if (mask == kWhole && !warp.partial) {
     // One is enough: each was compared with an earlier one when it came.
-    const int lane = __builtin_ctz(waiting);
-    const Wait& other = warp.lanes[lane]->wait;
-    const bool same_file = other.site.file == site.file || !strcmp(other.site.file, site.file);
-    if (strcmp(other.operation, operation) || other.mask != mask || other.site.line != site.line || !same_file)
-      fail("warp divergence: %s%s (mask %08x) while lane %d is at %s%s (mask %08x)", operation,
-           site_text(site, nullptr).c_str(), mask, lane, other.operation, site_text(other.site, nullptr).c_str(),
-           other.mask);
+    if (here) compare(me, warp.lanes[__builtin_ctz(here)]);
+  } else {
+    for (int lane = 0; lane < 32; ++lane)
+      if (here >> lane & 1 && !compare(me, warp.lanes[lane])) here &= ~(1u << lane);
   }
-  warp.pending |= 1u << me->lane;
+  warp.pending |= bit;
+  if (mask != kWhole) warp.partial |= bit;
+  return (here | bit) == mask;
 }
 
 void warp_barrier(uint32_t mask, Site site) {
