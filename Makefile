@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml README.md
-CXX_FILES := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(shell find csrc tests/cuda_on_cpu -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
 .PHONY: demo test lint sanitize bench clean

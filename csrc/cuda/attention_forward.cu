@@ -78,8 +78,7 @@ cudaError_t attention_forward(const AttentionForward& problem, const AttentionDe
   p.dim_v = problem.dim_v;
   p.packed = static_cast<int>(packed_heads(problem));
   p.query_tiles = static_cast<int>(tiles_of(problem.num_queries, kForwardTileQueries));
-  p.row_tiles =
-      p.packed == 1 ? 1 : static_cast<int>(tiles_of(p.packed * problem.num_queries, kForwardTileQueries));
+  p.row_tiles = p.packed == 1 ? 1 : static_cast<int>(tiles_of(p.packed * problem.num_queries, kForwardTileQueries));
   p.query_aligned = aligned_rows(p.query);
   p.key_aligned = aligned_rows(p.key);
   p.value_aligned = aligned_rows(p.value);

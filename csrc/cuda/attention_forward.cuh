@@ -29,16 +29,21 @@ struct ForwardParams {
 };
 
 // kBandsT bands of 16 query rows a warp; kStagesT tiles of keys and as many of values in flight or in use.
-template <class Element, int kDimQKT, int kDimVT, int kWarps, int kBandsT, int kStagesT>
+template <class Element, int kDimQKT, int kDimVT, int kWarpsT, int kBandsT, int kStagesT>
 struct ForwardShape {
   using T = Element;
-  static constexpr int kDimQK = kDimQKT, kDimV = kDimVT, kBands = kBandsT, kStages = kStagesT;
+  static constexpr int kDimQK = kDimQKT, kDimV = kDimVT, kStages = kStagesT;
+  static constexpr int kWarps = kWarpsT, kBands = kBandsT;
   static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kBands, kRows = kWarps * kWarpRows;
   using QueryTile = SharedTile<kRows, kDimQK>;
   using KeyTile = SharedTile<kTileKeys, kDimQK>;
   using ValueTile = SharedTile<kTileKeys, kDimV>;
   using OutTile = SharedTile<kRows, kDimV>;
-  static constexpr int kSharedBytes = QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
+  // After the tiles: a mask for each row, and for each warp the keys that its rows, then that all rows see.
+  static constexpr int kMaskBytes = kRows * static_cast<int>(sizeof(uint64_t));
+  static constexpr int kRangeBytes = kWarps * static_cast<int>(sizeof(KeyRange));
+  static constexpr int kSharedBytes =
+      QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes) + kMaskBytes + 2 * kRangeBytes;
   static constexpr int kBlocks = kThreads <= 128 ? 2 : 1;  // a multiprocessor, as registers allow
   static constexpr bool kQueryInRegisters = kBands * kDimQK <= 128;
   static_assert(kRows == kForwardTileQueries && OutTile::kBytes <= QueryTile::kBytes);
@@ -93,7 +98,8 @@ struct ForwardWarp {
     GISTKIT_UNROLL
     for (int band = 0; band < kBands; ++band) {
       GISTKIT_UNROLL
-      for (int i = 0; i < Shape::kDimV / 8; ++i) out[band][i][0] = out[band][i][1] = out[band][i][2] = out[band][i][3] = 0;
+      for (int i = 0; i < Shape::kDimV / 8; ++i)
+        out[band][i][0] = out[band][i][1] = out[band][i][2] = out[band][i][3] = 0;
       high[band][0] = high[band][1] = -INFINITY;
       total[band][0] = total[band][1] = 0;
     }
@@ -102,8 +108,7 @@ struct ForwardWarp {
   GISTKIT_DEVICE void load_query(LaneAddress<typename Shape::QueryTile> rows) {
     if constexpr (Shape::kQueryInRegisters) {
       GISTKIT_UNROLL
-      for (int band = 0; band < kBands; ++band)
-        GISTKIT_UNROLL
+      for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
       for (int k = 0; k < kDimSteps; ++k) load_matrix_x4(query[band][k], rows.block(16 * band, 2 * k));
     }
   }
@@ -112,8 +117,7 @@ struct ForwardWarp {
   GISTKIT_DEVICE void multiply_keys(LaneAddress<typename Shape::QueryTile> rows,
                                     LaneAddress<typename Shape::KeyTile> keys) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int i = 0; i < kKeyBlocks; ++i)
       scores[band][i][0] = scores[band][i][1] = scores[band][i][2] = scores[band][i][3] = 0;
     GISTKIT_UNROLL
@@ -138,12 +142,9 @@ struct ForwardWarp {
   template <class Change>
   GISTKIT_DEVICE void each_score(const Change& change) {
     GISTKIT_UNROLL
-    for (int i = 0; i < kKeyBlocks; ++i)
-      GISTKIT_UNROLL
-    for (int odd = 0; odd < 2; ++odd)
-      GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int i = 0; i < kKeyBlocks; ++i) GISTKIT_UNROLL
+    for (int odd = 0; odd < 2; ++odd) GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) change(scores[band][i][2 * half + odd], band, half, i, odd);
   }
 
@@ -156,8 +157,7 @@ struct ForwardWarp {
     if (p.packed == 1 || p.bias_head == 0) {
       bias += work.head * p.bias_head;
       GISTKIT_UNROLL
-      for (int i = 0; i < kKeyBlocks; ++i)
-        GISTKIT_UNROLL
+      for (int i = 0; i < kKeyBlocks; ++i) GISTKIT_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
         const float b = 8 * i + odd < rest ? bias[8 * i + odd] : 0.0f;
         GISTKIT_UNROLL
@@ -169,27 +169,24 @@ struct ForwardWarp {
       return;
     }
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const ForwardRow row(p, work, first_row + 16 * band + 8 * half + (lane >> 2));
       if (!row.exists) continue;
       const float* of_row = bias + row.head * p.bias_head;
       GISTKIT_UNROLL
-      for (int i = 0; i < kKeyBlocks; ++i)
-        GISTKIT_UNROLL
+      for (int i = 0; i < kKeyBlocks; ++i) GISTKIT_UNROLL
       for (int odd = 0; odd < 2; ++odd)
         if (8 * i + odd < rest) scores[band][i][2 * half + odd] += of_row[8 * i + odd];
     }
   }
 
-  // bits: of the warp's row `lane`.
-  GISTKIT_DEVICE void mask(uint64_t bits, int lane) {
+  // masks: of the warp's rows.
+  GISTKIT_DEVICE void mask(const uint64_t* masks, int lane) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const LaneMask seen = row_mask(bits, 16 * band + 8 * half + (lane >> 2), lane);
+      const LaneMask seen = lane_mask(masks[16 * band + 8 * half + (lane >> 2)], lane);
       GISTKIT_UNROLL
       for (int i = 0; i < kKeyBlocks; ++i) {
         if (!seen.sees(i, 0)) scores[band][i][2 * half] = -INFINITY;
@@ -203,8 +200,7 @@ struct ForwardWarp {
     float factor[kBands][2], shift[kBands][2];
     bool changed = false;
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       float now = high[band][half];
       GISTKIT_UNROLL
@@ -232,21 +228,17 @@ struct ForwardWarp {
       }
     }
     if (scale.natural) {
-      each_score([&](float& x, int band, int half, int, int) {
-        x = exp2_fast((x - shift[band][half]) * scale.octaves);
-        total[band][half] += x;
-      });
-    } else {
-      GISTKIT_UNROLL
-      for (int band = 0; band < kBands; ++band) {
-        shift[band][0] *= scale.octaves;
-        shift[band][1] *= scale.octaves;
-      }
-      each_score([&](float& x, int band, int half, int, int) {
-        x = exp2_fast(fmaf(x, scale.octaves, -shift[band][half]));
-        total[band][half] += x;
-      });
+      each_score([&](float& x, int band, int half, int, int) { x -= shift[band][half]; });
     }
+    GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) {
+      shift[band][0] *= scale.natural ? 0.0f : scale.octaves;
+      shift[band][1] *= scale.natural ? 0.0f : scale.octaves;
+    }
+    each_score([&](float& x, int band, int half, int, int) {
+      x = exp2_fast(fmaf(x, scale.octaves, -shift[band][half]));
+      total[band][half] += x;
+    });
   }
 
   // out += weights values
@@ -262,8 +254,7 @@ struct ForwardWarp {
         uint32_t value[4];
         load_matrix_x4_transposed(value, values.block(16 * k, i));
         GISTKIT_UNROLL
-        for (int band = 0; band < kBands; ++band)
-          multiply_add<T>(out[band][i], out[band][i + 1], weights[band], value);
+        for (int band = 0; band < kBands; ++band) multiply_add<T>(out[band][i], out[band][i + 1], weights[band], value);
       }
     }
   }
@@ -271,8 +262,7 @@ struct ForwardWarp {
   // Divides by the totals and writes lse; of a part of the keys, the result too.
   GISTKIT_DEVICE void finish(const ForwardParams& p, const ForwardWork& work, int first_row, int split, int lane) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const float sum = quad_sum(total[band][half]), inverse = sum == 0 ? 0.0f : 1 / sum;
       GISTKIT_UNROLL
@@ -303,14 +293,11 @@ struct ForwardWarp {
                                 int lane) {
     using Tile = typename Shape::OutTile;
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
-    for (int half = 0; half < 2; ++half)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+    for (int half = 0; half < 2; ++half) GISTKIT_UNROLL
     for (int i = 0; i < Shape::kDimV / 8; ++i)
       *reinterpret_cast<uint32_t*>(shared + Tile::offset(first_row + 16 * band + 8 * half + (lane >> 2), i) +
-                                   4 * (lane & 3)) =
-          pack<T>(out[band][i][2 * half], out[band][i][2 * half + 1]);
+                                   4 * (lane & 3)) = pack<T>(out[band][i][2 * half], out[band][i][2 * half + 1]);
     __syncwarp();
     for (int at = lane; at < Shape::kWarpRows * Tile::kChunks; at += 32) {
       const int local = first_row + at / Tile::kChunks, chunk = at % Tile::kChunks;
@@ -322,12 +309,21 @@ struct ForwardWarp {
       if (count == 8 && p.out_aligned) {
         *reinterpret_cast<uint4*>(to) = *reinterpret_cast<const uint4*>(from);
       } else {
-        for (int j = 0; j < count; ++j)
-          reinterpret_cast<uint16_t*>(to)[j] = reinterpret_cast<const uint16_t*>(from)[j];
+        for (int j = 0; j < count; ++j) reinterpret_cast<uint16_t*>(to)[j] = reinterpret_cast<const uint16_t*>(from)[j];
       }
     }
   }
 };
+
+// The range that holds those of all lanes.
+GISTKIT_DEVICE KeyRange warp_range(KeyRange range) {
+  GISTKIT_UNROLL
+  for (int d = 16; d > 0; d /= 2) {
+    range.begin = min(range.begin, __shfl_xor_sync(kAllLanes, range.begin, d));
+    range.end = max(range.end, __shfl_xor_sync(kAllLanes, range.end, d));
+  }
+  return range;
+}
 
 template <class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
@@ -338,6 +334,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   constexpr int kStages = Shape::kStages;
   GISTKIT_DYNAMIC_SHARED(shared);
   unsigned char *keys = shared + QueryTile::kBytes, *values = keys + kStages * KeyTile::kBytes;
+  uint64_t* masks = reinterpret_cast<uint64_t*>(values + kStages * ValueTile::kBytes);
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, first_row = thread / 32 * Shape::kWarpRows;
   const ForwardWork work(p, static_cast<int>(blockIdx.x));
   const int split = static_cast<int>(blockIdx.y);
@@ -348,19 +345,29 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int32_t* entries = p.tiles.entries + static_cast<int64_t>(work.list) * p.tiles.capacity + begin;
 
   const int key_head = work.head / p.group;
-  const HeadRows key_rows{head_data(p.key, work.batch, key_head), p.key.row, p.num_keys, 2 * p.dim_qk, p.key_aligned};
-  const HeadRows value_rows{head_data(p.value, work.batch, key_head), p.value.row, p.num_keys, 2 * p.dim_v,
-                            p.value_aligned};
+  KeyRange* warp_ranges = reinterpret_cast<KeyRange*>(masks + Shape::kRows);
+  KeyRange* seen_ranges = warp_ranges + Shape::kWarps;
+  // Where a head begins is computed again for each tile: there are no registers to keep it in.
   auto load_keys = [&](int i, int entry) {
+    const HeadRows rows{head_data(p.key, afresh(work.batch), key_head), p.key.row, p.num_keys, 2 * p.dim_qk,
+                        p.key_aligned};
     if (i < count)
-      load_tile<KeyTile, Shape::kThreads>(keys + i % kStages * KeyTile::kBytes, key_rows, (entry >> 1) * kTileKeys,
-                                          thread);
+      load_tile<KeyTile, Shape::kThreads>(keys + i % kStages * KeyTile::kBytes, rows, (entry >> 1) * kTileKeys,
+                                          afresh(thread));
     copy_async_commit();
   };
   auto load_values = [&](int i, int entry) {
+    // The unused end of a cache may hold what is not a number: it is not read.
+    const KeyRange seen = seen_ranges[afresh(thread) / 32];
+    const HeadRows rows{head_data(p.value, afresh(work.batch), key_head),
+                        p.value.row,
+                        seen.end,
+                        2 * p.dim_v,
+                        p.value_aligned,
+                        seen.begin};
     if (i < count)
-      load_tile<ValueTile, Shape::kThreads>(values + i % kStages * ValueTile::kBytes, value_rows,
-                                            (entry >> 1) * kTileKeys, thread);
+      load_tile<ValueTile, Shape::kThreads>(values + i % kStages * ValueTile::kBytes, rows, (entry >> 1) * kTileKeys,
+                                            afresh(thread));
     copy_async_commit();
   };
 
@@ -375,29 +382,49 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     };
     gather_tile<QueryTile, Shape::kThreads>(shared, place, p.query.data, 2 * p.dim_qk, p.query_aligned, thread);
   }
+  load_keys(0, ahead[0]);
+
+  // Each lane looks after the mask of one row of the warp. -1: there is no such row.
+  const ForwardRow lane_row(p, work, first_row + lane % Shape::kWarpRows);
+  const int lane_query = lane_row.exists ? lane_row.query : -1;
+  const bool alive = __any_sync(kAllLanes, lane_row.exists);
+  auto row_spans = [&] {
+    const int64_t row = static_cast<int64_t>(p.spans_shared ? 0 : work.batch) * p.num_queries + lane_query;
+    return p.spans + row * p.num_spans * 2;
+  };
+  KeyRange range{p.num_keys, 0};
+  if (lane_query >= 0) widen(range, row_spans(), p.num_spans, p.num_keys);
+  range = warp_range(range);
+  if (lane == 0) warp_ranges[thread / 32] = range;
+  __syncthreads();
+  if (lane == 0) {
+    for (int w = 0; w < Shape::kWarps; ++w) {
+      range.begin = min(range.begin, warp_ranges[w].begin);
+      range.end = max(range.end, warp_ranges[w].end);
+    }
+    seen_ranges[thread / 32] = range;
+  }
+  __syncwarp();
   GISTKIT_UNROLL
-  for (int i = 0; i < kStages; ++i) {
-    load_keys(i, ahead[i]);
-    if (i + 1 < kStages) load_values(i, ahead[i]);
+  for (int i = 0; i + 1 < kStages; ++i) {
+    load_values(i, ahead[i]);
+    load_keys(i + 1, ahead[i + 1]);
   }
 
-  // Each lane knows what one row of the warp sees.
-  const ForwardRow lane_row(p, work, first_row + lane % Shape::kWarpRows);
-  const int64_t span_row = static_cast<int64_t>(p.spans_shared ? 0 : work.batch) * p.num_queries + lane_row.query;
-  const int32_t* spans = p.spans + span_row * p.num_spans * 2;
-  const bool alive = __any_sync(kAllLanes, lane_row.exists);
-
-  const auto query_lane = LaneAddress<QueryTile>::rows_first(shared_address(shared), lane);
+  const auto query_lane =
+      LaneAddress<QueryTile>::rows_first(shared_address(shared) + first_row * QueryTile::kRowBytes, lane);
   ForwardWarp<Shape> warp;
   warp.clear();
   for (int i = 0; i < count; ++i) {
-    const int first_key = (ahead[0] >> 1) * kTileKeys;
+    const int first_key = (ahead[0] >> 1) * kTileKeys, lane = afresh(thread) & 31;
     bool masked = (ahead[0] & 1) != 0 || first_key + kTileKeys > p.num_keys, active = alive;
-    uint64_t bits = 0;
     if (masked && alive) {
-      if (lane_row.exists) bits = visible_keys(spans, p.num_spans, first_key, p.num_keys);
+      uint64_t bits = 0;
+      if (lane_query >= 0) bits = visible_keys(row_spans(), p.num_spans, first_key, p.num_keys);
       active = __any_sync(kAllLanes, bits != 0);
-      masked = !__all_sync(kAllLanes, bits == ~uint64_t{0} || !lane_row.exists);
+      masked = !__all_sync(kAllLanes, bits == ~uint64_t{0} || lane_query < 0);
+      __syncwarp();
+      if (lane < Shape::kWarpRows) masks[first_row + lane] = bits;
     }
     copy_async_wait<2 * (kStages - 1)>();
     __syncthreads();
@@ -405,8 +432,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     load_values(i + kStages - 1, ahead[kStages - 1]);
     if (i == 0) warp.load_query(query_lane);
     if (active)
-      warp.multiply_keys(query_lane, LaneAddress<KeyTile>::columns_first(
-                                         shared_address(keys) + i % kStages * KeyTile::kBytes, lane));
+      warp.multiply_keys(
+          query_lane, LaneAddress<KeyTile>::columns_first(shared_address(keys) + i % kStages * KeyTile::kBytes, lane));
     copy_async_wait<2 * (kStages - 1)>();
     __syncthreads();
     // Every warp is through with these keys.
@@ -416,7 +443,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     ahead[kStages] = i + kStages + 1 < count ? entries[i + kStages + 1] : 0;
     if (!active) continue;
     if (p.scale.adjusted) warp.adjust(p, work, first_row, first_key, lane);
-    if (masked) warp.mask(bits, lane);
+    if (masked) warp.mask(masks + first_row, lane);
     warp.softmax(p.scale);
     warp.add_values(LaneAddress<ValueTile>::rows_first(shared_address(values) + i % kStages * ValueTile::kBytes, lane));
   }

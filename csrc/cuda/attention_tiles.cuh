@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "common/attention.h"
+#include "common/spans.h"
 #include "cuda/ptx.cuh"
 
 namespace gistkit::cuda {
@@ -26,7 +27,9 @@ struct SharedTile {
   static constexpr bool kWholeLines = kRowBytes % 128 == 0;
   static constexpr uint32_t kTurned = kWholeLines ? 0x70 : 0x30;  // bits of an offset that the permutation changes
 
-  GISTKIT_DEVICE static uint32_t turn(int row) { return static_cast<uint32_t>(kWholeLines ? row & 7 : row >> 1 & 3) << 4; }
+  GISTKIT_DEVICE static uint32_t turn(int row) {
+    return static_cast<uint32_t>(kWholeLines ? row & 7 : row >> 1 & 3) << 4;
+  }
   // Of 16 bytes, in bytes.
   GISTKIT_DEVICE static uint32_t offset(int row, int chunk) {
     return static_cast<uint32_t>(row * kRowBytes) + (static_cast<uint32_t>(chunk << 4) ^ turn(row));
@@ -61,70 +64,78 @@ struct LaneAddress {
 
 // ---- from global to shared memory
 
-// Rows of one head. `bytes` a row are read, the rest of a tile's row and rows from num_rows on become zero.
+// Rows of one head, of which those from first_row to num_rows are read, `bytes` each; all else becomes zero.
 struct HeadRows {
   const char* data;
   int64_t stride;  // bytes
   int num_rows;
   int bytes;
   bool aligned;  // data and stride are multiples of 16 bytes
+  int first_row = 0;
+
+  GISTKIT_DEVICE bool there(int row) const { return row >= first_row && row < num_rows; }
 };
 
 GISTKIT_DEVICE int clamp_chunk(int bytes, int chunk) {
   return max(0, min(16, bytes - 16 * chunk));
 }
 
-// 16 bytes of a tile, of which the first `bytes` are read. Copied in the background where the source is aligned.
-GISTKIT_DEVICE void load_chunk(unsigned char* shared, uint32_t offset, const char* source, int bytes, bool aligned) {
-  if (aligned) {
-    copy_async_16(shared_address(shared) + offset, source, bytes);
-    return;
-  }
+// 16 bytes of a tile, of which the first `bytes` are read, where the source is not aligned.
+GISTKIT_DEVICE void load_elements(unsigned char* to, const char* source, int bytes) {
   const uint16_t* from = reinterpret_cast<const uint16_t*>(source);
   uint32_t words[4] = {0, 0, 0, 0};
   GISTKIT_UNROLL
   for (int i = 0; i < 8; ++i)
     if (2 * i < bytes) words[i / 2] |= static_cast<uint32_t>(from[i]) << 16 * (i % 2);
-  *reinterpret_cast<uint4*>(shared + offset) = make_uint4(words[0], words[1], words[2], words[3]);
+  *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-// Rows [first, first + kRows) of a head, by all kThreads threads of the block. What was copied is there after
-// copy_async_commit, copy_async_wait and __syncthreads.
-template <class Tile, int kThreads>
-GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int first, int thread) {
-  constexpr int kPasses = (Tile::kRows * Tile::kChunks + kThreads - 1) / kThreads;
-  if constexpr (kThreads % Tile::kChunks == 0 && Tile::kRows * Tile::kChunks % kThreads == 0) {
-    constexpr int kStep = kThreads / Tile::kChunks;
-    int row = thread / Tile::kChunks;
-    const int chunk = thread % Tile::kChunks, bytes = clamp_chunk(rows.bytes, chunk);
-    const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * chunk;
-    GISTKIT_UNROLL
-    for (int i = 0; i < kPasses; ++i, row += kStep, source += kStep * rows.stride) {
-      const bool there = first + row < rows.num_rows;
-      load_chunk(shared, Tile::offset(row, chunk), there ? source : rows.data, there ? bytes : 0, rows.aligned);
-    }
-  } else {
-    GISTKIT_UNROLL
-    for (int i = 0; i < kPasses; ++i) {
-      const int at = thread + i * kThreads, row = at / Tile::kChunks, chunk = at % Tile::kChunks;
-      if (row >= Tile::kRows) break;
-      const bool there = first + row < rows.num_rows;
-      const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * chunk;
-      load_chunk(shared, Tile::offset(row, chunk), there ? source : rows.data,
-                 there ? clamp_chunk(rows.bytes, chunk) : 0, rows.aligned);
+// Rows in any places: place(row) is where a row of the tile begins, null where there is none. By all kThreads threads
+// of the block; what was copied is there after copy_async_commit, copy_async_wait and __syncthreads. `somewhere` is any
+// valid address.
+template <class Tile, int kThreads, class Place>
+GISTKIT_DEVICE void gather_tile(unsigned char* shared, const Place& place, const char* somewhere, int bytes,
+                                bool aligned, int thread) {
+#pragma unroll 1
+  for (int at = thread; at < Tile::kRows * Tile::kChunks; at += kThreads) {
+    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
+    const char* begin = place(row);
+    const char* source = begin ? begin + 16 * chunk : somewhere;
+    const int count = begin ? clamp_chunk(bytes, chunk) : 0;
+    unsigned char* to = shared + Tile::offset(row, chunk);
+    if (aligned) {
+      copy_async_16(shared_address(to), source, count);
+    } else {
+      load_elements(to, source, count);
     }
   }
 }
 
-// The same for rows in any places: place(row) is where a row of the tile begins, null where there is none.
-template <class Tile, int kThreads, class Place>
-GISTKIT_DEVICE void gather_tile(unsigned char* shared, const Place& place, const char* somewhere, int bytes,
-                                bool aligned, int thread) {
-  for (int at = thread; at < Tile::kRows * Tile::kChunks; at += kThreads) {
-    const int row = at / Tile::kChunks, chunk = at % Tile::kChunks;
-    const char* begin = place(row);
-    load_chunk(shared, Tile::offset(row, chunk), begin ? begin + 16 * chunk : somewhere,
-               begin ? clamp_chunk(bytes, chunk) : 0, aligned);
+// Rows [first, first + kRows) of a head, in the same way.
+template <class Tile, int kThreads>
+GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int first, int thread) {
+  if (!rows.aligned) {
+    auto place = [&](int row) {
+      return rows.there(first + row) ? rows.data + static_cast<int64_t>(first + row) * rows.stride : nullptr;
+    };
+    gather_tile<Tile, kThreads>(shared, place, rows.data, rows.bytes, false, thread);
+    return;
+  }
+  // kAcross threads a row, each in the same chunk of every kStep-th row: addresses differ by constants.
+  constexpr int kAcross = Tile::kChunks & -Tile::kChunks, kStep = kThreads / kAcross;
+  static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0);
+  const int row = thread / kAcross, chunk = thread % kAcross;
+  const uint32_t to = shared_address(shared) + Tile::offset(row, chunk);
+  GISTKIT_UNROLL
+  for (int c = 0; c < Tile::kChunks; c += kAcross) {
+    const int bytes = clamp_chunk(rows.bytes, chunk + c);
+    const char* source = rows.data + static_cast<int64_t>(first + row) * rows.stride + 16 * (chunk + c);
+    GISTKIT_UNROLL
+    for (int r = 0; r < Tile::kRows; r += kStep, source += kStep * rows.stride) {
+      const bool there = rows.there(first + row + r);
+      copy_async_16(to + static_cast<uint32_t>(r * Tile::kRowBytes + 16 * c), there ? source : rows.data,
+                    there ? bytes : 0);
+    }
   }
 }
 
@@ -184,6 +195,16 @@ GISTKIT_DEVICE uint64_t visible_keys(const int32_t* spans, int num_spans, int fi
   return bits;
 }
 
+// Widens `range` to hold all keys that a row with these spans sees.
+GISTKIT_DEVICE void widen(KeyRange& range, const int32_t* spans, int num_spans, int num_keys) {
+  for (int s = 0; s < num_spans; ++s) {
+    const int begin = max(spans[2 * s], 0), end = min(spans[2 * s + 1], num_keys);
+    if (begin >= end) continue;
+    range.begin = min(range.begin, begin);
+    range.end = max(range.end, end);
+  }
+}
+
 // A row's mask as the lane of a quad needs it that holds columns 8 i + 2 (lane % 4) and the next one: bits 8 i and
 // 8 i + 1, half of them in each word.
 struct LaneMask {
@@ -191,11 +212,8 @@ struct LaneMask {
   GISTKIT_DEVICE bool sees(int i, int odd) const { return (i < 4 ? low : high) >> (8 * (i % 4) + odd) & 1; }
 };
 
-// Each lane holds the mask of one row of its warp's; this is the mask of row `row`. By all lanes.
-GISTKIT_DEVICE LaneMask row_mask(uint64_t bits, int row, int lane) {
-  const uint32_t low = __shfl_sync(kAllLanes, static_cast<uint32_t>(bits), row);
-  const uint32_t high = __shfl_sync(kAllLanes, static_cast<uint32_t>(bits >> 32), row);
-  return {low >> 2 * (lane & 3), high >> 2 * (lane & 3)};
+GISTKIT_DEVICE LaneMask lane_mask(uint64_t bits, int lane) {
+  return {static_cast<uint32_t>(bits) >> 2 * (lane & 3), static_cast<uint32_t>(bits >> 32) >> 2 * (lane & 3)};
 }
 
 // ---- scores

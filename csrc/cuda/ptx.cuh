@@ -22,6 +22,14 @@ GISTKIT_DEVICE uint32_t shared_address(const void* pointer) {
 #endif
 }
 
+// x, of which the compiler cannot tell: what follows from it is computed again instead of being kept in registers.
+GISTKIT_DEVICE int afresh(int x) {
+#ifndef GISTKIT_EMULATE
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
+
 // Starts to copy 16 bytes of global memory, of which the first `bytes` (0 to 16) are read and the rest become zeros.
 // Both addresses are multiples of 16.
 GISTKIT_DEVICE void copy_async_16(uint32_t to, const void* from, int bytes GISTKIT_CALLER) {

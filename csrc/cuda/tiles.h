@@ -4,6 +4,7 @@
 #pragma once
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "cuda/runtime.h"
 
 namespace gistkit::cuda {
@@ -19,8 +20,9 @@ struct TileList {
 // key tile that is cut off is never full.
 struct TileParams {
   const int32_t* spans;  // [batch, queries, num_spans, 2], contiguous; any order, overlaps and bounds
-  int32_t* normalized;   // same shape: clamped to [0, keys], sorted, merged, unused ones (keys, keys); for the kernels
-  int64_t batch;         // 1 where the rows of the batch share their spans
+  int32_t*
+      normalized;  // same shape, aligned to 8 bytes: clamped to [0, keys], sorted, merged, unused ones (keys, keys)
+  int64_t batch;   // 1 where the rows of the batch share their spans
   int32_t queries, keys, num_spans;
   int32_t query_tile, key_tile;
   TileList keys_of_queries;  // capacity: number of key tiles
@@ -28,7 +30,7 @@ struct TileParams {
 };
 
 // 1 or more, so that nothing is empty.
-static inline int32_t num_tiles(int64_t length, int32_t tile) {
+GISTKIT_HOST_DEVICE static inline int32_t num_tiles(int64_t length, int32_t tile) {
   return length > 0 ? static_cast<int32_t>((length + tile - 1) / tile) : 1;
 }
 

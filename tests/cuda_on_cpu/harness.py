@@ -1,10 +1,11 @@
 """Builds CUDA sources for the CPU and runs their launchers on tensors, under the emulator.
 
-    library = build("rope", ["csrc/cuda/rope.cu"], checked=True, structs=[("cuda/rope.h", "gistkit::RopeParams", RopeParams)])
+    structs = [("common/rope.h", "gistkit::RopeParams", RopeParams)]
+    library = build("rope", ["csrc/cuda/rope.cu"], checked=True, structs=structs)
     library.run("gistkit::cuda::rope", params, inputs={"query": query}, outputs={"out": out}, order="random")
 
 A checked build looks at every access to memory and is several times slower. Libraries are kept in `build/` by their
-contents. `GISTKIT_EMULATOR_SANITIZE=address` in the environment builds everything with that sanitizer.
+contents. `GISTKIT_EMULATOR_SANITIZE=address` in the environment builds all with that sanitizer in place of the checks.
 """
 
 from __future__ import annotations
@@ -23,9 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent.relative_to(ROOT)
 BUILD = ROOT / "build" / "cuda_on_cpu"
-EMULATOR = [
-    str(FOLDER / "emulator" / f"{name}.cpp") for name in "fibers warp matrix shared checks hooks launch".split()
-]
+PARTS = ("fibers", "warp", "matrix", "shared", "checks", "hooks", "launch")
 ORDERS = ("forward", "reverse", "random")
 COPIES = ("poison", "eager", "lazy")
 
@@ -40,15 +39,20 @@ def _compiler() -> str:
     return os.environ.get("CXX", "g++")
 
 
+def _sanitizer() -> list[str]:
+    name = os.environ.get("GISTKIT_EMULATOR_SANITIZE")
+    return [f"-fsanitize={name}"] if name else []
+
+
 def _flags() -> list[str]:
     flags = ["-std=c++20", "-O2", "-g", "-fPIC", "-fno-gnu-unique", "-Wall", "-Wextra", "-Werror"]
-    flags += ["-Wno-unknown-pragmas", "-Icsrc", f"-I{FOLDER}"]
-    sanitizer = os.environ.get("GISTKIT_EMULATOR_SANITIZE")
-    return flags + ([f"-fsanitize={sanitizer}"] if sanitizer else [])
+    return [*flags, "-Wno-unknown-pragmas", "-Icsrc", f"-I{FOLDER}", *_sanitizer()]
 
 
 def _call(command: Sequence[str]) -> bytes:
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    # What is preloaded is meant for Python.
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
     if result.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{result.stderr.decode()}")
     return result.stdout
@@ -69,12 +73,11 @@ def _object(source: str, flags: Sequence[str]) -> Path:
 
 
 def _link(name: str, objects: Sequence[Path], flags: Sequence[str]) -> Path:
-    sanitizer = [flag for flag in _flags() if flag.startswith("-fsanitize")]
-    key = hashlib.sha256("\0".join([*map(str, objects), *flags, *sanitizer]).encode()).hexdigest()[:24]
+    key = hashlib.sha256("\0".join([*map(str, objects), *flags, *_sanitizer()]).encode()).hexdigest()[:24]
     path = BUILD / f"lib{name}-{key}.so"
     if not path.exists():
         part = path.with_suffix(f".{os.getpid()}.part")
-        _call([_compiler(), "-shared", "-Wl,-Bsymbolic", *sanitizer, *map(str, objects), *flags, "-o", str(part)])
+        _call([_compiler(), "-shared", "-Wl,-Bsymbolic", *_sanitizer(), *map(str, objects), *flags, "-o", str(part)])
         part.replace(path)
     return path
 
@@ -82,7 +85,7 @@ def _link(name: str, objects: Sequence[Path], flags: Sequence[str]) -> Path:
 @functools.cache
 def _emulator() -> tuple[Path, ctypes.CDLL]:
     """One for the process: every library of kernels shares its settings and its tensors."""
-    path = _link("emulator", [_object(source, []) for source in EMULATOR], ["-ldl"])
+    path = _link("emulator", [_object(str(FOLDER / "emulator" / f"{part}.cpp"), []) for part in PARTS], ["-ldl"])
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.gistkit_emulator_error.restype = ctypes.c_char_p
     library.gistkit_emulator_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int]
@@ -98,7 +101,9 @@ def _layout_source(structs: Iterable[Struct]) -> str:
         lines.append(f'static_assert(sizeof({name}) == {ctypes.sizeof(mirror)}, "size of {name}");')
         for field, *_ in mirror._fields_:
             offset = getattr(mirror, field).offset
-            lines.append(f'static_assert(offsetof({name}, {field}) == {offset}, "{name}::{field}");')
+            # A field that is a Python keyword has a trailing underscore in the mirror.
+            member = field.rstrip("_")
+            lines.append(f'static_assert(offsetof({name}, {member}) == {offset}, "{name}::{member}");')
     return "\n".join(lines) + "\n"
 
 
@@ -112,13 +117,11 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
             path.write_text(layout)
         # Offsets in a derived struct are well defined where g++ computes them.
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
-    instrumented = [*flags, "-fsanitize=thread"] if checked else flags
+    instrumented = [*flags, "-fsanitize=thread"] if checked and not _sanitizer() else flags
     objects = [_object(source, instrumented) for source in sources]
     path = _link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"])
     symbols = _call(["nm", "-D", "--defined-only", str(path)]).decode().split()[2::3]
-    demangled = subprocess.run(
-        ["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True
-    ).stdout.splitlines()
+    demangled = _call(["c++filt", *symbols]).decode().splitlines()
     return Library(path, ctypes.CDLL(str(path)), dict(zip(demangled, symbols, strict=True)))
 
 
