@@ -55,7 +55,7 @@ struct QueryGradientWarp {
   GISTKIT_DEVICE void multiply(uint32_t keys, uint32_t values, int column, int lane) {
     const auto of_keys = LaneAddress<typename Shape::KeyTile>::columns_first(keys, lane);
     const auto of_values = LaneAddress<typename Shape::ValueTile>::columns_first(values, lane);
-    auto queries = [&](uint32_t(&a)[4], int band, int k) {
+    auto queries = [&](uint32_t (&a)[4], int band, int k) {
       if constexpr (Shape::kKept) {
         GISTKIT_UNROLL
         for (int j = 0; j < 4; ++j) a[j] = query[band][k][j];
@@ -63,7 +63,7 @@ struct QueryGradientWarp {
         load_matrix_x4(a, query_rows.block(16 * band, 2 * k));
       }
     };
-    auto grads_out = [&](uint32_t(&a)[4], int band, int k) {
+    auto grads_out = [&](uint32_t (&a)[4], int band, int k) {
       if constexpr (Shape::kKept) {
         GISTKIT_UNROLL
         for (int j = 0; j < 4; ++j) a[j] = grad[band][k][j];
@@ -79,15 +79,13 @@ struct QueryGradientWarp {
   GISTKIT_DEVICE void differentiate(const BackwardParams& p, const float* bias, int first_key, bool masked,
                                     uint64_t bits, int lane) {
     GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band)
-      GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
       const float row_lse = lse[band][half], row_delta = delta[band][half];
       LaneMask seen{~0u, ~0u};
       if (masked) seen = row_mask(bits, 16 * band + 8 * half + (lane >> 2), lane);
       GISTKIT_UNROLL
-      for (int i = 0; i < kBlocks; ++i)
-        GISTKIT_UNROLL
+      for (int i = 0; i < kBlocks; ++i) GISTKIT_UNROLL
       for (int odd = 0; odd < 2; ++odd) {
         const int at = 2 * half + odd;
         float score = weights[band][i][at], slope = 1;
@@ -105,7 +103,7 @@ struct QueryGradientWarp {
   }
 
   GISTKIT_DEVICE void add_keys(uint32_t keys, int column, int lane) {
-    auto operand = [&](uint32_t(&a)[4], int band, int k) {
+    auto operand = [&](uint32_t (&a)[4], int band, int k) {
       as_operand<T>(a, grads[band][2 * k], grads[band][2 * k + 1]);
     };
     const auto rows = LaneAddress<typename Shape::KeyTile>::rows_first(
@@ -126,8 +124,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int first_row = work.tile * kBackwardTileQueries + work.part * Shape::kRows;
   if (first_row >= p.num_queries) return;
   const int rows = min(Shape::kRows, p.num_queries - first_row), key_head = work.head / p.group;
-  const int32_t* spans = p.spans + ((p.spans_shared ? 0 : static_cast<int64_t>(work.batch) * p.num_queries) +
-                                    first_row) * p.num_spans * 2;
+  const int32_t* spans =
+      p.spans + ((p.spans_shared ? 0 : static_cast<int64_t>(work.batch) * p.num_queries) + first_row) * p.num_spans * 2;
   const float* bias = p.bias ? p.bias + work.batch * p.bias_batch + work.head * p.bias_head : nullptr;
 
   // Keys beyond all that the rows see may hold anything.
@@ -168,8 +166,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int64_t values_at =
       (static_cast<int64_t>(work.batch) * p.query_heads + work.head) * p.rows.stride + first_row + local + (lane >> 2);
   GISTKIT_UNROLL
-  for (int band = 0; band < Shape::kBands; ++band)
-    GISTKIT_UNROLL
+  for (int band = 0; band < Shape::kBands; ++band) GISTKIT_UNROLL
   for (int half = 0; half < 2; ++half) {
     warp.lse[band][half] = p.rows.lse[values_at + 16 * band + 8 * half];
     warp.delta[band][half] = p.rows.delta[values_at + 16 * band + 8 * half];
