@@ -11,9 +11,6 @@ struct KeyRange {
   bool empty() const { return begin >= end; }
 };
 
-// Where the empty spans of a normalized row lie: beyond every key.
-static constexpr int32_t kNowhere = 0x7fffffff;
-
 // Copies rows of spans, clamped to [0, num_keys], sorted, overlapping and touching ones merged, empty ones last.
 // Whatever arrives, the result is safe to index keys with and means the union of the intervals.
 static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_spans, int32_t num_keys,
@@ -42,7 +39,7 @@ static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_s
         ++kept;
       }
     }
-    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = kNowhere;
+    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = num_keys;
   }
 }
 
@@ -67,10 +64,11 @@ static inline KeyRange visible_range(const int32_t* spans, int64_t rows, int num
   int32_t low = end, high = begin;
   for (int64_t i = 0; i < rows; ++i, spans += 2 * num_spans) {
     const int first = first_beyond(spans, num_spans, begin);
-    if (first == num_spans || spans[2 * first] >= end) continue;
+    if (first == num_spans || spans[2 * first] >= end || spans[2 * first] == spans[2 * first + 1]) continue;
     const int last = first_beyond(spans, num_spans, end - 1);
-    const int32_t from = spans[2 * first] < begin ? begin : spans[2 * first],
-                  to = last < num_spans && spans[2 * last] < end ? end : spans[2 * last - 1];
+    // Empty spans, which come last, end where the keys do.
+    const bool reached = last < num_spans && spans[2 * last] < end && spans[2 * last] < spans[2 * last + 1];
+    const int32_t from = spans[2 * first] < begin ? begin : spans[2 * first], to = reached ? end : spans[2 * last - 1];
     low = from < low ? from : low;
     high = to > high ? to : high;
   }
