@@ -13,9 +13,6 @@ struct KeyRange {
   GISTKIT_HOST_DEVICE bool empty() const { return begin >= end; }
 };
 
-// Where the empty spans of a normalized row lie: beyond every key.
-static constexpr int32_t kNowhere = 0x7fffffff;
-
 // Copies rows of spans, clamped to [0, num_keys], sorted, overlapping and touching ones merged, empty ones last.
 // Whatever arrives, the result is safe to index keys with and means the union of the intervals.
 GISTKIT_HOST_DEVICE static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_spans,
@@ -44,7 +41,7 @@ GISTKIT_HOST_DEVICE static inline void normalize_spans(const int32_t* spans, int
         ++kept;
       }
     }
-    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = kNowhere;
+    for (int s = kept; s < num_spans; ++s) result[2 * s] = result[2 * s + 1] = num_keys;
   }
 }
 
@@ -70,10 +67,11 @@ GISTKIT_HOST_DEVICE static inline KeyRange visible_range(const int32_t* spans, i
   int32_t low = end, high = begin;
   for (int64_t i = 0; i < rows; ++i, spans += 2 * num_spans) {
     const int first = first_beyond(spans, num_spans, begin);
-    if (first == num_spans || spans[2 * first] >= end) continue;
+    if (first == num_spans || spans[2 * first] >= end || spans[2 * first] == spans[2 * first + 1]) continue;
     const int last = first_beyond(spans, num_spans, end - 1);
-    const int32_t from = spans[2 * first] < begin ? begin : spans[2 * first],
-                  to = last < num_spans && spans[2 * last] < end ? end : spans[2 * last - 1];
+    // Empty spans, which come last, end where the keys do.
+    const bool reached = last < num_spans && spans[2 * last] < end && spans[2 * last] < spans[2 * last + 1];
+    const int32_t from = spans[2 * first] < begin ? begin : spans[2 * first], to = reached ? end : spans[2 * last - 1];
     low = from < low ? from : low;
     high = to > high ? to : high;
   }
