@@ -122,7 +122,8 @@ GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int f
     return;
   }
   // kAcross threads a row, each in the same chunk of every kStep-th row: addresses differ by constants.
-  constexpr int kAcross = Tile::kChunks & -Tile::kChunks, kStep = kThreads / kAcross;
+  constexpr int kDivisor = Tile::kChunks & -Tile::kChunks, kMost = kThreads / 8;
+  constexpr int kAcross = kDivisor < kMost ? kDivisor : kMost, kStep = kThreads / kAcross;
   static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0);
   const int row = thread / kAcross, chunk = thread % kAcross;
   const uint32_t to = shared_address(shared) + Tile::offset(row, chunk);
