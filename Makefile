@@ -2,7 +2,7 @@
 # make test   the tests
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
-# make cuda   builds the CUDA library (needs nvcc, no GPU) and checks the compiler's report of its kernels
+# make cuda   builds the CUDA library (needs nvcc, no GPU) and checks nvcc's report of its kernels
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
@@ -69,11 +69,11 @@ sanitize: $(SANITIZED)/ready
 	  $(BIN)/python -m pytest $(wildcard tests/test_attention*.py tests/test_rope*.py tests/test_layout*.py tests/test_planner*.py) \
 	  -k "not compiles and not opcheck and not torch_compile" $(ARGS)
 
-cuda: $(VENV)/torch
+cuda: $(VENV)/installed
 	@echo "== building the CUDA library"
 	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=ON $(PIP) install -q --no-build-isolation --no-deps --upgrade \
 	  --target build/cuda/site -Cbuild-dir=build/cuda/build .
-	$(BIN)/python benchmarks/registers.py --library build/cuda/site/gistkit/libgistkit_cuda.so --check
+	$(BIN)/python benchmarks/registers.py --check
 
 # torch comes from PYTHON's own packages: a venv of this project would hold one without CUDA.
 GPU := .venv-gpu/bin/python

@@ -13,8 +13,8 @@ constexpr int kBackwardTileQueries = 128, kBackwardTileKeys = 64;
 // Bytes of AttentionDevice::workspace.
 size_t attention_backward_workspace(const AttentionProblem& problem);
 
-// Reads key_tiles, query_tiles and workspace of `device`. Deterministic: each gradient is summed by one block in a fixed
-// order. cudaErrorInvalidValue: a dtype or head dim that is not supported.
+// Reads key_tiles, query_tiles and workspace of `device`. Deterministic: each gradient is summed by one block in a
+// fixed order. cudaErrorInvalidValue: a dtype or head dim that is not supported.
 cudaError_t attention_backward(const AttentionBackward& problem, const AttentionDevice& device, cudaStream_t stream);
 
 }  // namespace gistkit::cuda

@@ -26,13 +26,13 @@ template <class T>
 cudaError_t launch_backward(const BackwardParams& p, int64_t query_blocks, int64_t key_blocks, cudaStream_t stream) {
   const int dim = p.dim_qk > p.dim_v ? p.dim_qk : p.dim_v;
   if (dim <= 64)
-    return launch_backward_shapes<QueryGradientShape<T, 64, 64, 4, 2, 64, 32, true>, KeyGradientShape<T, 64, 64, 2, 64>>(
-        p, query_blocks, key_blocks, stream);
+    return launch_backward_shapes<QueryGradientShape<T, 64, 64, 4, 2, 64, 16, true>,
+                                  KeyGradientShape<T, 64, 64, 2, 64>>(p, query_blocks, key_blocks, stream);
   if (dim <= 96)
-    return launch_backward_shapes<QueryGradientShape<T, 96, 96, 8, 1, 64, 64, true>, KeyGradientShape<T, 96, 96, 2, 64>>(
-        p, query_blocks, key_blocks, stream);
+    return launch_backward_shapes<QueryGradientShape<T, 96, 96, 8, 1, 64, 32, true>,
+                                  KeyGradientShape<T, 96, 96, 2, 64>>(p, query_blocks, key_blocks, stream);
   if (dim <= 128)
-    return launch_backward_shapes<QueryGradientShape<T, 128, 128, 8, 1, 64, 64, true>,
+    return launch_backward_shapes<QueryGradientShape<T, 128, 128, 8, 1, 64, 32, true>,
                                   KeyGradientShape<T, 128, 128, 2, 64>>(p, query_blocks, key_blocks, stream);
   if (p.dim_qk <= 192 && p.dim_v <= 128)
     return launch_backward_shapes<QueryGradientShape<T, 192, 128, 4, 1, 32, 32, false>,

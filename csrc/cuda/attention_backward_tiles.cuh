@@ -43,8 +43,7 @@ struct BackwardWork {
 template <int kBands, int kBlocks>
 GISTKIT_DEVICE void clear(float (&sums)[kBands][kBlocks][4]) {
   GISTKIT_UNROLL
-  for (int band = 0; band < kBands; ++band)
-    GISTKIT_UNROLL
+  for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
   for (int i = 0; i < kBlocks; ++i) sums[band][i][0] = sums[band][i][1] = sums[band][i][2] = sums[band][i][3] = 0;
 }
 
@@ -114,10 +113,8 @@ template <class T, class Tile, int kBands, int kBlocks>
 GISTKIT_DEVICE void write_rows(const GradientRows& to, unsigned char* shared, int local,
                                const float (&sums)[kBands][kBlocks][4], float factor, int lane) {
   GISTKIT_UNROLL
-  for (int band = 0; band < kBands; ++band)
-    GISTKIT_UNROLL
-  for (int half = 0; half < 2; ++half)
-    GISTKIT_UNROLL
+  for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+  for (int half = 0; half < 2; ++half) GISTKIT_UNROLL
   for (int i = 0; i < Tile::kChunks; ++i)
     *reinterpret_cast<uint32_t*>(shared + Tile::offset(local + 16 * band + 8 * half + (lane >> 2), i) +
                                  4 * (lane & 3)) =
@@ -131,8 +128,7 @@ GISTKIT_DEVICE void write_rows(const GradientRows& to, unsigned char* shared, in
     if (count == 8 && to.aligned) {
       *reinterpret_cast<uint4*>(out) = *reinterpret_cast<const uint4*>(from);
     } else {
-      for (int j = 0; j < count; ++j)
-        reinterpret_cast<uint16_t*>(out)[j] = reinterpret_cast<const uint16_t*>(from)[j];
+      for (int j = 0; j < count; ++j) reinterpret_cast<uint16_t*>(out)[j] = reinterpret_cast<const uint16_t*>(from)[j];
     }
   }
 }

@@ -43,9 +43,7 @@ struct KeyGradientWarp {
   using T = typename Shape::T;
   static constexpr int kBands = Shape::kBands, kBlocks = Shape::kStep / 8, kSteps = Shape::kStep / 16;
 
-  // Products, then what they become; at last the bits of operands, in elements 0 and 2: registers of their own would be
-  // live beside these, as the two warps of a slab need the ones or the others across a barrier.
-  float products[kBands][kBlocks][4];
+  float products[kBands][kBlocks][4];  // of keys and queries, then scores and weights; or gradients of weights
   float sums[kBands][Shape::kDim / 8][4];
   float bias_sums[kBands][2];
   uint4* weights;  // where the two warps of a slab exchange operands: this lane's
@@ -61,18 +59,16 @@ struct KeyGradientWarp {
     multiply_rows<T>(products, operand, LaneAddress<StepTile>::columns_first(step, lane), 0);
   }
 
-  // 16 columns of a band as an operand, which takes their place too.
-  GISTKIT_DEVICE void round(uint32_t (&a)[4], int band, int k) {
-    as_operand<T>(a, products[band][2 * k], products[band][2 * k + 1]);
-    GISTKIT_UNROLL
-    for (int j = 0; j < 4; ++j) products[band][2 * k + j / 2][2 * (j % 2)] = __uint_as_float(a[j]);
-  }
-
+  // sums += weights times grad_out, or gradients of products times queries.
   template <class StepTile>
-  GISTKIT_DEVICE void add(uint32_t step, int lane) {
+  GISTKIT_DEVICE void add(uint32_t step, bool of_keys, const ScoreScale& scale, const float* delta, int lane) {
     auto operand = [&](uint32_t (&a)[4], int band, int k) {
-      GISTKIT_UNROLL
-      for (int j = 0; j < 4; ++j) a[j] = __float_as_uint(products[band][2 * k + j / 2][2 * (j % 2)]);
+      const uint4 words = weights[place(band, k)];
+      a[0] = words.x;
+      a[1] = words.y;
+      a[2] = words.z;
+      a[3] = words.w;
+      if (of_keys) differentiate(a, band, k, scale, delta, lane);
     };
     add_rows<T>(sums, kSteps, operand, LaneAddress<StepTile>::rows_first(step, lane));
   }
@@ -97,8 +93,7 @@ struct KeyGradientWarp {
   // first_row: the lane's first key.
   GISTKIT_DEVICE void adjust(const ScoreScale& scale, const float* bias, int first_row, int num_keys) {
     GISTKIT_UNROLL
-    for (int k = 0; k < kSteps; ++k)
-      GISTKIT_UNROLL
+    for (int k = 0; k < kSteps; ++k) GISTKIT_UNROLL
     for (int band = 0; band < kBands; ++band) {
       float slope[2][4];
       GISTKIT_UNROLL
@@ -119,19 +114,17 @@ struct KeyGradientWarp {
   // visible: keys of the tile from the slab's on, for each query of the step; in words of 32, two a query.
   GISTKIT_DEVICE void mask(const uint32_t* visible, int shift, int lane) {
     GISTKIT_UNROLL
-    for (int i = 0; i < kBlocks; ++i)
-      GISTKIT_UNROLL
+    for (int i = 0; i < kBlocks; ++i) GISTKIT_UNROLL
     for (int odd = 0; odd < 2; ++odd) {
       const uint32_t seen = visible[2 * (8 * i + 2 * (lane & 3) + odd)] >> shift;
       GISTKIT_UNROLL
-      for (int band = 0; band < kBands; ++band)
-        GISTKIT_UNROLL
+      for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
       for (int half = 0; half < 2; ++half)
         if (!(seen >> (16 * band + 8 * half) & 1)) products[band][i][2 * half + odd] = -INFINITY;
     }
   }
 
-  // Scores -> weights, as operands; also to the slab's other warp.
+  // Scores -> weights, as operands for both warps of the slab.
   GISTKIT_DEVICE void weigh(const ScoreScale& scale, const float* lse, int lane) {
     GISTKIT_UNROLL
     for (int k = 0; k < kSteps; ++k) {
@@ -140,8 +133,7 @@ struct KeyGradientWarp {
         const int i = 2 * k + block;
         const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * i + 2 * (lane & 3));
         GISTKIT_UNROLL
-        for (int band = 0; band < kBands; ++band)
-          GISTKIT_UNROLL
+        for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
         for (int j = 0; j < 4; ++j) {
           const float shift = j % 2 ? row_lse.y : row_lse.x;
           products[band][i][j] = scale.weight(products[band][i][j], shift, shift);
@@ -150,42 +142,31 @@ struct KeyGradientWarp {
       GISTKIT_UNROLL
       for (int band = 0; band < kBands; ++band) {
         uint32_t a[4];
-        round(a, band, k);
+        as_operand<T>(a, products[band][2 * k], products[band][2 * k + 1]);
         weights[place(band, k)] = make_uint4(a[0], a[1], a[2], a[3]);
       }
     }
   }
 
-  // Gradients of weights -> gradients of products, as operands and without the scale.
-  GISTKIT_DEVICE void differentiate(const ScoreScale& scale, const float* delta, int lane) {
+  // An operand of weights becomes one of gradients of products, without the scale.
+  GISTKIT_DEVICE void differentiate(uint32_t (&a)[4], int band, int k, const ScoreScale& scale, const float* delta,
+                                    int lane) {
     GISTKIT_UNROLL
-    for (int k = 0; k < kSteps; ++k) GISTKIT_UNROLL
-    for (int band = 0; band < kBands; ++band) {
-      const uint4 words = weights[place(band, k)];
-      const float2 of[4] = {unpack<T>(words.x), unpack<T>(words.y), unpack<T>(words.z), unpack<T>(words.w)};
-      GISTKIT_UNROLL
-      for (int block = 0; block < 2; ++block) GISTKIT_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int i = 2 * k + block;
-        const float2 weight = of[2 * block + half];
-        float &left = products[band][i][2 * half], &right = products[band][i][2 * half + 1];
-        const float* row_delta = delta + 8 * i + 2 * (lane & 3);
-        // What is not seen may hold anything.
-        left = weight.x == 0 ? 0.0f : weight.x * (left - row_delta[0]);
-        right = weight.y == 0 ? 0.0f : weight.y * (right - row_delta[1]);
-        bias_sums[band][half] += left + right;
-      }
+    for (int j = 0; j < 4; ++j) {
+      const int i = 2 * k + j / 2, half = j % 2;
+      const float2 weight = unpack<T>(a[j]);
+      const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * i + 2 * (lane & 3));
+      // What is not seen may hold anything.
+      float left = weight.x == 0 ? 0.0f : weight.x * (products[band][i][2 * half] - row_delta.x);
+      float right = weight.y == 0 ? 0.0f : weight.y * (products[band][i][2 * half + 1] - row_delta.y);
+      bias_sums[band][half] += left + right;
       if (scale.cap != 0) {
-        const uint4 caps = weights[Shape::kExchangeBytes / 16 + place(band, k)];
-        const float2 slope[4] = {unpack<T>(caps.x), unpack<T>(caps.y), unpack<T>(caps.z), unpack<T>(caps.w)};
-        GISTKIT_UNROLL
-        for (int j = 0; j < 4; ++j) {
-          products[band][2 * k + j / 2][2 * (j % 2)] *= slope[j].x;
-          products[band][2 * k + j / 2][2 * (j % 2) + 1] *= slope[j].y;
-        }
+        const uint32_t* caps = reinterpret_cast<const uint32_t*>(&weights[Shape::kExchangeBytes / 16 + place(band, k)]);
+        const float2 slope = unpack<T>(caps[j]);
+        left *= slope.x;
+        right *= slope.y;
       }
-      uint32_t a[4];
-      round(a, band, k);
+      a[j] = pack<T>(left, right);
     }
   }
 };
@@ -308,13 +289,13 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       }
       __syncthreads();
       if (!active) continue;
-      if (of_keys) warp.differentiate(p.scale, rows.delta[stage], lane);
+      const float* delta = rows.delta[stage];
       if constexpr (kOneDim) {
-        warp.template add<QueryTile>(shared_address(of_keys ? queries : grads), lane);
+        warp.template add<QueryTile>(shared_address(of_keys ? queries : grads), of_keys, p.scale, delta, lane);
       } else if (of_keys) {
-        warp.template add<QueryTile>(shared_address(queries), lane);
+        warp.template add<QueryTile>(shared_address(queries), true, p.scale, delta, lane);
       } else {
-        warp.template add<GradTile>(shared_address(grads), lane);
+        warp.template add<GradTile>(shared_address(grads), false, p.scale, delta, lane);
       }
     }
     if (of_keys && p.grad_key_bias)

@@ -32,7 +32,7 @@ struct QueryGradientWarp {
   static constexpr int kBands = Shape::kBands, kBlocks = Shape::kColumns / 8;
   static constexpr int kStepsQK = Shape::kDimQK / 16, kStepsV = Shape::kDimV / 16;
 
-  float weights[kBands][kBlocks][4], grads[kBands][kBlocks][4];
+  float scores[kBands][kBlocks][4], grads[kBands][kBlocks][4];  // grads: of weights
   float sums[kBands][Shape::kDimQK / 8][4];
   float lse[kBands][2], delta[kBands][2];
   uint32_t query[kBands][Shape::kKept ? kStepsQK : 1][4], grad[kBands][Shape::kKept ? kStepsV : 1][4];
@@ -51,7 +51,7 @@ struct QueryGradientWarp {
     }
   }
 
-  // Weights (as scores) and gradients of weights, for the keys from `column` of the step on.
+  // Products and gradients of weights, for the keys from `column` of the step on.
   GISTKIT_DEVICE void multiply(uint32_t keys, uint32_t values, int column, int lane) {
     const auto of_keys = LaneAddress<typename Shape::KeyTile>::columns_first(keys, lane);
     const auto of_values = LaneAddress<typename Shape::ValueTile>::columns_first(values, lane);
@@ -71,40 +71,56 @@ struct QueryGradientWarp {
         load_matrix_x4(a, grad_rows.block(16 * band, 2 * k));
       }
     };
-    multiply_rows<T>(weights, queries, of_keys, column);
+    multiply_rows<T>(scores, queries, of_keys, column);
     multiply_rows<T>(grads, grads_out, of_values, column);
   }
 
-  // Gradients of weights -> gradients of products, without the scale.
-  GISTKIT_DEVICE void differentiate(const BackwardParams& p, const float* bias, int first_key, bool masked,
-                                    uint64_t bits, int lane) {
+  // masks: of the warp's rows, from the first key on.
+  GISTKIT_DEVICE void mask(const uint64_t* masks, int lane) {
     GISTKIT_UNROLL
     for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const float row_lse = lse[band][half], row_delta = delta[band][half];
-      LaneMask seen{~0u, ~0u};
-      if (masked) seen = row_mask(bits, 16 * band + 8 * half + (lane >> 2), lane);
+      const LaneMask seen = lane_mask(masks[16 * band + 8 * half + (lane >> 2)], lane);
       GISTKIT_UNROLL
-      for (int i = 0; i < kBlocks; ++i) GISTKIT_UNROLL
-      for (int odd = 0; odd < 2; ++odd) {
-        const int at = 2 * half + odd;
-        float score = weights[band][i][at], slope = 1;
-        if (p.scale.adjusted) {
-          const Capped capped(p.scale, score);
-          const int key = first_key + 8 * i + 2 * (lane & 3) + odd;
-          score = capped.score + (bias && key < p.num_keys ? bias[key] : 0.0f);
-          slope = capped.slope;
-        }
-        const float weight = seen.sees(i, odd) ? p.scale.weight(score, row_lse, row_lse) : 0.0f;
-        // What is not seen may hold anything.
-        grads[band][i][at] = weight == 0 ? 0.0f : weight * (grads[band][i][at] - row_delta) * slope;
+      for (int i = 0; i < kBlocks; ++i) {
+        if (!seen.sees(i, 0)) scores[band][i][2 * half] = -INFINITY;
+        if (!seen.sees(i, 1)) scores[band][i][2 * half + 1] = -INFINITY;
       }
     }
   }
 
-  GISTKIT_DEVICE void add_keys(uint32_t keys, int column, int lane) {
+  // Products -> scores, and gradients of weights times the cap's derivatives. bias: of the head, null: none.
+  GISTKIT_DEVICE void adjust(const BackwardParams& p, const float* bias, int first_key, int lane) {
+    GISTKIT_UNROLL
+    for (int i = 0; i < kBlocks; ++i) GISTKIT_UNROLL
+    for (int odd = 0; odd < 2; ++odd) {
+      const int key = first_key + 8 * i + 2 * (lane & 3) + odd;
+      const float of_key = bias && key < p.num_keys ? bias[key] : 0.0f;
+      GISTKIT_UNROLL
+      for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const Capped capped(p.scale, scores[band][i][2 * half + odd]);
+        scores[band][i][2 * half + odd] = capped.score + of_key;
+        grads[band][i][2 * half + odd] = (grads[band][i][2 * half + odd] - delta[band][half]) * capped.slope;
+      }
+    }
+  }
+
+  // Of a score and what adjust or multiply left beside it: the gradient of a product, without the scale.
+  GISTKIT_DEVICE float differentiate(const ScoreScale& scale, int band, int i, int at) const {
+    const float shift = lse[band][at / 2], weight = scale.weight(scores[band][i][at], shift, shift);
+    const float change = scale.adjusted ? grads[band][i][at] : grads[band][i][at] - delta[band][at / 2];
+    // What is not seen may hold anything.
+    return weight == 0 ? 0.0f : weight * change;
+  }
+
+  GISTKIT_DEVICE void add_keys(const ScoreScale& scale, uint32_t keys, int column, int lane) {
     auto operand = [&](uint32_t (&a)[4], int band, int k) {
-      as_operand<T>(a, grads[band][2 * k], grads[band][2 * k + 1]);
+      GISTKIT_UNROLL
+      for (int j = 0; j < 4; ++j) {
+        const int i = 2 * k + j / 2, at = 2 * (j % 2);
+        a[j] = pack<T>(differentiate(scale, band, i, at), differentiate(scale, band, i, at + 1));
+      }
     };
     const auto rows = LaneAddress<typename Shape::KeyTile>::rows_first(
         keys + static_cast<uint32_t>(column * Shape::KeyTile::kRowBytes), lane);
@@ -118,6 +134,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   using T = typename Shape::T;
   constexpr int kSteps = kBackwardTileKeys / Shape::kStep;
   GISTKIT_DYNAMIC_SHARED(shared);
+  GISTKIT_SHARED(uint64_t[Shape::kRows], masks);
   unsigned char *grad_tile = shared + Shape::QueryTile::kBytes, *stages = grad_tile + Shape::GradTile::kBytes;
   const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, local = thread / 32 * Shape::kWarpRows;
   const BackwardWork work(p, p.key_tiles, p.query_lists, p.query_heads, Shape::kParts, static_cast<int>(blockIdx.x));
@@ -185,16 +202,19 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     for (int column = 0; column < Shape::kStep; column += Shape::kColumns) {
       const int first_key = first_of(step, entry) + column;
       const bool masked = (entry & 1) != 0 || first_key + Shape::kColumns > p.num_keys;
-      uint64_t bits = 0;
       if (masked) {
-        constexpr uint64_t kWanted = ~uint64_t{0} >> (64 - Shape::kColumns);
+        uint64_t bits = 0;
         if (lane_row < rows)
           bits = visible_keys(spans + int64_t{2} * lane_row * p.num_spans, p.num_spans, first_key, p.num_keys);
-        if (!__any_sync(kAllLanes, (bits & kWanted) != 0)) continue;
+        if (!__any_sync(kAllLanes, bits << (64 - Shape::kColumns) != 0)) continue;
+        __syncwarp();  // the masks before these were read
+        if (lane < Shape::kWarpRows) masks[local + lane] = bits;
+        __syncwarp();
       }
       warp.multiply(keys, keys + Shape::KeyTile::kBytes, column, lane);
-      warp.differentiate(p, bias, first_key, masked, bits, lane);
-      warp.add_keys(keys, column, lane);
+      if (p.scale.adjusted) warp.adjust(p, bias, first_key, lane);
+      if (masked) warp.mask(masks + local, lane);
+      warp.add_keys(p.scale, keys, column, lane);
     }
     entry = next;
     next = after;

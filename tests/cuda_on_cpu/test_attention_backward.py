@@ -7,9 +7,10 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
-from gistkit.ops import reference
 from harness import ORDERS, Library, build
 from torch import Tensor
+
+from gistkit.ops import reference
 
 SOURCES = [f"csrc/cuda/attention_backward{part}.cu" for part in ("", "_bf16", "_fp16")]
 TILE_QUERIES, TILE_KEYS = 128, 64
