@@ -122,9 +122,9 @@ GISTKIT_DEVICE void load_tile(unsigned char* shared, const HeadRows& rows, int f
     return;
   }
   // kAcross threads a row, each in the same chunk of every kStep-th row: addresses differ by constants.
-  constexpr int kDivisor = Tile::kChunks & -Tile::kChunks, kMost = kThreads / 8;
-  constexpr int kAcross = kDivisor < kMost ? kDivisor : kMost, kStep = kThreads / kAcross;
-  static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0);
+  constexpr int kWhole = Tile::kChunks & -Tile::kChunks, kAcross = kWhole < kThreads / 8 ? kWhole : kThreads / 8;
+  constexpr int kStep = kThreads / kAcross;
+  static_assert(kStep % 8 == 0 && Tile::kRows % kStep == 0 && Tile::kChunks % kAcross == 0);
   const int row = thread / kAcross, chunk = thread % kAcross;
   const uint32_t to = shared_address(shared) + Tile::offset(row, chunk);
   GISTKIT_UNROLL
@@ -215,6 +215,11 @@ struct LaneMask {
 
 GISTKIT_DEVICE LaneMask lane_mask(uint64_t bits, int lane) {
   return {static_cast<uint32_t>(bits) >> 2 * (lane & 3), static_cast<uint32_t>(bits >> 32) >> 2 * (lane & 3)};
+}
+
+// The same of row `row` where each lane holds the mask of one row of its warp's. By all lanes.
+GISTKIT_DEVICE LaneMask row_mask(uint64_t bits, int row, int lane) {
+  return lane_mask(__shfl_sync(kAllLanes, bits, row), lane);
 }
 
 // ---- scores
