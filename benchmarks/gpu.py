@@ -5,7 +5,6 @@ Times are the GPU's own, between events; contenders take turns. One file with GP
 
 from __future__ import annotations
 
-import json
 import statistics
 import subprocess
 from collections.abc import Callable, Mapping

@@ -92,7 +92,9 @@ def main() -> None:
         return [[row[key] for key in FIELDS if key not in ("registers", "stack")] for row in table]
 
     if facts(rows) != facts(committed):
-        sys.exit(f"{TABLE.name} is not what nvcc reports: run `python benchmarks/registers.py` and look at the difference")
+        sys.exit(
+            f"{TABLE.name} is not what nvcc reports: run `python benchmarks/registers.py` and look at the difference"
+        )
 
 
 if __name__ == "__main__":

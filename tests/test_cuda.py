@@ -43,7 +43,7 @@ attention, rope = on_gpu(gistkit.attention), on_gpu(gistkit.rope)
 
 @pytest.mark.skipif("libgistkit_cuda" in CUDA_LIBRARY and torch.version.cuda is not None, reason="they are there")
 def test_absent_cuda_kernels_say_why() -> None:
-    with pytest.raises(RuntimeError, match="CUDA library: (not )?built") as raised:
+    with pytest.raises(RuntimeError, match=r"CUDA library: (not )?built") as raised:
         torch.ops.gistkit.rope.default.redispatch(
             torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
             *[torch.zeros(1, 1, 1, 2)] * 2,

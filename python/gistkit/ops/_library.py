@@ -62,8 +62,8 @@ CUDA_LIBRARY = _load_cuda()
 
 def _without_cuda(*_: object) -> None:
     raise RuntimeError(
-        f"gistkit has no CUDA kernels here, and got CUDA tensors. CUDA library: {CUDA_LIBRARY}. Install again with nvcc "
-        f"on PATH and GISTKIT_CUDA=ON, or move the tensors to the CPU."
+        f"gistkit has no CUDA kernels here, and got CUDA tensors. CUDA library: {CUDA_LIBRARY}. Install again with "
+        f"nvcc on PATH and GISTKIT_CUDA=ON, or move the tensors to the CPU."
     )
 
 
