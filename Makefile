@@ -2,6 +2,8 @@
 # make test   the tests
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
+# make cuda   builds the CUDA library (needs nvcc, no GPU) and checks nvcc's report of its kernels
+# make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -9,10 +11,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml README.md
-CXX_FILES := $(shell find csrc benchmarks -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test lint sanitize bench clean
+.PHONY: demo test lint sanitize cuda gpu bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/gistkit demo $(ARGS)
@@ -67,5 +69,21 @@ sanitize: $(SANITIZED)/ready
 	  $(BIN)/python -m pytest $(wildcard tests/test_attention*.py tests/test_rope*.py tests/test_layout*.py tests/test_planner*.py) \
 	  -k "not compiles and not opcheck and not torch_compile" $(ARGS)
 
+cuda: $(VENV)/installed
+	@echo "== building the CUDA library"
+	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=ON $(PIP) install -q --no-build-isolation --no-deps --upgrade \
+	  --target build/cuda/site -Cbuild-dir=build/cuda/build .
+	$(BIN)/python benchmarks/registers.py --check
+
+# torch comes from PYTHON's own packages: a venv of this project would hold one without CUDA.
+GPU := .venv-gpu/bin/python
+gpu:
+	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	$(GPU) -c "import torch; assert torch.cuda.is_available(), 'this torch sees no GPU'"
+	$(GPU) -m pip install -q scikit-build-core pybind11 cmake ninja
+	PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" GISTKIT_CUDA=ON $(GPU) -m pip install -q --no-build-isolation ".[test]"
+	$(GPU) -m pytest tests/test_cuda.py $(filter-out --quick,$(ARGS))
+	$(GPU) benchmarks/gpu.py --save $(filter --quick,$(ARGS))
+
 clean:
-	rm -rf build dist $(VENV)
+	rm -rf build dist $(VENV) .venv-gpu

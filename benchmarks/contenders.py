@@ -25,11 +25,11 @@ MOST_SPANS = 4
 MASK_CREATION = ("FlexAttention, mask creation alone", "FlexAttention, mask creation eager")
 
 
-def block_mask(plan: Plan, compiled: bool) -> Callable[[], BlockMask]:
+def block_mask(plan: Plan, compiled: bool, device: str = "cpu") -> Callable[[], BlockMask]:
     """A function that makes FlexAttention's block mask for a plan."""
     make = torch.compile(create_block_mask, dynamic=False) if compiled else create_block_mask
     seen = _by_spans(plan) if plan.spans.shape[2] <= MOST_SPANS else _by_dense_mask(plan)
-    return lambda: make(seen, None, None, plan.num_queries, plan.num_keys, device="cpu")
+    return lambda: make(seen, None, None, plan.num_queries, plan.num_keys, device=device)
 
 
 def _by_spans(plan: Plan) -> Callable[..., Tensor]:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-COMMANDS = ("attention", "rope", "planner", "memory", "roof", "picture", "demo", "readme")
+COMMANDS = ("attention", "rope", "planner", "memory", "roof", "picture", "demo", "readme", "gpu", "registers")
 sys.path.insert(0, str(BENCHMARKS))
 
 import harness  # noqa: E402
@@ -162,3 +162,16 @@ def test_help_has_an_example(command, monkeypatch, capsys):
         runpy.run_path(str(BENCHMARKS / f"{command}.py"), run_name="__main__")
     assert stopped.value.code == 0
     assert re.search(rf"^example: python benchmarks/{command}\.py", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_no_attention_kernel_for_head_dims_to_128_spills() -> None:
+    """By the committed report of nvcc, which `make cuda` compares with a fresh one."""
+    with (BENCHMARKS.parent / "csrc" / "cuda" / "registers.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    checked = 0
+    for row in rows:
+        dims = re.search(r"Shape<\w+, (\d+), (\d+)", row["kernel"])
+        if "attention" in row["kernel"] and (dims is None or max(map(int, dims.groups())) <= 128):
+            checked += 1
+            assert row["spill_stores"] == row["spill_loads"] == "0", row
+    assert checked >= 36

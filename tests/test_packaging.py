@@ -39,7 +39,7 @@ def test_layers_point_one_way():
 
 
 def test_kernels_know_no_torch():
-    for folder in ("common", "cpu", "planner"):
+    for folder in ("common", "cpu", "cuda", "planner"):
         for path in (ROOT / "csrc" / folder).iterdir():
             assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)/", path.read_text()), path.name
 

@@ -2,19 +2,21 @@
 #pragma once
 #include <cstdint>
 
+#include "common/host_device.h"
+
 namespace gistkit {
 
 enum TileKind : uint8_t { kEmptyTile, kPartialTile, kFullTile };
 
 struct KeyRange {
   int32_t begin, end;
-  bool empty() const { return begin >= end; }
+  GISTKIT_HOST_DEVICE bool empty() const { return begin >= end; }
 };
 
 // Copies rows of spans, clamped to [0, num_keys], sorted, overlapping and touching ones merged, empty ones last.
 // Whatever arrives, the result is safe to index keys with and means the union of the intervals.
-static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_spans, int32_t num_keys,
-                                   int32_t* result) {
+GISTKIT_HOST_DEVICE static inline void normalize_spans(const int32_t* spans, int64_t rows, int num_spans,
+                                                       int32_t num_keys, int32_t* result) {
   for (int64_t row = 0; row < rows; ++row, spans += 2 * num_spans, result += 2 * num_spans) {
     int count = 0;
     for (int s = 0; s < num_spans; ++s) {
@@ -60,7 +62,8 @@ static inline int first_beyond(const int32_t* spans, int num_spans, int32_t key)
 }
 
 // The smallest range within [begin, end) that holds every key seen by some of the rows (normalized spans).
-static inline KeyRange visible_range(const int32_t* spans, int64_t rows, int num_spans, int32_t begin, int32_t end) {
+GISTKIT_HOST_DEVICE static inline KeyRange visible_range(const int32_t* spans, int64_t rows, int num_spans,
+                                                         int32_t begin, int32_t end) {
   int32_t low = end, high = begin;
   for (int64_t i = 0; i < rows; ++i, spans += 2 * num_spans) {
     const int first = first_beyond(spans, num_spans, begin);

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "common/host_device.h"
+
 namespace gistkit {
 
 enum class DType : int { kF32, kF64, kBF16, kF16 };
@@ -15,36 +17,36 @@ struct Float16 {
 };
 
 // Internal linkage: each instruction set's translation unit must keep its own copy.
-static inline uint32_t float_bits(float x) {
+GISTKIT_HOST_DEVICE static inline uint32_t float_bits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   return bits;
 }
 
-static inline float bits_float(uint32_t bits) {
+GISTKIT_HOST_DEVICE static inline float bits_float(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, 4);
   return x;
 }
 
-static inline float to_float(BFloat16 x) {
+GISTKIT_HOST_DEVICE static inline float to_float(BFloat16 x) {
   return bits_float(uint32_t{x.bits} << 16);
 }
 
-static inline BFloat16 to_bfloat16(float x) {
+GISTKIT_HOST_DEVICE static inline BFloat16 to_bfloat16(float x) {
   uint32_t bits = float_bits(x);
   if (x != x) return {static_cast<uint16_t>(bits >> 16 | 0x40)};
   return {static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
-static inline float to_float(Float16 x) {
+GISTKIT_HOST_DEVICE static inline float to_float(Float16 x) {
   uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, magnitude = x.bits & 0x7fffu;
   if (magnitude >= 0x7c00) return bits_float(sign | 0x7f800000 | (magnitude & 0x3ff) << 13);
   // 2^112 moves the exponent, and makes subnormal halves normal.
   return bits_float(sign | float_bits(bits_float(magnitude << 13) * 0x1p112f));
 }
 
-static inline Float16 to_float16(float x) {
+GISTKIT_HOST_DEVICE static inline Float16 to_float16(float x) {
   uint32_t bits = float_bits(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
   uint32_t half;
   if (magnitude > 0x7f800000) {

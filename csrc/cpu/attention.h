@@ -1,56 +1,9 @@
-// Attention over row spans, forward and backward: what the kernels need to know.
+// Attention over row spans on the CPU.
 #pragma once
-#include <cstdint>
-
+#include "common/attention.h"
 #include "common/parallel.h"
-#include "common/types.h"
 
 namespace gistkit {
-
-// A [batch, heads, rows, dim] tensor whose last dimension is contiguous; strides in bytes.
-struct Rows {
-  char* data;
-  int64_t batch, head, row;
-
-  char* at(int64_t b, int64_t h, int64_t r) const { return data + b * batch + h * head + r * row; }
-};
-
-struct ConstRows {
-  const char* data;
-  int64_t batch, head, row;
-
-  const char* at(int64_t b, int64_t h, int64_t r) const { return data + b * batch + h * head + r * row; }
-};
-
-// The part of the problem that both directions share. query_heads is a multiple of key_heads.
-struct AttentionProblem {
-  DType dtype;
-  int64_t batch, query_heads, key_heads, num_queries, num_keys;
-  int dim_qk, dim_v;
-  double scale;
-  double softcap;        // 0: none
-  const int32_t* spans;  // [batch or 1, num_queries, num_spans, 2], contiguous
-  bool spans_shared;     // one set of spans for the whole batch
-  int num_spans;
-  // fp64 when dtype is kF64, else fp32; null: none. Strides in elements, 0 where broadcast; the last one is 1.
-  const void* key_bias;
-  int64_t bias_batch_stride, bias_head_stride;
-  ConstRows query, key, value;
-};
-
-// lse and all that has its shape is [batch, query_heads, num_queries], contiguous, fp64 when dtype is kF64, else fp32.
-struct AttentionForward : AttentionProblem {
-  Rows out;
-  void* lse;
-};
-
-struct AttentionBackward : AttentionProblem {
-  ConstRows out, grad_out;
-  const void* lse;
-  const void* grad_lse;  // null: none
-  Rows grad_query, grad_key, grad_value;
-  void* grad_key_bias;  // [batch, query_heads, num_keys], contiguous; null: not wanted
-};
 
 void attention_forward(const AttentionForward& problem, const Parallel& pool);
 void attention_backward(const AttentionBackward& problem, const Parallel& pool);

@@ -2,12 +2,12 @@
 #include "cpu/rope.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <memory>
 #include <new>
 #include <vector>
 
+#include "common/rope_angle.h"
 #include "cpu/isa.h"
 #include "cpu/rope_block.h"
 
@@ -28,16 +28,14 @@ constexpr RopeGradBlock* kGradBlocks[] = {generic::rope_grad_block};
 struct Frequencies {
   std::vector<double> high, low;
   explicit Frequencies(const RopeAngles& angles) {
-    // 2 / pi in two parts.
-    constexpr double kHigh = 0x1.45f306dc9c883p-1, kLow = -0x1.6b01ec5417056p-55;
     const int64_t padded = rope_padded(angles.freqs), rows = angles.freq_heads * angles.axes;
     high.resize(rows * padded);
     low.resize(rows * padded);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t f = 0; f < angles.freqs; ++f) {
-        const double x = rope_inv_freq(angles, r * angles.freqs + f), product = x * kHigh;
-        high[r * padded + f] = product;
-        low[r * padded + f] = std::fma(x, kHigh, -product) + x * kLow;
+        const QuarterTurns turns = quarter_turns(rope_inv_freq(angles, r * angles.freqs + f));
+        high[r * padded + f] = turns.high;
+        low[r * padded + f] = turns.low;
       }
     }
   }

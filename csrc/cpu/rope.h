@@ -1,71 +1,11 @@
-// Rotary position embedding of queries and keys in one pass, and the gradients of its angles.
+// Rotary position embedding on the CPU.
 #pragma once
-#include <cstdint>
-
 #include "common/parallel.h"
-#include "common/types.h"
+#include "common/rope.h"
 
 namespace gistkit {
 
-enum class PositionType : int { kI32, kI64, kF32, kF64 };
-
-// positions[a, b, n]; strides in elements, 0 where a value is shared.
-struct RopePositions {
-  const void* data;
-  PositionType type;
-  int64_t stride[3];
-};
-
-// angle = sum over axes a of positions[a, b, n] * inv_freq[h, a, f], for f < freqs.
-struct RopeAngles {
-  RopePositions positions;
-  const void* inv_freq;  // [freq_heads, axes, freqs], contiguous
-  bool inv_freq_double;  // else float
-  int64_t freq_heads;    // 1: shared by all heads
-  int64_t axes;
-  int64_t freqs;
-};
-
-// [batch, heads, tokens, dim] with contiguous last dimension; strides of the others in elements. May be in place.
-struct RopeTensor {
-  const void* in;
-  void* out;
-  int64_t heads;
-  int64_t in_stride[3];
-  int64_t out_stride[3];
-};
-
-struct RopeParams {
-  RopeTensor tensors[2];
-  DType dtype;
-  int64_t batch, tokens, dim;
-  RopeAngles angles;
-  double scaling;
-  bool interleaved;  // pairs (2f, 2f + 1); else (f, f + freqs)
-  bool inverse;      // rotates by minus the angle
-};
-
 void rope(const RopeParams& params, const Parallel& parallel);
-
-// Gradients of the angles' two factors, from the unrotated heads and the gradients of the rotated ones.
-struct RopeAngleGradParams {
-  struct Tensor {
-    const void* grad;
-    const void* heads;
-    int64_t count;
-    int64_t grad_stride[3];
-    int64_t heads_stride[3];
-  } tensors[2];
-  DType dtype;
-  int64_t batch, tokens;
-  RopeAngles angles;
-  double scaling;
-  bool interleaved, inverse;
-  bool positions_shared;   // by the rows of the batch
-  double* grad_positions;  // [axes, batch or 1, tokens]
-  double* grad_inv_freq;   // [freq_heads, axes, freqs]
-};
-
 void rope_angle_grad(const RopeAngleGradParams& params, const Parallel& parallel);
 
 }  // namespace gistkit

@@ -22,25 +22,6 @@ struct RopeFrequencies {
   const double* low;
 };
 
-static inline double rope_position(const RopePositions& p, int64_t a, int64_t b, int64_t n) {
-  int64_t i = a * p.stride[0] + b * p.stride[1] + n * p.stride[2];
-  switch (p.type) {
-    case PositionType::kI32:
-      return static_cast<const int32_t*>(p.data)[i];
-    case PositionType::kI64:
-      return static_cast<double>(static_cast<const int64_t*>(p.data)[i]);
-    case PositionType::kF32:
-      return static_cast<const float*>(p.data)[i];
-    default:
-      return static_cast<const double*>(p.data)[i];
-  }
-}
-
-static inline double rope_inv_freq(const RopeAngles& angles, int64_t i) {
-  return angles.inv_freq_double ? static_cast<const double*>(angles.inv_freq)[i]
-                                : static_cast<const float*>(angles.inv_freq)[i];
-}
-
 // Rotates the tokens [begin, end) of batch row b in all heads. `table`: rope_table_row_bytes for each token and `axes`
 // doubles, 64-byte aligned.
 using RopeBlock = void(const RopeParams&, const RopeFrequencies&, int64_t b, int64_t begin, int64_t end, void* table);

@@ -23,4 +23,8 @@ inline DType kernel_dtype(torch::headeronly::ScalarType dtype) {
   return DType::kF32;
 }
 
+inline bool same_device(const torch::stable::Tensor& a, const torch::stable::Tensor& b) {
+  return a.is_cpu() == b.is_cpu() && a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
 }  // namespace gistkit

@@ -45,11 +45,10 @@ def machine() -> dict[str, str | int]:
 
 
 def cuda_library() -> str:
-    """Whether the CUDA library was built, and why not."""
-    from gistkit.ops._library import OPS_LIBRARY
+    """Whether the CUDA library was built and loaded, and why not."""
+    from gistkit.ops._library import CUDA_LIBRARY
 
-    record = OPS_LIBRARY.with_name("cuda_build.txt")
-    return record.read_text().strip() if record.exists() else "not built (the build left no record of why)"
+    return CUDA_LIBRARY
 
 
 def _op_library() -> str:

@@ -12,31 +12,64 @@ PACKAGE = Path(__file__).resolve().parent.parent
 ISA_NAMES = ("generic", "avx2", "avx512")
 
 
-def _load(stem: str) -> Path:
+def _find(stem: str) -> tuple[Path | None, list[Path]]:
+    """Where lib{stem}.so is, if anywhere, and the folders that were searched."""
     import importlib.util
 
     # An editable install keeps compiled files in site-packages, away from the sources: the finder knows where.
     spec = importlib.util.find_spec("gistkit")
     roots = [PACKAGE, *map(Path, spec.submodule_search_locations or [])] if spec else [PACKAGE]
-    for root in roots:
-        path = root / f"lib{stem}.so"
-        if path.exists():
-            try:
-                torch.ops.load_library(path)
-            except OSError as error:
-                raise ImportError(
-                    f"gistkit found its op library but could not load it ({path.name}, torch {torch.__version__}): "
-                    f"{error}. It was probably built for another torch or Python: {INSTALL_AGAIN}."
-                ) from error
-            return path
-    raise ImportError(
-        f"gistkit's compiled op library lib{stem}.so is missing (looked in {', '.join(map(str, roots))}): "
-        f"{INSTALL_AGAIN}."
+    paths = [root / f"lib{stem}.so" for root in roots]
+    return next((path for path in paths if path.exists()), None), roots
+
+
+def _load(path: Path) -> None:
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(
+            f"gistkit found its op library but could not load it ({path.name}, torch {torch.__version__}): {error}. It "
+            f"was probably built for another torch or Python: {INSTALL_AGAIN}."
+        ) from error
+
+
+def _load_ops() -> Path:
+    path, roots = _find("gistkit_ops")
+    if path is None:
+        raise ImportError(
+            f"gistkit's compiled op library libgistkit_ops.so is missing (looked in {', '.join(map(str, roots))}): "
+            f"{INSTALL_AGAIN}."
+        )
+    _load(path)
+    return path
+
+
+def _load_cuda() -> str:
+    """Loads the CUDA library where torch has CUDA; says in words what came of it."""
+    path, _ = _find("gistkit_cuda")
+    record = OPS_LIBRARY.with_name("cuda_build.txt")
+    built = record.read_text().strip() if record.exists() else "not built (the build left no record of why)"
+    if path is None or torch.version.cuda is None:
+        return built if path is None else f"{built}; not loaded: this torch has no CUDA"
+    _load(path)
+    return f"{built}; {path}"
+
+
+OPS_LIBRARY = _load_ops()
+_handle = ctypes.CDLL(str(OPS_LIBRARY))
+CUDA_LIBRARY = _load_cuda()
+
+
+def _without_cuda(*_: object) -> None:
+    raise RuntimeError(
+        f"gistkit has no CUDA kernels here, and got CUDA tensors. CUDA library: {CUDA_LIBRARY}. Install again with "
+        f"nvcc on PATH and GISTKIT_CUDA=ON, or move the tensors to the CPU."
     )
 
 
-OPS_LIBRARY = _load("gistkit_ops")
-_handle = ctypes.CDLL(str(OPS_LIBRARY))
+if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::rope", "CUDA"):
+    for name in ("rope", "rope_", "rope_angle_grad", "attention", "attention_backward"):
+        torch.library.impl(f"gistkit::{name}", "CUDA")(_without_cuda)
 
 
 def best_isa() -> str:

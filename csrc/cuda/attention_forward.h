@@ -1,0 +1,24 @@
+// Forward attention on a device, bfloat16 and float16.
+#pragma once
+#include <cstddef>
+
+#include "common/attention.h"
+#include "cuda/platform.cuh"
+
+namespace gistkit::cuda {
+
+// The tiles that AttentionDevice::key_tiles lists: this many queries by kForwardTileKeys keys.
+constexpr int kForwardTileQueries = 128, kForwardTileKeys = 64;
+
+// How many parts the keys of a block are best cut into on a device of so many multiprocessors. A function of sizes
+// alone: nothing is read from the device.
+int attention_forward_splits(const AttentionProblem& problem, int multiprocessors);
+
+// Bytes of AttentionDevice::workspace for that many splits.
+size_t attention_forward_workspace(const AttentionProblem& problem, int splits);
+
+// Reads key_tiles, splits and workspace of `device`. Deterministic. cudaErrorInvalidValue: a dtype or head dim that is
+// not supported.
+cudaError_t attention_forward(const AttentionForward& problem, const AttentionDevice& device, cudaStream_t stream);
+
+}  // namespace gistkit::cuda

@@ -1,0 +1,45 @@
+// Groups of consecutive elements: loads and stores of up to 16 bytes, and conversions.
+#pragma once
+#include "cuda/ptx.cuh"
+
+namespace gistkit::cuda {
+
+// kCount elements that are read and written at once; where there are several, the address is a multiple of their size.
+template <class T, int kCount>
+struct alignas(sizeof(T) * kCount) Elements {
+  T values[kCount];
+};
+
+// The type that T is computed in.
+template <class T>
+struct ComputeOf {
+  using Type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using Type = double;
+};
+
+GISTKIT_DEVICE float to_compute(float x) {
+  return x;
+}
+GISTKIT_DEVICE double to_compute(double x) {
+  return x;
+}
+GISTKIT_DEVICE float to_compute(BFloat16 x) {
+  return to_float(x);
+}
+GISTKIT_DEVICE float to_compute(Float16 x) {
+  return unpack<Float16>(x.bits).x;
+}
+
+template <class T>
+GISTKIT_DEVICE T from_compute(typename ComputeOf<T>::Type x) {
+  if constexpr (sizeof(T) == 2) {
+    return T{static_cast<uint16_t>(pack<T>(x, 0.0f))};
+  } else {
+    return x;
+  }
+}
+
+}  // namespace gistkit::cuda

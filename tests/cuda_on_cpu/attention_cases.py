@@ -1,0 +1,296 @@
+"""Attention's params as ctypes structures, plans and inputs for its kernels' tests, the yardstick of their errors."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import gistkit
+from gistkit import Plan
+from gistkit.ops import reference
+
+KINDS = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
+
+
+class Rows(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("head", ctypes.c_int64),
+        ("row", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, t: Tensor) -> Rows:
+        batch, head, row = (t.stride(d) * t.element_size() for d in range(3))
+        return cls(t.data_ptr(), batch, head, row)
+
+
+_PROBLEM = [
+    ("dtype", ctypes.c_int),
+    *((name, ctypes.c_int64) for name in ("batch", "query_heads", "key_heads", "num_queries", "num_keys")),
+    ("dim_qk", ctypes.c_int),
+    ("dim_v", ctypes.c_int),
+    ("scale", ctypes.c_double),
+    ("softcap", ctypes.c_double),
+    ("spans", ctypes.c_void_p),
+    ("spans_shared", ctypes.c_bool),
+    ("num_spans", ctypes.c_int),
+    ("key_bias", ctypes.c_void_p),
+    ("bias_batch_stride", ctypes.c_int64),
+    ("bias_head_stride", ctypes.c_int64),
+    *((name, Rows) for name in ("query", "key", "value")),
+]
+
+
+class Forward(ctypes.Structure):
+    _fields_ = [*_PROBLEM, ("out", Rows), ("lse", ctypes.c_void_p)]
+
+
+class Backward(ctypes.Structure):
+    _fields_ = [
+        *_PROBLEM,
+        ("out", Rows),
+        ("grad_out", Rows),
+        ("lse", ctypes.c_void_p),
+        ("grad_lse", ctypes.c_void_p),
+        *((name, Rows) for name in ("grad_query", "grad_key", "grad_value")),
+        ("grad_key_bias", ctypes.c_void_p),
+    ]
+
+
+class DeviceTiles(ctypes.Structure):
+    _fields_ = [*((name, ctypes.c_void_p) for name in ("counts", "entries", "order")), ("capacity", ctypes.c_int32)]
+
+
+class Device(ctypes.Structure):
+    _fields_ = [
+        ("key_tiles", DeviceTiles),
+        ("query_tiles", DeviceTiles),
+        ("splits", ctypes.c_int),
+        ("workspace", ctypes.c_void_p),
+    ]
+
+
+STRUCTS = [
+    ("common/attention.h", "gistkit::AttentionDevice", Device),
+    ("common/attention.h", "gistkit::AttentionForward", Forward),
+    ("common/attention.h", "gistkit::AttentionBackward", Backward),
+]
+
+
+@dataclass
+class TileLists:
+    """One direction of a plan's tiles, as the device's builder makes them."""
+
+    counts: Tensor
+    entries: Tensor
+    order: Tensor
+
+    @classmethod
+    def of(cls, mask: Tensor, rows: int, columns: int) -> TileLists:
+        """From bool [batch, rows, columns], for tiles of so many rows and columns; one list for each tile of rows."""
+        batch, num_rows, num_columns = mask.shape
+        lists = []
+        for b in range(batch):
+            for row in range(0, max(1, num_rows), rows):
+                kinds = []
+                for column in range(0, num_columns, columns):
+                    tile = mask[b, row : row + rows, column : column + columns]
+                    if tile.any():
+                        kinds.append(column // columns * 2 + (not tile.all()))
+                lists.append(kinds)
+        counts = torch.tensor([len(kinds) for kinds in lists], dtype=torch.int32)
+        entries = torch.full((len(lists), max(1, -(-num_columns // columns))), -(2**30), dtype=torch.int32)
+        for row, kinds in zip(entries, lists, strict=True):
+            row[: len(kinds)] = torch.tensor(kinds, dtype=torch.int32)
+        return cls(counts, entries, counts.argsort(descending=True, stable=True).int())
+
+    @property
+    def params(self) -> DeviceTiles:
+        pointers = (t.data_ptr() for t in (self.counts, self.entries, self.order))
+        return DeviceTiles(*pointers, self.entries.shape[1])
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        return {f"{name}.counts": self.counts, f"{name}.entries": self.entries, f"{name}.order": self.order}
+
+
+def spans_of(kind: str, queries: int, keys: int, batch: int, generator: torch.Generator) -> Tensor:
+    """int32 [batch, queries, S, 2]; `batch` is 1 for the kinds that are one for all."""
+    if kind == "full":
+        return torch.tensor([0, keys], dtype=torch.int32).expand(1, queries, 1, 2).contiguous()
+    if kind == "causal":
+        end = torch.arange(1, queries + 1, dtype=torch.int32) + (keys - queries)
+        return torch.stack([torch.zeros_like(end), end.clamp(0)], -1)[None, :, None].contiguous()
+    if kind == "gistpool":
+        context = max(1, (queries - 1) * 5 // 8)
+        layout = gistkit.layouts.gistpool(
+            context=context, ratio=4, text=max(1, queries - 1 - context - -(-context // 4))
+        )
+        spans = layout.compile().spans
+        return _fit(spans, queries, keys)
+    if kind == "dodo":
+        row = torch.arange(queries)
+        recent, far = (row - 30).clamp(0), torch.minimum(row // 4, (row - 30).clamp(0) // 4)
+        spans = torch.stack([torch.zeros_like(row), far, recent + (keys - queries), row + 1 + (keys - queries)], -1)
+        return spans.view(1, queries, 2, 2).int().clamp(0, keys).contiguous()
+    if kind == "random":
+        cuts = torch.randint(0, keys + 1, (batch, queries, 6), generator=generator, dtype=torch.int32)
+        spans = cuts.sort(-1).values.view(batch, queries, 3, 2)
+        spans[torch.rand(batch, queries, generator=generator) < 0.2] = keys
+        return spans
+    raise ValueError(kind)
+
+
+def _fit(spans: Tensor, queries: int, keys: int) -> Tensor:
+    """The first rows of a layout's spans, repeated where it has too few."""
+    rows = torch.arange(queries) % spans.shape[1]
+    return spans[:, rows].clamp(0, keys).contiguous()
+
+
+@dataclass
+class Case:
+    """Shapes and options; `make` draws the tensors."""
+
+    queries: int
+    keys: int | None = None
+    kind: str = "random"
+    batch: int = 2
+    heads: int = 2
+    key_heads: int = 1
+    dim: int = 16
+    value_dim: int | None = None
+    dtype: torch.dtype = torch.float32
+    softcap: float | None = None
+    bias: str = ""  # letters of the dimensions it has: b, h; i: some are -inf
+    layout: str = "plain"  # plain, tokens (heads inside of tokens), odd (no row is aligned)
+    seed: int = 0
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.keys = self.queries if self.keys is None else self.keys
+        self.value_dim = self.dim if self.value_dim is None else self.value_dim
+        g = torch.Generator().manual_seed(self.seed)
+        spans = spans_of(self.kind, self.queries, self.keys, self.batch, g)
+        self.plan = Plan(spans, self.keys)
+        sides = {
+            "query": (self.heads, self.queries, self.dim),
+            "key": (self.key_heads, self.keys, self.dim),
+            "value": (self.key_heads, self.keys, self.value_dim),
+            "grad_out": (self.heads, self.queries, self.value_dim),
+        }
+        for name, (heads, rows, dim) in sides.items():
+            values = torch.randn(self.batch, heads, rows, dim, generator=g).to(self.dtype)
+            self.tensors[name] = self.empty(heads, rows, dim).copy_(values)
+        self.tensors["grad_lse"] = torch.randn(self.batch, self.heads, self.queries, generator=g)
+        if self.bias:
+            shape = (self.batch if "b" in self.bias else 1, self.heads if "h" in self.bias else 1, self.keys)
+            self.tensors["key_bias"] = torch.randn(shape, generator=g)
+            if "i" in self.bias:
+                self.tensors["key_bias"][..., ::5] = -torch.inf
+
+    def empty(self, heads: int, rows: int, dim: int) -> Tensor:
+        """NaN in the layout that the case asks for."""
+        fill = lambda *shape: torch.full(shape, torch.nan, dtype=self.dtype)  # noqa: E731
+        if self.layout == "tokens":
+            return fill(self.batch, rows, heads, dim).transpose(1, 2)
+        if self.layout == "odd":
+            return fill(self.batch, heads, rows, dim + 3)[..., 1 : dim + 1]
+        return fill(self.batch, heads, rows, dim)
+
+    @property
+    def scale(self) -> float:
+        return self.dim**-0.5
+
+    def fill(self, params: ctypes.Structure) -> None:
+        """Sets what both directions share."""
+        t = self.tensors
+        params.dtype = KINDS[self.dtype]
+        params.batch, params.query_heads, params.key_heads = self.batch, self.heads, self.key_heads
+        params.num_queries, params.num_keys = self.queries, self.keys
+        params.dim_qk, params.dim_v = self.dim, self.value_dim
+        params.scale, params.softcap = self.scale, self.softcap or 0.0
+        params.spans, params.num_spans = self.plan.spans.data_ptr(), self.plan.spans.shape[2]
+        params.spans_shared = self.plan.spans.shape[0] == 1
+        if self.bias:
+            bias = t["key_bias"]
+            params.key_bias = bias.data_ptr()
+            params.bias_batch_stride = bias.stride(0) if bias.shape[0] > 1 else 0
+            params.bias_head_stride = bias.stride(1) if bias.shape[1] > 1 else 0
+        for name in ("query", "key", "value"):
+            setattr(params, name, Rows.of(t[name]))
+
+    def inputs(self, *names: str) -> dict[str, Tensor | None]:
+        return {"spans": self.plan.spans, **{name: self.tensors.get(name) for name in names}}
+
+    def run(self, dtype: torch.dtype, function: object = reference.attention) -> list[Tensor]:
+        """[out, lse, gradients ...] of a torch form in a given precision."""
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        inputs = [self.tensors[n].detach().to(dtype).requires_grad_() for n in ("query", "key", "value")]
+        if self.bias:
+            inputs.append(self.tensors["key_bias"].to(wide).requires_grad_())
+        out, lse = function(  # type: ignore[operator]
+            *inputs[:3],
+            self.plan,
+            scale=self.scale,
+            softcap=self.softcap,
+            key_bias=inputs[3] if self.bias else None,
+            return_lse=True,
+        )
+        finite = torch.where(lse == -torch.inf, 0, lse)
+        total = (out * self.tensors["grad_out"].to(dtype)).sum() + (finite * self.tensors["grad_lse"].to(wide)).sum()
+        return [out.detach(), lse.detach(), *torch.autograd.grad(total, inputs)]
+
+
+def plain_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    *,
+    scale: float,
+    softcap: float | None,
+    key_bias: Tensor | None,
+    return_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    """The torch form with every tensor in the inputs' precision."""
+    group = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+    scores = query @ key.transpose(-1, -2) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if key_bias is not None:
+        scores = scores + key_bias[:, :, None].to(scores.dtype)
+    scores = scores.masked_fill(~reference.dense_mask(plan)[:, None], -torch.inf)
+    alive = (scores > -torch.inf).any(-1, keepdim=True)
+    scores = scores.masked_fill(~alive, 0)
+    lse = scores.to(torch.promote_types(scores.dtype, torch.float32)).logsumexp(-1)
+    return scores.softmax(-1) * alive @ value, lse.masked_fill(~alive[..., 0], -torch.inf)
+
+
+def check(
+    case: Case, got: list[Tensor], names: tuple[str, ...], message: str = "", form: object = plain_attention
+) -> None:
+    """No error beyond twice that of a torch form of the same inputs, both measured against fp64."""
+    exact = dict(zip(NAMES, case.run(torch.float64), strict=False))
+    low = dict(zip(NAMES, case.run(case.dtype, form), strict=False))
+    if case.bias and "grad_key_bias" in names:
+        # Gradients of a broadcast bias are summed by the caller.
+        bias = case.tensors["key_bias"]
+        at = names.index("grad_key_bias")
+        for d in (0, 1):
+            if bias.shape[d] == 1:
+                got[at] = got[at].sum(d, keepdim=True)
+    for name, mine in zip(names, got, strict=True):
+        true, other = exact[name], low[name]
+        empty = true == -torch.inf
+        assert torch.equal(mine == -torch.inf, empty), f"{message} {name}"
+        mine, true, other = (t.double().masked_fill(empty, 0) for t in (mine, true, other))
+        assert not mine.isnan().any(), f"{message} {name}: NaN"
+        error = (mine - true).abs().max().item()
+        allowed = 2 * (other - true).abs().max().item() + 1e-6 * (1 + true.abs().max().item())
+        assert error <= allowed, f"{message} {name}: error {error:.3e}, allowed {allowed:.3e}"

@@ -1,0 +1,68 @@
+// What kernels call when they run on the CPU: the emulator's interface to cuda.h, platform.cuh and ptx.cuh.
+//
+// All of it is out of line: kernels may be instrumented, the emulator is not.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+struct uint3 {
+  unsigned x, y, z;
+};
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+using cudaStream_t = void*;
+enum cudaError_t : int { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+
+namespace gistkit::emulator {
+
+// Where in a kernel something happens.
+struct Site {
+  const char* file = nullptr;
+  int line = 0;
+};
+
+// The built-in variables of a thread.
+struct ThreadContext {
+  uint3 thread, block;
+  dim3 block_size, grid_size;
+};
+extern ThreadContext* current;  // null outside of kernels
+
+struct Launch {
+  const char* name;
+  dim3 grid, block;
+  size_t shared_bytes;
+  void (*body)(void* arguments);
+  void* arguments;
+  size_t argument_bytes;
+  bool checked;  // the kernel was compiled with -fsanitize=thread: every access is looked at
+};
+cudaError_t run(const Launch& launch);  // the text is in gistkit_emulator_error()
+
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+void* dynamic_shared();
+void* static_shared(const void* key, size_t bytes, size_t alignment);
+uint32_t shared_address(const void* pointer);
+
+// A barrier of the block; returns the number of threads that came with `value`.
+int block_barrier(bool value, const char* name, Site site);
+void warp_barrier(uint32_t mask, Site site);
+enum class Shuffle { kIndex, kXor, kUp, kDown };
+uint64_t shuffle(uint32_t mask, uint64_t value, int argument, int width, Shuffle kind, Site site);
+uint32_t ballot(uint32_t mask, bool value, Site site);
+
+void copy_async(uint32_t to, const void* from, int bytes, Site site);
+void copy_async_commit();
+void copy_async_wait(int newest);
+
+void load_matrix_x4(uint32_t* registers, uint32_t address, bool transposed, Site site);
+void mma_16x8x16(float* d, const uint32_t* a, const uint32_t* b, bool bfloat16, Site site);
+
+// Read, apply `operation` and write at once; returns what was there.
+void atomic_update(void* memory, size_t bytes, void (*operation)(void* memory, void* context), void* context,
+                   Site site);
+
+}  // namespace gistkit::emulator

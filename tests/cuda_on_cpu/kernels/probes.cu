@@ -1,0 +1,72 @@
+#include "kernels/probes.h"
+
+#include "cuda/ptx.cuh"
+
+namespace gistkit::cuda {
+namespace {
+
+constexpr uint32_t kAll = 0xffffffffu;
+
+__global__ void collectives_kernel(const CollectivesParams p) {
+  const int i = threadIdx.x, lane = i % 32, x = p.in[i];
+  const auto put = [&](int row, int value) { p.out[row * 96 + i] = value; };
+  put(0, __shfl_sync(kAll, x, lane / 2));
+  put(1, __shfl_xor_sync(kAll, x, 5));
+  put(2, __shfl_up_sync(kAll, x, 3));
+  put(3, __shfl_down_sync(kAll, x, 3, 8));
+  put(4, static_cast<int>(__ballot_sync(kAll, x % 2)));
+  put(5, __any_sync(kAll, x == 7) + 2 * __all_sync(kAll, x >= 0));
+  put(6, __syncthreads_count(x % 3 == 0));
+  put(7, __syncthreads_or(x == 95) + 2 * __syncthreads_and(x >= 0));
+  // Half a warp by itself.
+  put(8, lane < 16 ? __shfl_sync(0x0000ffffu, x, 15) : -1);
+  p.doubles[i] = __shfl_xor_sync(kAll, x + 0.125, 1);
+}
+
+__global__ void fault_kernel(const FaultParams p) {
+  GISTKIT_SHARED(float[128], shared);
+  GISTKIT_SHARED(float, total);
+  const int i = threadIdx.x, lane = i % 32, block = static_cast<int>(blockIdx.x), n = 64;
+  const float x = p.in[block * n + i];
+  const auto is = [&](Fault fault) { return p.fault == fault; };
+
+  shared[i] = x;
+  if (i == 0) total = 0;
+  if (!is(Fault::kRaceOfWarps)) __syncthreads();
+  float y = shared[is(Fault::kNeverWritten) ? n + i : n - 1 - i];
+  if (is(Fault::kRaceInWarp)) shared[lane ^ 1] = y;
+  if (is(Fault::kSharedBound)) y = shared[1000 + i];
+  if (is(Fault::kAtomicAndPlain)) {
+    if (i == 40) total = 1;
+    atomicAdd(&total, x);
+  }
+  if (is(Fault::kDivergentBarriers) && i < 32)
+    __syncthreads();
+  else
+    __syncthreads();
+  if (is(Fault::kEndBeforeBarrier) && i == 3) return;
+  __syncthreads();
+  if (is(Fault::kMaskWithoutCaller)) y = __shfl_sync(1u, y, 0);
+  if (is(Fault::kShuffleFromOutside) && lane < 16) y = __shfl_sync(0xffffu, y, 20);
+  if (is(Fault::kDeadlock) && lane > 0) y = __shfl_sync(kAll, y, 20);
+  if (is(Fault::kDeadlock) && lane == 0) __syncwarp(1u), __syncthreads();
+
+  if (is(Fault::kWriteToInput)) const_cast<float*>(p.in)[block * n + i] = y;
+  if (is(Fault::kMisaligned)) y = reinterpret_cast<const float2*>(p.in + 1 + i / 4)->x;
+  const int at = is(Fault::kGlobalBound) ? block * n + i + 1 : is(Fault::kRaceOfBlocks) ? i : block * n + i;
+  p.out[at] = y;
+}
+
+}  // namespace
+
+cudaError_t collectives(const CollectivesParams& params, cudaStream_t stream) {
+  return launch("collectives", collectives_kernel, dim3(1), dim3(96), 0, stream, params);
+}
+
+cudaError_t fault(const FaultParams& params, cudaStream_t stream) {
+  const unsigned threads = params.fault == Fault::kTooManyThreads ? 2048 : params.fault == Fault::kOddThreads ? 33 : 64;
+  const unsigned blocks = params.fault == Fault::kEmptyGrid ? 0 : 2;
+  return launch("fault", fault_kernel, dim3(blocks), dim3(threads), 0, stream, params);
+}
+
+}  // namespace gistkit::cuda

@@ -1,0 +1,164 @@
+"""The tensor-core backward kernels of attention on a CPU against gradients of the reference in fp64."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
+from harness import ORDERS, Library, build
+from torch import Tensor
+
+from gistkit.ops import reference
+
+SOURCES = [f"csrc/cuda/attention_backward{part}.cu" for part in ("", "_bf16", "_fp16")]
+TILE_QUERIES, TILE_KEYS = 128, 64
+GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_key_bias")
+
+
+def library(checked: bool) -> Library:
+    return build("attention_backward", SOURCES, checked=checked, structs=STRUCTS)
+
+
+def backward(case: Case, *, checked: bool = False, order: str = "forward") -> list[Tensor]:
+    """[grad_query, grad_key, grad_value] and with a bias its gradient, from the reference's out and lse."""
+    bias = case.tensors.get("key_bias")
+    query, key, value = (case.tensors[name] for name in ("query", "key", "value"))
+    out, lse = reference.attention(
+        *(t.nan_to_num() for t in (query, key, value)),
+        case.plan,
+        scale=case.scale,
+        softcap=case.softcap,
+        key_bias=bias,
+        return_lse=True,
+    )
+    params = Backward()
+    case.fill(params)
+    out = case.empty(case.heads, case.queries, case.value_dim).copy_(out)
+    params.out, params.lse = Rows.of(out), lse.data_ptr()
+    params.grad_out, params.grad_lse = Rows.of(case.tensors["grad_out"]), case.tensors["grad_lse"].data_ptr()
+    grads = {
+        "grad_query": case.empty(case.heads, case.queries, case.dim),
+        "grad_key": case.empty(case.key_heads, case.keys, case.dim),
+        "grad_value": case.empty(case.key_heads, case.keys, case.value_dim),
+    }
+    for name, t in grads.items():
+        setattr(params, name, Rows.of(t))
+    if bias is not None:
+        grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
+        params.grad_key_bias = grads["grad_key_bias"].data_ptr()
+    kernels = library(checked)
+    size = kernels.function("gistkit::cuda::attention_backward_workspace")
+    size.restype = ctypes.c_size_t
+    workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params))) // 4,), torch.nan)
+    mask = reference.dense_mask(case.plan)
+    key_tiles = TileLists.of(mask, TILE_QUERIES, TILE_KEYS)
+    query_tiles = TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES)
+    device = Device(key_tiles.params, query_tiles.params, 1, workspace.data_ptr())
+    kernels.run(
+        "gistkit::cuda::attention_backward",
+        params,
+        device,
+        inputs={
+            **case.inputs("query", "key", "value", "key_bias", "grad_out", "grad_lse"),
+            **key_tiles.tensors("key_tiles"),
+            **query_tiles.tensors("query_tiles"),
+            "out": out,
+            "lse": lse,
+        },
+        outputs={**grads, "workspace": workspace},
+        order=order,
+    )
+    return list(grads.values())
+
+
+def check_case(case: Case, **options: object) -> None:
+    grads = backward(case, **options)
+    check(case, grads, GRADIENTS[: len(grads)])
+
+
+@pytest.mark.parametrize("kind", ["full", "causal", "gistpool", "dodo", "random"])
+@pytest.mark.parametrize("length", [1, 63, 65, 200, 203])
+def test_parity(length: int, kind: str) -> None:
+    check_case(Case(length, kind=kind, batch=1, dim=64, dtype=torch.bfloat16))
+
+
+BF16 = {"dtype": torch.bfloat16}
+CASES = {
+    "float16": Case(130, 150, dim=64, dtype=torch.float16),
+    "gqa": Case(140, 111, heads=4, key_heads=2, dim=64, **BF16),
+    "no lists shared": Case(200, 140, batch=3, heads=1, dim=40, **BF16),
+    "96": Case(150, 130, heads=1, dim=96, batch=1, **BF16),
+    "128": Case(203, 150, heads=2, dim=128, batch=1, **BF16),
+    "128 causal": Case(200, heads=2, dim=128, batch=1, kind="causal", **BF16),
+    "192-128": Case(150, 130, heads=1, dim=192, value_dim=128, batch=1, **BF16),
+    "192-128 group": Case(130, 70, heads=2, dim=180, value_dim=100, batch=1, bias="h", softcap=4.0, **BF16),
+    "256": Case(150, 130, heads=1, dim=256, batch=1, **BF16),
+    "narrow": Case(70, 90, dim=5, value_dim=3, **BF16),
+    "40-24": Case(70, 90, dim=40, value_dim=24, **BF16),
+    "cap": Case(130, 140, dim=64, softcap=3.0, **BF16),
+    "bias": Case(130, 140, dim=64, bias="bh", **BF16),
+    "bias of groups": Case(130, 140, dim=32, heads=4, key_heads=2, bias="h", **BF16),
+    "cap and bias": Case(130, 140, dim=64, bias="b", softcap=2.0, dtype=torch.float16),
+    "infinite bias": Case(130, 131, dim=64, bias="i", kind="causal", **BF16),
+    "tokens": Case(70, 90, dim=64, layout="tokens", **BF16),
+    "odd": Case(70, 90, dim=64, layout="odd", **BF16),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_options(name: str) -> None:
+    check_case(CASES[name])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["one", "group", "wide"])
+def test_checked(name: str, order: str) -> None:
+    """Every access in bounds, nothing read that was not written, no race; the same bits in each order."""
+    case = {
+        "one": Case(1, 1, dim=8, **BF16),
+        "group": Case(70, 67, heads=2, batch=1, dim=64, value_dim=48, bias="b", softcap=5.0, **BF16),
+        "wide": Case(33, 65, heads=1, batch=1, dim=150, value_dim=96, layout="odd", dtype=torch.float16),
+    }[name]
+    grads = backward(case, checked=True, order=order)
+    assert all(torch.equal(a, b) for a, b in zip(grads, backward(case), strict=True))
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_same_bits_in_any_order(dim: int) -> None:
+    case = Case(203, 150, batch=1, dim=dim, **BF16)
+    first = backward(case)
+    for order in ORDERS[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(first, backward(case, order=order), strict=True))
+
+
+def test_rows_without_keys() -> None:
+    """No gradient, whatever comes from above; other rows of the tile keep theirs."""
+    case = Case(50, 40, dim=16, bias="b", **BF16)
+    case.plan.spans[:] = 0
+    case.plan.spans[:, 1, 0] = torch.tensor([1, 2])
+    case.tensors["key_bias"][..., 1] = -torch.inf
+    case.tensors["grad_out"][:] = torch.nan
+    assert all((t == 0).all() for t in backward(case))
+    case = Case(70, 80, dim=16, **BF16)
+    expected = backward(case)
+    case.tensors["grad_out"][~reference.dense_mask(case.plan).any(-1)[:, None].expand(-1, 2, -1)] = torch.nan
+    assert case.tensors["grad_out"].isnan().any()
+    assert all(torch.equal(a, b) for a, b in zip(backward(case), expected, strict=True))
+
+
+def test_unseen_keys_may_hold_anything() -> None:
+    case = Case(50, 90, dim=16, **BF16)
+    case.plan.spans.clamp_(max=70)
+    for name in ("key", "value"):
+        case.tensors[name][:, :, 70:] = 0
+    expected = backward(case)
+    for name in ("key", "value"):
+        case.tensors[name][:, :, 70:] = torch.nan
+    assert all(torch.equal(a, b) for a, b in zip(backward(case), expected, strict=True))
+
+
+@pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0)])
+def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
+    assert all((t == 0).all() for t in backward(Case(queries, keys, dim=8, bias="h", **BF16)))

@@ -1,0 +1,216 @@
+"""The CUDA kernels on a GPU: the cases of the CPU tests, and what only a GPU has. Skipped where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_attention import EPSILON, SHAPES, Case, causal_plan, check
+from test_rope import SHAPES as ROPE_SHAPES
+from test_rope import error, frequencies, heads_of, oracle
+from torch import Tensor
+
+import gistkit
+from gistkit import Plan, layouts
+from gistkit.ops import reference
+from gistkit.ops._library import CUDA_LIBRARY
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def moved(value: Any, device: str) -> Any:
+    """Tensors and plans, and tuples of them, on another device; everything else as it is."""
+    if isinstance(value, tuple):
+        return tuple(moved(item, device) for item in value)
+    return value.to(device) if isinstance(value, (Tensor, Plan)) else value
+
+
+def on_gpu(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function computed on a GPU, for inputs and results on the CPU; gradients flow through."""
+
+    def run(*inputs: Any, **options: Any) -> Any:
+        found = function(*moved(inputs, "cuda"), **{name: moved(value, "cuda") for name, value in options.items()})
+        return moved(found, "cpu")
+
+    return run
+
+
+attention, rope = on_gpu(gistkit.attention), on_gpu(gistkit.rope)
+
+
+@pytest.mark.skipif("libgistkit_cuda" in CUDA_LIBRARY and torch.version.cuda is not None, reason="they are there")
+def test_absent_cuda_kernels_say_why() -> None:
+    with pytest.raises(RuntimeError, match=r"CUDA library: (not )?built") as raised:
+        torch.ops.gistkit.rope.default.redispatch(
+            torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA),
+            *[torch.zeros(1, 1, 1, 2)] * 2,
+            *[torch.zeros(1, 1, 1)] * 2,
+            1.0,
+            False,
+            False,
+        )
+    assert CUDA_LIBRARY in str(raised.value)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_attention(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    case = Case(shape, dtype)
+    check(case.run(attention), case.run_low(), case.run(reference.attention, torch.float64), EPSILON[dtype])
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", ["b", "h", "bh", "i"])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("shape", ["few-queries", "gqa-odd"])
+def test_attention_with_bias_and_cap(shape: str, softcap: float | None, bias: str, dtype: torch.dtype) -> None:
+    case = Case(SHAPES[shape], dtype, bias=bias)
+    exact = case.run(reference.attention, torch.float64, softcap=softcap)
+    check(case.run(attention, softcap=softcap), case.run_low(softcap=softcap), exact, EPSILON[dtype])
+
+
+@gpu
+@pytest.mark.parametrize("dim", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (40, 72)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_dims(dtype: torch.dtype, dim: tuple[int, int]) -> None:
+    case = Case((1, 4, 2, 333, 517, *dim, 2, True), dtype)
+    check(case.run(attention), case.run_low(), case.run(reference.attention, torch.float64), EPSILON[dtype])
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts_of_papers(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    plans = {
+        "causal": layouts.causal(700).compile(),
+        "gistpool": layouts.gistpool(600, 8, 90).compile(),
+        "dodo": layouts.dodo((torch.arange(700) % 10 == 0).numpy(), 64).compile(),
+        "icae": layouts.icae_encoder(600, 100, 20).compile(),
+    }
+    for name, plan in plans.items():
+        case = Case((1, 2, 1, 1, 1, 64, 64, 1, True), dtype)
+        make = lambda heads, rows: torch.randn(1, heads, rows, 64, generator=g).to(dtype)  # noqa: E731
+        case.plan = plan
+        case.inputs = [make(2, plan.num_queries), make(1, plan.num_keys), make(1, plan.num_keys)]
+        case.grad_out, case.grad_lse = make(2, plan.num_queries), torch.zeros(1, 2, plan.num_queries)
+        try:
+            check(case.run(attention), case.run_low(), case.run(reference.attention, torch.float64), EPSILON[dtype])
+        except AssertionError as failure:
+            raise AssertionError(f"{name}: {failure}") from failure
+
+
+@gpu
+def test_same_bits_every_time() -> None:
+    case = Case((2, 4, 2, 333, 517, 64, 64, 2, False), torch.bfloat16, bias="h")
+    first = case.run(attention)
+    for _ in range(5):
+        assert all(torch.equal(a, b) for a, b in zip(first, case.run(attention), strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", ROPE_SHAPES, ids=str)
+def test_rope(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> None:
+    batch, queries, keys, tokens, dim, rotary = shape
+    query, key = heads_of(batch, queries, tokens, dim, dtype), heads_of(batch, keys, tokens, dim, dtype, 1)
+    positions = torch.randint(0, 2**30, (batch, tokens), generator=torch.Generator().manual_seed(2))
+    inv_freq = frequencies(rotary)
+    options = {"scaling": 1.25, "interleaved": interleaved}
+    got = rope(query, key, positions, inv_freq, **options)
+    plain = gistkit.rope(query, key, positions, inv_freq, **options)
+    for mine, cpu, given in zip(got, plain, (query, key), strict=True):
+        exact = oracle(given, positions, inv_freq, **options)
+        assert error(mine, exact) <= 2 * error(cpu, exact) + torch.finfo(dtype).eps
+
+
+@gpu
+def test_rope_gradients() -> None:
+    query, key = heads_of(2, 4, 37, 32).requires_grad_(), heads_of(2, 2, 37, 32, seed=1).requires_grad_()
+    positions = torch.rand(2, 37, dtype=torch.float64).mul(50).requires_grad_()
+    inv_freq = frequencies(32).double().requires_grad_()
+    inputs = (query, key, positions, inv_freq)
+    found = [
+        torch.autograd.grad(sum(out.square().sin().sum() for out in form(*inputs)), inputs)
+        for form in (gistkit.rope, rope)
+    ]
+    for cpu, device in zip(*found, strict=True):
+        torch.testing.assert_close(device, cpu, atol=1e-4, rtol=1e-4)
+
+
+def example(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, length: int = 500) -> tuple[Any, ...]:
+    """Query, key, value and a plan."""
+    heads = [torch.randn(1, 4, length, 64, device=device, dtype=dtype) for _ in range(3)]
+    return *heads, causal_plan(length).to(device)
+
+
+@gpu
+def test_graph_capture() -> None:
+    query, key, value, plan = example()
+    wanted = gistkit.attention(query, key, value, plan)
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gistkit.attention(query, key, value, plan)
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        out = gistkit.attention(query, key, value, plan)
+    query.copy_(query.flip(2))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, gistkit.attention(query, key, value, plan)) and not torch.equal(out, wanted)
+
+
+@gpu
+def test_the_current_stream_is_used() -> None:
+    query, key, value, plan = example()
+    wanted = gistkit.attention(query, key, value, plan)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        late = query.clone()
+        out = gistkit.attention(late, key, value, plan)
+    stream.synchronize()
+    assert torch.equal(out, wanted)
+
+
+@gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
+def test_another_device_than_the_current_one() -> None:
+    first, second = example("cuda:0"), moved(example("cuda:0"), "cuda:1")
+    out = gistkit.attention(*second)
+    assert out.device.index == 1 and torch.cuda.current_device() == 0
+    assert gistkit.attention(*first).device.index == 0
+
+
+@gpu
+def test_offsets_beyond_32_bits() -> None:
+    """Heads that lie more than 2^31 bytes apart."""
+    rows = 2**31 // (64 * 2) + 4096
+    if torch.cuda.get_device_properties(0).total_memory < 12 * rows * 64:
+        pytest.skip("too little memory")
+    far = torch.zeros(1, 2, rows, 64, device="cuda", dtype=torch.bfloat16)
+    near = torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16)
+    far[:, :, -300:] = near
+    view, plan = far[:, :, -300:], causal_plan(300).to("cuda")
+    assert torch.equal(gistkit.attention(view, view, view, plan), gistkit.attention(near, near, near, plan))
+
+
+@gpu
+def test_torch_compile() -> None:
+    query, key, value, plan = example()
+    compiled = torch.compile(lambda q, k, v: gistkit.attention(q, k, v, plan), fullgraph=True)
+    assert torch.equal(compiled(query, key, value), gistkit.attention(query, key, value, plan))
+
+
+@gpu
+def test_float64_is_refused_by_name() -> None:
+    query, key, value, plan = example(dtype=torch.float64)
+    with pytest.raises(RuntimeError, match="got float64"):
+        gistkit.attention(query, key, value, plan)
