@@ -8,6 +8,7 @@ import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
 from harness import ORDERS, Library, build
+from test_tile_lists import Lists, build_tiles
 from torch import Tensor
 
 from gistkit.ops import reference
@@ -21,7 +22,13 @@ def library(checked: bool) -> Library:
     return build("attention_backward", SOURCES, checked=checked, structs=STRUCTS)
 
 
-def backward(case: Case, *, checked: bool = False, order: str = "forward") -> list[Tensor]:
+def backward(
+    case: Case,
+    *,
+    checked: bool = False,
+    order: str = "forward",
+    lists: tuple[TileLists, TileLists] | None = None,
+) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient, from the reference's out and lse."""
     bias = case.tensors.get("key_bias")
     query, key, value = (case.tensors[name] for name in ("query", "key", "value"))
@@ -53,8 +60,10 @@ def backward(case: Case, *, checked: bool = False, order: str = "forward") -> li
     size.restype = ctypes.c_size_t
     workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params))) // 4,), torch.nan)
     mask = reference.dense_mask(case.plan)
-    key_tiles = TileLists.of(mask, TILE_QUERIES, TILE_KEYS)
-    query_tiles = TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES)
+    key_tiles, query_tiles = lists or (
+        TileLists.of(mask, TILE_QUERIES, TILE_KEYS),
+        TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES),
+    )
     device = Device(key_tiles.params, query_tiles.params, 1, workspace.data_ptr())
     kernels.run(
         "gistkit::cuda::attention_backward",
@@ -162,3 +171,15 @@ def test_unseen_keys_may_hold_anything() -> None:
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0)])
 def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
     assert all((t == 0).all() for t in backward(Case(queries, keys, dim=8, bias="h", **BF16)))
+
+
+@pytest.mark.parametrize("kind", ["gistpool", "random"])
+def test_lists_made_on_the_device(kind: str) -> None:
+    case = Case(300, 290, kind=kind, dim=64, **BF16)
+    made = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)[1:]
+
+    def flat(lists: Lists) -> TileLists:
+        return TileLists(lists.counts.flatten(), lists.entries.flatten(0, 1), lists.order)
+
+    grads = backward(case, lists=(flat(made[0]), flat(made[1])))
+    assert all(torch.equal(a, b) for a, b in zip(grads, backward(case), strict=True))
