@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-import harness
+import emulation
 import torch
 from torch import Tensor
 
@@ -91,9 +91,9 @@ STRUCTS = (
 )
 
 
-def library(*, checked: bool = True) -> harness.Library:
+def library(*, checked: bool = True) -> emulation.Library:
     sources = ["csrc/cuda/rope.cu", "csrc/cuda/rope_grad.cu"]
-    return harness.build("rope", sources, checked=checked, structs=STRUCTS)
+    return emulation.build("rope", sources, checked=checked, structs=STRUCTS)
 
 
 def angles_of(positions: Tensor, inv_freq: Tensor) -> RopeAngles:

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
-from harness import ORDERS, Library, build
+from emulation import ORDERS, Library, build
 from test_tile_lists import Lists, build_tiles
 from torch import Tensor
 

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Forward, Rows, check
-from harness import ORDERS, Library, build
+from emulation import ORDERS, Library, build
 from torch import Tensor
 
 SOURCES = ["csrc/cuda/attention_fp32.cu"]

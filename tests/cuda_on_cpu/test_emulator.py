@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-import harness
+import emulation
 import pytest
 import torch
 
@@ -26,11 +26,11 @@ class Params(ctypes.Structure):
 STRUCTS = (("kernels/masked_product.h", "gistkit::cuda::MaskedProductParams", Params),)
 
 
-def library(checked: bool, *defines: str) -> harness.Library:
-    return harness.build("masked_product", [SOURCE], checked=checked, defines=defines, structs=STRUCTS)
+def library(checked: bool, *defines: str) -> emulation.Library:
+    return emulation.build("masked_product", [SOURCE], checked=checked, defines=defines, structs=STRUCTS)
 
 
-def error_of(lib: harness.Library, rows: int, dtype: torch.dtype, **how: object) -> float:
+def error_of(lib: emulation.Library, rows: int, dtype: torch.dtype, **how: object) -> float:
     """Runs the kernel on random numbers; its largest error as a share of the largest expected number."""
     generator = torch.Generator().manual_seed(rows)
     q, k, v = ((torch.randn(rows, 64, generator=generator) / 4).to(dtype) for _ in range(3))
@@ -51,24 +51,24 @@ def tolerance(dtype: torch.dtype) -> float:
     return 2 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 203])
 def test_right_kernel_passes_every_check(rows: int, dtype: torch.dtype, order: str) -> None:
     assert error_of(library(True), rows, dtype, order=order, seed=rows) < tolerance(dtype)
 
 
-@pytest.mark.parametrize("copies", harness.COPIES)
+@pytest.mark.parametrize("copies", emulation.COPIES)
 def test_right_kernel_for_any_moment_of_copying(copies: str) -> None:
     assert error_of(library(False), 203, torch.bfloat16, copies=copies) < tolerance(torch.bfloat16)
 
 
-def noticed(lib: harness.Library, rows: int = 203) -> str:
+def noticed(lib: emulation.Library, rows: int = 203) -> str:
     """What was found in the first of the three orders that shows it; empty where the kernel passes all three."""
-    for order in harness.ORDERS:
+    for order in emulation.ORDERS:
         try:
             error = error_of(lib, rows, torch.bfloat16, order=order, seed=3)
-        except harness.EmulatorError as found:
+        except emulation.EmulatorError as found:
             return str(found)
         if not error < tolerance(torch.bfloat16):
             return "wrong result"
@@ -109,8 +109,8 @@ def test_mutation_is_caught_by_the_plain_build(mutation: str) -> None:
 
 def test_bank_conflicts_are_counted() -> None:
     for defines, conflicting in (((), 0.0), (("BREAK_BANKS",), 1.0)):
-        harness.statistics()
+        emulation.statistics()
         error_of(library(False, *defines), 64, torch.bfloat16)
-        counts = harness.statistics()
+        counts = emulation.statistics()
         assert counts.matrix_loads > 0
         assert counts.conflicting_loads / counts.matrix_loads == conflicting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-import harness
+import emulation
 import pytest
 import torch
 
@@ -25,12 +25,12 @@ STRUCTS = (
 )
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("checked", [False, True])
 def test_collectives(checked: bool, order: str) -> None:
     x = torch.arange(96, dtype=torch.int32)
     out, doubles = torch.full((9, 96), -7, dtype=torch.int32), torch.zeros(96, dtype=torch.float64)
-    lib = harness.build("probes", [SOURCE], checked=checked, structs=STRUCTS)
+    lib = emulation.build("probes", [SOURCE], checked=checked, structs=STRUCTS)
     params = Collectives(x.data_ptr(), out.data_ptr(), doubles.data_ptr())
     outputs = {"out": out, "doubles": doubles}
     lib.run("gistkit::cuda::collectives", params, inputs={"in": x}, outputs=outputs, order=order, seed=5)
@@ -73,18 +73,18 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_is_reported(fault: str, order: str) -> None:
     given, out = torch.randn(128), torch.full((128,), float("nan"))
-    lib = harness.build("probes", [SOURCE], checked=True, structs=STRUCTS)
+    lib = emulation.build("probes", [SOURCE], checked=True, structs=STRUCTS)
     params = FaultParams(given.data_ptr(), out.data_ptr(), list(FAULTS).index(fault))
     arguments = {"inputs": {"in": given}, "outputs": {"out": out}, "order": order, "seed": 2}
     if fault == "none":
         lib.run("gistkit::cuda::fault", params, **arguments)
         assert torch.equal(out, given.view(2, 64).flip(1).flatten())
         return
-    with pytest.raises(harness.EmulatorError) as caught:
+    with pytest.raises(emulation.EmulatorError) as caught:
         lib.run("gistkit::cuda::fault", params, **arguments)
     assert FAULTS[fault] in str(caught.value)
     assert "fault" in str(caught.value)
@@ -95,4 +95,4 @@ def test_a_mirror_of_another_layout_does_not_build() -> None:
         _fields_ = (("in_", ctypes.c_void_p), ("fault", ctypes.c_int), ("out", ctypes.c_void_p))
 
     with pytest.raises(RuntimeError, match="FaultParams::fault"):
-        harness.build("probes", [SOURCE], structs=[("kernels/probes.h", "gistkit::cuda::FaultParams", Wrong)])
+        emulation.build("probes", [SOURCE], structs=[("kernels/probes.h", "gistkit::cuda::FaultParams", Wrong)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import harness
+import emulation
 import pytest
 import torch
 from rope_params import rope, rope_angle_grad
@@ -43,7 +43,7 @@ def assert_as_good_as_torch(query: Tensor, key: Tensor, positions: Tensor, inv_f
         assert (got.double() - right).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_parity(
     assert_as_good_as_torch(query, key, positions, frequencies(rotary), **options)
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 def test_frequencies_of_each_head_on_several_axes(order: str) -> None:
     query, key = heads_of(2, 3, 19, 32), heads_of(2, 3, 19, 32)
     positions = torch.rand(2, 1, 19, dtype=torch.float64) * 50
@@ -161,12 +161,12 @@ def test_no_rotary_dims_is_a_copy() -> None:
 
 def test_heads_are_shared_out_when_tokens_are_few() -> None:
     """Decoding: one token, many heads, several blocks."""
-    harness.statistics()
+    emulation.statistics()
     assert_as_good_as_torch(heads_of(2, 13, 1, 64), heads_of(2, 5, 1, 64), torch.tensor([[[7], [9]]]), frequencies(64))
-    assert harness.statistics().blocks == 2 * 13
+    assert emulation.statistics().blocks == 2 * 13
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "batch", "heads", "tokens", "rotary", "freq_heads", "axes", "shared"),
@@ -219,5 +219,5 @@ def test_bits_do_not_depend_on_the_order_of_threads() -> None:
     heads = heads_of(3, 4, 40, 24), heads_of(3, 2, 40, 24)
     grads = heads_of(3, 4, 40, 24), heads_of(3, 2, 40, 24)
     positions, inv_freq = torch.arange(40.0).view(1, 1, 40), frequencies(24)
-    results = [rope_angle_grad(grads, heads, positions, inv_freq, checked=False, order=o) for o in harness.ORDERS]
+    results = [rope_angle_grad(grads, heads, positions, inv_freq, checked=False, order=o) for o in emulation.ORDERS]
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-import harness
+import emulation
 import pytest
 import torch
 
@@ -36,8 +36,8 @@ STRUCTS = (
 )
 
 
-def library(*, checked: bool = True) -> harness.Library:
-    return harness.build("tiles", ["csrc/cuda/tiles.cu"], checked=checked, structs=STRUCTS)
+def library(*, checked: bool = True) -> emulation.Library:
+    return emulation.build("tiles", ["csrc/cuda/tiles.cu"], checked=checked, structs=STRUCTS)
 
 
 class Lists:
@@ -130,7 +130,7 @@ def random_spans(batch: int, queries: int, num_spans: int, keys: int) -> torch.T
     return spans
 
 
-@pytest.mark.parametrize("order", harness.ORDERS)
+@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize(
     ("batch", "queries", "num_spans", "keys"),
     [(1, 1, 1, 1), (1, 63, 1, 65), (2, 65, 2, 200), (3, 200, 3, 63), (1, 203, 7, 203), (2, 130, 2, 1)],
