@@ -2,7 +2,7 @@
 # make test   the tests
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
-# make cuda   builds the CUDA library (needs nvcc, no GPU) and checks nvcc's report of its kernels
+# make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
