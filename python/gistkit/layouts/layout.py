@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit._compiled import planner as _planner
-from gistkit.layouts._checks import at_least
+from gistkit.layouts._checks import at_least, widths
 from gistkit.layouts.oracle import dense_mask
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Relation, Role
@@ -93,6 +93,7 @@ class Layout:
         self,
         *,
         window: int | None = None,
+        windows: Iterable[int] = (),
         queries: slice | ArrayLike | None = None,
         grouped: bool = True,
         device: torch.device | str = "cpu",
@@ -101,6 +102,7 @@ class Layout:
 
         Args:
             window: sliding window; a query sees only keys less than `window` before it in logical order.
+            windows: widths of sliding windows that some layers of a model have; the plan of each is in `Plan.windowed`.
             queries: the logical rows that are queries (slice, indices or bool [N]), for decoding; all tokens stay keys.
                 None is all.
             grouped: sort tokens by (document, role, logical order), which makes every relation one key interval; False
@@ -108,13 +110,26 @@ class Layout:
             device: where the plan's tensors are put.
         """
         order, spans, positions, slices = self.compile_arrays(window, queries, grouped)
-        return Plan(
+        plan = Plan(
             torch.from_numpy(spans)[None],
             len(self),
             torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
             torch.from_numpy(order)[None],
             slices=slices,
-        ).to(device)
+            reach=self.reach,
+        )
+        cuts = {
+            asked: torch.from_numpy(self.compile_arrays(width, queries, grouped)[1])[None]
+            for asked, width in widths("compile", windows, window).items()
+        }
+        return plan.with_windows(cuts).to(device)
+
+    @property
+    def reach(self) -> int:
+        """Places in logical order that the longest document spans; a sliding window as wide cuts nothing."""
+        changes = self.documents[1:] != self.documents[:-1]
+        first, last = self.ordinals[np.append(True, changes)], self.ordinals[np.append(changes, True)]
+        return int((last - first).max()) + 1
 
     def compile_arrays(
         self, window: int | None, queries: slice | ArrayLike | None, grouped: bool
