@@ -98,17 +98,13 @@ def decoder_plan(
         cached: whether the memory tokens are keys alone, and no rows of the pass.
         windows: sliding windows of the model.
     """
-    make = lambda row: _reader_layout(row, memory, widths)  # noqa: E731
-    options = {
-        "grouped": False,
-        "queries": slice(memory, None) if cached else None,
-        "windows": windows,
-        "device": device,
-    }
+    parts = {row: _reader_layout(row, memory, widths) for row in rows}
+    queries = slice(memory, None) if cached else None
     with torch.inference_mode(False):
-        if len(set(rows)) == 1:
-            return make(rows[0]).compile(**options)
-        return layouts.compile_batch([make(row) for row in rows], **options)
+        if len(parts) == 1:
+            return parts[rows[0]].compile(grouped=False, queries=queries, windows=windows, device=device)
+        batch = [parts[row] for row in rows]
+        return layouts.compile_batch(batch, grouped=False, queries=queries, windows=windows, device=device)
 
 
 def _reader_layout(row: Reader, memory: int, widths: tuple[int, ...]) -> Layout:

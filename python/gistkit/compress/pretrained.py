@@ -107,7 +107,8 @@ def _load_tensors(compressor: Compressor, folder: Path, adapter: str | None) -> 
         from peft import set_peft_model_state_dict
 
         weights = _read(folder / adapter / "adapter_model.safetensors")
-        found = set_peft_model_state_dict(compressor.adapter.peft, weights, adapter_name=compressor.adapter.name)
+        peft: Any = compressor.adapter.peft
+        found: Any = set_peft_model_state_dict(peft, weights, adapter_name=compressor.adapter.name)
         if found.unexpected_keys:
             raise ValueError(f"{folder}: expected an adapter of this model, got weights {found.unexpected_keys[:3]}")
 
@@ -136,7 +137,8 @@ def _method(cls: type[Compressor], name: str, folder: Path) -> type[Compressor]:
 
 
 def _subclasses(cls: type) -> set[type]:
-    return {kind for child in cls.__subclasses__() for kind in {child} | _subclasses(child)}
+    children: list[type] = cls.__subclasses__()
+    return {kind for child in children for kind in {child} | _subclasses(child)}
 
 
 def _of_model(name: str) -> bool:

@@ -130,14 +130,14 @@ def _attention_forward(window: int | None, softcap: float | None) -> Callable[..
     ) -> tuple[Tensor, None]:
         batch, length, _ = hidden_states.shape
         heads = (batch, length, -1, self.head_dim)
-        query = self.q_proj(hidden_states).view(heads)
-        key = self.k_proj(hidden_states).view(heads)
+        query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(heads).transpose(1, 2)
         value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
 
         position_ids, inv_freq, factor = position_embeddings
-        query, key = ops.rope(query.transpose(1, 2), key.transpose(1, 2), position_ids, inv_freq, scaling=factor)
+        query, key = ops.rope(query, key, position_ids, inv_freq, scaling=factor)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
 

@@ -40,14 +40,14 @@ class Recipe(Schedule):
     dtype: str = "float32"
 
 
-LONG = {"chunk": 510, "ratio": 5}
+LONG = Recipe(chunk=510, ratio=5)
 PRESETS = {
     # Minutes a run on two cores.
     "short": Recipe(),
     # Chunks of the papers' size.
-    "long": Recipe(**LONG, batch=1, eval_chunks=6, final_chunks=24),
+    "long": replace(LONG, batch=1, eval_chunks=6, final_chunks=24),
     # The papers' size and schedule, for a GPU.
-    "paper": Recipe(**LONG, batch=16, steps=20_000, learning_rate=1e-4, warmup=300, weight_decay=0.1, rank=128),
+    "paper": replace(LONG, batch=16, steps=20_000, learning_rate=1e-4, warmup=300, weight_decay=0.1, rank=128),
 }
 
 
