@@ -1,9 +1,63 @@
 """Small random transformers models, and their own attention as an oracle in double precision."""
 
 import contextlib
+from unittest import mock
 
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
+
+# Model, its config and what is particular to it; the sliding windows are shorter than the tests' sequences.
+FAMILIES = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", {}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {"head_dim": 16, "sliding_window": 6}),
+    "qwen2": (
+        "Qwen2ForCausalLM",
+        "Qwen2Config",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 16}),
+    "gemma2": (
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {"head_dim": 16, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 50.0, "sliding_window": 5},
+    ),
+    "gemma3": (
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {"head_dim": 16, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}),
+}
+# Another family that follows the attention interface: our attention, its own RoPE.
+OTHERS = {"phi3": ("Phi3ForCausalLM", "Phi3Config", {"sliding_window": 6, "pad_token_id": 0})}
+COMMON = {
+    "vocab_size": 50,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "attn_implementation": "sdpa",
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "initializer_range": 0.2,
+}
+
+
+def tiny(family, **changes):
+    """A two-layer model of one family in double precision, in eval mode."""
+    model, config, own = (FAMILIES | OTHERS)[family]
+    settings = COMMON | own | changes
+    if family == "gpt2":
+        renamed = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
+        renamed |= {"max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}
+        settings = {renamed.get(key, key): value for key, value in settings.items() if key != "num_key_value_heads"}
+    if family == "gemma2":
+        settings["attn_implementation"] = "eager"
+    torch.manual_seed(0)
+    return getattr(transformers, model)(getattr(transformers, config)(**settings)).double().eval()
 
 
 def tiny_llama(**changes):
@@ -11,32 +65,24 @@ def tiny_llama(**changes):
 
     Its own attention is torch's: transformers' eager form takes its softmax in single precision whatever the model's.
     """
-    settings = {
-        "vocab_size": 50,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "attn_implementation": "sdpa",
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "initializer_range": 0.2,
-    }
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**settings | changes)).double().eval()
+    return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
 
 
 @contextlib.contextmanager
 def double_angles(model):
     """transformers' own RoPE with angles in double precision, so that nothing but rounding separates the two."""
-    rotary = model.model.rotary_emb
+    rotary = getattr(model.get_decoder(), "rotary_emb", None)
+    if rotary is None or "forward" in vars(rotary):
+        yield model
+        return
 
-    def forward(x, position_ids):
-        angles = position_ids[..., None].double() * rotary.inv_freq.double()
+    def forward(x, position_ids, layer_type=None):
+        prefix = "" if layer_type is None else f"{layer_type}_"
+        angles = position_ids[..., None].double() * getattr(rotary, f"{prefix}inv_freq").double()
         angles = torch.cat((angles, angles), -1)
-        return angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
+        scaling = getattr(rotary, f"{prefix}attention_scaling")
+        return (angles.cos() * scaling).to(x.dtype), (angles.sin() * scaling).to(x.dtype)
 
     rotary.forward = forward
     try:
@@ -45,7 +91,34 @@ def double_angles(model):
         del rotary.forward
 
 
+@contextlib.contextmanager
+def eager(model):
+    """The model's own eager attention and RoPE, with softmax and angles in the model's precision."""
+    softmax = torch.nn.functional.softmax
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with (
+            double_angles(model),
+            mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim)),
+        ):
+            yield model
+    finally:
+        model.set_attn_implementation(before)
+
+
 def additive(mask):
     """A boolean mask [..., Nq, Nk] as the 4-D additive mask that transformers passes on untouched."""
     mask = mask if mask.dim() == 4 else mask[None, None]
     return torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+
+
+def masked_logits(model, ids, mask, positions, windowed=None):
+    """The model's own logits under a boolean mask [Nq, Nk], and `windowed` in the layers with a sliding window."""
+    full, cut = additive(mask), additive(mask if windowed is None else windowed)
+    if getattr(model.config, "layer_types", None):
+        masks = {"full_attention": full, "sliding_attention": cut}
+    else:
+        masks = cut if getattr(model.config, "sliding_window", None) else full
+    with eager(model):
+        return model(ids, attention_mask=masks, position_ids=positions, use_cache=False).logits

@@ -67,6 +67,16 @@ def test_compiles_whole_and_once() -> None:
     assert counter.frame_count == 1
 
 
+def test_compiles_whole_when_the_scale_changes() -> None:
+    # From the second value on a float is a symbol, as a model's scaling is when another model was compiled before.
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(1, 2, 9, 8) for _ in range(3))
+    compiled = torch.compile(gistkit.attention, fullgraph=True, backend="aot_eager")
+    for scale, softcap in ((0.3, 5.0), (0.4, 6.0), (0.5, 7.0)):
+        expected = gistkit.attention(q, k, v, PLAN, scale=scale, softcap=softcap)
+        torch.testing.assert_close(compiled(q, k, v, PLAN, scale=scale, softcap=softcap), expected)
+
+
 def test_compiles_with_inductor_and_a_closed_over_plan() -> None:
     torch._dynamo.reset()
     plan = causal_plan(9)

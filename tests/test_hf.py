@@ -165,7 +165,7 @@ def test_errors_say_what_was_expected():
         with pytest.raises(ValueError, match=r"attention_dropout: expected 0 .*got 0.5"):
             model.train()(ids)
     with (
-        pytest.raises(TypeError, match="expected a transformers Llama model, got Linear"),
+        pytest.raises(TypeError, match="model: expected a transformers model, got Linear"),
         attach(torch.nn.Linear(2, 2)),
     ):
         pass

@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from gistkit import cli, layouts
 from gistkit.studies import checkpoint, epl, report
+from gistkit.studies import runs as training
 from gistkit.studies.corpus import load_corpus
 from gistkit.studies.tracking import measure_tracking, memory_attention
 
@@ -42,7 +43,8 @@ def corpus():
 
 
 def train(corpus, out, *, layout="epl", seed=0, resume=False, bar=None, recipe=RECIPE):
-    return epl.train(recipe, layout, seed, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+    build = epl.build_compressor
+    return training.train(recipe, build, layout, seed, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
 
 
 def outcome(run):
@@ -133,7 +135,7 @@ def test_memory_attention_is_that_of_the_eager_model():
 
 
 def test_report_has_a_row_a_layout_beside_the_paper():
-    make = lambda layout, seed, losses: epl.Run(  # noqa: E731
+    make = lambda layout, seed, losses: training.Run(  # noqa: E731
         layout, seed, [(25 * i, loss, 0.5) for i, loss in enumerate(losses)], losses[-1], 0.5, 0.4, 10.0
     )
     runs = [make("dpl", 0, [5, 3]), make("epl", 0, [5, 0.9]), make("dpl", 1, [5, 2]), make("epl", 1, [5, 1.1])]

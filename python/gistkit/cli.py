@@ -57,6 +57,7 @@ def _study_epl(parser: argparse.ArgumentParser) -> None:
 def _run_epl(arguments: argparse.Namespace) -> int:
     # All that the end needs is loaded before the training starts.
     from gistkit.studies import epl, report
+    from gistkit.studies import runs as training
     from gistkit.studies.corpus import load_corpus
     from gistkit.viz import studies as _  # noqa: F401
 
@@ -68,8 +69,9 @@ def _run_epl(arguments: argparse.Namespace) -> int:
         f"({corpus.train.numel()} + {corpus.held_out.numel()} held-out bytes, {corpus.digest})"
     )
     runs = []
-    for run in epl.run_study(
+    for run in training.run_study(
         recipe,
+        epl.build_compressor,
         arguments.layouts,
         list(range(arguments.seeds)),
         corpus,

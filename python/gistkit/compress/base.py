@@ -1,58 +1,51 @@
-"""Compressor: what ICAE and 500xCompressor share. Chunks in, memory out, and a decoder that reads it."""
+"""Compressor: the losses, and the one interface of all methods."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, cast
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache
 
-from gistkit.compress.losses import CompressionHead, segment_targets, token_loss
+from gistkit import hf
+from gistkit.compress.checks import check_losses
+from gistkit.compress.codec import Codec, Task
+from gistkit.compress.losses import CompressionHead, JointHead, segment_targets, token_loss
 from gistkit.compress.memory import Memory
-from gistkit.compress.plans import decoder_plan, encoder_plan
-from gistkit.hf import attach
-from gistkit.hf.attention import Recorder
-from gistkit.layouts import Plan
+from gistkit.compress.tokens import IGNORE, Rows, join_rows, label_rows, pad
 
-Task = Literal["ae", "lm", "qa"]
-TASKS = ("ae", "lm", "qa")
-LOSSES = ("ae", "lm", "compression")
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 
-def _draw_like(table: Tensor, rows: int) -> nn.Parameter:
-    """New embeddings [rows, d] with the mean and spread of those of the vocabulary."""
-    return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1]).to(table))
-
-
-def _check_rows(name: str, ids: Tensor, memory: Memory) -> None:
-    if ids.shape[0] != memory.batch_size:
-        raise ValueError(f"{name}: expected {memory.batch_size} rows as the memory has, got {ids.shape[0]}")
-
-
-class Compressor(nn.Module, ABC):
+class Compressor(Codec):
     """Compresses chunks of a context into memory tokens that the same model reads in their place.
 
-    A context of p tokens is cut into k = ceil(p / chunk) chunks; each is followed by M = ceil(chunk / ratio) learned
-    memory tokens and encoded by itself. What the memory tokens leave behind depends on the method (its carrier).
-    The decoder reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3).
+    A context of p tokens is cut into k = ceil(p / chunk) chunks; each is followed by M = chunk / ratio learned memory
+    tokens and encoded by itself. What the memory tokens leave behind depends on the method (its carrier). The decoder
+    reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and 12-15).
 
     Args:
-        model: a transformers causal language model (Llama); shared by encoder and decoder, not copied.
+        model: a transformers causal language model; encoder and decoder share its one copy of the weights.
         chunk: chunk size L in tokens.
-        ratio: compression ratio r >= 1, context tokens a memory token stands for.
+        ratio: compression ratio r >= 1, context tokens a memory token stands for; chunk / ratio must be whole.
         layout: "dpl", "upl", "epl" or "cpl" (the decoder half of EPL alone).
-        losses: which of "ae" (reconstruct the context), "lm" (continue it) and "compression" (each memory token
-            predicts its own segment) `forward` returns.
+        losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
+            "compression" (each memory token predicts its own segment), "qa" (answer a question about it).
+        lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
+            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
+            weights train, in encoder and decoder.
+        window: a longer context is compressed in its first `window` tokens, and the decoder reads the others as they
+            are, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all of it is compressed.
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
+        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
 
     Raises:
-        ValueError: if an argument is out of range.
+        TypeError, ValueError: naming the argument, what was expected and what came.
     """
-
-    carrier: ClassVar[str]
 
     def __init__(
         self,
@@ -61,185 +54,117 @@ class Compressor(nn.Module, ABC):
         chunk: int = 510,
         ratio: float = 5,
         layout: str = "epl",
-        losses: Iterable[str] = ("ae",),
+        losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
+        lora: int | LoraConfig | None = 128,
+        window: int | None = None,
+        end_token: int | None = None,
+        joint_head: bool = False,
     ) -> None:
-        super().__init__()
-        if chunk < 1:
-            raise ValueError(f"chunk: expected at least 1 token, got {chunk}")
-        if not ratio >= 1:
-            raise ValueError(f"ratio: expected a number >= 1, got {ratio}")
-        self.loss_names = tuple(losses)
-        if not self.loss_names or not set(self.loss_names) <= set(LOSSES):
-            raise ValueError(f"losses: expected some of {', '.join(LOSSES)}, got {self.loss_names}")
-        self.model = model
-        self.chunk = chunk
-        self.memory_tokens = -int(-chunk // ratio)
-        self.layout = layout
-        encoder_plan(chunk, chunk, self.memory_tokens, layout, "cpu")  # an unknown layout is refused here
+        loss_weights = check_losses(losses)
+        super().__init__(model, chunk, ratio, layout, lora, window)
+        self.loss_weights = loss_weights
+        if end_token is not None and not 0 <= end_token < self.vocabulary:
+            raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token}")
+        self.end_token = end_token
+        self.compression_head: CompressionHead | JointHead | None = None
+        if "compression" in loss_weights:
+            width, offsets = self.memory_embeddings.shape[1], -(-chunk // self.memory_tokens)
+            head = JointHead(width, offsets, self.vocabulary) if joint_head else CompressionHead(width, offsets)
+            self.compression_head = head.to(self.device)
 
-        table = self._embed.weight.detach().float()
-        self.memory_embeddings = _draw_like(table, self.memory_tokens)
-        self.task_embeddings = nn.ParameterDict({"ae": _draw_like(table, 1), "lm": _draw_like(table, 1)})
-        self.compression_head = None
-        if "compression" in self.loss_names:
-            self.compression_head = CompressionHead(table.shape[1], -(-chunk // self.memory_tokens)).to(table.device)
-
-    @abstractmethod
-    def _memory(self, hidden: Tensor, cache: DynamicCache | None, context: int, tokens: int) -> Memory:
-        """The memory left by an encoder pass whose last `tokens` rows are the memory tokens."""
-
-    @abstractmethod
-    def _prefix(self, memory: Memory) -> tuple[Tensor | None, DynamicCache | None]:
-        """How the decoder receives the memory: embeddings to put before its input, or a filled cache."""
-
-    def encode(self, input_ids: Tensor, *, recorder: Recorder | None = None) -> Memory:
-        """Compresses a batch of contexts, input_ids int64 [B, p] with p >= 1, in one pass over all chunks."""
-        if input_ids.dim() != 2 or input_ids.shape[1] < 1:
-            raise ValueError(f"input_ids: expected [B, p] with p >= 1, got shape {tuple(input_ids.shape)}")
-        if (
-            self.training
-            and torch.is_grad_enabled()
-            and any(getattr(module, "gradient_checkpointing", False) for module in self.model.modules())
-        ):
-            raise ValueError(
-                "model: expected gradient checkpointing to be off, which the compressors do not support yet, got on"
-            )
-        batch, context = input_ids.shape
-        plan = encoder_plan(context, self.chunk, self.memory_tokens, self.layout, str(input_ids.device))
-        embeddings = self._embed(input_ids)
-        tokens = plan.num_queries - context
-        memory = self.memory_embeddings.repeat(tokens // self.memory_tokens, 1).expand(batch, -1, -1)
-        with attach(self.model):
-            out = self._decoder(
-                inputs_embeds=torch.cat([embeddings, memory.to(embeddings.dtype)], 1),
-                plan=plan,
-                recorder=recorder,
-                use_cache=self.carrier == "kv",
-            )
-        return self._memory(out.last_hidden_state, out.past_key_values, context, tokens)
-
-    def decode(self, memory: Memory, task: Task, input_ids: Tensor, *, recorder: Recorder | None = None) -> Tensor:
-        """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], which follow it."""
-        _check_rows("input_ids", input_ids, memory)
-        plan = self._decoder_plan(memory, task, input_ids.shape[1])
-        inputs = torch.cat([self._task_embedding(task, memory), self._embed(input_ids)], 1)
-        hidden, _ = self._read(memory, inputs, plan, recorder)
-        return hidden
-
-    def forward(self, input_ids: Tensor, continuation_ids: Tensor | None = None) -> dict[str, Tensor]:
-        """The losses asked for at construction, from one shared compression, and their mean as "loss".
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        continuation_ids: Any = None,
+        question_ids: Any = None,
+        answer_ids: Any = None,
+    ) -> dict[str, Tensor]:
+        """The losses named at construction, from one shared compression, and their weighted mean as "loss".
 
         Args:
-            input_ids: int64 [B, p], the context.
-            continuation_ids: int64 [B, t], the tokens after it; needed for the "lm" loss alone.
+            input_ids, attention_mask: the contexts, as in `encode`.
+            continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; needed
+                for the "lm" loss alone.
+            question_ids, answer_ids: the same for the "qa" loss: the answer is predicted after [LM] and the question.
 
         Returns:
-            {"ae", "lm", "compression", "loss"}: fp32 scalars, nats a token.
+            fp32 scalars in nats a token, one for each loss and "loss".
         """
-        if "lm" in self.loss_names and continuation_ids is None:
-            raise ValueError("continuation_ids: expected int64 [B, t] for the lm loss, got None")
-        with attach(self.model):
-            memory = self.encode(input_ids)
-            weight = self._head.weight
-            losses = {}
-            for name, targets in (("ae", input_ids), ("lm", continuation_ids)):
-                if name in self.loss_names and targets is not None:
-                    losses[name] = token_loss(self.decode(memory, name, targets[:, :-1]), weight, targets)  # type: ignore[arg-type]
-            if self.compression_head is not None:
-                targets = segment_targets(input_ids, self.chunk, self.memory_tokens)
-                losses["compression"] = self.compression_head(memory.hidden, weight, targets)
-        losses["loss"] = torch.stack(list(losses.values())).mean()
+        rows = self.contexts(input_ids, attention_mask)
+        given = {"continuation_ids": ("lm", continuation_ids), "question_ids": ("qa", question_ids),
+                 "answer_ids": ("qa", answer_ids)}  # fmt: skip
+        texts = {name: self._text(name, *value, rows) for name, value in given.items() if value[0] in self.loss_weights}
+        losses: dict[str, Tensor] = {}
+        with hf.attach(self.model):
+            memory, hidden, compressed = self.compress(rows)
+            for name in self.loss_weights:
+                if name == "compression" and self.compression_head is not None:
+                    targets = segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+                    losses[name] = self.compression_head(hidden, self.head.weight, targets, softcap=self.softcap)
+                elif name == "ae":
+                    losses[name] = self._loss(memory, "ae", self._ended(compressed))
+                elif name == "lm":
+                    losses[name] = self._loss(memory, "lm", texts["continuation_ids"])
+                elif name == "qa":
+                    question, answer = texts["question_ids"], texts["answer_ids"]
+                    losses[name] = self._loss(memory, "qa", join_rows(question, answer), question.lengths)
+        weighted = [weight * losses[name] for name, weight in self.loss_weights.items()]
+        losses["loss"] = torch.stack(weighted).sum() / sum(self.loss_weights.values())
         return losses
 
-    @torch.no_grad()
-    def generate(
-        self, memory: Memory, max_new_tokens: int, *, task: Task = "ae", prompt_ids: Tensor | None = None
-    ) -> Tensor:
-        """Greedy continuation of [memory][task token][prompt], int64 [B, max_new_tokens]; memory is not changed.
+    def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
+        """Tokens that follow [memory][task token][prompt]; see `gistkit.compress.generation.generate`."""
+        from gistkit.compress.generation import generate
+
+        return generate(self, memory, prompt_ids, attention_mask, **options)
+
+    def join(self, memories: Sequence[Memory]) -> Memory:
+        """Several documents, a memory each, as one context in that order; see `gistkit.compress.joining.join`."""
+        from gistkit.compress.joining import join
+
+        return join(self, memories)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes what training changed: safetensors, the PEFT adapter, and compressor.json with the settings."""
+        from gistkit.compress.pretrained import save
+
+        save(self, Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None) -> Compressor:
+        """The compressor that `save_pretrained` wrote, around its base model.
 
         Args:
-            memory: what `encode` returned.
-            max_new_tokens: tokens to generate, at least 1.
-            task: "ae" reconstructs the context, "lm" continues it, "qa" answers the prompt.
-            prompt_ids: int64 [B, T], tokens between the task token and the answer; none by default.
+            folder: what `save_pretrained` wrote.
+            model: the base model; None where the folder holds one (a compressor without LoRA).
+
+        Raises:
+            FileNotFoundError, ValueError: if the folder holds none, or one of another model, method or version.
         """
-        if max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens}")
-        if prompt_ids is None:
-            prompt_ids = torch.empty(memory.batch_size, 0, dtype=torch.int64, device=memory.hidden.device)
-        _check_rows("prompt_ids", prompt_ids, memory)
-        embed, head = self._embed, self._head
-        # The last new token is not fed.
-        plan = self._decoder_plan(memory, task, prompt_ids.shape[1] + max_new_tokens - 1)
-        skip = plan.num_keys - plan.num_queries
-        inputs = torch.cat([self._task_embedding(task, memory), embed(prompt_ids)], 1)
-        rows = plan.num_queries - (max_new_tokens - 1)
-        with attach(self.model):
-            first = plan.rows(0, rows, num_keys=skip + rows)
-            hidden, cache = self._read(memory, inputs, first, None, keep_cache=True)
-            answer = [head(hidden[:, -1:]).argmax(-1)]
-            for row in range(rows, plan.num_queries):
-                step = plan.rows(row, row + 1, num_keys=skip + row + 1)
-                out = self._decoder(inputs_embeds=embed(answer[-1]), plan=step, past_key_values=cache, use_cache=True)
-                answer.append(head(out.last_hidden_state).argmax(-1))
-        return torch.cat(answer, 1)
+        from gistkit.compress.pretrained import load
 
-    @property
-    def source(self) -> tuple[str, int, int, str]:
-        """What a memory must share to be readable: carrier, chunk size, memory tokens a chunk, layout."""
-        return self.carrier, self.chunk, self.memory_tokens, self.layout
+        return load(cls, Path(folder), model)
 
-    @property
-    def _decoder(self) -> nn.Module:
-        return cast(Any, self.model).get_decoder()
+    def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
+        if ids is None:
+            raise ValueError(f"{name}: expected int64 [B, t] for the {task} loss, got None")
+        rows = label_rows(name, ids, vocabulary=self.vocabulary, device=self.device)
+        if rows.batch_size != contexts.batch_size:
+            raise ValueError(f"{name}: expected {contexts.batch_size} rows as input_ids has, got {rows.batch_size}")
+        return rows
 
-    @property
-    def _embed(self) -> nn.Embedding:
-        return cast(Any, self.model).get_input_embeddings()
+    def _ended(self, rows: Rows) -> Rows:
+        if self.end_token is None:
+            return rows
+        return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
 
-    @property
-    def _head(self) -> nn.Linear:
-        return cast(Any, self.model).get_output_embeddings()
-
-    def _decoder_plan(self, memory: Memory, task: Task, text: int) -> Plan:
-        """The decoder's plan for `text` tokens, a row for each token that is fed; memory as a cache has none."""
-        if task not in TASKS:
-            raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
-        if memory.source != self.source:
-            raise ValueError(
-                "memory: expected one made with (carrier, chunk, memory tokens, layout) = "
-                f"{self.source}, got one made with {memory.source}"
-            )
-        plan = decoder_plan(
-            memory.context_length,
-            self.chunk,
-            self.memory_tokens,
-            self.layout,
-            task,
-            self.carrier,
-            text,
-            str(memory.hidden.device),
-        )
-        return plan if self.carrier == "embedding" else plan.rows(memory.num_tokens, plan.num_queries)
-
-    def _task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
-        return embedding.expand(memory.batch_size, 1, -1).to(memory.hidden.dtype)
-
-    def _read(
-        self, memory: Memory, inputs: Tensor, plan: Plan, recorder: Recorder | None, keep_cache: bool = False
-    ) -> tuple[Tensor, DynamicCache | None]:
-        """Hidden states at `inputs` after the memory, and the cache if it is wanted for more tokens."""
-        prefix, cache = self._prefix(memory)
-        if prefix is not None:
-            inputs = torch.cat([prefix, inputs], 1)
-        with attach(self.model):
-            out = self._decoder(
-                inputs_embeds=inputs,
-                plan=plan,
-                recorder=recorder,
-                past_key_values=cache,
-                use_cache=keep_cache or cache is not None,
-            )
-        hidden = out.last_hidden_state
-        return (hidden if prefix is None else hidden[:, prefix.shape[1] :]), out.past_key_values
+    def _loss(self, memory: Memory, task: Task, text: Rows, prompt: Sequence[int] = (0,)) -> Tensor:
+        """Mean loss of each row's tokens beyond its first `prompt`; the last token of a row predicts nothing."""
+        fed = Rows(text.ids[:, :-1], tuple(max(length - 1, 0) for length in text.lengths))
+        hidden = self.read(memory, task, fed)
+        columns = torch.arange(text.ids.shape[1], device=text.ids.device)
+        asked = columns >= torch.tensor(prompt, device=text.ids.device)[:, None]
+        targets = text.ids.where(text.valid & asked, IGNORE)
+        return token_loss(hidden, self.head.weight, targets, softcap=self.softcap)

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-IGNORE = -100
+from gistkit.compress.tokens import IGNORE
+
+LOGITS = 2**26
 
 
-def _summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def _summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
     logits = F.linear(hidden, weight).float()
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
 
-def token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int = 4096) -> Tensor:
+def token_loss(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None, softcap: float | None = None
+) -> Tensor:
     """Mean cross entropy of `hidden @ weight.T` against `targets`, with at most `chunk` rows of logits alive.
 
     Args:
         hidden: [..., d] hidden states.
         weight: [V, d] output embedding.
         targets: int64 [...], vocabulary ids; -100 is left out of the mean.
-        chunk: rows of logits computed at a time; they are computed again in the backward pass.
+        chunk: rows of logits computed at a time; they are computed again in the backward pass. None: as many as hold
+            2^26 logits, a quarter of a gigabyte.
+        softcap: logits are softcap * tanh(logits / softcap) where given, as Gemma 2 caps them.
 
     Returns:
         A scalar in nats a token, fp32; 0 where every target is left out.
@@ -31,37 +41,41 @@ def token_loss(hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int = 
         raise ValueError(
             f"targets: expected shape {tuple(hidden.shape[:-1])} as hidden has, got {tuple(targets.shape)}"
         )
+    chunk = max(1, LOGITS // weight.shape[0]) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     count = (labels != IGNORE).sum().clamp(min=1)
     if rows.shape[0] <= chunk:
-        return _summed_cross_entropy(rows, weight, labels) / count
+        return _summed_cross_entropy(rows, weight, labels, softcap) / count
     total = hidden.new_zeros((), dtype=torch.float32)
     for part, part_labels in zip(rows.split(chunk), labels.split(chunk), strict=True):
-        total = total + checkpoint(_summed_cross_entropy, part, weight, part_labels, use_reentrant=False)
+        total = total + checkpoint(_summed_cross_entropy, part, weight, part_labels, softcap, use_reentrant=False)
     return total / count
 
 
-def segment_targets(context_ids: Tensor, chunk: int, memory: int) -> Tensor:
+def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Sequence[int] | None = None) -> Tensor:
     """The context tokens that each memory token owns: its own part of its chunk, in order.
 
     Args:
         context_ids: int64 [B, p].
         chunk: chunk size L.
         memory: memory tokens M a chunk.
+        lengths: context tokens of each row, the rest of which is padding; None: all p.
 
     Returns:
-        int64 [B, kM, ceil(L / M)]; -100 where a memory token owns fewer tokens.
+        int64 [B, kM, ceil(L / M)]; -100 where a memory token owns fewer tokens, or is padding itself.
     """
-    context, device = context_ids.shape[1], context_ids.device
-    first = torch.arange(0, context, chunk, device=device)[:, None]
-    length = (context - first).clamp(max=chunk)
+    rows, width = context_ids.shape
+    device = context_ids.device
+    context = torch.tensor([width] * rows if lengths is None else list(lengths), device=device)[:, None, None]
+    first = torch.arange(0, width, chunk, device=device)[:, None]
+    length = (context - first).clamp(min=0, max=chunk)
     slot = torch.arange(memory, device=device)
     start, stop = first + slot * length // memory, first + (slot + 1) * length // memory
     index = start[..., None] + torch.arange(-(-chunk // memory), device=device)
-    owned = context_ids[:, index.clamp(max=context - 1)].masked_fill(index >= stop[..., None], IGNORE)
-    return owned.flatten(1, 2)
+    owned = context_ids.gather(1, index.clamp(max=width - 1).flatten(1)).view(index.shape)
+    return owned.masked_fill(index >= stop[..., None], IGNORE).flatten(1, 2)
 
 
 class CompressionHead(nn.Module):
@@ -81,7 +95,35 @@ class CompressionHead(nn.Module):
         self.projection = nn.Linear(hidden_size, offsets * hidden_size, bias=False)
         nn.init.normal_(self.projection.weight, std=hidden_size**-0.5)
 
-    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None = None) -> Tensor:
         """Mean cross entropy over all targets; hidden [B, kM, d], weight [V, d], targets [B, kM, offsets]."""
         projected = self.projection(hidden.to(self.projection.weight.dtype)).unflatten(-1, (self.offsets, -1))
-        return token_loss(projected.to(weight.dtype), weight, targets)
+        return token_loss(projected.to(weight.dtype), weight, targets, softcap=softcap)
+
+
+class JointHead(nn.Module):
+    """The compression loss with one map from a memory token to the logits of its whole segment, Linear(d, r V).
+
+    It has r V d weights of its own (425 million for SmolLM2 at r = 15) where `CompressionHead` has r d^2.
+
+    Args:
+        hidden_size: width d of the model.
+        offsets: tokens a segment holds at most, ceil(L / M).
+        vocabulary: V.
+    """
+
+    def __init__(self, hidden_size: int, offsets: int, vocabulary: int) -> None:
+        super().__init__()
+        self.offsets = offsets
+        self.projection = nn.Linear(hidden_size, offsets * vocabulary, bias=False)
+
+    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None = None) -> Tensor:
+        """Mean cross entropy over all targets; hidden [B, kM, d], targets [B, kM, offsets]; weight is not used."""
+        hidden = hidden.to(self.projection.weight.dtype)
+        count = (targets != IGNORE).sum().clamp(min=1)
+        total = hidden.new_zeros((), dtype=torch.float32)
+        # An offset at a time: no more than the logits of one token a memory token are alive.
+        for offset, part in enumerate(self.projection.weight.chunk(self.offsets)):
+            labels = targets[..., offset]
+            total = total + token_loss(hidden, part, labels, softcap=softcap) * (labels != IGNORE).sum()
+        return total / count

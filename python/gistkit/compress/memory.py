@@ -2,36 +2,220 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Source:
+    """What made a memory; only its like can read it.
+
+    Args:
+        method: "icae" or "x500", the compressor's `method`.
+        carrier: "embedding" or "kv".
+        layout: position layout, "dpl", "upl", "cpl" or "epl".
+        chunk: chunk size L in tokens.
+        memory_tokens: memory tokens M a chunk.
+        structure: the base model's shape, `gistkit.hf.structure`.
+        cache_width: numbers that the model's full cache holds a token, over all layers.
+    """
+
+    method: str
+    carrier: str
+    layout: str
+    chunk: int
+    memory_tokens: int
+    structure: str
+    cache_width: int
+
+    @property
+    def ratio(self) -> float:
+        """Context tokens a memory token stands for, L / M."""
+        return self.chunk / self.memory_tokens
+
+    @property
+    def consistent(self) -> bool:
+        """Whether the decoder's tokens keep the position ids of the uncompressed sequence (CPL, EPL)."""
+        return self.layout in ("cpl", "epl")
 
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """The compressed context of a batch; decoding from it leaves it unchanged.
+    """The compressed contexts of B rows, at most K memory tokens each; decoding from it leaves it unchanged.
 
     Args:
-        source: what made it, (carrier, chunk, memory tokens a chunk, layout): only its like can read it.
-        context_length: number of tokens p of the original context, the same in every row.
-        embeddings: [B, kM, hidden] for k chunks of M memory tokens, where a method carries embeddings (ICAE).
-        layers: per layer (key, value), each [B, heads, kM, head_dim], keys rotated at their encoder position ids,
-            where a method carries the cache (500xCompressor).
-        hidden: [B, kM, hidden], the encoder's output at the memory tokens, kept for the compression loss.
+        source: what made it.
+        lengths: memory tokens of each row; the rest of its K columns is padding.
+        context_lengths: context tokens of each row that the memory tokens stand for.
+        positions: int64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings) or the ids
+            their keys were rotated at (kv); 0 on padding.
+        starts: position id of each row's [LM] token; text goes on from there.
+        embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
+        layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
+        rest: token ids of each row beyond the compressor's window, which the decoder reads as they are.
+        fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None for a memory made while training.
     """
 
-    source: tuple[str, int, int, str]
-    context_length: int
-    hidden: Tensor
+    source: Source
+    lengths: tuple[int, ...]
+    context_lengths: tuple[int, ...]
+    positions: Tensor
+    starts: tuple[int, ...]
     embeddings: Tensor | None = None
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
+    rest: tuple[tuple[int, ...], ...] = field(default=())
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.rest:
+            object.__setattr__(self, "rest", ((),) * len(self.lengths))
 
     @property
     def batch_size(self) -> int:
         """Number of rows B."""
-        return self.hidden.shape[0]
+        return len(self.lengths)
 
     @property
     def num_tokens(self) -> int:
-        """Number of memory tokens kM of a row."""
-        return self.hidden.shape[1]
+        """Columns K, the memory tokens of the longest row."""
+        return self.positions.shape[1]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is carried: the embeddings, or the keys and values of all layers."""
+        if self.embeddings is not None:
+            return [self.embeddings]
+        return [tensor for layer in self.layers or () for tensor in layer]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the carried tensors are."""
+        return self.tensors[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the carried tensors."""
+        return self.tensors[0].dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the carried tensors, padding left out."""
+        numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
+        return numbers * sum(self.lengths) * self.tensors[0].element_size()
+
+    @property
+    def full_cache_bytes(self) -> int:
+        """Bytes of the cache of the uncompressed contexts, in the same dtype."""
+        return sum(self.context_lengths) * self.source.cache_width * self.tensors[0].element_size()
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
+        """The same memory with its tensors on `device` and in `dtype`, where given."""
+        return self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
+        """The memory of some of the rows."""
+        every = range(self.batch_size)
+        if isinstance(rows, int):
+            chosen = [every[rows]]
+        else:
+            chosen = list(every[rows]) if isinstance(rows, slice) else [every[row] for row in rows]
+        if not chosen:
+            raise ValueError(f"rows: expected at least one of {self.batch_size} rows, got none")
+        width = max(self.lengths[row] for row in chosen)
+        index = torch.tensor(chosen, device=self.device)
+        pick = lambda values: tuple(values[row] for row in chosen)  # noqa: E731
+        picked = replace(
+            self,
+            lengths=pick(self.lengths),
+            context_lengths=pick(self.context_lengths),
+            positions=self.positions[chosen, :width],
+            starts=pick(self.starts),
+            rest=pick(self.rest),
+        )
+        return picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
+
+    def repeat(self, count: int) -> Memory:
+        """The one row `count` times, without copying it.
+
+        Raises:
+            ValueError: if the memory has several rows, or count is below 1.
+        """
+        if self.batch_size != 1 or count < 1:
+            raise ValueError(
+                f"repeat: expected a memory of one row and count >= 1, got {self.batch_size} rows and count {count}"
+            )
+        repeated = replace(
+            self,
+            lengths=self.lengths * count,
+            context_lengths=self.context_lengths * count,
+            positions=self.positions.expand(count, -1),
+            starts=self.starts * count,
+            rest=self.rest * count,
+        )
+        return repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
+
+    @staticmethod
+    def stack(memories: Sequence[Memory]) -> Memory:
+        """One memory with the rows of several, padded to the longest; all must come from the same source."""
+        if not memories:
+            raise ValueError("stack: expected at least one memory, got none")
+        first = memories[0]
+        for other in memories[1:]:
+            if other.source != first.source or other.fingerprint != first.fingerprint:
+                raise ValueError(f"stack: expected memories of one source, got {first.source} and {other.source}")
+        width = max(memory.num_tokens for memory in memories)
+
+        def widen(tensor: Tensor) -> Tensor:
+            return torch.nn.functional.pad(tensor, (0, 0, 0, width - tensor.shape[-2]))
+
+        def joined(*parts: Tensor) -> Tensor:
+            return torch.cat([widen(part) for part in parts])
+
+        every = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
+        positions = [torch.nn.functional.pad(m.positions, (0, width - m.num_tokens)) for m in memories]
+        return replace(
+            first,
+            lengths=every("lengths"),
+            context_lengths=every("context_lengths"),
+            positions=torch.cat(positions),
+            starts=every("starts"),
+            rest=every("rest"),
+            embeddings=None
+            if first.embeddings is None
+            else joined(*(m.embeddings for m in memories if m.embeddings is not None)),
+            layers=None
+            if first.layers is None
+            else tuple(
+                (joined(*(key for key, _ in layer)), joined(*(value for _, value in layer)))
+                for layer in zip(*(m.layers or () for m in memories), strict=True)
+            ),
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the memory as safetensors with a versioned header, replacing `path` in one move."""
+        from gistkit.compress.memory_file import save
+
+        save(self, Path(path))
+
+    @staticmethod
+    def load(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Memory:
+        """Reads a memory that `save` wrote.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is cut short, not a memory, or of another version.
+        """
+        from gistkit.compress.memory_file import load
+
+        return load(Path(path)).to(device, dtype)
+
+    def _with(self, change: Callable[[Tensor], Tensor]) -> Memory:
+        return replace(
+            self,
+            embeddings=None if self.embeddings is None else change(self.embeddings),
+            layers=None if self.layers is None else tuple((change(key), change(value)) for key, value in self.layers),
+        )

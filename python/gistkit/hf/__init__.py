@@ -2,5 +2,19 @@
 
 from gistkit.hf.attach import attach
 from gistkit.hf.attention import ATTENTION_NAME
+from gistkit.hf.cache import memory_cache
+from gistkit.hf.families import sliding_windows
+from gistkit.hf.fingerprint import fingerprint, structure
+from gistkit.hf.keep import KeptKeys
+from gistkit.hf.rotation import rerotate
 
-__all__ = ["ATTENTION_NAME", "attach"]
+__all__ = [
+    "ATTENTION_NAME",
+    "KeptKeys",
+    "attach",
+    "fingerprint",
+    "memory_cache",
+    "rerotate",
+    "sliding_windows",
+    "structure",
+]

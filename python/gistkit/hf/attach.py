@@ -2,56 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.modeling_rope_utils import dynamic_rope_update
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaModel, LlamaRotaryEmbedding
 
 from gistkit import ops
 from gistkit.hf import attention as hooks
+from gistkit.hf.families import decoder_of, rope_modules, softcap_of, window_of
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 @contextmanager
-def attach(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+def attach(model: Model) -> Iterator[Model]:
     """Runs `model` on gistkit's attention and RoPE inside the `with` block, and leaves it as it was.
 
-    Inside, `model(...)` takes a keyword argument `plan` (a compiled layout): its spans say who sees whom, and its
-    positions are the position ids unless `position_ids` is given. Without a plan attention is plain causal.
-    `recorder`, a function of (layer index, query, key), is called in every layer with the rotated tensors.
-    Attaching twice is allowed; the inner block does nothing. With gradient checkpointing the backward pass runs layers
-    again: it belongs inside the block too.
+    Inside, `model(...)` takes these keyword arguments. In gradient checkpointing the backward pass runs layers again:
+    it belongs inside the block too. Attaching twice is allowed; the inner block does nothing.
+
+    - plan: a compiled layout. Its spans say who sees whom, and its positions are the position ids unless
+      `position_ids` is given. Layers with a sliding window take its plan for their width, so compile it with
+      `windows=sliding_windows(model)`; only a plan whose tokens all lie within the window does without. Without a plan
+      attention is plain causal, within each layer's window.
+    - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys; num_keys of the plan
+      counts them.
+    - keep: an object whose `store(layer_idx, key, value)` is called with the layer's own rotated keys and values
+      [B, Hk, N, D], such as `KeptKeys`.
+    - recorder: a function of (layer index, query, key), called in every layer with the rotated tensors.
 
     Args:
-        model: a transformers Llama, with or without its language model head.
+        model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
+            PEFT model. Llama, Mistral, Qwen2, Qwen3, Gemma2 and Gemma3 run on gistkit's attention and RoPE, GPT-2 and
+            others that follow transformers' attention interface on its attention and their own positions.
 
     Raises:
-        TypeError: if the model has no Llama decoder in it.
+        TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface.
     """
-    decoder = next((module for module in model.modules() if isinstance(module, LlamaModel)), None)
-    if decoder is None:
-        raise TypeError(f"model: expected a transformers Llama model, got {type(model).__name__}")
+    decoder = decoder_of(model)
     if decoder.config._attn_implementation == hooks.ATTENTION_NAME:
         yield model
         return
     AttentionInterface.register(hooks.ATTENTION_NAME, hooks.attention)
     AttentionMaskInterface.register(hooks.ATTENTION_NAME, hooks.mask)
     with ExitStack() as undo:
-        before = model.config._attn_implementation
-        model.set_attn_implementation(hooks.ATTENTION_NAME)
-        undo.callback(model.set_attn_implementation, before)
-        handle = decoder.register_forward_pre_hook(_positions_of_plan, with_kwargs=True)
+        before = decoder.config._attn_implementation
+        decoder.set_attn_implementation(hooks.ATTENTION_NAME)
+        if decoder.config._attn_implementation != hooks.ATTENTION_NAME:
+            raise TypeError(
+                "model: expected a transformers decoder that follows the attention interface, got "
+                f"{type(decoder).__name__} with attention of its own"
+            )
+        undo.callback(decoder.set_attn_implementation, before)
+        handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
-        for module in decoder.modules():
-            if isinstance(module, LlamaAttention):
-                _replace_forward(undo, module, _attention_forward)
-            elif isinstance(module, LlamaRotaryEmbedding):
-                _replace_forward(undo, module, _rotary_forward)
+        attentions, rotaries = rope_modules(decoder)
+        for module in attentions:
+            _replace_forward(undo, module, _attention_forward(window_of(module), softcap_of(module)))
+        for module in rotaries:
+            _replace_forward(undo, module, _rotary_forward)
         yield model
 
 
@@ -64,49 +78,81 @@ def _replace_forward(undo: ExitStack, module: nn.Module, forward: Any) -> None:
     module.forward = MethodType(forward, module)
 
 
-def _positions_of_plan(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    plan = kwargs.get("plan")
-    if plan is not None and plan.positions is not None and kwargs.get("position_ids") is None:
-        positions = plan.positions
-        if positions.dim() > 2:
-            raise ValueError(
-                f"plan: expected position ids [N] or [B, N] for a Llama, got {tuple(positions.shape)} with several axes"
-            )
-        kwargs = kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
-    return args, kwargs
-
-
-@torch.no_grad()
-@dynamic_rope_update
-def _rotary_forward(self: LlamaRotaryEmbedding, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Hands position ids and frequencies on as they are: the fused op makes the angles itself."""
-    return position_ids, self.inv_freq, self.attention_scaling
-
-
-def _attention_forward(
-    self: LlamaAttention,
-    hidden_states: Tensor,
-    position_embeddings: tuple[Tensor, Tensor, float],
-    attention_mask: Tensor | None = None,
-    past_key_values: Any = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    batch, length, _ = hidden_states.shape
-    heads = (batch, length, -1, self.head_dim)
-    query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
-    key = self.k_proj(hidden_states).view(heads).transpose(1, 2)
-    value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
-
-    position_ids, inv_freq, scaling = position_embeddings
-    query, key = ops.rope(query, key, position_ids, inv_freq, scaling=scaling)
-    if past_key_values is not None:
-        key, value = past_key_values.update(key, value, self.layer_idx)
-        if kwargs.get("plan") is None and past_key_values.is_compileable:
+def _check_and_place(
+    decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    """Refuses what no layer could tell, and gives the decoder the plan's position ids."""
+    plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), kwargs.get("past_key_values")
+    layers = decoder.config.num_hidden_layers
+    if memory is not None and len(memory) != layers:
+        raise ValueError(f"memory: expected (key, value) for each of {layers} layers, got {len(memory)}")
+    if plan is None:
+        if getattr(cache, "is_compileable", False):
             raise ValueError(
                 "past_key_values: expected a cache that grows, such as DynamicCache, or a plan, got a static cache "
                 "without a plan: which of its keys are filled is not known"
             )
+        return args, kwargs
+    positions = plan.positions
+    if positions is None or kwargs.get("position_ids") is not None:
+        return args, kwargs
+    if positions.dim() > 2:
+        raise ValueError(
+            f"plan: expected position ids [N] or [B, N] for a {decoder.config.model_type} model, got "
+            f"{tuple(positions.shape)} with several axes"
+        )
+    if positions.is_floating_point() and not hasattr(decoder, "rotary_emb"):
+        raise ValueError(
+            f"plan: expected whole position ids for a {decoder.config.model_type} model, which has a table of them, "
+            f"got {positions.dtype}"
+        )
+    return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
 
-    dropout = float(self.attention_dropout or 0.0) if self.training else 0.0
-    out, _ = hooks.attention(self, query, key, value, attention_mask, scaling=self.scaling, dropout=dropout, **kwargs)
-    return self.o_proj(out.reshape(batch, length, -1)), None
+
+@torch.no_grad()
+@dynamic_rope_update
+def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
+    """Hands position ids and frequencies on as they are: the fused op makes the angles itself."""
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    return position_ids, getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
+
+
+def _attention_forward(window: int | None, softcap: float | None) -> Callable[..., tuple[Tensor, None]]:
+    """The forward of a layer with RoPE, in the order of operations that the families share."""
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor, float],
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        batch, length, _ = hidden_states.shape
+        heads = (batch, length, -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(heads).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        if hasattr(self, "q_norm"):
+            query, key = self.q_norm(query), self.k_norm(key)
+
+        position_ids, inv_freq, factor = position_embeddings
+        query, key = ops.rope(query, key, position_ids, inv_freq, scaling=factor)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+
+        out, _ = hooks.attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=float(self.attention_dropout or 0.0) if self.training else 0.0,
+            softcap=softcap,
+            sliding_window=window,
+            **kwargs,
+        )
+        return self.o_proj(out.reshape(batch, length, -1)), None
+
+    return forward

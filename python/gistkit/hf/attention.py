@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 from gistkit import ops
+from gistkit.hf.keep import Keeper, Layers
 from gistkit.layouts import Plan
 
 ATTENTION_NAME = "gistkit"
+# What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
+_REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 
 Recorder = Callable[[int, Tensor, Tensor], None]
 
 
-def causal_plan(num_queries: int, num_keys: int, device: torch.device) -> Plan:
-    """The plan of plain causal attention: the queries are the last `num_queries` of `num_keys` tokens."""
+def causal_plan(num_queries: int, num_keys: int, device: torch.device, window: int | None = None) -> Plan:
+    """The plan of plain causal attention: the queries are the last `num_queries` of `num_keys` tokens.
+
+    With `window` each sees itself and at most the `window` - 1 keys before it.
+    """
     end = torch.arange(num_keys - num_queries + 1, num_keys + 1, dtype=torch.int32, device=device)
-    return Plan(torch.stack([torch.zeros_like(end), end], -1)[None, :, None], num_keys)
+    start = torch.zeros_like(end) if window is None else (end - window).clamp(min=0)
+    return Plan(torch.stack([start, end], -1)[None, :, None], num_keys)
 
 
 def attention(
@@ -31,37 +38,91 @@ def attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
+    sliding_window: int | None = None,
     plan: Plan | None = None,
     recorder: Recorder | None = None,
+    memory: Layers | None = None,
+    keep: Keeper | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention under `plan`, in transformers' calling convention; without a plan, plain causal attention.
 
     Args:
-        query, key, value: [B, Hq, Nq, D] and [B, Hk, Nk, D], rotated already.
+        query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
         attention_mask: None or what `mask` returned; visibility is the plan's alone.
-        plan: the `plan` keyword argument of `model(...)`.
-        recorder: the `recorder` keyword argument of `model(...)`: called with (layer index, query, key).
+        sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
+        plan, recorder, memory, keep: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
         The output as [B, Nq, Hq, D], and None in place of attention weights.
 
     Raises:
-        ValueError: if attention dropout is asked for, or a dense mask was passed to the model.
+        ValueError: if something is asked for that the plan or the op does not have, such as dropout, a dense mask or
+            a window the plan was not compiled for.
     """
     if dropout:
-        raise ValueError(f"attention_dropout: expected 0 with gistkit's attention, got {dropout}")
+        raise ValueError(
+            f"attention_dropout: expected 0 with gistkit's attention (attn_pdrop of a GPT-2 too), got {dropout}"
+        )
     if attention_mask is not None:
         raise ValueError(
             f"attention_mask: expected none beside a plan, got a mask of shape {tuple(attention_mask.shape)}; "
             "say who sees whom in the layout"
         )
-    if plan is None:
-        plan = causal_plan(query.shape[2], key.shape[2], query.device)
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"model: expected attention without {name}, which gistkit's lacks, got one that has it")
+    layer = cast(int, getattr(module, "layer_idx", -1))
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        # Norms after the projections may have left another dtype than the values have.
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if keep is not None:
+        keep.store(layer, key, value)
+    if memory is not None:
+        key, value = _behind(memory, layer, key, value)
+    own = _layer_plan(plan, sliding_window, query, key)
     if recorder is not None:
-        recorder(getattr(module, "layer_idx", -1), query, key)
-    out = cast(Tensor, ops.attention(query, key, value, plan, scale=scaling, softcap=softcap))
+        recorder(layer, query, key)
+    out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap))
     return out.transpose(1, 2), None
+
+
+def _behind(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, Hk, K + N, D]: the memory's of this layer, then the layer's own."""
+    both = []
+    for name, held, own in zip(("keys", "values"), memory[layer], (key, value), strict=True):
+        batch, heads, _, dim = own.shape
+        if held.dim() != 4 or held.shape[0] not in (1, batch) or (held.shape[1], held.shape[3]) != (heads, dim):
+            raise ValueError(
+                f"memory: expected {name} [{'1' if batch == 1 else f'1 or {batch}'}, {heads}, K, {dim}] for layer "
+                f"{layer}, got shape {tuple(held.shape)}"
+            )
+        both.append(torch.cat([held.to(own).expand(batch, -1, -1, -1), own], 2))
+    return both[0], both[1]
+
+
+def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tensor) -> Plan:
+    """The plan of one layer, whose sliding window may be `window`."""
+    if plan is None:
+        return causal_plan(query.shape[2], key.shape[2], query.device, window)
+    if window is None:
+        return plan
+    if plan.num_keys > key.shape[2]:
+        raise ValueError(
+            f"past_key_values: expected a cache that keeps the {plan.num_keys} keys of the plan in sliding-window "
+            f"layers too, such as DynamicCache() made without a config, got {key.shape[2]} keys"
+        )
+    cut = plan.windowed.get(window)
+    if cut is not None:
+        return cut
+    if (plan.num_keys if plan.reach is None else plan.reach) > window:
+        raise ValueError(
+            f"plan: expected one compiled for a sliding window of {window} with windows=({window},), see "
+            f"gistkit.hf.sliding_windows, got one for {tuple(plan.windowed) or 'none'}"
+        )
+    return plan
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:

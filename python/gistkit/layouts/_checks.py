@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
 
 
@@ -14,6 +15,14 @@ def at_least(function: str, name: str, value: int, low: int) -> int:
     if value >= 2**62:
         raise ValueError(f"{function}: expected {name} < 2**62, got {value}")
     return int(value)
+
+
+def widths(function: str, windows: Iterable[int], window: int | None) -> dict[int, int]:
+    """{asked: effective} widths of sliding windows; with `window`, which holds for all layers, the smaller of both."""
+    if not isinstance(windows, Iterable) or isinstance(windows, str | bytes):
+        raise TypeError(f"{function}: expected windows to be several ints, such as (512,), got {windows!r}")
+    asked = sorted({at_least(function, "windows", width, 1) for width in windows})
+    return {width: width if window is None else min(width, window) for width in asked}
 
 
 def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> None:

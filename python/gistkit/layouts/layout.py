@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit._compiled import planner as _planner
-from gistkit.layouts._checks import at_least
+from gistkit.layouts._checks import at_least, widths
 from gistkit.layouts.oracle import dense_mask
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Relation, Role
@@ -36,8 +36,9 @@ class Layout:
         documents: int32 [N], nondecreasing; tokens of different documents do not see each other. None is all zero.
         sees: {query role: {key role: relation or tuple of relations}}; several relations see the union; absent is
             nothing. PAD neither sees nor is seen.
-        ordinals: int64 [N], ascending within each document: the place in logical order that causal and recent relations
-            count by. None is the index in the document; `take` keeps the original ones.
+        ordinals: int64 [N], ascending within each document (PAD may repeat the one before it): the place in logical
+            order that causal and recent relations count by. None is the index in the document; `take` keeps the
+            original ones.
         name: what to call it in pictures and messages.
     """
 
@@ -69,7 +70,9 @@ class Layout:
         ordinals = index if self.ordinals is None else _array("ordinals", self.ordinals, np.int64, shape)
         if ordinals.min() < 0 or ordinals.max() >= 2**62:
             raise ValueError(f"Layout: expected ordinals in [0, 2**62), got {ordinals.min()} to {ordinals.max()}")
-        if ((ordinals[1:] <= ordinals[:-1]) & (documents[1:] == documents[:-1])).any():
+        # Padding counts nowhere: it may repeat the ordinal before it.
+        step = (ordinals[1:] < ordinals[:-1]) | ((ordinals[1:] == ordinals[:-1]) & (roles[1:] != Role.PAD))
+        if (step & (documents[1:] == documents[:-1])).any():
             raise ValueError("Layout: expected ordinals to ascend within each document")
         positions = index if self.positions is None else _positions(self.positions, shape[0])
         table = _check_sees(self.sees)
@@ -93,6 +96,7 @@ class Layout:
         self,
         *,
         window: int | None = None,
+        windows: Iterable[int] = (),
         queries: slice | ArrayLike | None = None,
         grouped: bool = True,
         device: torch.device | str = "cpu",
@@ -101,6 +105,7 @@ class Layout:
 
         Args:
             window: sliding window; a query sees only keys less than `window` before it in logical order.
+            windows: widths of sliding windows that some layers of a model have; the plan of each is in `Plan.windowed`.
             queries: the logical rows that are queries (slice, indices or bool [N]), for decoding; all tokens stay keys.
                 None is all.
             grouped: sort tokens by (document, role, logical order), which makes every relation one key interval; False
@@ -108,13 +113,26 @@ class Layout:
             device: where the plan's tensors are put.
         """
         order, spans, positions, slices = self.compile_arrays(window, queries, grouped)
-        return Plan(
+        plan = Plan(
             torch.from_numpy(spans)[None],
             len(self),
             torch.from_numpy(positions if positions.ndim == 1 else positions[:, None]),
             torch.from_numpy(order)[None],
             slices=slices,
-        ).to(device)
+            reach=self.reach,
+        )
+        cuts = {
+            asked: torch.from_numpy(self.compile_arrays(width, queries, grouped)[1])[None]
+            for asked, width in widths("compile", windows, window).items()
+        }
+        return plan.with_windows(cuts).to(device)
+
+    @property
+    def reach(self) -> int:
+        """Places in logical order that the longest document spans; a sliding window as wide cuts nothing."""
+        changes = self.documents[1:] != self.documents[:-1]
+        first, last = self.ordinals[np.append(True, changes)], self.ordinals[np.append(changes, True)]
+        return int((last - first).max()) + 1
 
     def compile_arrays(
         self, window: int | None, queries: slice | ArrayLike | None, grouped: bool

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,6 +29,10 @@ class Plan:
         lengths: int64 [B], tokens a row before its padding; None where no row is padded.
         slices: the rows of each role that is there, where each has one slice (one document a row, grouped order, the
             same slices in all rows of a batch); otherwise None.
+        windowed: {width: plan} of the same rows for layers with a sliding window, whose queries see only keys less than
+            `width` before them in logical order; a plan for each of `compile`'s `windows`.
+        reach: places in logical order that the longest document spans, so that a window as wide cuts nothing; None is
+            num_keys.
     """
 
     spans: Tensor
@@ -37,6 +41,8 @@ class Plan:
     order: Tensor | None = None
     lengths: Tensor | None = None
     slices: Mapping[Role, slice] | None = None
+    windowed: Mapping[int, Plan] = field(default_factory=dict)
+    reach: int | None = None
 
     @classmethod
     def from_spans(cls, spans: Tensor, num_keys: int, positions: Tensor | None = None) -> Plan:
@@ -117,14 +123,16 @@ class Plan:
         if self.slices is not None:
             cut = {r: slice(max(s.start, start) - start, min(s.stop, stop) - start) for r, s in self.slices.items()}
             slices = {role: rows for role, rows in cut.items() if rows.start < rows.stop}
-        return Plan(
+        plan = Plan(
             spans.contiguous(),
             keys,
             None if self.positions is None else self.positions[..., start:stop],
             None if self.order is None else self.order[:, start:stop],
             None if self.lengths is None else (self.lengths - start).clamp(0, stop - start),
             slices,
+            reach=self.reach,
         )
+        return plan.with_windows({width: cut.spans[:, start:stop] for width, cut in self.windowed.items()})
 
     def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
         """Which tiles of the mask a blocked kernel visits, and the useful share; see `Tiles`."""
@@ -133,13 +141,22 @@ class Plan:
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`."""
         move = lambda t: None if t is None else t.to(device)  # noqa: E731
-        return replace(
+        plan = replace(
             self,
             spans=self.spans.to(device),
             positions=move(self.positions),
             order=move(self.order),
             lengths=move(self.lengths),
         )
+        return plan.with_windows({width: cut.spans.to(device) for width, cut in self.windowed.items()})
+
+    def with_windows(self, spans: Mapping[int, Tensor]) -> Plan:
+        """The same plan with `windowed` made of {width: spans}, which are this plan's but for what the windows cut."""
+        plan = replace(self, windowed={}) if self.windowed else self
+        if not spans:
+            return plan
+        windowed = {width: replace(plan, spans=cut.contiguous()) for width, cut in spans.items()}
+        return replace(plan, windowed=windowed)
 
 
 def _gather(values: Tensor, index: Tensor | None, dim: int) -> Tensor:

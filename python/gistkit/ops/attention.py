@@ -59,10 +59,12 @@ def attention(
         key_bias = _contiguous_last(key_bias)
     if scale is None:
         scale = query.shape[-1] ** -0.5
-    elif not math.isfinite(scale):
-        raise ValueError(f"attention: scale: expected a finite number, got {scale}")
-    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
-        raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
+    # While compiling they may be symbols.
+    if not torch.compiler.is_compiling():
+        if not math.isfinite(scale):
+            raise ValueError(f"attention: scale: expected a finite number, got {scale}")
+        if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+            raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
     out, lse = torch.ops.gistkit.attention(
         _contiguous_last(query),
         _contiguous_last(key),

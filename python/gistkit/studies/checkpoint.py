@@ -23,13 +23,14 @@ def save(
     optimizer: torch.optim.Optimizer,
     generator: torch.Generator,
 ) -> None:
-    """Writes the state, replacing `path` in one move so that an interrupted write loses nothing.
+    """Writes the state of what trains, replacing `path` in one move so that an interrupted write loses nothing.
 
     Args:
         identity: what decides the run; `load` refuses a state of another one.
         progress: JSON values to get back.
     """
-    tensors = {f"model.{name}": parameter.detach().contiguous() for name, parameter in module.named_parameters()}
+    trained = ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+    tensors = {f"model.{name}": parameter.detach().contiguous() for name, parameter in trained}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
     tensors["generator"] = generator.get_state()
@@ -67,7 +68,8 @@ def load(
         )
     with torch.no_grad():
         for name, parameter in module.named_parameters():
-            parameter.copy_(tensors[f"model.{name}"])
+            if parameter.requires_grad:
+                parameter.copy_(tensors[f"model.{name}"])
     state: dict[int, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         if name.startswith("optimizer."):

@@ -10,7 +10,8 @@ from statistics import mean
 
 from gistkit.info import machine
 from gistkit.studies.corpus import Corpus
-from gistkit.studies.epl import GOAL, Recipe, Run
+from gistkit.studies.epl import Recipe
+from gistkit.studies.runs import GOAL, Run
 
 # Position IDs Matter, ICAE on Llama-3.2-1B at 5x: autoencoding BLEU-4, continuation perplexity, out-of-domain QA F1.
 PAPER = {"dpl": (31.80, 12.18, 39.95), "upl": (72.35, 11.50, 43.67), "epl": (95.98, 11.42, 43.87)}

@@ -1,0 +1,66 @@
+"""Position layouts on SmolLM2-135M, a file a run in benchmarks/results/smollm2; runs that are there are left out.
+
+Several of these may work side by side: each run is another's that has begun it.
+
+example: OMP_NUM_THREADS=1 python benchmarks/smollm2.py --method x500 --layouts dpl,epl --seeds 0,1,2
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import harness
+from tqdm import tqdm
+
+from gistkit.studies import runs, smollm2
+from gistkit.studies.corpus import load_corpus
+
+RESULTS = harness.ROOT / "benchmarks" / "results" / "smollm2"
+
+
+def main() -> int:
+    """Makes the runs asked for that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="short", choices=sorted(smollm2.PRESETS), help="default: %(default)s")
+    parser.add_argument("--method", default="x500", choices=("icae", "x500"), help="default: %(default)s")
+    parser.add_argument("--layouts", default="dpl,upl,epl", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--seeds", default="0", help="comma-separated (default: %(default)s)")
+    parser.add_argument("--learning-rate", type=float, help="default: the preset's")
+    parser.add_argument("--device", default="cpu", help="default: %(default)s")
+    parser.add_argument("--work", type=Path, default=Path("runs/smollm2"), help="for states (default: %(default)s)")
+    options = parser.parse_args()
+    changes = {"method": options.method}
+    if options.learning_rate:
+        changes["learning_rate"] = options.learning_rate
+    recipe = smollm2.recipe(options.preset, **changes)
+    corpus = load_corpus(chunk=recipe.chunk, tokenizer=smollm2.tokenizer(recipe))
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for seed in map(int, options.seeds.split(",")):
+        for layout in options.layouts.split(","):
+            name = f"{options.method}-{options.preset}-{recipe.learning_rate:g}-{layout}-{seed}"
+            path, work = RESULTS / f"{name}.json", options.work / name
+            if path.exists() or work.exists():
+                continue
+            work.mkdir(parents=True)
+            with tqdm(total=recipe.steps, desc=name, unit="step", dynamic_ncols=True) as bar:
+                run = runs.train(
+                    recipe, smollm2.build_compressor, layout, seed, corpus, work,
+                    device=options.device, resume=False, bar=bar,
+                )  # fmt: skip
+            found = asdict(run)
+            # The last layer's map is enough to look at.
+            found["attention"] = run.attention[-1:]
+            content = {
+                "study": "smollm2", "machine": harness.environment(), "text": [corpus.name, corpus.digest],
+                "recipe": asdict(recipe), "run": found,
+            }  # fmt: skip
+            path.write_text(json.dumps(content, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""Codec: contexts to memories, and memories to hidden states of what reads them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.checks import check_divides
+from gistkit.compress.memory import Memory, Source
+from gistkit.compress.plans import Reader, decoder_plan, encoder_pass
+from gistkit.compress.shared import SharedModel
+from gistkit.compress.tokens import Rows, as_rows, pad
+from gistkit.hf.attention import Recorder
+from gistkit.layouts import Plan
+from gistkit.layouts.positions import encoder_positions
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+Task = Literal["ae", "lm", "qa"]
+TASKS = ("ae", "lm", "qa")
+
+
+def _draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
+    """New embeddings [rows, d] with the mean and spread of those of the vocabulary, fp32."""
+    table = embed.weight.detach().float() * float(getattr(embed, "embed_scale", 1.0))
+    return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1], device=table.device))
+
+
+class Codec(SharedModel, ABC):
+    """The encoder and decoder passes of a compressor; see `Compressor` for the arguments."""
+
+    method: ClassVar[str]
+    carrier: ClassVar[str]
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk: int,
+        ratio: float,
+        layout: str,
+        lora: int | LoraConfig | None,
+        window: int | None,
+    ) -> None:
+        memory_tokens = check_divides(chunk, ratio)
+        encoder_positions(layout, chunk, chunk, memory_tokens)  # an unknown layout is refused here
+        if window is not None and window < 1:
+            raise ValueError(f"window: expected at least 1 token, got {window}")
+        super().__init__(model, lora)
+        self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
+        self.memory_embeddings = _draw_like(self.embed, self.memory_tokens)
+        self.task_embeddings = nn.ParameterDict({task: _draw_like(self.embed, 1) for task in ("ae", "lm")})
+
+    @abstractmethod
+    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
+        """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
+
+    @property
+    def ratio(self) -> float:
+        """Context tokens a memory token stands for, L / M."""
+        return self.chunk / self.memory_tokens
+
+    @property
+    def source(self) -> Source:
+        """What a memory must share to be readable."""
+        heads, head_dim = self.head_shape
+        width = 2 * self.config.num_hidden_layers * heads * head_dim
+        return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.structure, width)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the memory embeddings are."""
+        return self.memory_embeddings.device
+
+    def encode(self, input_ids: Any, attention_mask: Any = None, *, recorder: Recorder | None = None) -> Memory:
+        """Compresses a batch of contexts in one pass over all their chunks.
+
+        Args:
+            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. At least `ratio` tokens a
+                row, what one memory token stands for.
+            attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
+            recorder: called with (layer index, query, key) in every layer.
+        """
+        return self.compress(self.contexts(input_ids, attention_mask), recorder)[0]
+
+    def decode(
+        self,
+        memory: Memory,
+        task: Task,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        recorder: Recorder | None = None,
+    ) -> Tensor:
+        """Hidden states [B, 1 + T, d] at the token before `input_ids` [B, T] (the task token) and at each of them.
+
+        Args:
+            memory: what `encode` returned; where it has a rest, the decoder reads that between task token and text.
+            task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
+            input_ids, attention_mask: as in `encode`; rows may be empty.
+            recorder: called with (layer index, query, key) in every layer.
+        """
+        return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask), recorder)
+
+    def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
+        """Token ids as users have them, checked and padded at the end of rows."""
+        return as_rows(name, ids, attention_mask, vocabulary=self.vocabulary, device=self.device, shortest=shortest)
+
+    def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
+        """`rows` of contexts, at least as long as what one memory token stands for."""
+        return self.rows("input_ids", input_ids, attention_mask, shortest=-(-self.chunk // self.memory_tokens))
+
+    def compress(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor, Rows]:
+        """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
+        self.refuse_foreign_checkpointing()
+        rest: tuple[tuple[int, ...], ...] = ()
+        if self.window is not None and max(rows.lengths) > self.window:
+            rest = tuple(tuple(row[self.window :]) for row in rows.lists())
+            rows = Rows(rows.ids[:, : self.window], tuple(min(length, self.window) for length in rows.lengths))
+        windows = hf.sliding_windows(self.model)
+        batch = encoder_pass(
+            rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, windows, str(self.device)
+        )
+        self.check_positions(batch.last)
+        columns = rows.ids.shape[1]
+        embedded = self.embed(rows.ids)
+        slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
+        inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
+        if batch.source is not None:
+            inputs = inputs.take_along_dim(batch.source[..., None], 1)
+        kept = slice(columns, None) if batch.memory is None else batch.memory
+        keep = hf.KeptKeys(kept) if self.carrier == "kv" else None
+        out = self.run(True, inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
+        hidden = out.last_hidden_state
+        hidden = hidden[:, columns:] if batch.memory is None else hidden.take_along_dim(batch.memory[..., None], 1)
+        memory = Memory(
+            source=self.source,
+            lengths=batch.lengths,
+            context_lengths=rows.lengths,
+            positions=batch.positions,
+            starts=batch.starts,
+            rest=rest,
+            fingerprint=None if torch.is_grad_enabled() else self.fingerprint(),
+            **self._carried(hidden, keep),
+        )
+        return memory, hidden, rows
+
+    def read(self, memory: Memory, task: Task, rows: Rows, recorder: Recorder | None = None) -> Tensor:
+        """`decode` of checked rows."""
+        check_rows("input_ids", rows, memory)
+        rest = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
+        plan = self.reading_plan(memory, task, (rest, rows))
+        inputs = torch.cat([self.task_embedding(task, memory), self.embed(rest.ids), self.embed(rows.ids)], 1)
+        skip = 0
+        if memory.embeddings is not None:
+            skip = memory.num_tokens
+            inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
+        out = self.run(False, inputs_embeds=inputs, plan=plan, memory=memory.layers, recorder=recorder)
+        hidden = out.last_hidden_state[:, skip:]
+        if not rest.ids.shape[1]:
+            return hidden
+        last = torch.tensor(rest.lengths, device=hidden.device)[:, None, None]
+        return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + rest.ids.shape[1] :]], 1)
+
+    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows]) -> Plan:
+        """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys."""
+        if task not in TASKS:
+            raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+        self.check_readable(memory)
+        readers = tuple(
+            Reader(
+                memory.lengths[row],
+                memory.positions[row].numpy().tobytes(),
+                0 if task == "ae" and memory.source.consistent else memory.starts[row],
+                tuple(text.lengths[row] for text in texts),
+            )
+            for row in range(memory.batch_size)
+        )
+        self.check_positions(max(reader.task + sum(reader.text) for reader in readers))
+        widths = tuple(text.ids.shape[1] for text in texts)
+        windows = hf.sliding_windows(self.model)
+        return decoder_plan(readers, memory.num_tokens, widths, self.carrier == "kv", windows, str(self.device))
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 1, d], the learned [AE] or [LM] token."""
+        embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
+        return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
+
+    def check_readable(self, memory: Memory) -> None:
+        """Refuses a memory of another method, shape or model, or on another device."""
+        if memory.source != self.source:
+            raise ValueError(f"memory: expected one made with {self.source}, got one made with {memory.source}")
+        if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
+            raise ValueError(
+                f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "
+                "a model of the same shape with other weights"
+            )
+        if memory.device != self.device:
+            raise ValueError(f"memory: expected it on {self.device}, got it on {memory.device}; use memory.to(device)")
+
+
+def check_rows(name: str, rows: Rows, memory: Memory) -> None:
+    """Refuses text with another number of rows than the memory has."""
+    if rows.batch_size != memory.batch_size:
+        raise ValueError(f"{name}: expected {memory.batch_size} rows as the memory has, got {rows.batch_size}")

@@ -1,0 +1,137 @@
+"""Generation from a memory: batched, ragged, greedy or sampled, each row to its own stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from gistkit import hf
+from gistkit.compress.codec import Codec, Task, check_rows
+from gistkit.compress.memory import Memory
+from gistkit.compress.tokens import Rows, pad
+
+
+class Streamer(Protocol):
+    """What transformers' streamers are: told of new tokens [B] as they come, and of the end."""
+
+    def put(self, value: Tensor) -> None: ...
+
+    def end(self) -> None: ...
+
+
+@torch.no_grad()
+def generate(
+    codec: Codec,
+    memory: Memory,
+    prompt_ids: Any = None,
+    attention_mask: Any = None,
+    *,
+    task: Task = "lm",
+    max_new_tokens: int = 256,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_tokens: Iterable[int] = (),
+    pad_token: int = 0,
+    streamer: Streamer | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Tokens that follow [memory][task token][prompt]; the memory is not changed and can be read again.
+
+    Args:
+        memory: what `encode` returned; one row serves any number of prompts.
+        prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
+        attention_mask: [B, T], 0 on padding at either end of a row.
+        task: "ae" reconstructs the context, "lm" continues it, "qa" answers the prompt (after [LM] too).
+        max_new_tokens: tokens to generate at most, at least 1.
+        do_sample: sample from the distribution; greedy otherwise.
+        temperature: above 0, divides the logits before sampling.
+        top_k, top_p: sample among the k likeliest tokens, or the likeliest ones that hold the share p.
+        stop_tokens: a row ends after one of these.
+        pad_token: what stands behind the end of a row.
+        streamer: is given the new tokens [B] of each step.
+        generator: of the random numbers.
+
+    Returns:
+        int64 [B, n] with n <= max_new_tokens, less where every row has ended.
+    """
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens}")
+    choose = _chooser(do_sample, temperature, top_k, top_p, generator)
+    prompt = (
+        pad(((),) * memory.batch_size, codec.device)
+        if prompt_ids is None
+        else codec.rows("prompt_ids", prompt_ids, attention_mask)
+    )
+    if memory.batch_size == 1 < prompt.batch_size:
+        memory = memory.repeat(prompt.batch_size)
+    check_rows("prompt_ids", prompt, memory)
+    stops = torch.tensor(sorted(set(stop_tokens)), dtype=torch.int64, device=codec.device)
+    ended = torch.zeros(memory.batch_size, dtype=torch.bool, device=codec.device)
+    answer: list[Tensor] = []
+    with hf.attach(codec.model):
+        for hidden in _hidden(codec, memory, task, prompt, max_new_tokens, answer):
+            token = choose(codec.logits(hidden)).masked_fill(ended, pad_token)
+            answer.append(token)
+            if streamer is not None:
+                streamer.put(token.cpu())
+            ended |= torch.isin(token, stops)
+            if len(stops) and bool(ended.all()):
+                break
+    if streamer is not None:
+        streamer.end()
+    return torch.stack(answer, 1)
+
+
+def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, answer: list[Tensor]) -> Any:
+    """Yields the hidden state [B, d] that predicts each next token; `answer` holds the tokens chosen so far."""
+    batch = memory.batch_size
+    rest = pad(memory.rest if task != "ae" else ((),) * batch, codec.device)
+    # The last new token is not fed.
+    fed = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
+    plan = codec.reading_plan(memory, task, (rest, prompt, fed))
+    inputs = torch.cat([codec.task_embedding(task, memory), codec.embed(rest.ids), codec.embed(prompt.ids)], 1)
+    # A row's last token is that of its prompt, or of its rest, or the task token.
+    last = [
+        rest.ids.shape[1] + length if length else before
+        for before, length in zip(rest.lengths, prompt.lengths, strict=True)
+    ]
+    layers = memory.layers or (codec.no_keys(),) * codec.config.num_hidden_layers
+    cache = hf.memory_cache(layers, max(memory.starts), capacity=plan.num_queries)
+    skip = 0
+    if memory.embeddings is not None:
+        skip = memory.num_tokens
+        inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
+    rows, keys = inputs.shape[1], plan.num_keys - plan.num_queries
+    first = plan.rows(0, rows, num_keys=keys + rows)
+    out = codec.run(False, inputs_embeds=inputs, plan=first, past_key_values=cache).last_hidden_state
+    yield out[torch.arange(batch), torch.tensor(last) + skip]
+    for row in range(rows, plan.num_queries):
+        step = plan.rows(row, row + 1, num_keys=keys + row + 1)
+        new = codec.embed(answer[-1][:, None])
+        yield codec.run(False, inputs_embeds=new, plan=step, past_key_values=cache).last_hidden_state[:, 0]
+
+
+def _chooser(
+    do_sample: bool, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
+) -> Any:
+    if not temperature > 0:
+        raise ValueError(f"temperature: expected a number > 0, got {temperature}; do_sample=False is greedy")
+    if not do_sample:
+        return lambda logits: logits.argmax(-1)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
+    if top_k is not None:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p is not None:
+        warpers.append(TopPLogitsWarper(top_p))
+
+    def sample(logits: Tensor) -> Tensor:
+        probabilities = warpers(None, logits).softmax(-1)  # type: ignore[arg-type]
+        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+
+    return sample

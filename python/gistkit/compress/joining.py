@@ -1,0 +1,94 @@
+"""Several memories as one: documents that were compressed one by one, read as one context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gistkit import hf
+from gistkit.compress.codec import Codec
+from gistkit.compress.memory import Memory
+
+
+def join(codec: Codec, memories: Sequence[Memory]) -> Memory:
+    """The memory of several documents in that order, as if each had been further chunks of one context.
+
+    Where the encoder numbers the context through all chunks (UPL, EPL) a document's position ids go on from the one
+    before, and its cached keys are rotated by that much; elsewhere every chunk is numbered from 0 anyway.
+
+    Args:
+        memories: at least one, all readable by `codec`, with the same number of rows and no rest but in the last.
+    """
+    if not memories:
+        raise ValueError("memories: expected at least one, got none")
+    for memory in memories:
+        codec.check_readable(memory)
+        if memory.batch_size != memories[0].batch_size:
+            raise ValueError(
+                f"memories: expected {memories[0].batch_size} rows in each, got one of {memory.batch_size}"
+            )
+    for memory in memories[:-1]:
+        if any(memory.rest):
+            raise ValueError("memories: expected a rest beyond the window in the last alone, got one in an earlier")
+    joined = memories[0]
+    for memory in memories[1:]:
+        joined = _append(codec, joined, memory)
+    return joined
+
+
+def _append(codec: Codec, first: Memory, second: Memory) -> Memory:
+    source = first.source
+    contexts = _sum(first.context_lengths, second.context_lengths)
+    lengths = _sum(first.lengths, second.lengths)
+    # By how much the second's ids move on: the context before it, or, for embeddings in a row, the memory before it.
+    if source.carrier == "kv":
+        ahead = first.context_lengths if source.layout in ("upl", "epl") else (0,) * first.batch_size
+    else:
+        ahead = first.context_lengths if source.consistent else first.lengths
+    delta = torch.tensor(ahead)[:, None]
+    moved = second.positions + delta
+    layers = None
+    if first.layers is not None and second.layers is not None:
+        turn = (
+            (delta.to(second.device) * torch.ones_like(second.positions, device=second.device)) if any(ahead) else None
+        )
+        layers = tuple(
+            (
+                _after(key, other if turn is None else hf.rerotate(codec.model, index, other, turn), first, second),
+                _after(value, other_value, first, second),
+            )
+            for index, ((key, value), (other, other_value)) in enumerate(zip(first.layers, second.layers, strict=True))
+        )
+    embeddings = None
+    if first.embeddings is not None and second.embeddings is not None:
+        embeddings = _after(first.embeddings, second.embeddings, first, second)
+    return replace(
+        second,
+        lengths=lengths,
+        context_lengths=contexts,
+        positions=_after(first.positions[..., None], moved[..., None], first, second)[..., 0],
+        starts=contexts if source.consistent else lengths,
+        embeddings=embeddings,
+        layers=layers,
+        fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
+    )
+
+
+def _sum(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _after(left: Tensor, right: Tensor, first: Memory, second: Memory) -> Tensor:
+    """[B, .., K, d]: each row's columns of `left`, then those of `right`, padded at the end with zeros."""
+    if min(first.lengths) == first.num_tokens:
+        return torch.cat([left, right], -2)
+    width = max(_sum(first.lengths, second.lengths))
+    rows = [
+        F.pad(torch.cat([a[..., :n, :], b[..., :m, :]], -2), (0, 0, 0, width - n - m))
+        for a, b, n, m in zip(left, right, first.lengths, second.lengths, strict=True)
+    ]
+    return torch.stack(rows)

@@ -1,0 +1,96 @@
+"""Memories on disk: safetensors with a JSON header that says what the file is. Nothing is pickled."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gistkit.compress.memory import Memory, Source
+
+FORMAT = "gistkit-memory"
+VERSION = 1
+
+
+def save(memory: Memory, path: Path) -> None:
+    """Writes `memory`; an interrupted write leaves what was there before."""
+    tensors = {"positions": memory.positions}
+    if memory.embeddings is not None:
+        tensors["embeddings"] = memory.embeddings
+    for index, (key, value) in enumerate(memory.layers or ()):
+        tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
+    content = {
+        "source": asdict(memory.source),
+        "lengths": memory.lengths,
+        "context_lengths": memory.context_lengths,
+        "starts": memory.starts,
+        "rest": memory.rest,
+        "fingerprint": memory.fingerprint,
+        "layers": len(memory.layers or ()),
+    }
+    header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, partial, metadata=header)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def load(path: Path) -> Memory:
+    """Reads a memory file; see `Memory.load`."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a memory file, got none there")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path}: expected a memory file, got one that is cut short or no safetensors ({error})"
+        ) from error
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
+    if header.get("version") != str(VERSION):
+        raise ValueError(f"{path}: expected version {VERSION} of {FORMAT}, got version {header.get('version')}")
+    try:
+        return _build(json.loads(header["memory"]), tensors)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise ValueError(f"{path}: expected the contents of a memory, got {error!r}") from error
+
+
+def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
+    layers = tuple(
+        (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
+    )
+    memory = Memory(
+        source=Source(**content["source"]),
+        lengths=tuple(map(int, content["lengths"])),
+        context_lengths=tuple(map(int, content["context_lengths"])),
+        positions=tensors["positions"],
+        starts=tuple(map(int, content["starts"])),
+        embeddings=tensors.get("embeddings"),
+        layers=layers or None,
+        rest=tuple(tuple(map(int, row)) for row in content["rest"]),
+        fingerprint=content["fingerprint"],
+    )
+    batch, width = memory.positions.shape
+    rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
+    if any(len(values) != batch for values in rows) or memory.positions.dtype != torch.int64:
+        raise ValueError(f"rows that disagree with {batch} rows of positions")
+    if not memory.tensors or (memory.layers is None) == (memory.embeddings is None):
+        raise ValueError("neither embeddings nor layers, or both")
+    for tensor in memory.tensors:
+        if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
+    if max(memory.lengths) > width or min(memory.lengths) < 0:
+        raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
+    return memory

@@ -1,0 +1,147 @@
+"""SharedModel: one transformers model that encodes with an adapter and decodes without it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+class SharedModel(nn.Module):
+    """A causal language model in two roles, on gistkit's attention: encoder with LoRA, decoder without.
+
+    Args:
+        model: a transformers causal language model; its one copy of the weights serves both.
+        lora: see `Compressor`.
+    """
+
+    def __init__(self, model: PreTrainedModel, lora: int | LoraConfig | None) -> None:
+        super().__init__()
+        self.structure = hf.structure(model)
+        self.model = model
+        self.vocabulary = self.embed.weight.shape[0]
+        self._encoding = False
+        self._fingerprint: tuple[Any, str] | None = None
+        self.adapter = None
+        if lora is not None:
+            from gistkit.compress.adapters import Adapter, lora_config
+
+            self.adapter = Adapter(model, lora_config(model, lora) if isinstance(lora, int) else lora)
+
+    @property
+    def embed(self) -> nn.Embedding:
+        """The model's input embedding."""
+        return cast(Any, self.model).get_input_embeddings()
+
+    @property
+    def head(self) -> nn.Linear:
+        """The model's output embedding, weight [V, d]."""
+        return cast(Any, self.model).get_output_embeddings()
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        return cast(Any, self.model).config.get_text_config()
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """Key heads of a layer, and the head dim."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    def no_keys(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, Hk, 0, D] of a layer that nothing is cached for."""
+        heads, head_dim = self.head_shape
+        empty = self.embed.weight.new_empty(1, heads, 0, head_dim)
+        return empty, empty
+
+    @property
+    def softcap(self) -> float | None:
+        """The model's cap on its final logits, if it has one."""
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states, fp32, capped where the model caps them."""
+        logits = self.head(hidden).float()
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def run(self, encoding: bool, **inputs: Any) -> Any:
+        """One pass of the decoder stack, with the adapter where it encodes; takes and returns what the model does."""
+        with self._pass(encoding):
+            return cast(Any, self.model).get_decoder()(use_cache="past_key_values" in inputs, **inputs)
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that train, by name; other adapters in the model are not this compressor's."""
+        own = self.adapter.name if self.adapter is not None else None
+        for name, parameter in self.named_parameters():
+            if parameter.requires_grad and (own is None or not name.startswith("model.") or own in name.split(".")):
+                yield name, parameter
+
+    def fingerprint(self) -> str:
+        """The base model's, computed again only where its weights have changed."""
+        name = self.adapter.name if self.adapter is not None else None
+        base = (p for path, p in self.model.named_parameters() if name not in path.split("."))
+        state = tuple((p.data_ptr(), p._version) for p in base)
+        if self._fingerprint is None or self._fingerprint[0] != state:
+            self._fingerprint = state, hf.fingerprint(self.model)
+        return self._fingerprint[1]
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
+        # The name differs between releases of transformers.
+        enable = getattr(self.model, "activation_checkpointing_enable", None)
+        (enable or self.model.gradient_checkpointing_enable)(
+            {"use_reentrant": False, "context_fn": self._checkpoint_contexts}
+        )
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Undoes `gradient_checkpointing_enable`."""
+        disable = getattr(self.model, "activation_checkpointing_disable", None)
+        (disable or self.model.gradient_checkpointing_disable)()
+
+    def refuse_foreign_checkpointing(self) -> None:
+        """Refuses gradient checkpointing that would run layers again without the state they first ran in."""
+        for module in self.model.modules():
+            if module.training and getattr(module, "gradient_checkpointing", False):
+                function = getattr(module, "_gradient_checkpointing_func", None)
+                if getattr(function, "keywords", {}).get("context_fn") != self._checkpoint_contexts:
+                    raise ValueError(
+                        "model: expected gradient checkpointing to be off or switched on by the compressor's own "
+                        "gradient_checkpointing_enable(), got it switched on by the model's"
+                    )
+
+    def check_positions(self, last: int) -> None:
+        """Warns of position ids that the model was not made for."""
+        limit = getattr(self.config, "max_position_embeddings", None)
+        if limit is not None and last >= limit:
+            warnings.warn(
+                f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
+            )
+
+    @contextmanager
+    def _pass(self, encoding: bool) -> Iterator[None]:
+        before = self._encoding
+        with ExitStack() as stack:
+            stack.enter_context(hf.attach(self.model))
+            if self.adapter is not None:
+                stack.enter_context(self.adapter.on() if encoding else self.adapter.off())
+            self._encoding = encoding
+            try:
+                yield
+            finally:
+                self._encoding = before
+
+    def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        # A layer that runs again in the backward pass does so as it ran: attached, the adapter on or off.
+        return nullcontext(), self._pass(self._encoding)

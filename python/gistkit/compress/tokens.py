@@ -1,0 +1,144 @@
+"""Token ids as users have them, tensors, lists or a tokenizer's output, to rows padded at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+IGNORE = -100
+
+
+class Rows(NamedTuple):
+    """Token ids int64 [B, N], each row padded with 0 behind its `lengths[b]` tokens."""
+
+    ids: Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows B."""
+        return len(self.lengths)
+
+    @property
+    def valid(self) -> Tensor:
+        """bool [B, N], False on padding."""
+        lengths = torch.tensor(self.lengths, device=self.ids.device)
+        return torch.arange(self.ids.shape[1], device=self.ids.device) < lengths[:, None]
+
+    def lists(self) -> list[list[int]]:
+        """The rows without their padding."""
+        return [row[:length] for row, length in zip(self.ids.tolist(), self.lengths, strict=True)]
+
+
+def as_rows(
+    name: str, ids: Any, attention_mask: Any = None, *, vocabulary: int, device: torch.device, shortest: int = 0
+) -> Rows:
+    """Checks token ids and pads them at the end.
+
+    Args:
+        name: what the argument is called in messages.
+        ids: int64 [B, N] or [N], lists of ids of any lengths, or a mapping with "input_ids" (a tokenizer's output).
+        attention_mask: [B, N], 0 on padding, which may be at either end of a row; None: no padding, or the mapping's.
+        vocabulary: ids must be below it.
+        shortest: fewest tokens a row may have.
+
+    Raises:
+        TypeError, ValueError: naming `name`, what was expected and what came.
+    """
+    if isinstance(ids, Mapping):
+        if "input_ids" not in ids:
+            raise ValueError(f"{name}: expected a mapping with input_ids, got the keys {sorted(ids)}")
+        attention_mask = ids.get("attention_mask") if attention_mask is None else attention_mask
+        ids = ids["input_ids"]
+    if isinstance(ids, Tensor | np.ndarray):
+        rows = _from_tensor(name, torch.as_tensor(ids), attention_mask)
+    else:
+        rows = _from_lists(name, ids, attention_mask)
+    rows = Rows(rows.ids.to(device), rows.lengths)
+    if rows.ids.numel():
+        low, high = int(rows.ids.min()), int(rows.ids.max())
+        if low < 0 or high >= vocabulary:
+            raise ValueError(f"{name}: expected token ids in [0, {vocabulary}), got {low if low < 0 else high}")
+    if min(rows.lengths) < shortest:
+        row = rows.lengths.index(min(rows.lengths))
+        raise ValueError(f"{name}: expected at least {shortest} tokens, got {rows.lengths[row]} in row {row}")
+    return rows
+
+
+def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, shortest: int = 0) -> Rows:
+    """`as_rows` of a tensor whose padding, at the end of rows, is -100; lists have none."""
+    mask = None
+    if isinstance(ids, Tensor | np.ndarray):
+        ids = torch.as_tensor(ids)
+        mask = ids != IGNORE
+        ids = ids.where(mask, 0)
+    return as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
+
+
+def join_rows(first: Rows, second: Rows) -> Rows:
+    """Each row's tokens of `first`, then those of `second`, padded at the end."""
+    if min(first.lengths) == first.ids.shape[1]:
+        lengths = tuple(a + b for a, b in zip(first.lengths, second.lengths, strict=True))
+        return Rows(torch.cat([first.ids, second.ids], 1), lengths)
+    return pad([a + b for a, b in zip(first.lists(), second.lists(), strict=True)], first.ids.device)
+
+
+def pad(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> Rows:
+    """Lists of ids as rows padded at the end."""
+    lengths = tuple(map(len, rows))
+    ids = np.zeros((len(rows), max(lengths)), np.int64)
+    for row, values in zip(ids, rows, strict=True):
+        row[: len(values)] = values
+    return Rows(torch.from_numpy(ids).to(device or "cpu"), lengths)
+
+
+def _from_tensor(name: str, ids: Tensor, mask: Any) -> Rows:
+    if ids.dim() == 1:
+        ids = ids[None]
+    if ids.dim() != 2 or not ids.shape[0]:
+        raise ValueError(f"{name}: expected token ids [B, N] with B >= 1, got shape {tuple(ids.shape)}")
+    if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8):
+        raise TypeError(f"{name}: expected integer token ids, got dtype {ids.dtype}")
+    ids = ids.long()
+    width = ids.shape[1]
+    if mask is None:
+        return Rows(ids, (width,) * ids.shape[0])
+    mask = torch.as_tensor(mask, device=ids.device)
+    mask = (mask[None] if mask.dim() == 1 else mask).bool()
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask: expected the shape {tuple(ids.shape)} of {name}, got {tuple(mask.shape)}")
+    if bool(mask.all()):
+        return Rows(ids, (width,) * ids.shape[0])
+    lengths = mask.sum(1)
+    # The first token of each row, and whether the tokens follow each other.
+    start = mask.int().argmax(1) if width else lengths
+    columns = torch.arange(width, device=ids.device)
+    expected = (columns >= start[:, None]) & (columns < (start + lengths)[:, None])
+    if bool((expected != mask).any()):
+        row = int((expected != mask).any(1).nonzero()[0])
+        raise ValueError(f"attention_mask: expected padding at the ends of rows alone, got a gap in row {row}")
+    longest = int(lengths.max())
+    source = (start[:, None] + columns[:longest]).clamp(max=max(width - 1, 0))
+    inside = columns[:longest] < lengths[:, None]
+    return Rows(ids.gather(1, source).where(inside, 0), tuple(lengths.tolist()))
+
+
+def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not len(ids):
+        raise TypeError(f"{name}: expected token ids as a tensor or lists of integers, got {type(ids).__name__}")
+    if all(isinstance(value, int) for value in ids):
+        ids, mask = [ids], None if mask is None else [mask]
+    for row in ids:
+        if isinstance(row, str) or not all(isinstance(value, int | np.integer) for value in row):
+            raise TypeError(f"{name}: expected token ids as a tensor or lists of integers, got {row!r:.60} in a list")
+    if mask is None:
+        return pad(ids)
+    if [len(row) for row in mask] != [len(row) for row in ids]:
+        raise ValueError(f"attention_mask: expected rows as long as those of {name}, got other lengths")
+    if len({len(row) for row in ids}) == 1:
+        return _from_tensor(name, torch.tensor(ids, dtype=torch.int64), torch.tensor(mask))
+    return pad([[i for i, seen in zip(row, kept, strict=True) if seen] for row, kept in zip(ids, mask, strict=True)])

@@ -1,0 +1,155 @@
+"""memory_cache: a transformers cache that starts with a compressed context and grows with the tokens after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+_LEAST_ROOM = 64
+
+
+class MemoryLayer(CacheLayerMixin):
+    """One layer's memory and the tokens after it. The tensors it was given are never written to.
+
+    Without gradients new tokens go into a block of memory with room for more; with them they are concatenated.
+
+    Args:
+        key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows.
+        logical_length: position of the next token, at least 0; need not be K.
+        capacity: tokens after the memory that fit into the first block; more take a larger one.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, key: Tensor, value: Tensor, logical_length: int, capacity: int = 0) -> None:
+        super().__init__()
+        if key.dim() != 4 or value.shape[:3] != key.shape[:3]:
+            raise ValueError(
+                f"memory: expected keys and values [B, H, K, D], got shapes {tuple(key.shape)} and {tuple(value.shape)}"
+            )
+        for name, number in (("logical_length", logical_length), ("capacity", capacity)):
+            if number < 0:
+                raise ValueError(f"{name}: expected at least 0, got {number}")
+        self.keys: Tensor = key
+        self.values: Tensor = value
+        self.is_initialized = True
+        self._start = int(logical_length)
+        self._capacity = int(capacity)
+        self._added = 0
+        self._blocks: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows B."""
+        return self.keys.shape[0]
+
+    @property
+    def num_keys(self) -> int:
+        """Number of keys held, memory and tokens."""
+        return self.keys.shape[2]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: the memory is there from the start."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Appends [B, H, N, D] and returns all keys and values, [B, H, K + N, D]."""
+        count, held = key_states.shape[2], self.num_keys
+        self._added += count
+        if torch.is_grad_enabled():
+            # What autograd saved must not be written to.
+            rows = key_states.shape[0]
+            self.keys = torch.cat([self.keys.expand(rows, -1, -1, -1), key_states.to(self.keys)], 2)
+            self.values = torch.cat([self.values.expand(rows, -1, -1, -1), value_states.to(self.values)], 2)
+            self._blocks = None
+            return self.keys, self.values
+        keys, values = self._room(held + count, key_states.shape[0])
+        keys[:, :, held : held + count] = key_states
+        values[:, :, held : held + count] = value_states
+        self.keys, self.values = keys[:, :, : held + count], values[:, :, : held + count]
+        return self.keys, self.values
+
+    def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
+        """Blocks of at least `length` keys and values that start with those held."""
+        if self._blocks is not None and length <= self._blocks[0].shape[2]:
+            # A block made in inference mode cannot be written to outside.
+            writable = torch.is_inference_mode_enabled() or not self._blocks[0].is_inference()
+            if writable:
+                return self._blocks
+        memory = length - self._added
+        room = memory + max(self._capacity, 2 * self._added, _LEAST_ROOM)
+        blocks = []
+        for held in (self.keys, self.values):
+            block = held.new_empty((rows, held.shape[1], room, held.shape[3]))
+            block[:, :, : held.shape[2]] = held
+            blocks.append(block)
+        self._blocks = (blocks[0], blocks[1])
+        return self._blocks
+
+    def get_seq_length(self) -> int:
+        """The position of the next token: the logical length given, and the tokens added since."""
+        return self._start + self._added
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Number of keys held once `query_length` tokens are added, and 0."""
+        return self.num_keys + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1: there is no limit."""
+        return -1
+
+    def reset(self) -> None:
+        """Drops the tokens and keeps the memory."""
+        self.crop(-self._added)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drops the last tokens, given as a negative number; a ValueError beyond those added, or if it is positive."""
+        if not -self._added <= tokens_to_remove <= 0:
+            raise ValueError(
+                f"tokens_to_remove: expected -{self._added} to 0, as {self._added} tokens were added to the memory, "
+                f"got {tokens_to_remove}"
+            )
+        length = self.num_keys + tokens_to_remove
+        self._added += tokens_to_remove
+        self.keys, self.values = self.keys[:, :, :length], self.values[:, :, :length]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Takes the rows `beam_idx`, int64 [B]."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keeps the rows `indices`, int64 or bool [B]."""
+        self._replace(self.keys[indices.to(self.keys.device)], self.values[indices.to(self.values.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeats each row `repeats` times."""
+        self._replace(self.keys.repeat_interleave(repeats, 0), self.values.repeat_interleave(repeats, 0))
+
+    def _replace(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values, self._blocks = keys, values, None
+
+
+class MemoryCache(Cache):
+    """A transformers cache of `MemoryLayer`s, made by `memory_cache`."""
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """The number of keys held: transformers' masks count keys, where positions count tokens."""
+        return cast(MemoryLayer, self.layers[layer_idx]).num_keys
+
+
+def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, capacity: int = 0) -> MemoryCache:
+    """A cache for `model(..., past_key_values=...)` that starts with a memory, which it never changes.
+
+    Position ids go on from `logical_length`, masks from the number of keys held. Any number of caches may start from
+    the same memory. Layers with a sliding window keep all their keys too, so a plan says what they see.
+
+    Args:
+        layers: (key, value) of each layer of the model, [B, H, K, D], keys rotated; B = 1 serves any number of rows.
+        logical_length: position of the next token, such as the context's length in tokens.
+        capacity: tokens that are going to be added, where it is known; saves the copies of growing.
+    """
+    return MemoryCache(layers=[MemoryLayer(key, value, logical_length, capacity) for key, value in layers])

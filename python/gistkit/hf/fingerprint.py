@@ -1,0 +1,87 @@
+"""structure and fingerprint: which model a memory was made with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gistkit.hf.families import pretrained
+
+_DIGITS = 16
+_SAMPLES = 256
+_GOLDEN = 0.6180339887498949
+
+
+def structure(model: nn.Module) -> str:
+    """Hex of 16 digits for what makes two models' memories fit each other's layers, whatever their weights.
+
+    It stands for the model type, hidden size, layers, heads, key heads, head dim, vocabulary and RoPE parameters.
+
+    Args:
+        model: a transformers model, or a module with one in it, such as a PEFT model.
+    """
+    config = pretrained(model).config.get_text_config(decoder=True)
+    heads = config.num_attention_heads
+    parts = {
+        "model_type": config.model_type,
+        "hidden_size": config.hidden_size,
+        "layers": config.num_hidden_layers,
+        "heads": heads,
+        "key_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "vocab_size": config.vocab_size,
+        "rope": _plain(getattr(config, "rope_parameters", None)),
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def _plain(value: Any) -> Any:
+    """Nested parameters with all numbers as floats, so that 10000 and 10000.0 are the same; None where unset."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+def fingerprint(model: nn.Module) -> str:
+    """`structure` and, after a dash, hex of 16 digits for the base weights: a few hundred values of each.
+
+    Values are rounded to bfloat16, so that copies of one checkpoint in float32 and bfloat16 agree, on any device.
+    Adapters of PEFT do not count: a model has the same fingerprint with and without them.
+
+    Args:
+        model: as for `structure`.
+
+    Raises:
+        ValueError: if a weight has no values (device "meta").
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(_base_weights(model), key=lambda item: item[0]):
+        if weight.is_meta:
+            raise ValueError(f"model: expected weights with values, got {name} on device meta")
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        sample = weight.detach().flatten()[_spread(weight.numel()).to(weight.device)]
+        digest.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return f"{structure(model)}-{digest.hexdigest()[:_DIGITS]}"
+
+
+def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in pretrained(model).named_parameters():
+        # PEFT's adapters, and its trained copies of whole layers beside the originals.
+        if "lora_" in name or ".modules_to_save." in name:
+            continue
+        yield name.replace(".base_layer", "").replace(".original_module", ""), weight
+
+
+def _spread(count: int) -> Tensor:
+    """Indices below `count`, spread without the regular steps that would stay in one column of a matrix."""
+    if count <= _SAMPLES:
+        return torch.arange(count)
+    steps = torch.arange(1, _SAMPLES + 1, dtype=torch.float64) * _GOLDEN
+    return (steps.frac() * count).long()

@@ -1,0 +1,178 @@
+"""One training run of a study: a compressor under one layout and seed, measured as it learns to reconstruct."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from gistkit.compress import Compressor
+from gistkit.hf import attach
+from gistkit.studies import checkpoint
+from gistkit.studies.corpus import Corpus
+from gistkit.studies.tracking import measure_tracking, memory_attention
+
+GOAL = 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when."""
+
+    steps: int = 450
+    chunk: int = 80
+    ratio: int = 5
+    batch: int = 16
+    learning_rate: float = 2e-3
+    warmup: int = 30
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    eval_every: int = 25
+    eval_chunks: int = 64
+    final_chunks: int = 1000
+
+
+Build = Callable[[Any, str, int], Compressor]
+
+
+@dataclass
+class Run:
+    """What one layout and seed gave. Losses are held-out, in nats a token (the demo's tokens are bytes).
+
+    `curve` holds (step, loss, accuracy) over the recipe's `eval_chunks`; `loss` and `accuracy` are those of the trained
+    model over `final_chunks`.
+    """
+
+    layout: str
+    seed: int
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    loss: float = float("nan")
+    accuracy: float = float("nan")
+    greedy_accuracy: float = float("nan")
+    seconds: float = 0.0
+    parameters: int = 0
+    passage: dict[str, str] = field(default_factory=dict)
+    tracking: list[dict[str, float]] = field(default_factory=list)
+    attention: list[list[list[float]]] = field(default_factory=list)
+
+    @property
+    def steps_to_goal(self) -> int | None:
+        """First evaluated step with a held-out loss of at most 1.0; None if it was not reached."""
+        return next((step for step, loss, _ in self.curve if loss <= GOAL), None)
+
+
+def build_optimizer(recipe: Schedule, compressor: Compressor) -> torch.optim.AdamW:
+    """AdamW with weight decay on matrices alone."""
+    parameters = [parameter for _, parameter in compressor.trainable()]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": recipe.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
+
+
+@torch.no_grad()
+def evaluate(compressor: Compressor, chunks: Tensor, *, batch: int = 64) -> tuple[float, float]:
+    """Held-out (loss in nats a token, accuracy) of teacher-forced reconstruction."""
+    loss = correct = 0.0
+    for rows in chunks.split(batch):
+        logits = compressor.logits(compressor.decode(compressor.encode(rows), "ae", rows[:, :-1]))
+        loss += float(cross_entropy(logits.flatten(0, 1), rows.flatten(), reduction="sum"))
+        correct += float((logits.argmax(-1) == rows).sum())
+    return loss / chunks.numel(), correct / chunks.numel()
+
+
+def train(
+    recipe: Schedule,
+    build: Build,
+    layout: str,
+    seed: int,
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str,
+    resume: bool,
+    bar: Any,
+) -> Run:
+    """Trains and measures one layout and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    compressor = build(recipe, layout, seed).to(device)
+    optimizer = build_optimizer(recipe, compressor)
+    generator = torch.Generator().manual_seed(1000 + seed)
+    chunks = corpus.chunks(recipe.chunk)[: recipe.final_chunks].to(device)
+    run = Run(layout, seed, parameters=sum(parameter.numel() for _, parameter in compressor.trainable()))
+    state = out / f"{layout}-{seed}.safetensors"
+    identity = {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed}
+    first = 0
+    if resume and state.exists():
+        progress = checkpoint.load(state, identity, compressor, optimizer, generator)
+        first, run.seconds = progress["step"], progress["seconds"]
+        run.curve = [(int(step), loss, accuracy) for step, loss, accuracy in progress["curve"]]
+    bar.reset(total=recipe.steps)
+    bar.update(first)
+
+    clock = time.perf_counter()
+    with attach(compressor.model):
+        for step in range(first, recipe.steps + 1):
+            last = step == recipe.steps
+            fresh = not run.curve or run.curve[-1][0] < step
+            if fresh and (last or step % recipe.eval_every == 0):
+                run.seconds += time.perf_counter() - clock
+                run.curve.append((step, *evaluate(compressor, chunks[: recipe.eval_chunks])))
+                bar.set_postfix_str(f"held-out loss {run.curve[-1][1]:.3f}")
+                progress = {"step": step, "seconds": run.seconds, "curve": run.curve}
+                checkpoint.save(state, identity, progress, compressor, optimizer, generator)
+                clock = time.perf_counter()
+            if last:
+                break
+            for group in optimizer.param_groups:
+                group["lr"] = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup)
+            rows = corpus.batch(recipe.batch, recipe.chunk, generator).to(device)
+            optimizer.zero_grad()
+            compressor(rows)["loss"].backward()
+            torch.nn.utils.clip_grad_norm_([parameter for _, parameter in compressor.trainable()], recipe.clip)
+            optimizer.step()
+            bar.update()
+        run.loss, run.accuracy = evaluate(compressor, chunks)
+        _reconstruct(run, compressor, corpus, chunks[: recipe.eval_chunks])
+        _track(run, compressor, chunks[: recipe.eval_chunks])
+    return run
+
+
+def _reconstruct(run: Run, compressor: Compressor, corpus: Corpus, chunks: Tensor) -> None:
+    """Greedy reconstruction: its accuracy over `chunks`, and one passage to read."""
+    answer = compressor.generate(compressor.encode(chunks), task="ae", max_new_tokens=chunks.shape[1])
+    run.greedy_accuracy = float((answer == chunks).float().mean())
+    run.passage = {"original": corpus.text(chunks[0]), "reconstructed": corpus.text(answer[0])}
+
+
+def _track(run: Run, compressor: Compressor, chunks: Tensor) -> None:
+    """Attention of memory tokens over the context, mean over chunks and heads, for each layer."""
+    for weights in memory_attention(compressor, chunks):
+        run.tracking.append(measure_tracking(weights).as_dict())
+        run.attention.append([[round(float(w), 5) for w in row] for row in weights])
+
+
+def run_study(
+    recipe: Schedule,
+    build: Build,
+    layouts: list[str],
+    seeds: list[int],
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+) -> Iterator[Run]:
+    """Yields one `Run` for each layout and seed, with a progress bar each."""
+    out.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        for layout in layouts:
+            with tqdm(total=recipe.steps, desc=f"{layout.upper()} seed {seed}", unit="step", dynamic_ncols=True) as bar:
+                yield train(recipe, build, layout, seed, corpus, out, device=device, resume=resume, bar=bar)

@@ -1,0 +1,104 @@
+"""Generation from a memory: greedy, ragged, sampled, to each row's stop."""
+
+import pytest
+import torch
+from hf_models import tiny_llama
+
+from gistkit.compress import ICAE, FiveHundredX
+
+METHODS = [ICAE, FiveHundredX]
+
+
+def step_by_step(compressor, memory, task, prompt, count):
+    """Greedy decoding of one row that runs everything again for each token."""
+    tokens = list(prompt)
+    for _ in range(count):
+        hidden = compressor.decode(memory, task, [tokens])
+        tokens.append(int(compressor.logits(hidden[:, -1]).argmax(-1)))
+    return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scheme", ["dpl", "epl"])
+def test_ragged_prompts_and_memories_equal_each_row_step_by_step(method, scheme):
+    compressor = method(tiny_llama(), chunk=8, ratio=4, layout=scheme, window=16, lora=None)
+    contexts = [torch.randint(0, 50, (n,)).tolist() for n in (16, 4, 21, 9)]
+    prompts = [torch.randint(0, 50, (n,)).tolist() for n in (3, 1, 0, 5)]
+    memory = compressor.encode(contexts)
+    before = [tensor.clone() for tensor in memory.tensors]
+    for task in ("ae", "lm"):
+        answer = compressor.generate(memory, prompts, task=task, max_new_tokens=5)
+        for row, prompt in enumerate(prompts):
+            assert answer[row].tolist() == step_by_step(compressor, memory[row], task, prompt, 5)
+        assert torch.equal(compressor.generate(memory, prompts, task=task, max_new_tokens=5), answer)
+    assert all(map(torch.equal, before, memory.tensors))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_memory_serves_many_prompts(method):
+    compressor = method(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (1, 12)))
+    prompts = torch.randint(0, 50, (3, 4))
+    answers = compressor.generate(memory, prompts, max_new_tokens=4)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert torch.equal(compressor.generate(memory, prompt, max_new_tokens=4)[0], answer)
+
+
+def test_rows_stop_by_themselves():
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (4, 12)))
+    free = compressor.generate(memory, max_new_tokens=8)
+    stop = int(free[0, 2])
+    stopped = compressor.generate(memory, max_new_tokens=8, stop_tokens=[stop], pad_token=49)
+    for row, plain in zip(stopped.tolist(), free.tolist(), strict=True):
+        end = plain.index(stop) + 1 if stop in plain else len(plain)
+        assert row[:end] == plain[:end][: len(row)] and set(row[end:]) <= {49}
+    alone = compressor.generate(memory[0], max_new_tokens=8, stop_tokens=[stop])
+    assert alone.shape[1] == free[0].tolist().index(stop) + 1
+
+
+def test_sampling_follows_the_distribution_and_its_seed():
+    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (1, 8)))
+    draw = lambda seed, **options: compressor.generate(  # noqa: E731
+        memory, max_new_tokens=4, do_sample=True, generator=torch.Generator().manual_seed(seed), **options
+    )
+    assert torch.equal(draw(0), draw(0)) and any(not torch.equal(draw(0), draw(seed)) for seed in range(1, 5))
+    assert torch.equal(draw(3, top_k=1), compressor.generate(memory, max_new_tokens=4))
+    many = compressor.generate(
+        memory.repeat(4000), max_new_tokens=1, do_sample=True, temperature=0.5,
+        generator=torch.Generator().manual_seed(0),
+    )  # fmt: skip
+    exact = (compressor.logits(compressor.decode(memory, "lm", [[]])[:, -1]) / 0.5).softmax(-1)[0]
+    share = torch.bincount(many[:, 0], minlength=50) / 4000
+    assert (share - exact).abs().max() < 5 * (0.25 / 4000) ** 0.5
+
+
+def test_streamer_receives_every_token():
+    class Recorder:
+        def __init__(self):
+            self.tokens, self.ended = [], False
+
+        def put(self, value):
+            self.tokens.append(value)
+
+        def end(self):
+            self.ended = True
+
+    compressor, streamer = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None), Recorder()
+    answer = compressor.generate(compressor.encode([[1] * 8, [2] * 8]), max_new_tokens=3, streamer=streamer)
+    assert torch.equal(torch.stack(streamer.tokens, 1), answer) and streamer.ended
+
+
+def test_errors_say_what_was_expected():
+    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode([[1] * 8, [2] * 8])
+    for options, message in [
+        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1, got 0"),
+        ({"prompt_ids": torch.zeros(3, 1, dtype=torch.long)}, "prompt_ids: expected 2 rows as the memory has, got 3"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature: expected a number > 0, got 0.0"),
+        ({"task": "sum"}, "task: expected one of ae, lm, qa, got 'sum'"),
+        ({"prompt_ids": [[60], [1]]}, r"prompt_ids: expected token ids in \[0, 50\), got 60"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            compressor.generate(memory, **options)
