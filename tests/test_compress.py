@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hf_models import double_angles, tiny_llama
+from hf_models import additive, double_angles, tiny_llama
 from torch.nn import functional as F
 from transformers import DynamicCache
 
@@ -98,6 +98,37 @@ def test_decoding_equals_plain_forwards(method, scheme, task, context, chunk, ra
     ids, tokens = torch.randint(0, 50, (2, context)), torch.randint(0, 50, (2, 7))
     ours = compressor.decode(compressor.encode(ids), task, tokens)
     torch.testing.assert_close(ours, plain_decode(compressor, ids, task, tokens), **TOLERANCE)
+
+
+@pytest.mark.parametrize("task", ["ae", "lm"])
+def test_keys_in_the_memory_are_those_of_one_uncompressed_sequence(task):
+    # [chunk 1][memory 1][chunk 2][memory 2][task token][text] in one pass under a dense mask: text sees no context.
+    compressor = FiveHundredX(tiny_llama(), chunk=10, ratio=5, layout="epl", lora=None)
+    model, chunks, slots = compressor.model, (10, 7), 2
+    ids, text = torch.randint(0, 50, (2, 17)), torch.randint(0, 50, (2, 6))
+    encoder, _, rest = plain_positions("epl", "kv", 17, 10, slots, task, 6)
+    embed = model.get_input_embeddings()
+    memory = compressor.memory_embeddings.double().expand(2, -1, -1)
+    parts = [part for chunk in ids.split(chunks, 1) for part in (embed(chunk), memory)]
+    parts += [compressor.task_embeddings[task].double().expand(2, 1, -1), embed(text)]
+    kind = torch.tensor([0] * 10 + [1] * slots + [2] * 7 + [3] * slots + [4] * 7)
+    causal = torch.ones(len(kind), len(kind)).tril().bool()
+    query, key = kind[:, None], kind[None, :]
+    mask = causal & (
+        (query == key) | ((query == 1) & (key == 0)) | ((query == 3) & (key == 2)) | ((query == 4) & (key % 2 == 1))
+    )
+    positions = [i for context_ids, memory_ids in encoder for i in context_ids + memory_ids] + rest
+    with double_angles(model):
+        whole = model.model(
+            inputs_embeds=torch.cat(parts, 1),
+            position_ids=torch.tensor([positions]).expand(2, -1),
+            attention_mask=additive(mask),
+            use_cache=False,
+        ).last_hidden_state
+    ours = compressor.decode(compressor.encode(ids), task, text)
+    torch.testing.assert_close(ours, whole[:, -7:], **TOLERANCE)
+    greedy = compressor.generate(compressor.encode(ids), text, task=task, max_new_tokens=1)
+    assert torch.equal(greedy[:, 0], model.lm_head(whole[:, -1]).argmax(-1))
 
 
 @pytest.mark.parametrize("method", METHODS)
