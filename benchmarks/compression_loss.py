@@ -1,6 +1,6 @@
 """Peak memory of training SmolLM2-135M with the compression loss at 15x: 1530 tokens, 102 memory tokens, V = 49152.
 
-Each case runs in a fresh process: one warm-up step and one measured step of forward, backward and AdamW. Counted is what
+Each case runs in a fresh process: a warm-up step, then one step of forward, backward and AdamW. Counted is what
 is resident above the loaded model. Linux only. Target: 2 GiB with gradient checkpointing or in bfloat16.
 
 example: python benchmarks/compression_loss.py

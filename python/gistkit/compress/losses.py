@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.compress.tokens import IGNORE
 
-LOGITS = 2**26
+LOGITS = 2**25
 
 
 def _summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
@@ -31,7 +31,7 @@ def token_loss(
         weight: [V, d] output embedding.
         targets: int64 [...], vocabulary ids; -100 is left out of the mean.
         chunk: rows of logits computed at a time; they are computed again in the backward pass. None: as many as hold
-            2^26 logits, a quarter of a gigabyte.
+            2^25 logits, an eighth of a gigabyte.
         softcap: logits are softcap * tanh(logits / softcap) where given, as Gemma 2 caps them.
 
     Returns:
