@@ -11,10 +11,13 @@ from statistics import mean
 from gistkit.info import machine
 from gistkit.studies.corpus import Corpus
 from gistkit.studies.epl import Recipe
-from gistkit.studies.runs import GOAL, Run
+from gistkit.studies.runs import GOAL, Run, Schedule
 
-# Position IDs Matter, ICAE on Llama-3.2-1B at 5x: autoencoding BLEU-4, continuation perplexity, out-of-domain QA F1.
-PAPER = {"dpl": (31.80, 12.18, 39.95), "upl": (72.35, 11.50, 43.67), "epl": (95.98, 11.42, 43.87)}
+# Position IDs Matter, Llama-3.2-1B at 5x: autoencoding BLEU-4, continuation perplexity, out-of-domain QA F1.
+PAPER = {
+    "icae": {"dpl": (31.80, 12.18, 39.95), "upl": (72.35, 11.50, 43.67), "epl": (95.98, 11.42, 43.87)},
+    "x500": {"dpl": (93.73, 11.22, 45.76), "upl": (95.86, 10.94, 46.83), "epl": (98.50, 10.80, 48.03)},
+}
 
 LIMITS = (
     "What this does not show: one small model trained from scratch, so encoder and decoder share all weights (the "
@@ -30,8 +33,8 @@ def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
     return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
-def table_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Header and one row a layout; several seeds give mean (lowest-highest)."""
+def table_rows(runs: Sequence[Run], method: str = "icae") -> list[list[str]]:
+    """Header and one row a layout, the paper's figures for `method` last; several seeds give mean (lowest-highest)."""
     rows = [
         [
             "layout",
@@ -60,7 +63,7 @@ def table_rows(runs: Sequence[Run]) -> list[list[str]]:
                 _spread([run.accuracy for run in mine], "{:.3f}".format),
                 _spread([run.greedy_accuracy for run in mine], "{:.3f}".format),
                 _spread([run.seconds for run in mine], "{:.0f} s".format),
-                *([f"{figure:.2f}" for figure in PAPER[layout]] if layout in PAPER else ["-"] * 3),
+                *([f"{figure:.2f}" for figure in PAPER[method][layout]] if layout in PAPER[method] else ["-"] * 3),
             ]
         )
     return rows
@@ -85,7 +88,7 @@ def format_passages(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def format_tracking(runs: Sequence[Run], recipe: Recipe) -> str:
+def format_tracking(runs: Sequence[Run], recipe: Schedule) -> str:
     """How the memory tokens' attention follows the context, last layer, mean over seeds."""
     lines = [f"  slope of the memory tokens' attention over the context (even coverage: 1/{recipe.ratio})"]
     for layout in dict.fromkeys(run.layout for run in runs):
@@ -97,7 +100,7 @@ def format_tracking(runs: Sequence[Run], recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus) -> None:
+def write_json(path: Path, runs: Sequence[Run], recipe: Schedule, corpus: Corpus, study: str = "epl") -> None:
     """Everything measured, with the recipe, the text and the machine."""
     text = {
         "name": corpus.name,
@@ -106,7 +109,7 @@ def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus) 
         "held_out_bytes": corpus.held_out.numel(),
     }
     results = [asdict(run) | {"steps_to_goal": run.steps_to_goal} for run in runs]
-    content = {"study": "epl", "machine": machine(), "text": text, "recipe": asdict(recipe), "runs": results}
+    content = {"study": study, "machine": machine(), "text": text, "recipe": asdict(recipe), "runs": results}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -117,7 +120,7 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
     return runs, Recipe(**content["recipe"])
 
 
-def draw(folder: Path, runs: Sequence[Run], recipe: Recipe) -> list[Path]:
+def draw(folder: Path, runs: Sequence[Run], recipe: Schedule) -> list[Path]:
     """Loss curves and attention maps as PNG files in `folder`."""
     from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,9 @@ from peft import LoraConfig
 
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.runs import Schedule
+from gistkit.studies import report
+from gistkit.studies.corpus import load_corpus
+from gistkit.studies.runs import Schedule, run_study
 
 
 @dataclass(frozen=True)
@@ -80,3 +83,36 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
         losses=("ae",),
         lora=LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=["q_proj", "v_proj"]),
     )
+
+
+def run_demo(out: Path, preset: str = "short", *, device: str = "cpu", seeds: int = 1, resume: bool = False) -> None:
+    """Trains 500xCompressor on SmolLM2-135M under DPL, UPL and EPL, prints a table and writes figures to `out`.
+
+    Args:
+        out: folder for results.json, pictures, and the states that `resume` goes on from.
+        preset: "short" (minutes a layout on a CPU), "long" (chunks of 510 tokens) or "paper" (for a GPU).
+        device: torch device.
+        seeds: runs a layout.
+        resume: go on where an interrupted run in `out` stopped.
+    """
+    chosen = recipe(preset)
+    corpus = load_corpus(chunk=chosen.chunk, tokenizer=tokenizer(chosen))
+    print(
+        f"SmolLM2-135M, frozen: {chosen.chunk} tokens from {chosen.chunk // chosen.ratio} memory tokens, LoRA of rank "
+        f"{chosen.rank} in the encoder; text {corpus.name} ({len(corpus.train)} + {len(corpus.held_out)} tokens)"
+    )
+    runs = []
+    studied = run_study(
+        chosen, build_compressor, ["dpl", "upl", "epl"], list(range(seeds)), corpus, out, device=device, resume=resume
+    )
+    for run in studied:
+        runs.append(run)
+        report.write_json(out / "results.json", runs, chosen, corpus, study="smollm2")
+    print(report.format_table(report.table_rows(runs, chosen.method)))
+    print("\nOne held-out passage, reconstructed greedily:")
+    print(report.format_passages(runs))
+    print()
+    print(report.format_tracking(runs, chosen))
+    # A map a layer would be thirty rows.
+    last = [replace(run, attention=run.attention[-1:]) for run in runs]
+    print("\nWritten: " + ", ".join(map(str, [out / "results.json", *report.draw(out, last, chosen)])))

@@ -28,7 +28,7 @@ def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, fl
             axes.fill_between(steps, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0)
     axes.axhline(goal, color="0.5", linewidth=0.8)
     axes.annotate(f"loss {goal:g}", (0, goal), xytext=(2, 3), textcoords="offset points", color="0.35", fontsize=8)
-    axes.set(xlabel="training step", ylabel="held-out loss (nats a byte)", ylim=(0, None))
+    axes.set(xlabel="training step", ylabel="held-out loss (nats a token)", ylim=(0, None))
     axes.set_title("Reconstructing a context from memory tokens", loc="left")
     axes.legend(frameon=False, title="position layout")
     tidy(axes)
@@ -43,7 +43,7 @@ def draw_memory_attention(maps: Mapping[str, Sequence[Sequence[Sequence[float]]]
         ratio: context tokens a memory token stands for; the line's slope.
     """
     layers = max(len(one) for one in maps.values())
-    figure = Picture(figsize=(1.2 + 3.2 * len(maps), 0.9 + 1.6 * layers), layout="constrained")
+    figure = Picture(figsize=(max(5.6, 1.2 + 3.2 * len(maps)), 0.9 + 1.6 * layers), layout="constrained")
     grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
     image = None
     for column, (layout, one) in enumerate(maps.items()):
