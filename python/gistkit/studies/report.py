@@ -120,19 +120,20 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
     return runs, Recipe(**content["recipe"])
 
 
-def draw(folder: Path, runs: Sequence[Run], recipe: Schedule) -> list[Path]:
-    """Loss curves and attention maps as PNG files in `folder`."""
+def draw(folder: Path, runs: Sequence[Run], recipe: Schedule, *, last_layer: bool = False) -> list[Path]:
+    """Loss curves and attention maps, of all layers or the last, as PNG files in `folder`."""
     from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
 
     curves = {
         layout: [run.curve for run in runs if run.layout == layout] for layout in dict.fromkeys(r.layout for r in runs)
     }
     maps: dict[str, list[list[list[float]]]] = {}
+    first = len(runs[0].attention) - 1 if last_layer else 0
     for run in runs:
-        maps.setdefault(run.layout, run.attention)
+        maps.setdefault(run.layout, run.attention[first:])
     figures = {
         "loss.png": draw_loss_curves(curves, goal=GOAL),
-        "attention.png": draw_memory_attention(maps, recipe.ratio),
+        "attention.png": draw_memory_attention(maps, recipe.ratio, first),
     }
     paths = []
     for name, figure in figures.items():

@@ -113,6 +113,5 @@ def run_demo(out: Path, preset: str = "short", *, device: str = "cpu", seeds: in
     print(report.format_passages(runs))
     print()
     print(report.format_tracking(runs, chosen))
-    # A map a layer would be thirty rows.
-    last = [replace(run, attention=run.attention[-1:]) for run in runs]
-    print("\nWritten: " + ", ".join(map(str, [out / "results.json", *report.draw(out, last, chosen)])))
+    pictures = report.draw(out, runs, chosen, last_layer=True)
+    print("\nWritten: " + ", ".join(map(str, [out / "results.json", *pictures])))

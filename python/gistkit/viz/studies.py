@@ -14,7 +14,7 @@ def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, fl
     """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
 
     Args:
-        curves: for each layout its seeds' curves of (step, loss in nats a byte, accuracy).
+        curves: for each layout its seeds' curves of (step, loss in nats a token, accuracy).
         goal: loss at which a thin line is drawn.
     """
     figure = Picture(figsize=(6.4, 4.0), layout="constrained")
@@ -35,12 +35,15 @@ def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, fl
     return figure
 
 
-def draw_memory_attention(maps: Mapping[str, Sequence[Sequence[Sequence[float]]]], ratio: float) -> Figure:
+def draw_memory_attention(
+    maps: Mapping[str, Sequence[Sequence[Sequence[float]]]], ratio: float, first_layer: int = 0
+) -> Figure:
     """Attention of memory tokens over the context: a row a layer, a column a layout, and the line of even coverage.
 
     Args:
         maps: for each layout its layers' weights [M, L].
         ratio: context tokens a memory token stands for; the line's slope.
+        first_layer: number of the first layer given.
     """
     layers = max(len(one) for one in maps.values())
     figure = Picture(figsize=(max(5.6, 1.2 + 3.2 * len(maps)), 0.9 + 1.6 * layers), layout="constrained")
@@ -61,7 +64,7 @@ def draw_memory_attention(maps: Mapping[str, Sequence[Sequence[Sequence[float]]]
             if row == layers - 1:
                 axes.set_xlabel("context token")
             if column == 0:
-                axes.set_ylabel(f"layer {row}\nmemory token")
+                axes.set_ylabel(f"layer {first_layer + row}\nmemory token")
     if image is not None:
         figure.colorbar(image, ax=grid, label="share of attention", extend="max", shrink=0.8)
     figure.suptitle(f"Where memory tokens look (dashed: one step of {ratio:g} tokens a slot)", x=0.01, ha="left")
