@@ -1,0 +1,18 @@
+"""How well a compressor's memory serves: reconstruction, continuation, answers (`pip install gistkit[evaluate]`)."""
+
+from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
+from gistkit.evaluate.metrics import bleu4, exact_match, normalise_answer, perplexity, rouge1_f1, token_f1
+
+__all__ = [
+    "QUESTION",
+    "Example",
+    "bleu4",
+    "cloze_questions",
+    "exact_match",
+    "load_questions",
+    "normalise_answer",
+    "passages",
+    "perplexity",
+    "rouge1_f1",
+    "token_f1",
+]
