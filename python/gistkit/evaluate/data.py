@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,10 @@ def _ids(name: str, tokens: Tokens, tokenizer: Any | None, special: bool = False
             raise ValueError(f"{name}: expected int64 [n], got {tokens.dtype} of shape {tuple(tokens.shape)}")
         ids = tokens.tolist()
     else:
-        ids = list(tokens)
-        for token in ids:
-            if not isinstance(token, int):
+        for token in tokens:
+            if not isinstance(token, Integral):
                 raise ValueError(f"{name}: expected whole numbers, got {token!r}")
+        ids = [int(token) for token in tokens]
     if not ids:
         raise ValueError(f"{name}: expected at least one token, got none")
     return ids
@@ -96,11 +97,11 @@ def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]
         if not isinstance(example, Example):
             raise ValueError(f"{name}: expected an Example, got {type(example).__name__}")
         context = _ids(f"{name}.context", example.context, tokenizer, special=True)
-        texts = [
+        continuation, question = (
             [] if tokens is None else _ids(f"{name}.{key}", tokens, tokenizer)
             for key, tokens in (("continuation", example.continuation), ("question", example.question))
-        ]
-        rows.append(Prepared(context, *texts, _answers(name, example, tokenizer, "qa" in tasks)))
+        )
+        rows.append(Prepared(context, continuation, question, _answers(name, example, tokenizer, "qa" in tasks)))
     for task in tasks:
         if not any(row.has(task) for row in rows):
             wanted = {"lm": "a continuation", "qa": "a question"}[task]
