@@ -124,6 +124,6 @@ def _reader_layout(row: Reader, memory: int, widths: tuple[int, ...]) -> Layout:
         sees={Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TASK: past, Role.TEXT: past},
         positions=positions,
         # Padding takes no place in logical order, which sliding windows count by.
-        ordinals=np.maximum(np.cumsum(real) - 1, 0),
+        ordinals=np.cumsum(real),
         name="decoder",
     )

@@ -1,0 +1,226 @@
+"""NoContext and FullContext: what a compressor is measured against, on its model and through its interface."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf, layouts
+from gistkit.compress import Compressor, Memory
+from gistkit.compress.codec import Task
+from gistkit.compress.tokens import Rows
+from gistkit.hf.attention import Recorder
+from gistkit.layouts import Plan
+
+TASK_TOKENS = "task_tokens.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Memory):
+    """A memory of plain tokens, as the model itself caches them.
+
+    Args:
+        last: the token of each row in the place of the task token: the last of the context, or the start token.
+        tokens_read: tokens of each row's context that are read.
+    """
+
+    last: tuple[int, ...] = ()
+    tokens_read: tuple[int, ...] = ()
+
+    def __getitem__(self, rows: int | slice | Sequence[int]) -> Prefix:
+        """The prefix of some of the rows."""
+        chosen = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
+        return replace(
+            cast(Prefix, super().__getitem__(rows)),
+            last=tuple(self.last[row] for row in chosen),
+            tokens_read=tuple(self.tokens_read[row] for row in chosen),
+        )
+
+    def repeat(self, count: int) -> Prefix:
+        """The one row `count` times, without copying it; errors as in `Memory.repeat`."""
+        return replace(
+            cast(Prefix, super().repeat(count)), last=self.last * count, tokens_read=self.tokens_read * count
+        )
+
+
+class Fed(NamedTuple):
+    """What the model is fed of a batch, and for each row: tokens whose keys are kept, the token after them in the place
+    of the task token, and the tokens of the context that are read so."""
+
+    rows: Rows
+    kept: tuple[int, ...]
+    last: tuple[int, ...]
+    read: tuple[int, ...]
+
+
+class Baseline(Compressor):
+    """The plain model with positions 0, 1, ..: `encode` caches what is read, all else is as in a compressor.
+
+    The model is used as it is: a compressor's LoRA adapter in it is off, but weights that a compressor without LoRA has
+    trained stay trained.
+
+    Args:
+        model: a transformers causal language model.
+        task_tokens: whether there are learned [AE] and [LM] tokens before the text, as the papers train them for these
+            baselines; they are all that `trainable` names and `save_pretrained` writes. Without them the text follows
+            the context directly.
+        losses, end_token: what `forward` returns and what ends a reconstruction, as in a compressor.
+    """
+
+    name: ClassVar[str]
+    carrier = "kv"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        task_tokens: bool = False,
+        losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
+        end_token: int | None = None,
+    ) -> None:
+        super().__init__(model, chunk=1, ratio=1, losses=losses, lora=None, end_token=end_token)
+        self.task_tokens = task_tokens
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The task tokens by name, if there are any."""
+        named = self.task_embeddings.named_parameters(prefix="task_embeddings")
+        return iter(named if self.task_tokens else ())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes the task tokens as safetensors; the model is as it was and is not written."""
+        self._check_task_tokens()
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        tokens = {name: token.detach().cpu().contiguous() for name, token in self.task_embeddings.items()}
+        save_file(tokens, Path(folder) / TASK_TOKENS, {"method": self.method})
+
+    def load_task_tokens(self, folder: str | Path) -> None:
+        """Takes the task tokens that `save_pretrained` wrote.
+
+        Raises:
+            FileNotFoundError: if the folder has none.
+            ValueError: if they are of another baseline or another model's width, or this one has no task tokens.
+        """
+        self._check_task_tokens()
+        path = Path(folder) / TASK_TOKENS
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder}: expected a folder with {TASK_TOKENS}, got none there")
+        try:
+            with safe_open(path, "pt") as file:
+                method = (file.metadata() or {}).get("method")
+            tokens = load_file(path)
+        except SafetensorError as error:
+            raise ValueError(f"{path}: expected task tokens, got a file that cannot be read ({error})") from error
+        expected = {name: tuple(token.shape) for name, token in self.task_embeddings.items()}
+        found = {name: tuple(token.shape) for name, token in tokens.items()}
+        if (method, found) != (self.method, expected):
+            raise ValueError(
+                f"{path}: expected task tokens of {self.method} with shapes {expected}, got {found} of {method}"
+            )
+        with torch.no_grad():
+            for name, token in self.task_embeddings.items():
+                token.copy_(tokens[name])
+
+    @torch.no_grad()
+    def compress(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor, Rows]:
+        """The keys and values of what is read before the task token, the hidden states there, and the contexts."""
+        fed = self._fed(rows)
+        columns, width = fed.rows.ids.shape[1], max(fed.kept)
+        # Padding is at the end, where causal attention does not see it.
+        plan = layouts.causal(columns).compile(windows=hf.sliding_windows(self.model), device=self.device)
+        keep = hf.KeptKeys(slice(0, width))
+        self.check_positions(columns - 1)
+        out = self.run(False, inputs_embeds=self.embed(fed.rows.ids), plan=plan, recorder=recorder, keep=keep)
+        hidden = out.last_hidden_state[:, :width]
+        memory = Prefix(
+            source=self.source,
+            lengths=fed.kept,
+            context_lengths=rows.lengths,
+            positions=torch.arange(width).repeat(rows.batch_size, 1),
+            starts=fed.kept,
+            last=fed.last,
+            tokens_read=fed.read,
+            **self._carried(hidden, keep),
+        )
+        return memory, hidden, rows
+
+    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows]) -> Plan:
+        """The plan of what follows; positions go on from what was read, whatever the task."""
+        if task not in ("ae", "lm", "qa"):
+            raise ValueError(f"task: expected one of ae, lm, qa, got {task!r}")
+        return super().reading_plan(memory, "lm", texts)
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 1, d]: the learned token of the task, or the token that stands in its place."""
+        if self.task_tokens:
+            return super().task_embedding(task, memory)
+        return self.embed(torch.tensor(cast(Prefix, memory).last, device=self.device))[:, None]
+
+    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
+        return {} if keep is None else {"layers": keep.layers}
+
+    def _check_task_tokens(self) -> None:
+        if not self.task_tokens:
+            raise ValueError("task_tokens: expected a baseline made with task_tokens=True, got one without")
+
+    @abstractmethod
+    def _fed(self, rows: Rows) -> Fed:
+        """What the model reads in place of the contexts."""
+
+
+class FullContext(Baseline):
+    """The model reads the whole context, uncompressed. See `Baseline`."""
+
+    name = "FullContext"
+    method = "full_context"
+
+    def _fed(self, rows: Rows) -> Fed:
+        kept = rows.lengths if self.task_tokens else tuple(length - 1 for length in rows.lengths)
+        return Fed(rows, kept, tuple(row[-1] for row in rows.lists()), rows.lengths)
+
+
+class NoContext(Baseline):
+    """The model reads nothing of the context: the text, or the question, alone. See `Baseline`.
+
+    Args:
+        start_token: id before the text, from which its first token is predicted; None: the first token or else the end
+            token of the model's configuration. Not used with task tokens.
+
+    Raises:
+        ValueError: if the token is not in the vocabulary, or the configuration names none.
+    """
+
+    name = "NoContext"
+    method = "no_context"
+
+    def __init__(self, model: PreTrainedModel, *, start_token: int | None = None, **settings: Any) -> None:
+        super().__init__(model, **settings)
+        if start_token is None and not self.task_tokens:
+            start_token = next((token for token in map(self._named, ("bos", "eos")) if token is not None), None)
+            if start_token is None:
+                raise ValueError(
+                    "start_token: expected a token id, as the model's configuration names no first and no end token, "
+                    "got None"
+                )
+        if start_token is not None and not 0 <= start_token < self.vocabulary:
+            raise ValueError(f"start_token: expected a token id in [0, {self.vocabulary}), got {start_token}")
+        self.start_token = start_token or 0
+
+    def _named(self, name: str) -> int | None:
+        token = getattr(self.config, f"{name}_token_id", None)
+        if isinstance(token, list):
+            token = token[0] if token else None
+        return None if token is None else int(token)
+
+    def _fed(self, rows: Rows) -> Fed:
+        count = rows.batch_size
+        start, nothing = torch.full((count, 1), self.start_token, device=self.device), (0,) * count
+        return Fed(Rows(start, (1,) * count), nothing, (self.start_token,) * count, nothing)

@@ -1,0 +1,230 @@
+"""What an evaluation reads: examples of token ids or text, from a file of questions or cut from plain text."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gistkit.evaluate.metrics import normalise_answer
+
+QUESTION = "\n### Question:\n{question}\n### Answer:\n"
+TASKS = ("ae", "lm", "qa")
+
+Tokens = Sequence[int] | Tensor | str
+
+
+@dataclass(frozen=True)
+class Example:
+    """One context and what is asked of it. Token ids, or text where the evaluation has a tokenizer.
+
+    Args:
+        context: what is compressed; at least one token.
+        continuation: the tokens after the context, for the task "lm"; None, or at least one.
+        question: all that stands between the context and the answer, for the task "qa"; None,
+            or at least one token.
+        answers: the right answers; the best counts. Texts, or token ids.
+    """
+
+    context: Tokens
+    continuation: Tokens | None = None
+    question: Tokens | None = None
+    answers: Sequence[Tokens] = ()
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An example as token ids, its answers as texts; empty where the example has none."""
+
+    context: list[int]
+    continuation: list[int]
+    question: list[int]
+    answers: tuple[str, ...]
+
+    def has(self, task: str) -> bool:
+        """Whether there is something to measure for `task`."""
+        return bool({"ae": self.context, "lm": self.continuation, "qa": self.question}[task])
+
+
+def words_of(ids: Sequence[int], tokenizer: Any | None) -> str:
+    """Token ids as text; without a tokenizer each id is a word."""
+    if tokenizer is None:
+        return " ".join(map(str, ids))
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _ids(name: str, tokens: Tokens, tokenizer: Any | None, special: bool = False) -> list[int]:
+    if isinstance(tokens, str):
+        if tokenizer is None:
+            raise ValueError(f"{name}: expected token ids where there is no tokenizer, got text")
+        ids = list(tokenizer(tokens, add_special_tokens=special)["input_ids"])
+    elif isinstance(tokens, Tensor):
+        if tokens.dim() != 1 or tokens.is_floating_point():
+            raise ValueError(f"{name}: expected int64 [n], got {tokens.dtype} of shape {tuple(tokens.shape)}")
+        ids = tokens.tolist()
+    else:
+        for token in tokens:
+            if not isinstance(token, Integral):
+                raise ValueError(f"{name}: expected whole numbers, got {token!r}")
+        ids = [int(token) for token in tokens]
+    if not ids:
+        raise ValueError(f"{name}: expected at least one token, got none")
+    return ids
+
+
+def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]) -> list[Prepared]:
+    """The examples as token ids, checked for the tasks that are asked.
+
+    The text of a context takes the tokenizer's own special tokens (such as a first one); other texts take none.
+
+    Raises:
+        ValueError: if there is no example or no example for a task, or an example is not as it should be.
+    """
+    if isinstance(tasks, str) or not tasks or not set(tasks) <= set(TASKS):
+        raise ValueError(f"tasks: expected some of {', '.join(TASKS)}, got {tasks!r}")
+    if not data:
+        raise ValueError("data: expected at least one example, got none")
+    rows = []
+    for index, example in enumerate(data):
+        name = f"data[{index}]"
+        if not isinstance(example, Example):
+            raise ValueError(f"{name}: expected an Example, got {type(example).__name__}")
+        context = _ids(f"{name}.context", example.context, tokenizer, special=True)
+        continuation, question = (
+            [] if tokens is None else _ids(f"{name}.{key}", tokens, tokenizer)
+            for key, tokens in (("continuation", example.continuation), ("question", example.question))
+        )
+        rows.append(Prepared(context, continuation, question, _answers(name, example, tokenizer, "qa" in tasks)))
+    for task in tasks:
+        if not any(row.has(task) for row in rows):
+            wanted = {"lm": "a continuation", "qa": "a question"}[task]
+            raise ValueError(f"data: expected an example with {wanted} for the task {task!r}, got {len(rows)} without")
+    return rows
+
+
+def _answers(name: str, example: Example, tokenizer: Any | None, wanted: bool) -> tuple[str, ...]:
+    if not wanted or example.question is None:
+        return ()
+    if isinstance(example.answers, str):
+        raise ValueError(f"{name}.answers: expected a sequence of answers, got one text")
+    answers = []
+    for answer in example.answers:
+        if isinstance(answer, str) and tokenizer is not None:
+            answers.append(answer)
+        else:
+            answers.append(words_of(_ids(f"{name}.answers", answer, tokenizer), tokenizer))
+    if not answers:
+        raise ValueError(f"{name}.answers: expected at least one answer to its question, got none")
+    return tuple(answers)
+
+
+def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Example]:
+    """Questions of a JSON-lines file: an object {"context", "question", "answers"} a line; empty lines are left out.
+
+    Args:
+        path: the file, UTF-8.
+        template: text with {question} in it, put between context and answer.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file holds no question, or a line is not such an object; it names the line and the key.
+    """
+    _check_template(template)
+    examples = []
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            item = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: expected a JSON object, got text that is not JSON: {error}") from error
+        if not isinstance(item, dict):
+            raise ValueError(f"{where}: expected a JSON object, got {type(item).__name__}")
+        for key in ("context", "question"):
+            if not isinstance(item.get(key), str) or not item[key].strip():
+                raise ValueError(f"{where}, {key!r}: expected a text that is not empty, got {item.get(key)!r}")
+        answers = item.get("answers")
+        if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
+            raise ValueError(f"{where}, 'answers': expected a list of at least one text, got {answers!r}")
+        question = template.replace("{question}", item["question"])
+        examples.append(Example(item["context"], question=question, answers=tuple(answers)))
+    if not examples:
+        raise ValueError(f"{path}: expected at least one question, got none")
+    return examples
+
+
+def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:
+    """Consecutive passages of one long text: a context and the tokens after it. What is left at the end is dropped.
+
+    Args:
+        tokens: int64 [n], at least `context + continuation` of them.
+        context: tokens of a context, at least 1.
+        continuation: tokens of a continuation; 0 for none.
+    """
+    if context < 1 or continuation < 0:
+        raise ValueError(
+            f"context, continuation: expected at least 1 and at least 0 tokens, got {context} and {continuation}"
+        )
+    ids = _ids("tokens", tokens, None)
+    whole = context + continuation
+    if len(ids) < whole:
+        raise ValueError(f"tokens: expected at least {whole}, one passage, got {len(ids)}")
+    starts = range(0, len(ids) - whole + 1, whole)
+    return [Example(ids[s : s + context], ids[s + context : s + whole] or None) for s in starts]
+
+
+def cloze_questions(
+    text: str, *, words: int = 100, phrase: int = 4, seed: int = 0, template: str = QUESTION
+) -> list[Example]:
+    """One question a passage of plain text: which word follows a phrase that stands in it once.
+
+    This asks what the passage says word by word, not what it means. The same arguments give the same questions.
+
+    Args:
+        text: plain text.
+        words: words of a passage.
+        phrase: words of the phrase that is asked about, fewer than `words`.
+        seed: picks the phrase in each passage.
+        template: text with {question} in it, put between context and answer.
+
+    Raises:
+        ValueError: if no passage has a word to ask for.
+    """
+    _check_template(template)
+    if not 1 <= phrase < words:
+        raise ValueError(f"phrase: expected 1 to {words - 1} words of a passage of {words}, got {phrase}")
+    draw = random.Random(seed)
+    pieces = re.findall(r"\S+", text)
+    examples = []
+    for start in range(0, len(pieces) - words + 1, words):
+        passage = pieces[start : start + words]
+        phrases = [tuple(passage[i : i + phrase]) for i in range(words - phrase + 1)]
+        # A word of three letters or more is still there when punctuation and articles are taken away.
+        spots = [
+            spot
+            for spot in range(words - phrase)
+            if phrases.count(phrases[spot]) == 1 and len(normalise_answer(passage[spot + phrase])) >= 3
+        ]
+        if spots:
+            spot = draw.choice(spots)
+            question = f'Which word follows "{" ".join(phrases[spot])}"?'
+            answer = passage[spot + phrase].strip("\"'.,;:!?()[]{}")
+            examples.append(
+                Example(" ".join(passage), question=template.replace("{question}", question), answers=(answer,))
+            )
+    if not examples:
+        raise ValueError(f"text: expected a passage of {words} words with a word to ask for, got {len(pieces)} words")
+    return examples
+
+
+def _check_template(template: str) -> None:
+    if "{question}" not in template:
+        raise ValueError(f"template: expected a text with {{question}} in it, got {template!r}")

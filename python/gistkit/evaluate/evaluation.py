@@ -1,0 +1,152 @@
+"""evaluate: reconstruction, continuation and answers of a compressor over a data set, beside baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gistkit.evaluate.data import Example, prepare
+from gistkit.evaluate.metrics import need
+from gistkit.evaluate.report import Report
+from gistkit.evaluate.runner import Reader, Runner
+
+
+def evaluate(
+    compressor: Reader,
+    data: Sequence[Example],
+    *,
+    tokenizer: Any | None = None,
+    tasks: Sequence[str] = ("ae", "lm", "qa"),
+    batch_size: int = 8,
+    max_new_tokens: int | None = None,
+    stop_tokens: Sequence[int] | None = None,
+    method: str | None = None,
+    progress: bool = True,
+) -> Report:
+    """How well a compressor's memory serves: a report of one row. `compare` takes the other arguments.
+
+    Args:
+        compressor: a Compressor, or a baseline.
+        data: the examples.
+        method: what the row is called; None: the compressor's class, layout and ratio.
+    """
+    return compare(
+        {method or method_name(compressor): compressor},
+        data,
+        tokenizer=tokenizer,
+        tasks=tasks,
+        batch_size=batch_size,
+        max_new_tokens=max_new_tokens,
+        stop_tokens=stop_tokens,
+        progress=progress,
+    )
+
+
+def compare(
+    methods: Sequence[Reader] | Mapping[str, Reader],
+    data: Sequence[Example],
+    *,
+    tokenizer: Any | None = None,
+    tasks: Sequence[str] = ("ae", "lm", "qa"),
+    batch_size: int = 8,
+    max_new_tokens: int | None = None,
+    stop_tokens: Sequence[int] | None = None,
+    progress: bool = True,
+) -> Report:
+    """The same examples for every method, one row each.
+
+    Every context is encoded once for all tasks. Greedy throughout; the figures do not depend on the batch size but by
+    rounding. The end token of a compressor is no part of the losses, so that all methods predict the same tokens.
+
+    - "ae": loss, perplexity and accuracy of the context's tokens, each predicted from the true ones before it, and
+      BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. Where a
+      compressor has a window, only what it compresses counts.
+    - "lm": loss and perplexity of the continuation's tokens.
+    - "qa": ROUGE-1 F1, exact match and token F1 of the greedy answer, up to a stop token or the end of its first line.
+
+    Args:
+        methods: what to evaluate, by name, or a list that is named by class, layout and ratio.
+        data: examples; those without a continuation or question are left out of that task.
+        tokenizer: of transformers, for examples of text and to decode what is generated; without one, token ids are
+            the words of BLEU and of the answers.
+        tasks: some of "ae", "lm" and "qa".
+        batch_size: examples at a time, of about the same length.
+        max_new_tokens: most tokens generated; None: the context's length for "ae", 64 for "qa". A reconstruction that
+            is cut short is compared with as many of the context's first tokens.
+        stop_tokens: ids that end an answer; None: the tokenizer's end token.
+        progress: whether to show progress bars.
+
+    Raises:
+        ValueError: if an argument is out of range, there is nothing to measure for a task, or a question has no answer.
+        ImportError: if a library that a task needs is missing; it names the extra.
+    """
+    if not isinstance(methods, Mapping):
+        methods = _named(methods)
+    if not methods:
+        raise ValueError("methods: expected at least one, got none")
+    for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    rows = prepare(data, tokenizer, tasks)
+    # What is missing is said before an hour of work, not after it.
+    for module in [
+        *(["sacrebleu"] if "ae" in tasks else []),
+        *(["rouge_score.rouge_scorer"] if "qa" in tasks else []),
+        *(["tqdm"] if progress else []),
+    ]:
+        need(module)
+    if stop_tokens is None:
+        end = getattr(tokenizer, "eos_token_id", None)
+        stop_tokens = () if end is None else (end,)
+    runner = Runner(rows, tokenizer, tuple(tasks), batch_size, max_new_tokens, tuple(stop_tokens), progress)
+    settings = {
+        "tasks": list(tasks),
+        "batch_size": batch_size,
+        "max_new_tokens": max_new_tokens,
+        "stop_tokens": list(stop_tokens),
+        "tokenizer": None if tokenizer is None else _called(tokenizer),
+        "methods": {name: _described(reader) for name, reader in methods.items()},
+    }
+    return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
+
+
+def method_name(reader: Any) -> str:
+    """What a row is called: the reader's `name`, or its class, layout and ratio."""
+    name = getattr(reader, "name", None)
+    if isinstance(name, str):
+        return name
+    parts = [type(reader).__name__]
+    if isinstance(getattr(reader, "layout", None), str):
+        parts.append(reader.layout.upper())
+    if getattr(reader, "ratio", None) is not None:
+        parts.append(f"{reader.ratio:g}x")
+    return " ".join(parts)
+
+
+def _described(reader: Reader) -> dict[str, Any]:
+    """The model and the settings of a method, as far as it has them."""
+    model = reader.model
+    names = ["end_token", "start_token", "task_tokens"]
+    if not hasattr(reader, "task_tokens"):
+        names += ["layout", "ratio", "chunk", "memory_tokens", "window"]
+    described = {name: getattr(reader, name) for name in names if getattr(reader, name, None) is not None}
+    described["class"] = type(reader).__name__
+    described["model"] = _called(model)
+    return described | {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
+
+
+def _called(loaded: Any) -> str:
+    """The name of a model or tokenizer; of a path on this machine, its last part."""
+    name = str(getattr(loaded, "name_or_path", "") or type(loaded).__name__)
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def _named(readers: Sequence[Reader]) -> dict[str, Reader]:
+    named: dict[str, Reader] = {}
+    for reader in readers:
+        name = method_name(reader)
+        if name in named:
+            raise ValueError(f"methods: expected different names, got two called {name!r}; pass them by name in a dict")
+        named[name] = reader
+    return named

@@ -1,0 +1,103 @@
+"""Figures of generated text and of predicted tokens: BLEU-4, ROUGE-1 F1, exact match, token F1 and perplexity."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def need(module: str) -> Any:
+    """An optional module; an ImportError that names the extra if it is missing."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{package} is missing; pip install 'gistkit[evaluate]' brings it", name=package) from error
+
+
+def bleu4(predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> float:
+    """Corpus BLEU-4 of sacrebleu, 0..100: n-gram counts are summed over all texts before the score is taken.
+
+    Args:
+        predictions: texts, one for each reference.
+        references: texts, at least one.
+        tokenize: sacrebleu's tokeniser; "none" where words are separated by spaces already.
+
+    Raises:
+        ValueError: if there is no text, or not one prediction for each reference.
+        ImportError: if sacrebleu is missing.
+    """
+    if isinstance(predictions, str) or isinstance(references, str):
+        raise ValueError("predictions, references: expected sequences of texts, got one text")
+    if not references or len(predictions) != len(references):
+        raise ValueError(
+            f"predictions: expected one for each of at least one reference, got {len(predictions)} predictions and "
+            f"{len(references)} references"
+        )
+    score = need("sacrebleu").corpus_bleu(list(predictions), [list(references)], tokenize=tokenize, force=True)
+    return float(score.score)
+
+
+@lru_cache(maxsize=1)
+def _rouge() -> Any:
+    return need("rouge_score.rouge_scorer").RougeScorer(["rouge1"])
+
+
+def _best(measure: Callable[[str, str], float], prediction: str, references: str | Sequence[str]) -> float:
+    references = [references] if isinstance(references, str) else references
+    if not references:
+        raise ValueError("references: expected at least one text, got none")
+    return max(measure(prediction, reference) for reference in references)
+
+
+def rouge1_f1(prediction: str, references: str | Sequence[str]) -> float:
+    """ROUGE-1 F1 of rouge-score without stemming, 0..1; the best over several references.
+
+    Its words are runs of a-z and 0-9 of the lower-case text: other alphabets count for nothing.
+
+    Raises:
+        ValueError: if there is no reference.
+        ImportError: if rouge-score is missing.
+    """
+    return _best(lambda p, r: float(_rouge().score(r, p)["rouge1"].fmeasure), prediction, references)
+
+
+def normalise_answer(text: str) -> str:
+    """An answer as SQuAD and MRQA compare it: lower case, no ASCII punctuation, no articles, single spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, references: str | Sequence[str]) -> float:
+    """1 where the normalised prediction is one of the normalised references, else 0. A ValueError without any."""
+    return _best(lambda p, r: float(normalise_answer(p) == normalise_answer(r)), prediction, references)
+
+
+def _token_f1(prediction: str, reference: str) -> float:
+    words, wanted = normalise_answer(prediction).split(), normalise_answer(reference).split()
+    common = sum((Counter(words) & Counter(wanted)).values())
+    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+
+
+def token_f1(prediction: str, references: str | Sequence[str]) -> float:
+    """F1 over the words of the normalised answers as SQuAD and MRQA take it, 0..1, the best over several references.
+
+    A prediction of no words scores 0, whatever the reference. A ValueError if there is no reference.
+    """
+    return _best(_token_f1, prediction, references)
+
+
+def perplexity(nats_a_token: float) -> float:
+    """exp of a mean cross entropy in nats a token; infinity where that is beyond the range of a float."""
+    try:
+        return math.exp(nats_a_token)
+    except OverflowError:
+        return math.inf

@@ -1,0 +1,209 @@
+"""What an evaluation found: a row of figures a method, as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from gistkit.evaluate.metrics import perplexity
+from gistkit.info import machine
+
+
+@dataclass
+class Result:
+    """What one method did with one example; None where the example, or the evaluation, has not that task.
+
+    Args:
+        tokens_read: memory tokens, or tokens, that stand for the context.
+        cache_bytes: bytes that these take in the decoder's cache.
+        ae_nats, ae_tokens, ae_correct: summed cross entropy, tokens and right first guesses of the reconstruction,
+            each token predicted from the true ones before it.
+        reconstruction, original: the context as the method reconstructs it greedily, and as it is.
+        lm_nats, lm_tokens: summed cross entropy and tokens of the continuation.
+        prediction, answers: the greedy answer and the right ones.
+        rouge1_f1, exact_match, token_f1: its scores, 0..1.
+    """
+
+    tokens_read: int
+    cache_bytes: float
+    ae_nats: float | None = None
+    ae_tokens: int | None = None
+    ae_correct: int | None = None
+    reconstruction: str | None = None
+    original: str | None = None
+    lm_nats: float | None = None
+    lm_tokens: int | None = None
+    prediction: str | None = None
+    answers: tuple[str, ...] | None = None
+    rouge1_f1: float | None = None
+    exact_match: float | None = None
+    token_f1: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one method.
+
+    Args:
+        method: its name.
+        metrics: by name, those of `COLUMNS` that were measured; losses in nats a token over all tokens, BLEU and
+            answers' scores 0..100, tokens read and cache bytes as means over the examples.
+        counts: examples and predicted tokens of each task.
+        seconds: time taken.
+        examples: a Result for each example, in the order of the data; empty in a report that was read from a file
+            saved without them.
+    """
+
+    method: str
+    metrics: dict[str, float]
+    counts: dict[str, int]
+    seconds: float
+    examples: tuple[Result, ...] = ()
+
+
+# Metric, heading and form, in the order of the table.
+COLUMNS = (
+    ("ae_loss", "AE loss", "{:.3f}"),
+    ("ae_perplexity", "AE PPL", "{:.2f}"),
+    ("ae_accuracy", "AE accuracy", "{:.3f}"),
+    ("ae_bleu4", "AE BLEU-4", "{:.2f}"),
+    ("lm_loss", "LM loss", "{:.3f}"),
+    ("lm_perplexity", "LM PPL", "{:.2f}"),
+    ("qa_rouge1_f1", "QA ROUGE-1 F1", "{:.2f}"),
+    ("qa_exact_match", "QA EM", "{:.2f}"),
+    ("qa_token_f1", "QA F1", "{:.2f}"),
+    ("tokens_read", "tokens read", "{:.1f}"),
+    ("cache_bytes", "cache KiB", "{:.1f}"),
+)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rows by method, with what they were measured with.
+
+    Args:
+        rows: one Row a method.
+        settings: tasks, batch size and the other arguments of the evaluation.
+        machine: as `gistkit.info.machine` gives it.
+    """
+
+    rows: tuple[Row, ...]
+    settings: dict[str, Any]
+    machine: dict[str, str | int] = field(default_factory=machine)
+
+    def __getitem__(self, method: str) -> Row:
+        """The row of a method; a KeyError that names those there are."""
+        for row in self.rows:
+            if row.method == method:
+                return row
+        raise KeyError(f"method: expected one of {', '.join(row.method for row in self.rows)}, got {method!r}")
+
+    def as_dict(self, *, examples: bool = False) -> dict[str, Any]:
+        """Everything as plain dictionaries, lists, numbers and texts; what each example gave only where asked."""
+        rows = []
+        for row in self.rows:
+            values = asdict(row)
+            values["examples"] = [
+                {key: value for key, value in example.items() if value is not None} for example in values["examples"]
+            ]
+            if not examples:
+                del values["examples"]
+            rows.append(values)
+        return {"machine": self.machine, "settings": self.settings, "rows": rows}
+
+    def save(self, path: str | Path, *, examples: bool = False) -> Path:
+        """Writes JSON; an infinite perplexity becomes null, its loss says how large it was."""
+        finite = _finite(self.as_dict(examples=examples))
+        path = Path(path)
+        path.write_text(json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """A report that `save` wrote.
+
+        Raises:
+            ValueError: if the file holds something else.
+        """
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            rows = tuple(
+                Row(
+                    row["method"],
+                    {name: math.inf if value is None else value for name, value in row["metrics"].items()},
+                    row["counts"],
+                    row["seconds"],
+                    tuple(_result(example) for example in row.get("examples", ())),
+                )
+                for row in content["rows"]
+            )
+            return cls(rows, content["settings"], content["machine"])
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path}: expected the report of an evaluation, got another file ({error})") from error
+
+    def table(self) -> str:
+        """The figures as a Markdown table with aligned columns, a row a method."""
+        columns = [column for column in COLUMNS if any(column[0] in row.metrics for row in self.rows)]
+        lines = [["method", *(heading for _, heading, _ in columns)]]
+        for row in self.rows:
+            cells = [row.method]
+            for name, _, form in columns:
+                value = row.metrics.get(name)
+                scale = 1024 if name == "cache_bytes" else 1
+                cells.append("-" if value is None else form.format(value / scale))
+            lines.append(cells)
+        return format_table(lines)
+
+    def __str__(self) -> str:
+        return self.table()
+
+
+def summary(results: Sequence[Result]) -> tuple[dict[str, float], dict[str, int]]:
+    """Metrics but BLEU, and counts, over all examples: losses weighted by tokens, answers by questions."""
+    metrics: dict[str, float] = {}
+    counts = {"examples": len(results)}
+    for task in ("ae", "lm"):
+        tokens = sum(getattr(result, f"{task}_tokens") or 0 for result in results)
+        if tokens:
+            loss = math.fsum(getattr(result, f"{task}_nats") or 0.0 for result in results) / tokens
+            metrics |= {f"{task}_loss": loss, f"{task}_perplexity": perplexity(loss)}
+            counts |= {
+                f"{task}_examples": sum(getattr(result, f"{task}_tokens") is not None for result in results),
+                f"{task}_tokens": tokens,
+            }
+    if counts.get("ae_tokens"):
+        metrics["ae_accuracy"] = sum(result.ae_correct or 0 for result in results) / counts["ae_tokens"]
+    asked = [result for result in results if result.prediction is not None]
+    if asked:
+        counts["qa_examples"] = len(asked)
+        for name in ("rouge1_f1", "exact_match", "token_f1"):
+            metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in asked)
+    metrics["tokens_read"] = fmean(result.tokens_read for result in results)
+    metrics["cache_bytes"] = fmean(result.cache_bytes for result in results)
+    return metrics, counts
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Header and rows of cells as a Markdown table with aligned columns."""
+    width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    line = lambda row: "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, width, strict=True)) + " |"  # noqa: E731
+    rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
+    return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
+
+
+def _result(values: dict[str, Any]) -> Result:
+    answers = values.get("answers")
+    return Result(**values | ({} if answers is None else {"answers": tuple(answers)}))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,63 @@
+"""run: one compressor beside the baselines, as the command `gistkit evaluate` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gistkit.compress import Compressor
+from gistkit.evaluate.baselines import FullContext, NoContext
+from gistkit.evaluate.data import TASKS, Example
+from gistkit.evaluate.evaluation import compare, method_name
+from gistkit.evaluate.report import Report
+from gistkit.evaluate.runner import Reader
+
+BASELINES = ("none", "full")
+
+
+def run(
+    compressor: Compressor,
+    tokenizer: Any | None,
+    examples: Sequence[Example],
+    *,
+    baselines: Sequence[str] = BASELINES,
+    tasks: Sequence[str] | None = None,
+    start_token: int | None = None,
+    method: str | None = None,
+    **settings: Any,
+) -> Report:
+    """A compressor beside the plain model without the context and with all of it: a report of a row each.
+
+    Args:
+        compressor: what is measured; the baselines run on its model, without its LoRA adapter.
+        tokenizer: of transformers, or None where the examples are token ids.
+        examples: contexts with what there is to measure.
+        baselines: some of "none" and "full", or none of them.
+        tasks: some of "ae", "lm" and "qa"; None: those that some example has something for.
+        start_token: id from which NoContext predicts the first token; None: the tokenizer's first or else end token, or
+            that of the model.
+        method: what the compressor's row is called; None: its class, layout and ratio.
+        settings: batch_size, max_new_tokens, stop_tokens and progress, as in `compare`.
+
+    Raises:
+        ValueError: if an argument is out of range, or as in `compare`.
+    """
+    if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
+        raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
+    if tasks is None:
+        wanted = {
+            "ae": True,
+            "lm": any(getattr(example, "continuation", None) is not None for example in examples),
+            "qa": any(getattr(example, "question", None) is not None for example in examples),
+        }
+        tasks = [task for task in TASKS if wanted[task]]
+    methods: dict[str, Reader] = {}
+    if "none" in baselines:
+        for name in ("bos_token_id", "eos_token_id"):
+            if start_token is None:
+                start_token = getattr(tokenizer, name, None)
+        methods["NoContext"] = NoContext(compressor.model, start_token=start_token)
+    methods[method or method_name(compressor)] = compressor
+    if "full" in baselines:
+        methods["FullContext"] = FullContext(compressor.model)
+    return compare(methods, examples, tokenizer=tokenizer, tasks=tasks, **settings)

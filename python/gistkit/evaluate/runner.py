@@ -1,0 +1,208 @@
+"""One method over all examples: what `compare` does for each of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gistkit.evaluate.data import Prepared, words_of
+from gistkit.evaluate.metrics import bleu4, exact_match, need, rouge1_f1, token_f1
+from gistkit.evaluate.report import Result, Row, summary
+from gistkit.hf import attach
+
+ANSWER_TOKENS = 64
+LOGIT_ROWS = 512
+IGNORE = -100
+
+
+class Reader(Protocol):
+    """What can be evaluated: a Compressor, NoContext, FullContext or anything with the same five members."""
+
+    model: Any
+
+    def encode(self, input_ids: Any) -> Any:
+        """The memory of contexts given as lists of ids."""
+
+    def decode(self, memory: Any, task: Any, input_ids: Any, attention_mask: Any = None) -> Tensor:
+        """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], padded at the end."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 [..., V]."""
+
+    def generate(self, memory: Any, prompt_ids: Any = None, attention_mask: Any = None, **settings: Any) -> Tensor:
+        """Greedy tokens int64 [B, n]."""
+
+
+@contextmanager
+def _evaluating(reader: Reader) -> Iterator[None]:
+    """Eval mode and gistkit's attention, and all modules back in their own mode afterwards."""
+    modules = list(reader.modules()) if isinstance(reader, nn.Module) else list(reader.model.modules())
+    before = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        with torch.no_grad(), attach(reader.model):
+            yield
+    finally:
+        for module, training in zip(modules, before, strict=True):
+            module.training = training
+
+
+class Runner:
+    """The examples and settings of one evaluation."""
+
+    def __init__(
+        self,
+        rows: list[Prepared],
+        tokenizer: Any | None,
+        tasks: tuple[str, ...],
+        batch_size: int,
+        max_new_tokens: int | None,
+        stop_tokens: tuple[int, ...],
+        progress: bool,
+    ) -> None:
+        self.rows = rows
+        self.tokenizer = tokenizer
+        self.tasks = tasks
+        self.max_new_tokens = max_new_tokens
+        self.stop_tokens = stop_tokens
+        self.progress = progress
+        # The longest first: what does not fit in memory fails at once.
+        order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
+        self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+
+    def row(self, name: str, reader: Reader) -> Row:
+        """One method over all examples."""
+        started = perf_counter()
+        results: dict[int, Result] = {}
+        measure: dict[str, Callable[[Reader, Any, list[int], dict[int, Result]], None]]
+        measure = {"ae": self._reconstruct, "lm": self._continue, "qa": self._answer}
+        with _evaluating(reader), self._bar(name) as advance:
+            for batch in self.batches:
+                memory = reader.encode([self.rows[index].context for index in batch])
+                results |= zip(batch, _sizes(memory), strict=True)
+                for task in self.tasks:
+                    places = [place for place, index in enumerate(batch) if self.rows[index].has(task)]
+                    if places:
+                        part = memory if len(places) == len(batch) else memory[places]
+                        measure[task](reader, part, [batch[place] for place in places], results)
+                        advance(len(places))
+        ordered = [results[index] for index in range(len(self.rows))]
+        metrics, counts = summary(ordered)
+        if "ae" in self.tasks:
+            pairs = [(result.reconstruction or "", result.original or "") for result in ordered]
+            tokenize = "none" if self.tokenizer is None else "13a"
+            metrics["ae_bleu4"] = bleu4([a for a, _ in pairs], [b for _, b in pairs], tokenize=tokenize)
+        return Row(name, metrics, counts, perf_counter() - started, tuple(ordered))
+
+    @contextmanager
+    def _bar(self, name: str) -> Iterator[Callable[[int], Any]]:
+        if not self.progress:
+            yield lambda count: None
+            return
+        total = sum(row.has(task) for row in self.rows for task in self.tasks)
+        with need("tqdm").tqdm(total=total, desc=name, unit="text") as bar:
+            yield bar.update
+
+    def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+        # What a compressor with a window leaves uncompressed is nothing to reconstruct.
+        contexts = [
+            self.rows[index].context[:length] for index, length in zip(batch, memory.context_lengths, strict=True)
+        ]
+        for index, (nats, tokens, correct) in zip(batch, _score(reader, memory, "ae", contexts), strict=True):
+            results[index].ae_nats, results[index].ae_tokens, results[index].ae_correct = nats, tokens, correct
+        end = getattr(reader, "end_token", None)
+        stops = () if end is None else (int(end),)
+        lengths = [min(len(context), self.max_new_tokens or len(context)) for context in contexts]
+        made = _generate(reader, memory, "ae", None, max(lengths), stops)
+        for index, context, length, row in zip(batch, contexts, lengths, made, strict=True):
+            results[index].reconstruction = words_of(row[:length], self.tokenizer)
+            results[index].original = words_of(context[:length], self.tokenizer)
+
+    def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+        targets = [self.rows[index].continuation for index in batch]
+        for index, (nats, tokens, _) in zip(batch, _score(reader, memory, "lm", targets), strict=True):
+            results[index].lm_nats, results[index].lm_tokens = nats, tokens
+
+    def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+        questions = [self.rows[index].question for index in batch]
+        most = self.max_new_tokens or ANSWER_TOKENS
+        for index, row in zip(batch, _generate(reader, memory, "qa", questions, most, self.stop_tokens), strict=True):
+            lines = words_of(row, self.tokenizer).strip().splitlines()
+            prediction, answers = lines[0].strip() if lines else "", self.rows[index].answers
+            result = results[index]
+            result.prediction, result.answers = prediction, answers
+            result.rouge1_f1 = rouge1_f1(prediction, answers)
+            result.exact_match = exact_match(prediction, answers)
+            result.token_f1 = token_f1(prediction, answers)
+
+
+def _sizes(memory: Any) -> list[Result]:
+    """Tokens and cache bytes that stand for each context: every one takes what a context token takes."""
+    context = sum(int(length) for length in memory.context_lengths)
+    token_bytes = memory.full_cache_bytes / context if context else 0.0
+    read = getattr(memory, "tokens_read", None)
+    if read is None:
+        read = [int(length) + len(rest) for length, rest in zip(memory.lengths, memory.rest, strict=True)]
+    return [Result(tokens, tokens * token_bytes) for tokens in read]
+
+
+def _padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows as int64 [B, N], filled up at the end, and which are tokens."""
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64, device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return ids.view(len(rows), width), torch.arange(width, device=device) < lengths[:, None]
+
+
+def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[float, int, int]]:
+    """Summed nats, tokens and right first guesses of each row, every token predicted from the true ones before it."""
+    device = reader.model.device
+    targets, _ = _padded(rows, IGNORE, device)
+    inputs, mask = _padded([row[:-1] for row in rows], 0, device)
+    hidden = reader.decode(memory, task, inputs, mask)
+    real = targets != IGNORE
+    states, wanted = hidden[real], targets[real]
+    nats, correct = [], []
+    for part, labels in zip(states.split(LOGIT_ROWS), wanted.split(LOGIT_ROWS), strict=True):
+        logits = reader.logits(part)
+        nats.append(F.cross_entropy(logits, labels, reduction="none").double())
+        correct.append(logits.argmax(-1) == labels)
+    lengths = [len(row) for row in rows]
+    return [
+        (float(a.sum()), length, int(b.sum()))
+        for a, b, length in zip(torch.cat(nats).split(lengths), torch.cat(correct).split(lengths), lengths, strict=True)
+    ]
+
+
+def _generate(
+    reader: Reader,
+    memory: Any,
+    task: str,
+    prompts: Sequence[list[int]] | None,
+    most: int,
+    stops: tuple[int, ...],
+) -> list[list[int]]:
+    """Greedy tokens of each row up to its first stop token, which is left out."""
+    ids, mask = (None, None) if prompts is None else _padded(prompts, 0, reader.model.device)
+    made = reader.generate(
+        memory,
+        ids,
+        mask,
+        task=task,
+        max_new_tokens=most,
+        stop_tokens=stops,
+        # Rows that have ended are filled with a stop token, at which they are cut.
+        pad_token=stops[0] if stops else 0,
+    )
+    rows = []
+    for row in made.tolist():
+        end = next((place for place, token in enumerate(row) if token in stops), len(row))
+        rows.append(row[:end])
+    return rows

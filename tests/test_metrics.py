@@ -1,0 +1,188 @@
+"""Figures of generated text, each against one worked out by hand, and the files and texts that questions come from."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from gistkit.evaluate import (
+    Example,
+    bleu4,
+    cloze_questions,
+    exact_match,
+    load_questions,
+    normalise_answer,
+    passages,
+    perplexity,
+    rouge1_f1,
+    token_f1,
+)
+
+
+def test_bleu4_by_hand():
+    text = "the cat sat on the mat today"
+    assert bleu4([text], [text]) == pytest.approx(100)
+    # 4/5 words, 3/4 pairs, 2/3 triples and 1/2 fours are right, and nothing is missing.
+    assert bleu4(["a b c d e"], ["a b c d f"]) == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    # All that is there is right, but it is 5 of 10 words: the brevity penalty exp(1 - 10 / 5).
+    assert bleu4(["a b c d e"], ["a b c d e f g h i j"]) == pytest.approx(100 * math.exp(-1))
+    # Counts are summed over the corpus, not scores averaged: 5/10, 4/8, 3/6, 2/4.
+    assert bleu4(["a b c d e", "u v w x y"], ["a b c d e", "1 2 3 4 5"]) == pytest.approx(50)
+    assert bleu4(["u v w x"], ["a b c d"]) < 15
+    assert bleu4([""], ["a b c d"]) == 0
+
+
+def test_bleu4_of_words_that_are_separated_already():
+    assert bleu4(["7 , 8 9 1"], ["7 , 8 9 2"], tokenize="none") == pytest.approx(100 * (1 / 5) ** 0.25)
+    # 13a would split the point off.
+    assert bleu4(["a b c d."], ["a b c d ."]) == pytest.approx(100)
+    assert bleu4(["a b c d."], ["a b c d ."], tokenize="none") < 100
+
+
+def test_rouge1_by_hand():
+    # 2 of 3 words are right, of 4 wanted: 2 * 2/3 * 2/4 / (2/3 + 2/4) = 4/7.
+    assert rouge1_f1("the big Dog!", "a dog, the brown") == pytest.approx(4 / 7)
+    assert rouge1_f1("Paris", ["London", "Paris, France"]) == pytest.approx(2 / 3)
+    assert rouge1_f1("", "word") == 0
+    assert rouge1_f1("12 7", "7 12") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Answer", "answer"),
+        ("An apple, a day.", "apple day"),
+        ("theatre", "theatre"),
+        ("U.S.A.", "usa"),
+        ("twenty-one", "twentyone"),
+        ("  \n\t ", ""),
+        ("a", ""),
+        ("“Zürich”", "“zürich”"),
+    ],
+)
+def test_normalise_answer(text, expected):
+    assert normalise_answer(text) == expected
+
+
+def test_exact_match_and_token_f1_by_hand():
+    assert exact_match("The Eiffel Tower.", ["tower", "eiffel tower"]) == 1
+    assert exact_match("Eiffel", "eiffel tower") == 0
+    # One of one word is right, of two wanted: 2 * 1 * 1/2 / (1 + 1/2).
+    assert token_f1("Eiffel", "the eiffel tower") == pytest.approx(2 / 3)
+    # Words count as often as they are there: one of two "very".
+    assert token_f1("very very good", "very good idea") == pytest.approx(2 / 3)
+    assert token_f1("nothing", ["one", "two"]) == 0
+    assert token_f1("", "") == 0
+    assert token_f1("two", ["one", "two"]) == 1
+    for measure in (exact_match, token_f1, rouge1_f1):
+        with pytest.raises(ValueError, match="references: expected at least one text, got none"):
+            measure("word", [])
+
+
+def test_perplexity():
+    assert perplexity(math.log(17)) == pytest.approx(17)
+    assert perplexity(0) == 1
+    assert perplexity(1e4) == math.inf
+
+
+def test_bleu4_refuses_what_does_not_pair_up():
+    with pytest.raises(ValueError, match="got 1 predictions and 2 references"):
+        bleu4(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="at least one reference, got 0 predictions and 0"):
+        bleu4([], [])
+    with pytest.raises(ValueError, match="expected sequences of texts, got one text"):
+        bleu4("a b", "a b")
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    from gistkit.evaluate import metrics
+
+    metrics._rouge.cache_clear()
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    monkeypatch.setitem(sys.modules, "rouge_score.rouge_scorer", None)
+    with pytest.raises(ImportError, match=r"sacrebleu is missing; pip install 'gistkit\[evaluate\]'") as error:
+        bleu4(["a"], ["a"])
+    assert isinstance(error.value.__cause__, ImportError)
+    with pytest.raises(ImportError, match="rouge_score is missing"):
+        rouge1_f1("a", "a")
+
+
+def test_questions_of_a_file(tmp_path):
+    path = tmp_path / "questions.jsonl"
+    items = [
+        {"context": "It rained {much}.", "question": "Did it {rain}?", "answers": ["yes", "it did"]},
+        {"context": "Zürich", "question": "Where?", "answers": ["Zürich"], "source": "made up"},
+    ]
+    path.write_text("\n\n".join(json.dumps(item, ensure_ascii=False) for item in items) + "\n", encoding="utf-8")
+    examples = load_questions(path)
+    assert examples[0] == Example(
+        "It rained {much}.",
+        question="\n### Question:\nDid it {rain}?\n### Answer:\n",
+        answers=("yes", "it did"),
+    )
+    assert load_questions(path, template="Q: {question} A:")[1].question == "Q: Where? A:"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"context": "c", "question": "q"', "line 2: expected a JSON object, got text that is not JSON"),
+        ('["c", "q"]', "line 2: expected a JSON object, got list"),
+        ('{"question": "q", "answers": ["a"]}', "line 2, 'context': expected a text that is not empty, got None"),
+        ('{"context": "c", "question": " ", "answers": ["a"]}', "line 2, 'question': expected a text"),
+        ('{"context": "c", "question": "q", "answers": "a"}', "line 2, 'answers': expected a list .* got 'a'"),
+        ('{"context": "c", "question": "q", "answers": []}', r"line 2, 'answers': expected a list .* got \[\]"),
+        ('{"context": "c", "question": "q", "answers": [1]}', r"line 2, 'answers': expected a list .* got \[1\]"),
+    ],
+)
+def test_a_bad_line_of_questions_is_named(tmp_path, line, message):
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"context": "c", "question": "q", "answers": ["a"]}\n' + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        load_questions(path)
+
+
+def test_files_without_questions(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n \n")
+    with pytest.raises(ValueError, match=r"empty\.jsonl: expected at least one question, got none"):
+        load_questions(tmp_path / "empty.jsonl")
+    with pytest.raises(FileNotFoundError):
+        load_questions(tmp_path / "none.jsonl")
+    with pytest.raises(ValueError, match=r"template: expected a text with \{question\} in it, got 'Q:'"):
+        load_questions(tmp_path / "empty.jsonl", template="Q:")
+
+
+def test_passages_follow_each_other():
+    first, second = passages(range(11), 3, 2)
+    assert (first.context, first.continuation) == ([0, 1, 2], [3, 4])
+    assert (second.context, second.continuation) == ([5, 6, 7], [8, 9])
+    assert [(p.context, p.continuation) for p in passages(range(4), 2)] == [([0, 1], None), ([2, 3], None)]
+    with pytest.raises(ValueError, match="tokens: expected at least 5, one passage, got 4"):
+        passages(range(4), 3, 2)
+    with pytest.raises(ValueError, match="expected at least 1 and at least 0 tokens, got 0 and 1"):
+        passages(range(4), 0, 1)
+
+
+def test_cloze_questions_have_one_right_answer():
+    text = " ".join(f"w{i % 37}x{i % 11} (end{i})," for i in range(300))
+    examples = cloze_questions(text, words=50, phrase=2, template="{question}")
+    assert len(examples) == 12
+    assert examples == cloze_questions(text, words=50, phrase=2, template="{question}")
+    assert examples != cloze_questions(text, words=50, phrase=2, template="{question}", seed=1)
+    for example in examples:
+        phrase = example.question.split('"')[1]
+        after = example.context.split(phrase)
+        assert len(after) == 2
+        assert exact_match(after[1].split()[0], example.answers) == 1
+        assert normalise_answer(example.answers[0])
+
+
+def test_cloze_questions_refuse_text_without_any():
+    with pytest.raises(ValueError, match="text: expected a passage of 100 words with a word to ask for, got 2 words"):
+        cloze_questions("two words")
+    with pytest.raises(ValueError, match="with a word to ask for, got 200 words"):
+        cloze_questions("same " * 200)
+    with pytest.raises(ValueError, match="phrase: expected 1 to 4 words of a passage of 5, got 5"):
+        cloze_questions("a b", words=5, phrase=5)
