@@ -16,6 +16,7 @@ from pathlib import Path
 
 from masks import FEW
 from roof import Roof
+from smollm2 import read_runs as smollm2_runs
 
 from gistkit.studies.report import format_table, read_json, table_rows
 
@@ -41,6 +42,27 @@ def demo_table() -> str:
         f"{format_table(table_rows(runs))}\n\n"
         f"Held-out, {recipe.steps} steps, {seeds} seeds: mean (lowest-highest). {machine_line(machine)}."
     )
+
+
+def smollm2_table() -> str:
+    """The layouts on SmolLM2-135M, a table a method and learning rate, from `benchmarks/results/smollm2`."""
+    tables = []
+    for (method, preset, rate), found in smollm2_runs().items():
+        runs = [run for run, *_ in found]
+        recipe, machine = found[0][1:]
+        rows = table_rows(runs, method)
+        # How long a run took says nothing beside other work, and is left out.
+        dropped = rows[0].index("training")
+        name = {"x500": "500x", "icae": "ICAE"}[method]
+        rows[0][0] = f"{name}, {preset}, learning rate {rate:g}"
+        table = format_table([row[:dropped] + row[dropped + 1 :] for row in rows])
+        seeds = len({run.seed for run in runs})
+        tables.append(
+            f"{table}\n\nHeld-out, {recipe['steps']} steps of {recipe['batch']} x {recipe['chunk']} tokens, "
+            f"{recipe['chunk'] // recipe['ratio']} memory tokens, {seeds} seed{'s' if seeds > 1 else ''}. "
+            f"{machine_line(machine)}."
+        )
+    return "\n\n".join(tables)
 
 
 def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
@@ -96,6 +118,8 @@ def speed_table(machine: str) -> str:
     )
     if (memory := folder / "memory.json").exists():
         tables.append(memory_table(memory))
+    if (compressor := folder / "compressor.json").exists():
+        tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
     if (picture := folder / "attention.png").exists():
         tables.append(f"![time against visible area]({picture.relative_to(ROOT)})")
     return "\n\n".join(tables)
@@ -113,6 +137,8 @@ def updated(readme: str) -> str:
         readme = re.sub(pattern, insert, readme, flags=re.DOTALL)
 
     replaced("demo", "demo table", lambda _: demo_table())
+    if smollm2_runs():
+        replaced("smollm2", "smollm2 table", lambda _: smollm2_table())
     replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
     return readme
 
@@ -120,7 +146,7 @@ def updated(readme: str) -> str:
 def main() -> int:
     """Updates or checks README.md."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    machines = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
+    machines = sorted(path.parent.name for path in RESULTS.glob("*/attention.json"))
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README is out of date")
     parser.add_argument("--machine", choices=machines, help="show this machine's results from now on")
     arguments = parser.parse_args()

@@ -12,18 +12,53 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import harness
 from tqdm import tqdm
 
 from gistkit.studies import runs, smollm2
 from gistkit.studies.corpus import load_corpus
+from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "smollm2"
 
 
+def read_runs() -> dict[tuple[str, str, float], list[tuple[runs.Run, dict[str, Any], dict[str, Any]]]]:
+    """The committed runs with their recipe and machine, by method, preset and learning rate; DPL first."""
+    found: dict[tuple[str, str, float], list[Any]] = {}
+    for path in sorted(RESULTS.glob("*.json"), reverse=True):
+        content = json.loads(path.read_text())
+        recipe = content["recipe"]
+        key = recipe["method"], path.name.split("-")[1], recipe["learning_rate"]
+        found.setdefault(key, []).append((runs.Run(**content["run"]), recipe, content["machine"]))
+    order = ("dpl", "upl", "epl", "cpl")
+    return {key: sorted(them, key=lambda one: (order.index(one[0].layout), one[0].seed)) for key, them in found.items()}
+
+
+def draw() -> list[Path]:
+    """Curves of every method, preset and learning rate, and the last layer's maps, as PNG files beside the runs."""
+    written = []
+    for (method, preset, rate), found in read_runs().items():
+        name = f"{method}-{preset}-{rate:g}"
+        every = [run for run, *_ in found]
+        curves = {run.layout: [one.curve for one in every if one.layout == run.layout] for run in every}
+        maps = {run.layout: run.attention for run in reversed(every)}
+        recipe = found[0][1]
+        figures = {
+            f"{name}-loss.png": draw_loss_curves(curves, goal=runs.GOAL),
+            f"{name}-attention.png": draw_memory_attention(
+                dict(reversed(maps.items())), recipe["ratio"], len(every[0].tracking) - 1
+            ),
+        }
+        for file, figure in figures.items():
+            figure.savefig(RESULTS / file, dpi=150)
+            written.append(RESULTS / file)
+    return written
+
+
 def main() -> int:
-    """Makes the runs asked for that are missing."""
+    """Makes the runs asked for that are missing, or draws those that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", default="short", choices=sorted(smollm2.PRESETS), help="default: %(default)s")
     parser.add_argument("--method", default="x500", choices=("icae", "x500"), help="default: %(default)s")
@@ -32,7 +67,11 @@ def main() -> int:
     parser.add_argument("--learning-rate", type=float, help="default: the preset's")
     parser.add_argument("--device", default="cpu", help="default: %(default)s")
     parser.add_argument("--work", type=Path, default=Path("runs/smollm2"), help="for states (default: %(default)s)")
+    parser.add_argument("--draw", action="store_true", help="make no runs; draw those that are there")
     options = parser.parse_args()
+    if options.draw:
+        print("\n".join(map(str, draw())))
+        return 0
     changes = {"method": options.method}
     if options.learning_rate:
         changes["learning_rate"] = options.learning_rate
