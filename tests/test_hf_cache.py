@@ -23,10 +23,13 @@ def two_passes(model, rows, batch=2):
     keep = KeptKeys(rows)
     with attach(model):
         model(tokens(batch, 7), keep=keep, use_cache=False)
+        kept = keep.layers
         positions = torch.arange(7, 12)[None]
         out = model(tokens(batch, 5), memory=keep.layers, position_ids=positions, use_cache=False)
         loss = out.logits.logsumexp(-1).sum()
         loss.backward()
+    # A checkpointed layer runs again in the backward pass; what it kept stays what it was.
+    assert [id(part) for pair in keep.layers for part in pair] == [id(part) for pair in kept for part in pair]
     return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
@@ -55,6 +58,15 @@ def test_gradients_through_kept_keys_survive_checkpointing(family, rows):
     assert torch.equal(again, loss)
     for name, gradient in gradients.items():
         torch.testing.assert_close(gradient, expected[name], **TOLERANCE)
+
+
+def test_reentrant_checkpointing_would_lose_gradients_and_is_refused():
+    model = tiny_llama().train()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": True})
+    message = "keep: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True"
+    with attach(model), pytest.raises(ValueError, match=message):
+        model(tokens(1, 4), keep=KeptKeys(slice(None)), use_cache=False)
 
 
 def test_gradients_through_kept_keys_are_those_of_one_pass():

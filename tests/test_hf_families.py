@@ -35,6 +35,32 @@ def test_causal_logits_equal_the_models_own(family, batch, training):
         torch.testing.assert_close(model(ids, use_cache=False).logits, expected, **TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "factor": 4.0},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_scaled_rope_types_equal_the_models_own(rope):
+    parameters = rope | {"rope_theta": 10000.0, "original_max_position_embeddings": 8}
+    model = tiny("llama", rope_parameters=parameters, max_position_embeddings=8)
+    ids = tokens(2)
+    with torch.no_grad():
+        # The first pass puts in place the frequencies of its length, which the oracle then takes.
+        own = model(ids, use_cache=False).logits
+        with double_angles(model):
+            expected = model(ids, use_cache=False).logits
+        with attach(model):
+            ours = model(ids, use_cache=False).logits
+    torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(ours, expected, **TOLERANCE)
+
+
 def test_head_dim_256():
     model = tiny("gemma3", head_dim=256, num_attention_heads=2, num_key_value_heads=1)
     ids = tokens(2)
@@ -97,9 +123,10 @@ def test_generate_follows_the_models_own(family):
     assert torch.equal(ours, expected)
 
 
+@pytest.mark.parametrize("use_cache", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_is_as_good_as_the_models_own(family, autocast):
+def test_half_precision_is_as_good_as_the_models_own(family, autocast, use_cache):
     model = tiny(family)
     ids = tokens(4, 40)
     with eager(model):
@@ -108,7 +135,7 @@ def test_half_precision_is_as_good_as_the_models_own(family, autocast):
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         own = model(ids, attention_mask=torch.ones_like(ids)).logits
         with attach(model):
-            ours = model(ids, plan=causal(40, model)).logits
+            ours = model(ids, plan=causal(40, model), use_cache=use_cache).logits
     assert ours.dtype == own.dtype
     assert (ours - exact).norm() <= 2 * (own - exact).norm()
 

@@ -1,9 +1,8 @@
 """gistkit inside Hugging Face transformers models (`pip install gistkit[hf]`)."""
 
 from gistkit.hf.attach import attach
-from gistkit.hf.attention import ATTENTION_NAME
 from gistkit.hf.cache import memory_cache
-from gistkit.hf.families import sliding_windows
+from gistkit.hf.families import ATTENTION_NAME, sliding_windows
 from gistkit.hf.fingerprint import fingerprint, structure
 from gistkit.hf.keep import KeptKeys
 from gistkit.hf.rotation import rerotate

@@ -14,7 +14,7 @@ from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
 from gistkit.hf import attention as hooks
-from gistkit.hf.families import decoder_of, rope_modules, softcap_of, window_of
+from gistkit.hf.families import ATTENTION_NAME, decoder_of, rope_modules, softcap_of, window_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -30,10 +30,10 @@ def attach(model: Model) -> Iterator[Model]:
       `position_ids` is given. Layers with a sliding window take its plan for their width, so compile it with
       `windows=sliding_windows(model)`; only a plan whose tokens all lie within the window does without. Without a plan
       attention is plain causal, within each layer's window.
-    - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys; num_keys of the plan
-      counts them.
+    - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys and those of
+      `past_key_values`; num_keys of the plan counts them.
     - keep: an object whose `store(layer_idx, key, value)` is called with the layer's own rotated keys and values
-      [B, Hk, N, D], such as `KeptKeys`.
+      [B, Hk, N, D], such as `KeptKeys`; those of `past_key_values` are among them.
     - recorder: a function of (layer index, query, key), called in every layer with the rotated tensors.
 
     Args:
@@ -45,15 +45,15 @@ def attach(model: Model) -> Iterator[Model]:
         TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface.
     """
     decoder = decoder_of(model)
-    if decoder.config._attn_implementation == hooks.ATTENTION_NAME:
+    if decoder.config._attn_implementation == ATTENTION_NAME:
         yield model
         return
-    AttentionInterface.register(hooks.ATTENTION_NAME, hooks.attention)
-    AttentionMaskInterface.register(hooks.ATTENTION_NAME, hooks.mask)
+    AttentionInterface.register(ATTENTION_NAME, hooks.attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, hooks.mask)
     with ExitStack() as undo:
         before = decoder.config._attn_implementation
-        decoder.set_attn_implementation(hooks.ATTENTION_NAME)
-        if decoder.config._attn_implementation != hooks.ATTENTION_NAME:
+        decoder.set_attn_implementation(ATTENTION_NAME)
+        if decoder.config._attn_implementation != ATTENTION_NAME:
             raise TypeError(
                 "model: expected a transformers decoder that follows the attention interface, got "
                 f"{type(decoder).__name__} with attention of its own"
@@ -86,6 +86,12 @@ def _check_and_place(
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:
         raise ValueError(f"memory: expected (key, value) for each of {layers} layers, got {len(memory)}")
+    for name in ("memory", "keep"):
+        if kwargs.get(name) is not None and _checkpoints_reentrantly(decoder):
+            raise ValueError(
+                f"{name}: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
+                "loses the gradients of keys that leave a layer"
+            )
     if plan is None:
         if getattr(cache, "is_compileable", False):
             raise ValueError(
@@ -107,6 +113,14 @@ def _check_and_place(
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
+
+
+def _checkpoints_reentrantly(decoder: nn.Module) -> bool:
+    if not decoder.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    layer = next((module for module in decoder.modules() if getattr(module, "gradient_checkpointing", False)), None)
+    options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
+    return bool(options.get("use_reentrant", False))
 
 
 @torch.no_grad()

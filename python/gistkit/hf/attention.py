@@ -12,7 +12,6 @@ from gistkit import ops
 from gistkit.hf.keep import Keeper, Layers
 from gistkit.layouts import Plan
 
-ATTENTION_NAME = "gistkit"
 # What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
 _REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+ATTENTION_NAME = "gistkit"
 PLAIN_LAYERS = ("full_attention", "sliding_attention")
 
 
@@ -42,17 +43,26 @@ _CLASSES = {
 }
 
 
-def _known(module: nn.Module, part: str) -> Family | None:
+def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
+    """Which part of which family a module is, as far as its forward goes."""
     # A subclass with a forward of its own is not what the table stands for.
     owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
-    kind, family = _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
-    return family if kind == part else None
+    return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
+
+
+def _parts(decoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """All attention and all RoPE modules of known families."""
+    found: dict[str, list[nn.Module]] = {"Attention": [], "RotaryEmbedding": []}
+    for module in decoder.modules():
+        part, _ = _known(module)
+        if part is not None:
+            found[part].append(module)
+    return found["Attention"], found["RotaryEmbedding"]
 
 
 def rope_modules(decoder: PreTrainedModel) -> tuple[list[nn.Module], list[nn.Module]]:
     """The attention and the RoPE modules that gistkit's forward can stand in for; both empty unless it can in all."""
-    attentions = [module for module in decoder.modules() if _known(module, "Attention")]
-    rotaries = [module for module in decoder.modules() if _known(module, "RotaryEmbedding")]
+    attentions, rotaries = _parts(decoder)
     if not rotaries or len(attentions) != decoder.config.num_hidden_layers:
         return [], []
     return attentions, rotaries
@@ -89,6 +99,9 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
     if whole.config.is_encoder_decoder:
         raise TypeError(f"{expected}, got the encoder-decoder {name}")
     decoder = cast(Any, whole).get_decoder()
+    # What attach has taken was checked then.
+    if isinstance(decoder, PreTrainedModel) and decoder.config._attn_implementation == ATTENTION_NAME:
+        return decoder
     if not isinstance(decoder, PreTrainedModel) or not decoder.is_backend_compatible():
         raise TypeError(f"{expected}, got {name} with attention of its own")
     if any(getattr(holder, "is_causal", True) is False for holder in (decoder.config, *decoder.modules())):
@@ -101,7 +114,7 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
 
 def window_of(attention: nn.Module) -> int | None:
     """Width of the sliding window of an attention module of a known family; None where it sees everything."""
-    family = _known(attention, "Attention")
+    _, family = _known(attention)
     if family is None or family.window is None:
         return None
     holder: Any = attention if family.window == "layer" else attention.config
@@ -110,7 +123,7 @@ def window_of(attention: nn.Module) -> int | None:
 
 def softcap_of(attention: nn.Module) -> float | None:
     """The bound of an attention module's logits; None where its forward applies none."""
-    family = _known(attention, "Attention")
+    _, family = _known(attention)
     return cast(Any, attention).attn_logit_softcapping if family is not None and family.softcap else None
 
 
@@ -120,9 +133,9 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     A TypeError if the model is none that `attach` takes.
     """
     decoder = decoder_of(model)
-    known = [module for module in decoder.modules() if _known(module, "Attention")]
-    if known:
-        found = {window_of(module) for module in known}
+    attentions, _ = _parts(decoder)
+    if attentions:
+        found = {window_of(module) for module in attentions}
     else:
         types = getattr(decoder.config, "layer_types", None)
         # Families without layer types apply the config's window in every layer.

@@ -130,6 +130,8 @@ class Layout:
     @property
     def reach(self) -> int:
         """Places in logical order that the longest document spans; a sliding window as wide cuts nothing."""
+        if self.documents[0] == self.documents[-1]:
+            return int(self.ordinals[-1] - self.ordinals[0]) + 1
         changes = self.documents[1:] != self.documents[:-1]
         first, last = self.ordinals[np.append(True, changes)], self.ordinals[np.append(changes, True)]
         return int((last - first).max()) + 1
