@@ -1,0 +1,191 @@
+"""Text as streams of token ids: the standard library's documentation by default, files or a `datasets` name instead."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+HELD_OUT = 0.1
+SUFFIXES = (".txt", ".md", ".rst")
+# Documents are joined by an empty line.
+SEPARATOR = b"\n\n"
+# A long text is tokenised in pieces of about this many characters, so that progress is seen.
+PIECE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Training and held-out token ids, each one stream of whole documents' parts: the last tenth of each is held out.
+
+    Args:
+        name: where the text comes from.
+        train: [n] token ids, uint8 for bytes, otherwise int32.
+        held_out: the same.
+        digest: first 12 hexadecimal digits of the SHA-256 of all ids, to tell one text from another.
+        unit: what an id is called in messages, "bytes" or "tokens".
+    """
+
+    name: str
+    train: Tensor
+    held_out: Tensor
+    digest: str
+    unit: str = "bytes"
+
+    def passages(self, starts: Tensor | np.ndarray, length: int) -> Tensor:
+        """The training passages that begin at `starts` [B], int64 [B, length]."""
+        return self.train[torch.as_tensor(starts)[:, None] + torch.arange(length)].long()
+
+    def chunks(self, length: int, *, stride: int | None = None, count: int | None = None) -> Tensor:
+        """Held-out passages in a fixed shuffled order, int64 [n, length].
+
+        Args:
+            length: ids in each.
+            stride: ids from the start of one to the start of the next; None: `length`, so that they do not overlap.
+            count: at most so many; None: all.
+        """
+        if self.held_out.numel() < length:
+            return torch.empty(0, length, dtype=torch.int64)
+        passages = self.held_out.unfold(0, length, stride or length)
+        order = torch.randperm(len(passages), generator=torch.Generator().manual_seed(7))
+        return passages[order[:count]].long()
+
+    def check(self, length: int) -> None:
+        """Refuses a text in which either part is shorter than `length`."""
+        if min(self.train.numel(), self.held_out.numel()) < length:
+            raise ValueError(
+                f"text: expected at least {length} {self.unit} in the held-out tenth of {self.name}, "
+                f"got {self.held_out.numel()} (and {self.train.numel()} to train on)"
+            )
+
+
+def load_corpus(
+    text: str | Path | None = None,
+    *,
+    dataset: str | None = None,
+    tokenizer: Any = None,
+    limit: int | None = None,
+    progress: bool = False,
+) -> Corpus:
+    """Reads and tokenises a text.
+
+    Args:
+        text: a file, or a folder whose .txt, .md and .rst files are documents. With neither it nor `dataset`, the
+            documents are those of `pydoc_data.topics`, 460 KB of English that comes with Python.
+        dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
+            column "text"; a document a row. Needs the package `datasets`.
+        tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
+        limit: reading stops once there are this many training ids; None: never. A dataset is then streamed.
+        progress: whether to show a progress bar.
+
+    Raises:
+        FileNotFoundError: if there is no such file, or no text file in the folder.
+        ImportError: if `datasets` is needed and not installed.
+        ValueError: if the text is not UTF-8 (with a tokenizer), or both `text` and `dataset` are given.
+    """
+    if text is not None and dataset is not None:
+        raise ValueError(f"dataset: expected none beside a text, got {dataset!r} and {str(text)!r}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit: expected at least 1, got {limit}")
+    if dataset is not None:
+        name, documents, size = _dataset(dataset, streaming=limit is not None)
+    else:
+        name, documents, size = _topics() if text is None else _files(Path(text))
+    encode = _encoder(tokenizer)
+    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    count = 0
+    with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
+        for source, document in documents:
+            content = document if tokenizer is None else _decode(source, document)
+            cut = int(len(content) * (1 - HELD_OUT))
+            for ids, part in zip(parts, (content[:cut], content[cut:]), strict=True):
+                ids.append(np.concatenate([encode(piece) for piece in _pieces(part, first=not ids)]))
+            count += len(parts[0][-1])
+            bar.update(len(document))
+            if limit is not None and count >= limit:
+                break
+    train, held_out = (np.concatenate(ids) if ids else np.empty(0, np.uint8) for ids in parts)
+    train = train[:limit]
+    digest = hashlib.sha256(train.tobytes() + b"\0" + held_out.tobytes()).hexdigest()[:12]
+    unit = "bytes" if tokenizer is None else "tokens"
+    return Corpus(name, torch.from_numpy(train), torch.from_numpy(held_out), digest, unit)
+
+
+def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
+    """The ids of `text`; `tokenizer` is as in `load_corpus`, `special` whether it may add start and end tokens."""
+    if tokenizer is None:
+        return list(text.encode())
+    # verbose: a transformers tokenizer warns of texts longer than its model takes.
+    options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
+    found = tokenizer(text, **options)
+    found = found["input_ids"] if hasattr(found, "keys") else found
+    ids = np.asarray(found)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise TypeError(
+            f"tokenizer: expected a list of integers for a string, got {type(found).__name__} with shape {ids.shape}"
+        )
+    return ids.astype(np.int64).tolist()
+
+
+def _encoder(tokenizer: Any) -> Callable[[Any], np.ndarray]:
+    if tokenizer is None:
+        return lambda piece: np.frombuffer(bytearray(piece), np.uint8)
+    return lambda piece: np.array(token_ids(tokenizer, piece), np.int32)
+
+
+def _pieces(part: Any, *, first: bool) -> Iterator[Any]:
+    """A part of a document, behind a separator unless it is the first, cut at line ends where it is long."""
+    separator, newline = (SEPARATOR, b"\n") if isinstance(part, bytes) else (SEPARATOR.decode(), "\n")
+    part = part if first else separator + part
+    start = 0
+    while len(part) - start > PIECE:
+        end = part.rfind(newline, start, start + PIECE) + 1
+        end = end if end > start else start + PIECE
+        yield part[start:end]
+        start = end
+    yield part[start:]
+
+
+def _decode(source: str, document: bytes) -> str:
+    try:
+        return document.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: expected UTF-8 text, got byte {document[error.start]} at {error.start}") from error
+
+
+def _topics() -> tuple[str, Iterator[tuple[str, bytes]], int]:
+    from pydoc_data.topics import topics
+
+    documents = [(key, topics[key].encode()) for key in sorted(topics)]
+    return "pydoc_data.topics", iter(documents), sum(len(document) for _, document in documents)
+
+
+def _files(path: Path) -> tuple[str, Iterator[tuple[str, bytes]], int]:
+    if not path.exists():
+        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
+    files = [path]
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
+        if not files:
+            raise FileNotFoundError(f"text: expected {', '.join(SUFFIXES)} files in {path}, got none")
+    size = sum(file.stat().st_size for file in files)
+    return path.name, ((str(file), file.read_bytes()) for file in files), size
+
+
+def _dataset(name: str, *, streaming: bool) -> tuple[str, Iterator[tuple[str, bytes]], None]:
+    try:
+        from datasets import load_dataset
+    except ModuleNotFoundError as error:
+        raise ImportError(f"dataset {name!r} needs the package datasets; pip install datasets brings it") from error
+    path, _, configuration = name.partition(":")
+    rows = load_dataset(path, configuration or None, split="train", streaming=streaming)
+    if rows.column_names is not None and "text" not in rows.column_names:
+        raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(rows.column_names)}")
+    return name, ((f"{name}[{index}]", row["text"].encode()) for index, row in enumerate(rows)), None
