@@ -78,15 +78,25 @@ def test_a_corpus_splits_each_document_and_joins_them(tmp_path):
 
 def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     monkeypatch.setattr("gistkit.train.data.PIECE", 7)
-    text = "äb\ncdefghij\n" * 5
+    text = "äb\ncdefghij\n" * 5 + 10 * "ä"
     (tmp_path / "a.txt").write_text(text, "utf-8")
-    corpus = load_corpus(tmp_path / "a.txt", tokenizer=lambda piece: [ord(letter) for letter in piece])
-    assert "".join(map(chr, corpus.train)) == text[:54] and "".join(map(chr, corpus.held_out)) == text[54:]
+    (tmp_path / "b.txt").write_text("0123456789")
+    pieces = []
+
+    def tokenizer(piece):
+        pieces.append(piece)
+        return [ord(letter) for letter in piece]
+
+    corpus = load_corpus(tmp_path, tokenizer=tokenizer)
+    # The last tenth of 85 bytes would begin inside the sixth of the last letters.
+    assert "".join(map(chr, corpus.train)) == text[:66] + "\n\n012345678"
+    assert "".join(map(chr, corpus.held_out)) == text[66:] + "\n\n9"
+    assert "äb\n" in pieces and max(map(len, pieces)) <= 7
     assert corpus.unit == "tokens" and corpus.train.dtype == torch.int32
     with pytest.raises(TypeError, match="tokenizer: expected a list of integers for a string, got list"):
         load_corpus(tmp_path / "a.txt", tokenizer=list)
     (tmp_path / "a.txt").write_bytes(b"ab\xff")
-    with pytest.raises(ValueError, match=r"a\.txt: expected UTF-8 text, got byte 255 at 2"):
+    with pytest.raises(ValueError, match=r"a\.txt: expected UTF-8 text, got byte 0xff in it"):
         load_corpus(tmp_path / "a.txt", tokenizer=lambda piece: [0])
     with pytest.raises(FileNotFoundError, match="expected a file or a folder"):
         load_corpus(tmp_path / "none.txt")

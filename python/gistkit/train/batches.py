@@ -78,8 +78,13 @@ class Pretraining(Batches):
     @property
     def identity(self) -> dict[str, Any]:
         """The corpus, the lengths and the seed."""
-        lengths = [self.min_length, self.max_length]
-        return {"text": self.corpus.digest, "size": self.size, "lengths": lengths, "seed": self.seed}
+        return {
+            "text": self.corpus.digest,
+            self.corpus.unit: self.corpus.train.numel(),
+            "size": self.size,
+            "lengths": [self.min_length, self.max_length],
+            "seed": self.seed,
+        }
 
 
 def _halves(passages: Tensor) -> Batch:

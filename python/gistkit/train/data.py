@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ HELD_OUT = 0.1
 SUFFIXES = (".txt", ".md", ".rst")
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
-# A long text is tokenised in pieces of about this many characters, so that progress is seen.
-PIECE = 1 << 18
+# A text is tokenised in pieces of this many characters, so that progress is seen and memory is bounded.
+PIECE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,15 +29,26 @@ class Corpus:
         name: where the text comes from.
         train: [n] token ids, uint8 for bytes, otherwise int32.
         held_out: the same.
-        digest: first 12 hexadecimal digits of the SHA-256 of all ids, to tell one text from another.
-        unit: what an id is called in messages, "bytes" or "tokens".
+        digest: first 12 hexadecimal digits of the SHA-256 of the text read, to tell one from another.
+        tokenizer: what made the ids; None where they are bytes.
     """
 
     name: str
     train: Tensor
     held_out: Tensor
     digest: str
-    unit: str = "bytes"
+    tokenizer: Any = None
+
+    @property
+    def unit(self) -> str:
+        """What an id is called in messages."""
+        return "bytes" if self.tokenizer is None else "tokens"
+
+    def text(self, ids: Tensor) -> str:
+        """The text of a row of ids; the tokenizer must decode."""
+        if self.tokenizer is None:
+            return bytes(ids.tolist()).decode("utf-8", "replace")
+        return self.tokenizer.decode(ids.tolist())
 
     def passages(self, starts: Tensor | np.ndarray, length: int) -> Tensor:
         """The training passages that begin at `starts` [B], int64 [B, length]."""
@@ -82,7 +93,7 @@ def load_corpus(
         dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
             column "text"; a document a row. Needs the package `datasets`.
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
-        limit: reading stops once there are this many training ids; None: never. A dataset is then streamed.
+        limit: training ids to keep; reading stops soon after them, and a dataset is streamed. None: all.
         progress: whether to show a progress bar.
 
     Raises:
@@ -98,24 +109,18 @@ def load_corpus(
         name, documents, size = _dataset(dataset, streaming=limit is not None)
     else:
         name, documents, size = _topics() if text is None else _files(Path(text))
-    encode = _encoder(tokenizer)
-    parts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    count = 0
+    train, held_out = _Stream(tokenizer), _Stream(tokenizer)
     with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for source, document in documents:
-            content = document if tokenizer is None else _decode(source, document)
-            cut = int(len(content) * (1 - HELD_OUT))
-            for ids, part in zip(parts, (content[:cut], content[cut:]), strict=True):
-                ids.append(np.concatenate([encode(piece) for piece in _pieces(part, first=not ids)]))
-            count += len(parts[0][-1])
+            cut = _cut(document, between_characters=tokenizer is not None)
+            train.add(source, document[:cut])
+            held_out.add(source, document[cut:])
             bar.update(len(document))
-            if limit is not None and count >= limit:
+            if limit is not None and train.count >= limit:
                 break
-    train, held_out = (np.concatenate(ids) if ids else np.empty(0, np.uint8) for ids in parts)
-    train = train[:limit]
-    digest = hashlib.sha256(train.tobytes() + b"\0" + held_out.tobytes()).hexdigest()[:12]
-    unit = "bytes" if tokenizer is None else "tokens"
-    return Corpus(name, torch.from_numpy(train), torch.from_numpy(held_out), digest, unit)
+    train_ids, held_out_ids = train.finish()[:limit], held_out.finish()
+    digest = hashlib.sha256(b"%s\0%s" % (b"".join(train.text), b"".join(held_out.text))).hexdigest()[:12]
+    return Corpus(name, torch.from_numpy(train_ids), torch.from_numpy(held_out_ids), digest, tokenizer)
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
@@ -134,30 +139,54 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     return ids.astype(np.int64).tolist()
 
 
-def _encoder(tokenizer: Any) -> Callable[[Any], np.ndarray]:
-    if tokenizer is None:
-        return lambda piece: np.frombuffer(bytearray(piece), np.uint8)
-    return lambda piece: np.array(token_ids(tokenizer, piece), np.int32)
+class _Stream:
+    """Ids of documents' parts, joined by an empty line."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.text: list[bytes] = []
+        self.count = 0
+        self._ids: list[np.ndarray] = []
+        self._pending = ""
+
+    def add(self, source: str, part: bytes) -> None:
+        """Appends a part of the document `source`."""
+        if self.text:
+            part = SEPARATOR + part
+        self.text.append(part)
+        if self.tokenizer is None:
+            self._append(np.frombuffer(bytearray(part), np.uint8))
+            return
+        try:
+            self._pending += part.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{source}: expected UTF-8 text, got byte {part[error.start]:#x} in it") from error
+        while len(self._pending) > PIECE:
+            # At the end of a line, where there is one.
+            end = self._pending.rfind("\n", 0, PIECE) + 1 or PIECE
+            self._encode(end)
+
+    def finish(self) -> np.ndarray:
+        """All ids."""
+        if self._pending:
+            self._encode(len(self._pending))
+        return np.concatenate(self._ids) if self._ids else np.empty(0, np.uint8)
+
+    def _encode(self, end: int) -> None:
+        piece, self._pending = self._pending[:end], self._pending[end:]
+        self._append(np.array(token_ids(self.tokenizer, piece), np.int32))
+
+    def _append(self, ids: np.ndarray) -> None:
+        self._ids.append(ids)
+        self.count += len(ids)
 
 
-def _pieces(part: Any, *, first: bool) -> Iterator[Any]:
-    """A part of a document, behind a separator unless it is the first, cut at line ends where it is long."""
-    separator, newline = (SEPARATOR, b"\n") if isinstance(part, bytes) else (SEPARATOR.decode(), "\n")
-    part = part if first else separator + part
-    start = 0
-    while len(part) - start > PIECE:
-        end = part.rfind(newline, start, start + PIECE) + 1
-        end = end if end > start else start + PIECE
-        yield part[start:end]
-        start = end
-    yield part[start:]
-
-
-def _decode(source: str, document: bytes) -> str:
-    try:
-        return document.decode()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: expected UTF-8 text, got byte {document[error.start]} at {error.start}") from error
+def _cut(document: bytes, *, between_characters: bool) -> int:
+    """Where the held-out part begins."""
+    cut = int(len(document) * (1 - HELD_OUT))
+    while between_characters and cut < len(document) and document[cut] & 0xC0 == 0x80:
+        cut += 1
+    return cut
 
 
 def _topics() -> tuple[str, Iterator[tuple[str, bytes]], int]:
