@@ -11,11 +11,16 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from peft import LoraConfig
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit.compress import FiveHundredX
 from gistkit.evaluate import Example
+from gistkit.hf import attach
 from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
+from gistkit.train.sharding import gathers_kept_keys
 
 RECIPE = Recipe(steps=8, batch=4, learning_rate=1e-2, warmup=3, clip=1.0, min_length=16, max_length=40)
 # Of a step and of an evaluation: whatever else a record holds are seconds.
@@ -62,7 +67,7 @@ def make_questions(recipe=RECIPE):
 
 
 def train(out, compressor=None, batches=None, recipe=RECIPE, *, resume=False, **options):
-    options = {"cpu": True, "progress": False, "eval_every": 4, "held_out": 6, "save_every": 2} | options
+    options = {"cpu": True, "progress": False, "eval_every": 4, "held_out": 10, "save_every": 2} | options
     compressor = compressor or make_compressor()
     return Trainer(compressor, batches or make_batches(recipe), recipe, out, **options).train(resume=resume)
 
@@ -92,6 +97,46 @@ def processes(out):
     (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
+    sharded(out / "sharded.safetensors")
+
+
+def steps(compressor, count=2):
+    """Updates of the weights outside a Trainer; the optimizer."""
+    optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+    batches = make_batches()
+    with attach(compressor.model), gathers_kept_keys(compressor):
+        for step in range(count):
+            compressor(**batches(step))["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return optimizer
+
+
+def sharded(path):
+    """Training of weights that are sharded, layer by layer, to a checkpoint and back."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def make():
+        compressor = make_compressor()
+        compressor.gradient_checkpointing_enable()
+        for layer in compressor.model.model.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        return fully_shard(compressor, mesh=mesh)
+
+    compressor, again = make(), make()
+    optimizer = steps(compressor)
+    checkpoint.save(path, {}, {"step": 2}, compressor.trainable(), optimizer, write=PartialState().is_main_process)
+    PartialState().wait_for_everyone()
+    other = RECIPE.optimizer(parameter for _, parameter in again.trainable())
+    checkpoint.load(path, {}, again.trainable(), other)
+    for (_, ours), (_, theirs) in zip(compressor.trainable(), again.trainable(), strict=True):
+        pairs = [(ours, theirs), *((value, other.state[theirs][key]) for key, value in optimizer.state[ours].items())]
+        for first, second in pairs:
+            assert type(first) is type(second) and torch.equal(whole(first), whole(second))
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 if __name__ == "__main__":

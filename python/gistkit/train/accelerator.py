@@ -41,9 +41,14 @@ def make_accelerator(accumulate: int, precision: str | None, cpu: bool) -> Accel
         # The language model's task token takes no part in reconstruction, and the other way round.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
-    kind = accelerator.distributed_type
+    kind, sharding = accelerator.distributed_type, getattr(accelerator.state, "fsdp_plugin", None)
     if kind == DistributedType.FSDP and not getattr(accelerator, "is_fsdp2", False):
         raise ValueError("accelerate: expected fsdp_version: 2, which keeps frozen and trained weights apart, got 1")
+    if kind == DistributedType.FSDP and sharding is not None and sharding.activation_checkpointing:
+        # It would run layers again without knowing whether they ran with the adapter.
+        raise ValueError(
+            "accelerate: expected fsdp_activation_checkpointing: false, got true; use gradient_checkpointing"
+        )
     if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
         raise ValueError(f"accelerate: expected one device, data parallel processes or FSDP, got {kind.value}")
     return accelerator

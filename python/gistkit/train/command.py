@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import ICAE, Compressor, FiveHundredX
+from gistkit.compress import METHODS, Compressor
 from gistkit.compress.checks import check_losses
 from gistkit.evaluate import load_questions
 from gistkit.train.batches import Batches, Pretraining
@@ -18,8 +18,6 @@ from gistkit.train.data import load_corpus
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
 from gistkit.train.trainer import Result, Trainer
-
-METHODS: Mapping[str, type[Compressor]] = {"x500": FiveHundredX, "icae": ICAE}
 
 
 def run(
@@ -48,7 +46,7 @@ def run(
         tokenizer: of the model; None: bytes.
         out: folder of the run.
         preset: what the recipe and the compressor's settings start from: "pretrain", "finetune" or "smollm2-small".
-        method: "x500" (500xCompressor) or "icae".
+        method: of `gistkit.compress.METHODS`, "x500" (500xCompressor) or "icae".
         layout: position layout, "dpl", "upl", "cpl" or "epl".
         recipe: changes to the preset's `Recipe`, by field, such as {"steps": 1000, "learning_rate": 3e-4}.
         compressor: changes to the preset's arguments of `Compressor`, such as {"chunk": 128, "losses": ("ae",)}.
@@ -88,8 +86,14 @@ def run(
     else:
         if text is not None or dataset is not None:
             raise ValueError("questions: expected no text or dataset beside them")
-        cut = {"max_context": schedule.max_length, "progress": progress}
-        batches = QuestionAnswering(load_questions(questions), tokenizer, schedule.batch, schedule.seed, **cut)
+        batches = QuestionAnswering(
+            load_questions(questions),
+            tokenizer,
+            schedule.batch,
+            schedule.seed,
+            max_context=schedule.max_length,
+            progress=progress,
+        )
     trainer = Trainer(made, batches, schedule, out, progress=progress, **options)
     return trainer.train(resume=resume)
 

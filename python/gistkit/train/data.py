@@ -110,17 +110,24 @@ def load_corpus(
     else:
         name, documents, size = _topics() if text is None else _files(Path(text))
     train, held_out = _Stream(tokenizer), _Stream(tokenizer)
+    digest, rest = hashlib.sha256(), [b"\0"]
     with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
-        for source, document in documents:
-            cut = _cut(document, between_characters=tokenizer is not None)
-            train.add(source, document[:cut])
-            held_out.add(source, document[cut:])
+        for index, (source, document) in enumerate(documents):
+            separator = SEPARATOR if index else b""
+            cut = int(len(document) * (1 - HELD_OUT))
+            digest.update(separator + document[:cut])
+            rest.append(separator + document[cut:])
+            while tokenizer is not None and cut < len(document) and document[cut] & 0xC0 == 0x80:
+                cut += 1  # not inside a character
+            train.add(source, separator + document[:cut])
+            held_out.add(source, separator + document[cut:])
             bar.update(len(document))
             if limit is not None and train.count >= limit:
                 break
+    digest.update(b"".join(rest))
     train_ids, held_out_ids = train.finish()[:limit], held_out.finish()
-    digest = hashlib.sha256(b"%s\0%s" % (b"".join(train.text), b"".join(held_out.text))).hexdigest()[:12]
-    return Corpus(name, torch.from_numpy(train_ids), torch.from_numpy(held_out_ids), digest, tokenizer)
+    ids = torch.from_numpy(train_ids), torch.from_numpy(held_out_ids)
+    return Corpus(name, *ids, digest.hexdigest()[:12], tokenizer)
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
@@ -140,53 +147,43 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
 
 
 class _Stream:
-    """Ids of documents' parts, joined by an empty line."""
+    """Ids of texts one after another."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.text: list[bytes] = []
         self.count = 0
         self._ids: list[np.ndarray] = []
         self._pending = ""
 
     def add(self, source: str, part: bytes) -> None:
         """Appends a part of the document `source`."""
-        if self.text:
-            part = SEPARATOR + part
-        self.text.append(part)
         if self.tokenizer is None:
             self._append(np.frombuffer(bytearray(part), np.uint8))
             return
         try:
-            self._pending += part.decode()
+            text = self._pending + part.decode()
         except UnicodeDecodeError as error:
             raise ValueError(f"{source}: expected UTF-8 text, got byte {part[error.start]:#x} in it") from error
-        while len(self._pending) > PIECE:
+        start = 0
+        while len(text) - start > PIECE:
             # At the end of a line, where there is one.
-            end = self._pending.rfind("\n", 0, PIECE) + 1 or PIECE
-            self._encode(end)
+            end = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
+            self._encode(text[start:end])
+            start = end
+        self._pending = text[start:]
 
     def finish(self) -> np.ndarray:
         """All ids."""
         if self._pending:
-            self._encode(len(self._pending))
+            self._encode(self._pending)
         return np.concatenate(self._ids) if self._ids else np.empty(0, np.uint8)
 
-    def _encode(self, end: int) -> None:
-        piece, self._pending = self._pending[:end], self._pending[end:]
-        self._append(np.array(token_ids(self.tokenizer, piece), np.int32))
+    def _encode(self, text: str) -> None:
+        self._append(np.array(token_ids(self.tokenizer, text), np.int32))
 
     def _append(self, ids: np.ndarray) -> None:
         self._ids.append(ids)
         self.count += len(ids)
-
-
-def _cut(document: bytes, *, between_characters: bool) -> int:
-    """Where the held-out part begins."""
-    cut = int(len(document) * (1 - HELD_OUT))
-    while between_characters and cut < len(document) and document[cut] & 0xC0 == 0x80:
-        cut += 1
-    return cut
 
 
 def _topics() -> tuple[str, Iterator[tuple[str, bytes]], int]:

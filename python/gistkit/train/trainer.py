@@ -22,6 +22,7 @@ from gistkit.train.batches import Batches, num_tokens
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe
+from gistkit.train.sharding import gathers_kept_keys
 
 Measure = Callable[[Compressor], dict[str, float]]
 
@@ -192,7 +193,8 @@ class Trainer:
             compressor.gradient_checkpointing_enable()
         try:
             # The backward pass may run layers again, so it belongs inside the attached model too.
-            with torch.random.fork_rng([device] if device.type == "cuda" else []), attach(compressor.model):
+            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+            with forked, attach(compressor.model), gathers_kept_keys(compressor):
                 yield
         finally:
             if self.gradient_checkpointing:
