@@ -6,9 +6,9 @@ import types
 
 import pytest
 import torch
-from gistkit.evaluate import Example
 from train_worker import make_batches, make_questions
 
+from gistkit.evaluate import Example
 from gistkit.train import PRESETS, Pretraining, QuestionAnswering, Recipe, load_corpus
 from gistkit.train.batches import num_tokens, split, targets
 

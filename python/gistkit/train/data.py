@@ -54,6 +54,10 @@ class Corpus:
         """The training passages that begin at `starts` [B], int64 [B, length]."""
         return self.train[torch.as_tensor(starts)[:, None] + torch.arange(length)].long()
 
+    def batch(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """`rows` random training passages, int64 [rows, length]."""
+        return self.passages(torch.randint(0, self.train.numel() - length + 1, (rows,), generator=generator), length)
+
     def chunks(self, length: int, *, stride: int | None = None, count: int | None = None) -> Tensor:
         """Held-out passages in a fixed shuffled order, int64 [n, length].
 
