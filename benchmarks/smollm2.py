@@ -18,7 +18,7 @@ import harness
 from tqdm import tqdm
 
 from gistkit.studies import runs, smollm2
-from gistkit.studies.corpus import load_corpus
+from gistkit.train.data import load_corpus
 from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "smollm2"
@@ -76,7 +76,7 @@ def main() -> int:
     if options.learning_rate:
         changes["learning_rate"] = options.learning_rate
     recipe = smollm2.recipe(options.preset, **changes)
-    corpus = load_corpus(chunk=recipe.chunk, tokenizer=smollm2.tokenizer(recipe))
+    corpus = load_corpus(tokenizer=smollm2.tokenizer(recipe))
     RESULTS.mkdir(parents=True, exist_ok=True)
     for seed in map(int, options.seeds.split(",")):
         for layout in options.layouts.split(","):

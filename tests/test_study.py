@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 
 from gistkit import cli, layouts
-from gistkit.studies import checkpoint, epl, report
+from gistkit.studies import epl, report
 from gistkit.studies import runs as training
-from gistkit.studies.corpus import load_corpus
 from gistkit.studies.tracking import measure_tracking, memory_attention
+from gistkit.train import checkpoint, load_corpus
 
 RECIPE = epl.Recipe(
     steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, hidden_size=32, intermediate_size=48
@@ -39,7 +39,7 @@ class Bar:
 
 @pytest.fixture(scope="module")
 def corpus():
-    return load_corpus(chunk=RECIPE.chunk)
+    return load_corpus()
 
 
 def train(corpus, out, *, layout="epl", seed=0, resume=False, bar=None, recipe=RECIPE):
@@ -89,18 +89,12 @@ def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
         train(corpus, tmp_path, resume=True)
 
 
-def test_corpus_splits_each_document_and_says_what_is_wrong(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_bytes(bytes(range(100)))
-    corpus = load_corpus(path, chunk=10)
-    assert corpus.train.tolist() == list(range(90)) and corpus.held_out.tolist() == list(range(90, 100))
-    assert corpus.chunks(5).sort(0).values.tolist() == [list(range(90, 95)), list(range(95, 100))]
-    rows = corpus.batch(200, 90, torch.Generator().manual_seed(0))
-    assert rows.shape == (200, 90) and torch.equal(rows, torch.arange(90).expand(200, -1))
-    with pytest.raises(ValueError, match=r"text: expected at least 11 bytes in the held-out tenth of text.txt, got 10"):
-        load_corpus(path, chunk=11)
-    with pytest.raises(FileNotFoundError):
-        load_corpus(tmp_path / "none.txt", chunk=10)
+def test_a_text_too_short_for_a_chunk_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_bytes(bytes(range(100)))
+    text = load_corpus(tmp_path / "text.txt")
+    runs = training.run_study(RECIPE, epl.build_compressor, ["epl"], [0], text, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out tenth of text.txt, got 10"):
+        next(runs)
 
 
 def test_tracking_of_known_maps():

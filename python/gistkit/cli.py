@@ -58,12 +58,12 @@ def _run_epl(arguments: argparse.Namespace) -> int:
     # All that the end needs is loaded before the training starts.
     from gistkit.studies import epl, report
     from gistkit.studies import runs as training
-    from gistkit.studies.corpus import load_corpus
+    from gistkit.train.data import load_corpus
     from gistkit.viz import studies as _  # noqa: F401
 
     device = _device(arguments.device)
     recipe = epl.Recipe(steps=arguments.steps)
-    corpus = load_corpus(arguments.text, chunk=recipe.chunk)
+    corpus = load_corpus(arguments.text)
     print(
         f"Reconstructing {recipe.chunk} bytes from {recipe.chunk // recipe.ratio} memory tokens; text {corpus.name} "
         f"({corpus.train.numel()} + {corpus.held_out.numel()} held-out bytes, {corpus.digest})"

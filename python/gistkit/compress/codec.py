@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -87,7 +88,8 @@ class Codec(SharedModel, ABC):
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
             recorder: called with (layer index, query, key) in every layer.
         """
-        return self.compress(self.contexts(input_ids, attention_mask), recorder)[0]
+        memory, _, _ = self.compress(self.contexts(input_ids, attention_mask), recorder)
+        return memory if torch.is_grad_enabled() else replace(memory, fingerprint=self.fingerprint())
 
     def decode(
         self,
@@ -146,7 +148,6 @@ class Codec(SharedModel, ABC):
             positions=batch.positions,
             starts=batch.starts,
             rest=rest,
-            fingerprint=None if torch.is_grad_enabled() else self.fingerprint(),
             **self._carried(hidden, keep),
         )
         return memory, hidden, rows

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import mean
 
 from gistkit.info import machine
-from gistkit.studies.corpus import Corpus
 from gistkit.studies.epl import Recipe
 from gistkit.studies.runs import GOAL, Run, Schedule
+from gistkit.train.data import Corpus
 
 # Position IDs Matter, Llama-3.2-1B at 5x: autoencoding BLEU-4, continuation perplexity, out-of-domain QA F1.
 PAPER = {

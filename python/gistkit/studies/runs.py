@@ -15,9 +15,10 @@ from tqdm import tqdm
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.studies import checkpoint
-from gistkit.studies.corpus import Corpus
 from gistkit.studies.tracking import measure_tracking, memory_attention
+from gistkit.train import checkpoint
+from gistkit.train.data import Corpus
+from gistkit.train.recipe import adamw, warmed_up
 
 GOAL = 1.0
 
@@ -68,16 +69,6 @@ class Run:
         return next((step for step, loss, _ in self.curve if loss <= GOAL), None)
 
 
-def build_optimizer(recipe: Schedule, compressor: Compressor) -> torch.optim.AdamW:
-    """AdamW with weight decay on matrices alone."""
-    parameters = [parameter for _, parameter in compressor.trainable()]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": recipe.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95))
-
-
 @torch.no_grad()
 def evaluate(compressor: Compressor, chunks: Tensor, *, batch: int = 64) -> tuple[float, float]:
     """Held-out (loss in nats a token, accuracy) of teacher-forced reconstruction."""
@@ -103,15 +94,19 @@ def train(
 ) -> Run:
     """Trains and measures one layout and seed; `out` keeps its state at every evaluation, so it can be resumed."""
     compressor = build(recipe, layout, seed).to(device)
-    optimizer = build_optimizer(recipe, compressor)
+    parameters = [parameter for _, parameter in compressor.trainable()]
+    optimizer = adamw(parameters, recipe.learning_rate, recipe.weight_decay)
+    # Drawn at once: a resumed run finds those of its step.
+    end = corpus.train.numel() - recipe.chunk + 1
     generator = torch.Generator().manual_seed(1000 + seed)
-    chunks = corpus.chunks(recipe.chunk)[: recipe.final_chunks].to(device)
-    run = Run(layout, seed, parameters=sum(parameter.numel() for _, parameter in compressor.trainable()))
+    starts = torch.randint(0, end, (recipe.steps, recipe.batch), generator=generator)
+    chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
+    run = Run(layout, seed, parameters=sum(parameter.numel() for parameter in parameters))
     state = out / f"{layout}-{seed}.safetensors"
     identity = {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed}
     first = 0
     if resume and state.exists():
-        progress = checkpoint.load(state, identity, compressor, optimizer, generator)
+        progress = checkpoint.load(state, identity, compressor.trainable(), optimizer)
         first, run.seconds = progress["step"], progress["seconds"]
         run.curve = [(int(step), loss, accuracy) for step, loss, accuracy in progress["curve"]]
     bar.reset(total=recipe.steps)
@@ -127,16 +122,16 @@ def train(
                 run.curve.append((step, *evaluate(compressor, chunks[: recipe.eval_chunks])))
                 bar.set_postfix_str(f"held-out loss {run.curve[-1][1]:.3f}")
                 progress = {"step": step, "seconds": run.seconds, "curve": run.curve}
-                checkpoint.save(state, identity, progress, compressor, optimizer, generator)
+                checkpoint.save(state, identity, progress, compressor.trainable(), optimizer)
                 clock = time.perf_counter()
             if last:
                 break
             for group in optimizer.param_groups:
-                group["lr"] = recipe.learning_rate * min(1.0, (step + 1) / recipe.warmup)
-            rows = corpus.batch(recipe.batch, recipe.chunk, generator).to(device)
+                group["lr"] = warmed_up(recipe.learning_rate, step, recipe.warmup)
+            rows = corpus.passages(starts[step], recipe.chunk).to(device)
             optimizer.zero_grad()
             compressor(rows)["loss"].backward()
-            torch.nn.utils.clip_grad_norm_([parameter for _, parameter in compressor.trainable()], recipe.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
             optimizer.step()
             bar.update()
         run.loss, run.accuracy = evaluate(compressor, chunks)
@@ -170,7 +165,12 @@ def run_study(
     device: str = "cpu",
     resume: bool = False,
 ) -> Iterator[Run]:
-    """Yields one `Run` for each layout and seed, with a progress bar each."""
+    """Yields one `Run` for each layout and seed, with a progress bar each.
+
+    Raises:
+        ValueError: if the text is too short for one chunk in each part.
+    """
+    corpus.check(recipe.chunk)
     out.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for layout in layouts:

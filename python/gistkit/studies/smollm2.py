@@ -19,8 +19,8 @@ from peft import LoraConfig
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies import report
-from gistkit.studies.corpus import load_corpus
 from gistkit.studies.runs import Schedule, run_study
+from gistkit.train import load_corpus
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run_demo(out: Path, preset: str = "short", *, device: str = "cpu", seeds: in
         resume: go on where an interrupted run in `out` stopped.
     """
     chosen = recipe(preset)
-    corpus = load_corpus(chunk=chosen.chunk, tokenizer=tokenizer(chosen))
+    corpus = load_corpus(tokenizer=tokenizer(chosen))
     print(
         f"SmolLM2-135M, frozen: {chosen.chunk} tokens from {chosen.chunk // chosen.ratio} memory tokens, LoRA of rank "
         f"{chosen.rank} in the encoder; text {corpus.name} ({len(corpus.train)} + {len(corpus.held_out)} tokens)"

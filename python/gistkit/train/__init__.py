@@ -1,0 +1,85 @@
+"""Training of compressors: data, schedules, a loop that resumes, one device or many (`pip install gistkit[train]`).
+
+    from gistkit import train
+
+    recipe = train.Recipe(steps=1000, batch=4, min_length=128, max_length=512)
+    corpus = train.load_corpus("book.txt", tokenizer=tokenizer)
+    batches = train.Pretraining(corpus, recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+    train.Trainer(compressor, batches, recipe, "runs/first", precision="bf16").train(resume=True)
+
+`run` does all that from plain arguments. A folder of a run holds metrics.jsonl (see `read_metrics`), the last
+checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`.
+
+Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
+
+    accelerate launch --num_processes 4 script.py
+
+The batch of a step is the same however many processes share it: `batch` must be a multiple of processes x accumulate.
+On CPUs, where `accelerate launch --cpu` starts one process alone, let torch start them:
+
+    OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 script.py
+
+A model too large for one device is sharded with FSDP2. Frozen and trained weights mix in every layer, which FSDP1
+cannot shard, so `fsdp_version: 2` is needed; the layer class to wrap is the model's. fsdp.yaml:
+
+    compute_environment: LOCAL_MACHINE
+    distributed_type: FSDP
+    mixed_precision: bf16
+    num_machines: 1
+    num_processes: 4
+    fsdp_config:
+      fsdp_version: 2
+      fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+      fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer
+      fsdp_reshard_after_forward: true
+      fsdp_activation_checkpointing: false
+      fsdp_cpu_ram_efficient_loading: false
+
+    accelerate launch --config_file fsdp.yaml script.py
+
+Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on another number of devices. A sharded
+compressor is not exported at the end; in a process of its own, give its weights to an unsharded one:
+
+    train.restore("runs/first/step-00001000.safetensors", compressor.trainable())
+    compressor.save_pretrained("runs/first/compressor")
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gistkit.train.batches import Batches, Pretraining
+from gistkit.train.checkpoint import restore
+from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.metrics import read_metrics
+from gistkit.train.questions import QuestionAnswering
+from gistkit.train.recipe import PRESETS, Preset, Recipe
+
+if TYPE_CHECKING:
+    from gistkit.train.command import run
+    from gistkit.train.trainer import Diverged, Result, Trainer
+
+__all__ = [
+    "PRESETS",
+    "Batches",
+    "Corpus",
+    "Diverged",
+    "Preset",
+    "Pretraining",
+    "QuestionAnswering",
+    "Recipe",
+    "Result",
+    "Trainer",
+    "load_corpus",
+    "read_metrics",
+    "restore",
+    "run",
+]
+
+# These need accelerate; the rest serves without it.
+_LATER = {"Diverged": "trainer", "Result": "trainer", "Trainer": "trainer", "run": "command"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'gistkit.train' has no attribute {name!r}")
+    return getattr(import_module(f"gistkit.train.{_LATER[name]}"), name)

@@ -1,0 +1,153 @@
+"""Batches: the rows of a training step, found from the seed and the step's number alone."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from gistkit.train.data import Corpus
+
+IGNORE = -100
+# Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
+CONTEXT, MASK = "input_ids", "attention_mask"
+
+Batch = dict[str, Tensor]
+
+
+class Batches(ABC):
+    """What a `Trainer` reads: `batches(step)` is the whole batch of a step, whoever asks and whatever was asked before.
+
+    A batch holds keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...].
+    """
+
+    size: int
+
+    @abstractmethod
+    def __call__(self, step: int) -> Batch:
+        """The batch of step 0, 1, ..., of `size` rows."""
+
+    @abstractmethod
+    def held_out(self, rows: int) -> list[Batch]:
+        """At most `rows` rows that are never trained on, the same at every call, in batches of at most `size` rows."""
+
+    @property
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """JSON values that two sources share only if their batches are equal."""
+
+
+class Pretraining(Batches):
+    """Passages of a corpus for the losses "ae", "lm" and "compression" (Position IDs Matter, section 2).
+
+    Every step draws one length |X|, uniform in [min_length, max_length], and `size` passages of that length; the first
+    p = floor(|X| / 2) ids are the context and the rest its continuation. A passage may run over the end of a document.
+
+    Args:
+        corpus: where passages come from.
+        size: rows B of a batch.
+        min_length, max_length: of a passage, context and continuation together, 2 <= min_length <= max_length.
+        seed: at least 0.
+    """
+
+    def __init__(self, corpus: Corpus, size: int, min_length: int, max_length: int, seed: int = 0) -> None:
+        check_size(size, seed)
+        if not 2 <= min_length <= max_length:
+            raise ValueError(f"min_length, max_length: expected 2 <= min <= max, got {min_length} and {max_length}")
+        corpus.check(max_length)
+        self.corpus = corpus
+        self.size = size
+        self.min_length, self.max_length = min_length, max_length
+        self.seed = seed
+
+    def __call__(self, step: int) -> Batch:
+        """{"input_ids": [B, p], "continuation_ids": [B, |X| - p]}."""
+        random = np.random.default_rng([self.seed, step])
+        length = int(random.integers(self.min_length, self.max_length + 1))
+        starts = random.integers(0, self.corpus.train.numel() - length + 1, self.size)
+        return _halves(self.corpus.passages(starts, length))
+
+    def held_out(self, rows: int) -> list[Batch]:
+        """Held-out passages of the mean length, whose contexts do not overlap."""
+        length = (self.min_length + self.max_length) // 2
+        passages = self.corpus.chunks(length, stride=length // 2, count=rows)
+        return [_halves(part) for part in passages.split(self.size)]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The corpus, the lengths and the seed."""
+        return {
+            "text": self.corpus.digest,
+            self.corpus.unit: self.corpus.train.numel(),
+            "size": self.size,
+            "lengths": [self.min_length, self.max_length],
+            "seed": self.seed,
+        }
+
+
+def _halves(passages: Tensor) -> Batch:
+    context = passages.shape[1] // 2
+    return {CONTEXT: passages[:, :context], "continuation_ids": passages[:, context:]}
+
+
+def check_size(size: int, seed: int) -> None:
+    """Refuses batches of no rows, and seeds that NumPy takes none of."""
+    if size < 1:
+        raise ValueError(f"size: expected at least 1 row a batch, got {size}")
+    if seed < 0:
+        raise ValueError(f"seed: expected a number of at least 0, got {seed}")
+
+
+def split(batch: Batch, parts: int) -> list[Batch]:
+    """The batch in `parts` of as many rows each, without columns that are padding in all rows of a part.
+
+    Raises:
+        ValueError: if the rows cannot be divided so.
+    """
+    rows = batch[CONTEXT].shape[0]
+    if rows % parts:
+        raise ValueError(f"batch: expected a multiple of {parts} rows (processes x accumulated passes), got {rows}")
+    cut = [
+        {name: tensor[start : start + rows // parts] for name, tensor in batch.items()}
+        for start in range(0, rows, rows // parts)
+    ]
+    return [_trim(part) for part in cut]
+
+
+def _trim(batch: Batch) -> Batch:
+    trimmed = dict(batch)
+    for name, tensor in batch.items():
+        real = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
+        trimmed[name] = tensor[:, : int(real.sum(1).max())]
+    return trimmed
+
+
+def targets(batch: Batch, *, end_token: bool = False) -> dict[str, int]:
+    """How many tokens each loss of a batch is the mean over.
+
+    Args:
+        end_token: whether the autoencoding target of every row ends in one more token.
+    """
+    context = _context_tokens(batch)
+    rest = _other_tokens(batch)
+    return {
+        "ae": context + (batch[CONTEXT].shape[0] if end_token else 0),
+        "compression": context,
+        "lm": rest.get("continuation_ids", 0),
+        "qa": rest.get("answer_ids", 0),
+    }
+
+
+def num_tokens(batch: Batch) -> int:
+    """Tokens of a batch, padding left out."""
+    return _context_tokens(batch) + sum(_other_tokens(batch).values())
+
+
+def _context_tokens(batch: Batch) -> int:
+    return int(batch[MASK].sum()) if MASK in batch else batch[CONTEXT].numel()
+
+
+def _other_tokens(batch: Batch) -> dict[str, int]:
+    return {name: int((tensor != IGNORE).sum()) for name, tensor in batch.items() if name not in (CONTEXT, MASK)}

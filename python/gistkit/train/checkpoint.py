@@ -1,0 +1,158 @@
+"""Training state on disk as safetensors: trained weights, optimizer state and progress. Nothing is pickled.
+
+Parameters may be sharded (FSDP2): every process then calls `save` and `load`, and the file holds whole tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+FORMAT = "gistkit-training-1"
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+def path_of(folder: Path, step: int) -> Path:
+    """The file of the state after `step` updates."""
+    return folder / f"step-{step:08d}.safetensors"
+
+
+def find(folder: Path) -> list[Path]:
+    """The states in a folder, oldest first."""
+    return sorted(path for path in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", path.stem))
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Removes all but the last `keep` states, and what interrupted writes left."""
+    for path in [*find(folder)[:-keep], *folder.glob("step-*.partial")]:
+        path.unlink(missing_ok=True)
+
+
+def save(
+    path: Path,
+    identity: dict[str, Any],
+    progress: dict[str, Any],
+    parameters: Named,
+    optimizer: torch.optim.Optimizer,
+    *,
+    write: bool = True,
+) -> None:
+    """Writes the state, replacing `path` in one move: a write that is interrupted loses nothing.
+
+    Args:
+        identity: JSON values that decide the run; `load` refuses a state of another one.
+        progress: JSON values to get back.
+        parameters: what is trained, by name.
+        optimizer: of these parameters.
+        write: False in all processes but one; they take part in gathering what is sharded.
+    """
+    tensors = {}
+    for name, parameter in parameters:
+        tensors[f"model.{name}"] = _whole(parameter)
+        for key, value in optimizer.state.get(parameter, {}).items():
+            tensors[f"optimizer.{name}.{key}"] = _whole(torch.as_tensor(value))
+    if not write:
+        return
+    header = {"format": FORMAT, "identity": json.dumps(identity, sort_keys=True), "progress": json.dumps(progress)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    save_file(tensors, partial, metadata=header)
+    # On the disk before it takes the place of a good one.
+    with partial.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+
+
+def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Puts a saved state back and returns its `progress`.
+
+    Raises:
+        ValueError: if the file is cut short, no such state, or of a run with another identity or other parameters.
+    """
+    header, tensors = _read(path)
+    saved, wanted = json.loads(header["identity"]), json.loads(json.dumps(identity))
+    if saved != wanted:
+        changed = sorted(key for key in saved.keys() | wanted.keys() if saved.get(key) != wanted.get(key))
+        raise ValueError(
+            f"{path}: the saved run differs in {', '.join(changed)}; use the same settings, or another --out folder"
+        )
+    parameters = list(parameters)
+    _copy_weights(path, tensors, parameters)
+    state: dict[str, dict[str, Tensor]] = {name: {} for name, _ in parameters}
+    for full, tensor in tensors.items():
+        if full.startswith("optimizer."):
+            name, _, key = full.removeprefix("optimizer.").rpartition(".")
+            state[name][key] = tensor
+    names = {parameter: name for name, parameter in parameters}
+    groups = optimizer.state_dict()["param_groups"]
+    loaded: dict[int, dict[str, Tensor]] = {}
+    for group, saved_group in zip(optimizer.param_groups, groups, strict=True):
+        for parameter, index in zip(group["params"], saved_group["params"], strict=True):
+            values = state[names[parameter]]
+            if values:
+                loaded[index] = {key: _like(value, parameter) for key, value in values.items()}
+    optimizer.load_state_dict({"state": loaded, "param_groups": groups})
+    return json.loads(header["progress"])
+
+
+def restore(path: Path, parameters: Named) -> dict[str, Any]:
+    """Copies the trained weights of a saved state into `parameters` and returns its `progress`.
+
+    Raises:
+        ValueError: if the file is cut short, no such state, or of other parameters.
+    """
+    header, tensors = _read(path)
+    _copy_weights(path, tensors, list(parameters))
+    return json.loads(header["progress"])
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a training state, got no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path}: expected a training state, got a file that cannot be read ({error})") from error
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a training state of format {FORMAT}, got {header.get('format')}")
+    return header, tensors
+
+
+def _copy_weights(path: Path, tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:
+    expected = {f"model.{name}": tuple(parameter.shape) for name, parameter in parameters}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("model.")}
+    if found != expected:
+        name = min(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+        raise ValueError(
+            f"{path}: expected {name.removeprefix('model.')} with shape {expected.get(name)}, got {found.get(name)}; "
+            "the state is of another compressor"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters:
+            parameter.copy_(_like(tensors[f"model.{name}"], parameter))
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    gather = getattr(tensor, "full_tensor", None)
+    return (tensor if gather is None else gather()).detach().cpu().contiguous()
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    """`value` sharded as `parameter` is, where it is of its shape."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None or value.shape != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(mesh.device_type), mesh, parameter.placements)  # type: ignore[attr-defined]

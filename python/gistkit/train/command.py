@@ -1,0 +1,117 @@
+"""run: a whole training run from plain arguments, as the command line gives them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gistkit.compress import METHODS, Compressor
+from gistkit.compress.checks import check_losses
+from gistkit.evaluate import load_questions
+from gistkit.train.batches import Batches, Pretraining
+from gistkit.train.data import load_corpus
+from gistkit.train.questions import QuestionAnswering
+from gistkit.train.recipe import Recipe, find_preset
+from gistkit.train.trainer import Result, Trainer
+
+
+def run(
+    model: PreTrainedModel,
+    tokenizer: Any,
+    out: str | Path,
+    *,
+    preset: str = "pretrain",
+    method: str = "x500",
+    layout: str = "epl",
+    recipe: Mapping[str, Any] | None = None,
+    compressor: Mapping[str, Any] | None = None,
+    start: str | Path | None = None,
+    text: str | Path | None = None,
+    dataset: str | None = None,
+    questions: str | Path | None = None,
+    limit: int | None = None,
+    resume: bool = False,
+    progress: bool = True,
+    **options: Any,
+) -> Result:
+    """Makes a compressor around `model`, trains it and saves it to `out`/compressor.
+
+    Args:
+        model: the base model; it gets the compressor's adapter.
+        tokenizer: of the model; None: bytes.
+        out: folder of the run.
+        preset: what the recipe and the compressor's settings start from: "pretrain", "finetune" or "smollm2-small".
+        method: of `gistkit.compress.METHODS`, "x500" (500xCompressor) or "icae".
+        layout: position layout, "dpl", "upl", "cpl" or "epl".
+        recipe: changes to the preset's `Recipe`, by field, such as {"steps": 1000, "learning_rate": 3e-4}.
+        compressor: changes to the preset's arguments of `Compressor`, such as {"chunk": 128, "losses": ("ae",)}.
+        start: folder of a trained compressor to go on from; method, layout and the compressor's settings are then its
+            own, but for the losses.
+        text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
+        questions: JSON lines for the loss "qa", see `gistkit.evaluate.load_questions`; in place of a corpus.
+        resume: whether to go on from the last checkpoint in `out`.
+        progress: whether to show progress bars.
+        options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
+            held_out, save_every, keep, tensorboard, measure.
+
+    Raises:
+        ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
+    """
+    found = find_preset(preset)
+    schedule = _change(found.recipe, recipe or {})
+    settings = {**found.compressor, **(compressor or {})}
+    if ("qa" in tuple(settings["losses"])) != (questions is not None):
+        wanted = "a file for" if questions is None else "none without"
+        raise ValueError(
+            f"questions: expected {wanted} the loss qa, got {questions} with the losses {settings['losses']}"
+        )
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    # The same new weights whatever was drawn before, in every process.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(schedule.seed)
+        if start is None:
+            made = METHODS[method](model, layout=layout, **settings)
+        else:
+            made = _started(Path(start), model, settings["losses"])
+    batches: Batches
+    if questions is None:
+        corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, progress=progress)
+        batches = Pretraining(corpus, schedule.batch, schedule.min_length, schedule.max_length, schedule.seed)
+    else:
+        if text is not None or dataset is not None:
+            raise ValueError("questions: expected no text or dataset beside them")
+        batches = QuestionAnswering(
+            load_questions(questions),
+            tokenizer,
+            schedule.batch,
+            schedule.seed,
+            max_context=schedule.max_length,
+            progress=progress,
+        )
+    trainer = Trainer(made, batches, schedule, out, progress=progress, **options)
+    return trainer.train(resume=resume)
+
+
+def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
+    """A trained compressor with other losses."""
+    made = Compressor.from_pretrained(folder, model)
+    wanted = check_losses(losses)
+    if "compression" in wanted and made.compression_head is None:
+        raise ValueError(
+            f"losses: expected none but ae, lm and qa, as {folder} has no compression head, got compression"
+        )
+    made.loss_weights = wanted
+    return made
+
+
+def _change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    known = {field.name for field in dataclasses.fields(recipe)}
+    if unknown := sorted(set(changes) - known):
+        raise ValueError(f"recipe: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    return dataclasses.replace(recipe, **changes)

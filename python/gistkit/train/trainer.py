@@ -1,0 +1,277 @@
+"""Trainer: the loop. Losses of a compressor down, metrics and checkpoints out, on any number of processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from gistkit.compress import Compressor
+from gistkit.hf import attach
+from gistkit.train import checkpoint
+from gistkit.train.accelerator import make_accelerator
+from gistkit.train.batches import Batches, num_tokens
+from gistkit.train.metrics import Metrics, Record
+from gistkit.train.passes import Losses, Passes
+from gistkit.train.recipe import Recipe
+from gistkit.train.sharding import gathers_kept_keys
+
+Measure = Callable[[Compressor], dict[str, float]]
+
+
+class Diverged(ValueError):
+    """The loss or the gradient is no longer a finite number."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind.
+
+    Args:
+        steps: updates done, those before a resumption included.
+        seconds: of training, evaluations left out.
+        held_out: the last evaluation, losses by name in nats a token; empty if there was none.
+        folder: holds metrics.jsonl, the last checkpoints (step-*.safetensors) and the trained compressor (compressor/).
+    """
+
+    steps: int
+    seconds: float
+    held_out: dict[str, float]
+    folder: Path
+
+
+class Trainer:
+    """Trains a compressor through Accelerate; under `accelerate launch`, on all its processes.
+
+    The losses of a run are decided by the recipe, the batches and the compressor: neither the number of processes nor
+    `accumulate` changes them but by rounding, and a run that is interrupted and resumed gives those of an unbroken one,
+    bit for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) follow from the seed,
+    the step and the process.
+
+    Args:
+        compressor: its `trainable()` parameters are trained in place.
+        batches: where rows come from.
+        recipe: the schedule; its `batch` is the batches' size.
+        out: folder for metrics, checkpoints and the trained compressor.
+        accumulate: passes a step; the batch's rows are divided by processes x accumulate.
+        precision: "no" or "bf16" mixed precision; None: what the launcher says, otherwise "no".
+        cpu: whether to leave GPUs alone.
+        gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
+        eval_every: steps from one held-out evaluation to the next, the first before training; None: none at all.
+        held_out: rows of an evaluation, at most.
+        save_every: steps from one checkpoint to the next; the last step has one too.
+        keep: checkpoints kept.
+        tensorboard: whether to write TensorBoard's event files too.
+        progress: whether to show a progress bar.
+        measure: more numbers for each evaluation, from the compressor in eval mode; called in every process.
+
+    Raises:
+        ValueError: if an argument is out of range, or the rows cannot be divided among processes and passes.
+    """
+
+    def __init__(
+        self,
+        compressor: Compressor,
+        batches: Batches,
+        recipe: Recipe,
+        out: str | Path,
+        *,
+        accumulate: int = 1,
+        precision: str | None = None,
+        cpu: bool = False,
+        gradient_checkpointing: bool = False,
+        eval_every: int | None = 500,
+        held_out: int = 64,
+        save_every: int = 500,
+        keep: int = 2,
+        tensorboard: bool = False,
+        progress: bool = True,
+        measure: Measure | None = None,
+    ) -> None:
+        for name, value in (
+            ("eval_every", eval_every),
+            ("held_out", held_out),
+            ("save_every", save_every),
+            ("keep", keep),
+        ):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}: expected at least 1, got {value}")
+        if batches.size != recipe.batch:
+            raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
+        self.accelerator = make_accelerator(accumulate, precision, cpu)
+        processes, passes = self.accelerator.num_processes, self.accelerator.gradient_accumulation_steps
+        if recipe.batch % (processes * passes):
+            raise ValueError(
+                f"batch: expected a multiple of {processes} processes x {passes} passes, got {recipe.batch} rows"
+            )
+        self.compressor, self.batches, self.recipe, self.out = compressor, batches, recipe, Path(out)
+        self.gradient_checkpointing = gradient_checkpointing
+        self.eval_every, self.held_out, self.save_every, self.keep = eval_every, held_out, save_every, keep
+        self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
+        # Base weights that do not train are not in a checkpoint; these say whose they are.
+        self._model = compressor.structure if compressor.adapter is None else compressor.fingerprint()
+        self._seconds = 0.0
+        self._found: dict[str, float] = {}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the losses, as JSON values. More steps are the same run."""
+        recipe = asdict(self.recipe)
+        del recipe["steps"]
+        compressor = self.compressor
+        return {
+            "recipe": recipe,
+            "batches": self.batches.identity,
+            "model": self._model,
+            "method": compressor.method,
+            "layout": compressor.layout,
+            "chunk": compressor.chunk,
+            "memory tokens": compressor.memory_tokens,
+            "losses": dict(compressor.loss_weights),
+            "precision": self.accelerator.mixed_precision,
+        }
+
+    def train(self, *, resume: bool = False) -> Result:
+        """Trains to the recipe's last step, and saves the compressor.
+
+        Args:
+            resume: whether to go on from the last checkpoint in `out`, if there is one.
+
+        Raises:
+            Diverged: if the loss or the gradient is not finite; the last good checkpoint is kept.
+            ValueError: without `resume`, if `out` has checkpoints; with it, if the last one is broken or another run's.
+        """
+        self.out.mkdir(parents=True, exist_ok=True)
+        states = checkpoint.find(self.out)
+        if states and not resume:
+            raise ValueError(f"{self.out}: expected no checkpoints, got {len(states)}; resume, or use another folder")
+        main = self.accelerator.is_main_process
+        recipe = self.recipe
+        with self._ready():
+            first = self._load(states[-1]) if states else 0
+            metrics = Metrics(self.out, step=first, tensorboard=self.tensorboard, write=main)
+            shown = self.progress and main
+            bar = tqdm(
+                total=recipe.steps, initial=min(first, recipe.steps), unit="step", dynamic_ncols=True, disable=not shown
+            )
+            try:
+                if first == 0:
+                    self._evaluate(0, metrics)
+                for step in range(first, recipe.steps):
+                    record = self._update(step)
+                    done = step + 1
+                    metrics.write(record)
+                    bar.update()
+                    bar.set_postfix_str(_postfix(record, self._found))
+                    if self.eval_every and (done % self.eval_every == 0 or done == recipe.steps):
+                        self._evaluate(done, metrics)
+                    if done % self.save_every == 0 or done == recipe.steps:
+                        self._save(done)
+            finally:
+                bar.close()
+                metrics.close()
+        self._export()
+        return Result(max(first, recipe.steps), self._seconds, self._found, self.out)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Everything prepared for passes, and undone at the end."""
+        accelerator, compressor = self.accelerator, self.compressor
+        training, device = compressor.training, accelerator.device
+        optimizer = self.recipe.optimizer(parameter for _, parameter in compressor.trainable())
+        module, self._optimizer = accelerator.prepare(Losses(compressor), optimizer)
+        self._passes = Passes(accelerator, module, compressor)
+        if self.gradient_checkpointing:
+            compressor.gradient_checkpointing_enable()
+        try:
+            # The backward pass may run layers again, so it belongs inside the attached model too.
+            forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
+            with forked, attach(compressor.model), gathers_kept_keys(compressor):
+                yield
+        finally:
+            if self.gradient_checkpointing:
+                compressor.gradient_checkpointing_disable()
+            compressor.train(training)
+            del self._passes, self._optimizer
+            accelerator.free_memory()
+
+    def _update(self, step: int) -> Record:
+        """One update of the weights; returns its metrics."""
+        accelerator, recipe = self.accelerator, self.recipe
+        clock = time.perf_counter()
+        seeds = np.random.SeedSequence([recipe.seed, step, accelerator.process_index])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
+        self.compressor.train()
+        rate = recipe.learning_rate_at(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        batch = self.batches(step)
+        losses = self._passes.backward(batch)
+        norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)
+        norm = getattr(norm, "full_tensor", lambda: norm)()
+        values = dict(zip([*self._passes.names, "grad_norm"], [*losses.tolist(), float(norm)], strict=True))
+        if not all(map(math.isfinite, values.values())):
+            raise Diverged(self._diverged(step, values))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        seconds = time.perf_counter() - clock
+        self._seconds += seconds
+        speed = {"tokens_per_second": num_tokens(batch) / seconds, "seconds": self._seconds}
+        return {"step": step + 1, "loss": float(self._passes.mean(losses.double())), **values, "lr": rate, **speed}
+
+    def _diverged(self, step: int, values: dict[str, float]) -> str:
+        states = checkpoint.find(self.out)
+        kept = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
+        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        return (
+            f"loss: expected finite numbers, got {found} in step {step + 1}; {kept}. "
+            "A lower learning rate or more warm-up steps may help"
+        )
+
+    def _evaluate(self, step: int, metrics: Metrics) -> None:
+        batches = self.batches.held_out(self.held_out) if self.eval_every else []
+        if not batches:
+            return
+        self.compressor.eval()
+        losses = self._passes.evaluate(batches)
+        found = dict(zip(self._passes.names, losses.tolist(), strict=True))
+        self._found = {"loss": float(self._passes.mean(losses)), **found}
+        if self.measure is not None:
+            with torch.no_grad():
+                self._found |= self.measure(self.compressor)
+        metrics.write({"step": step, "held_out": self._found})
+
+    def _load(self, path: Path) -> int:
+        parameters = self.compressor.trainable()
+        progress = checkpoint.load(path, self.identity, parameters, self._optimizer.optimizer)
+        self._seconds, self._found = progress["seconds"], progress["held_out"]
+        return progress["step"]
+
+    def _save(self, step: int) -> None:
+        main = self.accelerator.is_main_process
+        progress = {"step": step, "seconds": self._seconds, "held_out": self._found}
+        path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
+        checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)
+        if main:
+            checkpoint.prune(self.out, self.keep)
+        self.accelerator.wait_for_everyone()
+
+    def _export(self) -> None:
+        """Saves the trained compressor, unless its weights are sharded: `checkpoint.restore` gathers those."""
+        sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
+        if self.accelerator.is_main_process and not sharded:
+            self.compressor.save_pretrained(self.out / "compressor")
+        self.accelerator.wait_for_everyone()
+
+
+def _postfix(record: Record, held_out: dict[str, float]) -> str:
+    shown = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
+    return f"{shown}, held-out {held_out['loss']:.3f}" if held_out else shown
