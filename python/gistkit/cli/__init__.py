@@ -1,0 +1,63 @@
+"""The command `gistkit`: a file a command; what a command needs is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from gistkit.cli import ask, compress, demo, evaluate, info, study, train
+
+__all__ = ["main", "parser"]
+COMMANDS = (demo, study, train, evaluate, compress, ask, info)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `gistkit`."""
+    root = argparse.ArgumentParser(prog="gistkit", description="Context compression and position layouts.")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands)
+    return root
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; a user's mistake ends in one line on standard error and exit status 2."""
+    options = argparse.Namespace()
+    try:
+        options = _parse(arguments)
+        return options.run(options)
+    except ModuleNotFoundError as error:
+        return _refuse(_missing(error))
+    except (ValueError, OSError, ImportError) as error:
+        return _refuse(error)
+    except KeyboardInterrupt:
+        print(f"\ngistkit: interrupted{getattr(options, 'if_interrupted', '')}", file=sys.stderr)
+        return 130
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options; words after an option still join the list that the command's `words` names."""
+    root = parser()
+    options, late = root.parse_known_args(arguments)
+    name: str = getattr(options, "words", "")
+    if late and (not name or any(word.startswith("-") and word != "-" for word in late)):
+        root.error(f"unrecognized arguments: {' '.join(late)}")
+    if late:
+        setattr(options, name, [*getattr(options, name), *late])
+    return options
+
+
+def _refuse(reason: object) -> int:
+    print("gistkit: " + " ".join(str(reason).split()), file=sys.stderr)
+    return 2
+
+
+def _missing(error: ModuleNotFoundError) -> object:
+    """What to install for a module that is not there."""
+    from gistkit.info import OPTIONAL
+
+    name = (error.name or "").partition(".")[0]
+    if not name or name == "gistkit":
+        return error
+    return f"{name} is missing; pip install {OPTIONAL.get(name, name)} brings it"

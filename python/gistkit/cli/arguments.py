@@ -1,0 +1,88 @@
+"""Kinds of arguments that several commands take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+LAYOUTS = ("dpl", "upl", "cpl", "epl")
+
+
+def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str) -> argparse.ArgumentParser:
+    """A command with its help: one line of purpose, and at least one example at the end."""
+    parser = commands.add_parser(
+        name,
+        help=purpose,
+        description=purpose[0].upper() + purpose[1:],
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
+    """A kind of argument: a number from `low` to `high`."""
+
+    def convert(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not low <= value <= high or value == float("inf"):
+            limits = f"of at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
+            raise argparse.ArgumentTypeError(f"expected a number {limits}, got {text!r}")
+        return value
+
+    return convert
+
+
+def names(*known: str, empty: bool = False) -> Callable[[str], list[str]]:
+    """A kind of argument: comma-separated names out of `known`, each once; none only where `empty`."""
+
+    def convert(text: str) -> list[str]:
+        found = [name.strip().lower() for name in text.split(",") if name.strip()]
+        if not (found or empty) or not set(found) <= set(known) or len(set(found)) < len(found):
+            raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, each once, got {text!r}")
+        return found
+
+    return convert
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device; `device` says whether it is there."""
+    parser.add_argument("--device", default="cpu", help="torch device, cpu or cuda (default: %(default)s)")
+
+
+def device(text: str) -> str:
+    """A device that is here and that the ops have kernels for.
+
+    Raises:
+        ValueError: if it is not, with the reason.
+    """
+    import torch
+
+    try:
+        wanted = torch.device(text)
+    except RuntimeError:
+        wanted = None
+    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device: expected cpu or cuda, got {text!r}")
+    if wanted.type == "cuda":
+        from gistkit.info import cuda_library
+
+        if not torch.cuda.is_available():
+            raise ValueError(f"--device: expected a device that is here, got {text!r}, and torch sees no CUDA device")
+        if (wanted.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"--device: expected one of {torch.cuda.device_count()} CUDA devices, got {text!r}")
+        if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA"):
+            raise ValueError(f"--device: expected cpu, got {text!r}; the CUDA library is {cuda_library()}")
+    return text

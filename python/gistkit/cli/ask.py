@@ -1,0 +1,140 @@
+"""`gistkit ask`: questions to compressed texts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.cli.arguments import add_command, device, number, positive
+from gistkit.cli.models import add_model, load_compressor, load_model, new_compressor, warn_untrained
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from gistkit.compress import Compressor, Memory
+
+EXAMPLES = """\
+example: gistkit ask report.gist "Who wrote it?" "When?" --model smollm2 --compressor runs/x500
+example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
+example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "ask", _run, "ask a compressed text", EXAMPLES)
+    parser.set_defaults(words="questions")
+    parser.add_argument("memory", type=Path, help="memory file that gistkit compress wrote")
+    parser.add_argument("questions", nargs="*", metavar="QUESTION", help="default: the lines of standard input")
+    parser.add_argument(
+        "--with", dest="others", type=Path, action="append", default=[], metavar="MEMORY",
+        help="another memory to read after the first; may be repeated",
+    )  # fmt: skip
+    add_model(parser)
+    parser.add_argument("--compressor", type=Path, metavar="FOLDER", help="the compressor that made the memory")
+    parser.add_argument(
+        "--task", choices=("qa", "lm", "ae"), default="qa",
+        help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--template", help="text around a {question}, as in training (default: ### Question: and ### Answer: lines)"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
+    parser.add_argument("--temperature", type=number(0), help="0: greedy (default: 0, or 1 with --top-p)")
+    parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    where = device(arguments.device)
+    if arguments.task != "qa" and arguments.questions:
+        raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
+
+    import torch
+
+    from gistkit.compress import Memory
+    from gistkit.evaluate.data import QUESTION
+
+    template = QUESTION if arguments.template is None else arguments.template
+    if "{question}" not in template:
+        raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
+    paths = [arguments.memory, *arguments.others]
+    memories = [Memory.load(path) for path in paths]
+    for path, memory in zip(paths, memories, strict=True):
+        if memory.batch_size != 1:
+            raise ValueError(f"{path}: expected the memory of one text, got {memory.batch_size} rows")
+    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    compressor = _compressor(arguments.compressor, model, memories[0])
+    memories = [memory.to(model.device, model.dtype) for memory in memories]
+    for path, memory in zip(paths, memories, strict=True):
+        try:
+            compressor.check_readable(memory)
+        except ValueError as error:
+            raise ValueError(f"{path}: {str(error).removeprefix('memory: ')}") from error
+    joined = compressor.join(memories) if len(memories) > 1 else memories[0]
+    answer = Answer(arguments, compressor, tokenizer, joined)
+    with torch.no_grad():
+        if arguments.task != "qa":
+            answer.stream(None)
+        for question in _questions(arguments) if arguments.task == "qa" else ():
+            if len(arguments.questions) != 1:
+                print(f"> {question}", flush=True)
+            answer.stream(template.replace("{question}", question))
+    return 0
+
+
+def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> Compressor:
+    if folder is not None:
+        return load_compressor(folder, model)
+    warn_untrained()
+    source = memory.source
+    return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+
+
+def _questions(arguments: argparse.Namespace) -> Iterator[str]:
+    if arguments.questions:
+        yield from arguments.questions
+        return
+    if sys.stdin.isatty():
+        print("A question a line; end with Ctrl-D.", file=sys.stderr)
+    for line in sys.stdin:
+        if line.strip():
+            yield line.strip()
+
+
+class Answer:
+    """Generates from one memory and prints while it does."""
+
+    def __init__(self, arguments: argparse.Namespace, compressor: Compressor, tokenizer: Any, memory: Memory) -> None:
+        import torch
+
+        self.compressor, self.tokenizer, self.memory = compressor, tokenizer, memory
+        temperature = arguments.temperature
+        if temperature is None:
+            temperature = 0.0 if arguments.top_p is None else 1.0
+        self.settings = {
+            "task": arguments.task,
+            "max_new_tokens": arguments.max_new_tokens,
+            "stop_tokens": stop_tokens(compressor.model, tokenizer),
+            "do_sample": temperature > 0,
+            "temperature": temperature or 1.0,
+            "top_p": arguments.top_p,
+            "generator": torch.Generator(compressor.model.device).manual_seed(arguments.seed),
+        }
+
+    def stream(self, prompt: str | None) -> None:
+        """Prints what follows the memory and the prompt, if there is one."""
+        from transformers import TextStreamer
+
+        ids = None if prompt is None else [self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
+        streamer = TextStreamer(self.tokenizer, skip_special_tokens=True)
+        self.compressor.generate(self.memory, ids, streamer=streamer, **self.settings)
+
+
+def stop_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Ids at which an answer ends: the tokenizer's and the generation configuration's ends of sequence."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({index for index in (*ids, tokenizer.eos_token_id) if index is not None})

@@ -1,0 +1,118 @@
+"""`gistkit compress`: texts in, memory files out."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.cli.arguments import add_command, device, positive
+from gistkit.cli.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.cli.texts import Text, read_texts
+
+if TYPE_CHECKING:
+    from gistkit.compress import Compressor, Memory
+
+EXAMPLES = """\
+example: gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
+example: gistkit compress notes/ --glob '**/*.md' -o memories/ --model ./llama --ratio 10
+example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "compress", _run, "compress texts once, into memories to ask many times", EXAMPLES)
+    parser.set_defaults(words="texts")
+    parser.add_argument("texts", nargs="+", metavar="TEXT", help="text file, folder, or - for standard input")
+    parser.add_argument(
+        "-o", "--out", type=Path, help="memory file, or a folder for several (default: X.gist beside X.txt)"
+    )
+    parser.add_argument("--glob", default="**/*.txt", help="which files of a folder (default: %(default)s)")
+    add_model(parser)
+    add_compressor(parser)
+    parser.add_argument(
+        "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, padding included; "
+        "a longer text goes by itself (default: %(default)s)"
+    )  # fmt: skip
+
+
+def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indices of rows of similar length, longest first, at most `limit` tokens with padding in each batch."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while order:
+        size = max(1, limit // max(lengths[order[0]], 1))
+        yield order[:size]
+        order = order[size:]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    where = device(arguments.device)
+    texts = read_texts(arguments.texts, arguments.glob, arguments.out)
+
+    import torch
+    from tqdm import tqdm
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    compressor = chosen_compressor(arguments, model)
+    rows = [array("i", tokenizer(text.content, verbose=False)["input_ids"]) for text in texts]
+    _check_lengths(texts, rows, compressor)
+    start = time.perf_counter()
+    lines = [""] * len(texts)
+    total = Total()
+    with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
+        for batch in batches([len(row) for row in rows], arguments.batch_tokens):
+            memory = compressor.encode([rows[index].tolist() for index in batch])
+            for place, index in enumerate(batch):
+                one = memory[place]
+                one.save(texts[index].target)
+                lines[index] = total.add(texts[index], len(rows[index]), one)
+                bar.update(len(rows[index]))
+    print("\n".join(lines))
+    print(total.line(len(texts), time.perf_counter() - start))
+    return 0
+
+
+def _check_lengths(texts: Sequence[Text], rows: Sequence[array[int]], compressor: Compressor) -> None:
+    shortest = -(-compressor.chunk // compressor.memory_tokens)
+    for text, row in zip(texts, rows, strict=True):
+        if len(row) < shortest:
+            raise ValueError(
+                f"{text.name}: expected at least {shortest} tokens, what one memory token stands for, got {len(row)}"
+            )
+
+
+class Total:
+    """Sums over the memories written."""
+
+    def __init__(self) -> None:
+        self.tokens = self.memory_tokens = self.nbytes = self.full = 0
+
+    def add(self, text: Text, tokens: int, memory: Memory) -> str:
+        """Counts one memory and returns its line."""
+        kept = len(memory.rest[0])
+        full = memory.full_cache_bytes
+        self.tokens += tokens
+        self.memory_tokens += memory.lengths[0]
+        self.nbytes += memory.nbytes
+        self.full += full
+        beside = f" and {kept} kept as they are" if kept else ""
+        return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{beside}"
+
+    def line(self, texts: int, seconds: float) -> str:
+        """The sums, as a line."""
+        return (
+            f"{texts} text{'s' if texts > 1 else ''}: {self.tokens} tokens to {self.memory_tokens} memory tokens; "
+            f"{size(self.nbytes)}, the full cache has {size(self.full)} ({self.full / max(self.nbytes, 1):.1f}x); "
+            f"{seconds:.1f} s, {self.tokens / seconds:.0f} tokens/s"
+        )
+
+
+def size(count: int) -> str:
+    """Bytes for a reader, such as 1.2 MB."""
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count} B"

@@ -1,0 +1,20 @@
+"""`gistkit info`: what is installed and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from gistkit.cli.arguments import add_command
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    add_command(commands, "info", _run, "what is installed and what is missing", "example: gistkit info")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gistkit.info import lines
+
+    print("\n".join(lines()))
+    return 0

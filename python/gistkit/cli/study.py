@@ -1,0 +1,72 @@
+"""`gistkit study`: the papers' experiments."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gistkit.cli.arguments import LAYOUTS, add_command, add_device, device, names, positive
+
+EPL = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
+STUDIED = ("dpl", "upl", "epl")
+EPL_OUT = Path("runs/epl")
+RESUME = "; --resume goes on from the last evaluation"
+
+
+def add(commands: Any) -> None:
+    """Adds the command and its studies."""
+    study = commands.add_parser(
+        "study", help="run a paper's experiment", epilog="example: gistkit study epl --layouts dpl,epl --seeds 3"
+    )
+    studies = study.add_subparsers(required=True, metavar="STUDY")
+    example = "example: gistkit study epl --text book.txt --layouts dpl,epl --resume"
+    add_epl_arguments(add_command(studies, "epl", run_epl, EPL, example))
+
+
+def add_epl_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of the study `epl`."""
+    parser.add_argument("--text", type=Path, help="text file to train on (default: the standard library's topics)")
+    parser.add_argument(
+        "--layouts", type=names(*LAYOUTS), default=list(STUDIED), help=f"comma-separated (default: {','.join(STUDIED)})"
+    )
+    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
+    parser.add_argument("--steps", type=positive, default=450, help="training steps a run (default: %(default)s)")
+    add_device(parser)
+    parser.add_argument("--out", type=Path, help=f"folder for results (default: {EPL_OUT})")
+    parser.add_argument("--resume", action="store_true", help="go on where an interrupted run in --out stopped")
+    parser.set_defaults(if_interrupted=RESUME)
+
+
+def run_epl(arguments: argparse.Namespace) -> int:
+    """Trains, prints the table and leaves results and pictures in --out."""
+    # All that the end needs is loaded before the training starts.
+    from gistkit.studies import epl, report
+    from gistkit.studies import runs as training
+    from gistkit.train.data import load_corpus
+    from gistkit.viz import studies as _  # noqa: F401
+
+    where, out = device(arguments.device), arguments.out or EPL_OUT
+    recipe = epl.Recipe(steps=arguments.steps)
+    corpus = load_corpus(arguments.text)
+    print(
+        f"Reconstructing {recipe.chunk} bytes from {recipe.chunk // recipe.ratio} memory tokens; text {corpus.name} "
+        f"({corpus.train.numel()} + {corpus.held_out.numel()} held-out bytes, {corpus.digest})"
+    )
+    seeds = list(range(arguments.seeds))
+    runs = []
+    for run in training.run_study(
+        recipe, epl.build_compressor, arguments.layouts, seeds, corpus, out, device=where, resume=arguments.resume
+    ):
+        runs.append(run)
+        report.write_json(out / "results.json", runs, recipe, corpus)
+    print()
+    print(report.format_table(report.table_rows(runs)))
+    print("\nOne held-out passage, reconstructed greedily:")
+    print(report.format_passages(runs))
+    print()
+    print(report.format_tracking(runs, recipe))
+    print(f"\n{report.LIMITS}")
+    pictures = report.draw(out, runs, recipe)
+    print("\nWritten: " + ", ".join(str(path) for path in [out / "results.json", *pictures]))
+    return 0

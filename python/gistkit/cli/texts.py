@@ -1,0 +1,94 @@
+"""Texts that a command reads, and where what is made of each goes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+STDIN = "-"
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text: `name` says where it came from, `target` where its memory goes."""
+
+    name: str
+    target: Path
+    content: str
+
+
+def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
+    """Reads every text that `inputs` name, in order.
+
+    Args:
+        inputs: files, folders, or "-" for standard input.
+        pattern: which files of a folder, such as "**/*.txt".
+        out: for one file, its memory or the folder of its memory; otherwise the folder of all memories, in which those
+            of a folder keep their place. None: X.txt goes to X.gist beside it.
+
+    Raises:
+        FileNotFoundError: if an input is not there, or a folder has no such files.
+        ValueError: for an empty text, one that is not UTF-8, or two memories with the same name.
+    """
+    folder = out is not None and (len(inputs) > 1 or Path(inputs[0]).is_dir() or out.is_dir())
+    texts: list[Text] = []
+    for name in inputs:
+        if name == STDIN:
+            if out is None:
+                raise ValueError("-o: expected a file for the memory of standard input, got none")
+            texts.append(Text("standard input", out / "stdin.gist" if folder else out, _read_stdin()))
+            continue
+        root = Path(name)
+        for path in _files(root, pattern):
+            target = path.with_suffix(".gist")
+            if out is not None:
+                target = out / target.relative_to(root if root.is_dir() else root.parent) if folder else out
+            texts.append(Text(str(path), target, _read(path)))
+    _check_targets(texts, inputs)
+    return texts
+
+
+def _files(root: Path, pattern: str) -> list[Path]:
+    if not root.is_dir():
+        if not root.exists():
+            raise FileNotFoundError(f"{root}: expected a text file or a folder of them, got none there")
+        return [root]
+    try:
+        found = sorted(path for path in root.glob(pattern) if path.is_file())
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
+    if not found:
+        raise FileNotFoundError(f"{root}: expected files that match {pattern!r}, got none; --glob says which to take")
+    return found
+
+
+def _read(path: Path) -> str:
+    return _decode(str(path), path.read_bytes())
+
+
+def _read_stdin() -> str:
+    return _decode("standard input", sys.stdin.buffer.read())
+
+
+def _decode(name: str, content: bytes) -> str:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}") from error
+    if not text.strip():
+        raise ValueError(f"{name}: expected a text to compress, got an empty one")
+    return text
+
+
+def _check_targets(texts: list[Text], inputs: list[str]) -> None:
+    """No memory may overwrite another, nor a text."""
+    taken: dict[Path, str] = {}
+    sources = {Path(text.name).resolve() for text in texts}
+    for text in texts:
+        target = text.target.resolve()
+        if target in taken:
+            raise ValueError(f"{text.name}: its memory would overwrite that of {taken[target]}, {text.target}")
+        if target in sources:
+            raise ValueError(f"-o: expected another file than the texts, got {text.target}")
+        taken[target] = text.name

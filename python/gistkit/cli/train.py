@@ -1,0 +1,164 @@
+"""`gistkit train`: trains a compressor."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gistkit.cli.arguments import LAYOUTS, add_command, device, number, positive
+from gistkit.cli.models import DTYPES, METHODS, add_model_name, load_model, model_errors
+
+EXAMPLES = """\
+example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
+example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
+example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
+example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
+RECIPE = ("steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "min_length", "max_length", "seed")
+SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
+DATA = ("text", "dataset", "questions", "limit")
+OPTIONS = (
+    "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "keep", "tensorboard",
+)  # fmt: skip
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
+    parser.set_defaults(if_interrupted="; --resume goes on from the last checkpoint")
+    add_model_name(parser)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where torch has it)")
+    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder (default: %(default)s)")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument(
+        "--preset", default="pretrain",
+        help="what all else starts from: pretrain or finetune (the papers'), or smollm2-small (default: %(default)s)",
+    )  # fmt: skip
+    _add_data(parser.add_argument_group("data"))
+    _add_settings(parser.add_argument_group("compressor"))
+    _add_recipe(parser.add_argument_group("schedule (default: the preset's)"))
+    _add_options(parser.add_argument_group("run"))
+
+
+def _add_data(group: Any) -> None:
+    group.add_argument(
+        "--text", type=Path, help="text file, or folder of .txt, .md and .rst (default: Python's topics)"
+    )
+    group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
+    group.add_argument("--limit", type=positive, metavar="N", help="read at most so many training tokens")
+    group.add_argument(
+        "--questions", type=Path, metavar="FILE", help="JSON lines of context, question and answers, for the loss qa"
+    )
+
+
+def _add_settings(group: Any) -> None:
+    group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained one to go on from")
+    group.add_argument("--method", choices=METHODS, help="default: x500")
+    group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
+    group.add_argument("--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa")
+    group.add_argument("--chunk", type=positive, help="chunk size in tokens")
+    group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
+    group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
+    group.add_argument("--window", type=positive, help="tokens of a context that are compressed; the rest is kept")
+    group.add_argument(
+        "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"
+    )
+
+
+def _add_recipe(group: Any) -> None:
+    for name, kind, purpose in (
+        ("steps", positive, "updates"),
+        ("batch", positive, "passages a step"),
+        ("learning-rate", number(0), "of AdamW, constant after the warm-up"),
+        ("warmup", whole, "steps of linear warm-up"),
+        ("weight-decay", number(0), "of AdamW"),
+        ("clip", number(0), "largest norm of the gradient"),
+        ("min-length", positive, "shortest passage in tokens, context and continuation together"),
+        ("max-length", positive, "longest passage in tokens"),
+        ("seed", whole, "of new weights and batches"),
+    ):
+        group.add_argument(f"--{name}", type=kind, metavar="N", help=purpose)
+
+
+def _add_options(group: Any) -> None:
+    group.add_argument("--precision", choices=("no", "bf16"), help="bf16: mixed precision (default: the launcher's)")
+    group.add_argument("--accumulate", type=positive, metavar="N", help="passes a step, to save memory (default: 1)")
+    group.add_argument(
+        "--gradient-checkpointing", action="store_true", default=None, help="run layers again backward, to save memory"
+    )
+    group.add_argument("--eval-every", type=positive, metavar="N", help="steps between held-out losses (default: 500)")
+    group.add_argument("--held-out", type=positive, metavar="N", help="rows of each of them (default: 64)")
+    group.add_argument("--save-every", type=positive, metavar="N", help="steps between checkpoints (default: 500)")
+    group.add_argument("--keep", type=positive, metavar="N", help="checkpoints kept (default: 2)")
+    group.add_argument(
+        "--tensorboard", action="store_true", default=None, help="write event files beside metrics.jsonl"
+    )
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
+    return int(text)
+
+
+def losses(text: str) -> dict[str, float]:
+    """{name: weight} of "ae,compression=0.5"."""
+    found: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, weight = part.partition("=")
+        try:
+            found[name.strip()] = float(weight or 1)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected a number after {name}=, got {weight!r}") from None
+    return found
+
+
+def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    settings = _given(arguments, SETTINGS)
+    made = _given(arguments, ("method", "layout"))
+    if arguments.compressor is not None:
+        for name, value in (made | settings).items():
+            if name != "losses":
+                raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
+    if arguments.device is not None:
+        device(arguments.device)
+
+    import torch
+    from accelerate import PartialState
+
+    from gistkit import train
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu")
+    if settings.pop("end_token", False):
+        if tokenizer.eos_token_id is None:
+            raise ValueError("--end-token: expected a tokenizer with an end token, got one without")
+        settings["end_token"] = tokenizer.eos_token_id
+    with model_errors():
+        result = train.run(
+            model,
+            tokenizer,
+            arguments.out,
+            preset=arguments.preset,
+            recipe=_given(arguments, RECIPE),
+            compressor=settings,
+            start=arguments.compressor,
+            resume=arguments.resume,
+            cpu=arguments.device == "cpu" or not torch.cuda.is_available(),
+            **made,
+            **_given(arguments, DATA),
+            **_given(arguments, OPTIONS),
+        )
+    if not PartialState().is_main_process:
+        return 0
+    found = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
+    print(
+        f"{result.steps} steps, {result.seconds:.0f} s of training; held-out losses in nats a token: {found or 'none'}"
+    )
+    print(f"Written: {result.folder / 'metrics.jsonl'}, {result.folder / 'compressor'}")
+    return 0

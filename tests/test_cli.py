@@ -1,0 +1,404 @@
+"""The command `gistkit` on a small random model: compress, ask, and what is said of mistakes."""
+
+import io
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from gistkit import cli, compress
+from gistkit.cli import arguments, ask
+from gistkit.cli.models import METHODS, new_compressor
+from gistkit.compress import Compressor, FiveHundredX, Memory
+from gistkit.evaluate.data import QUESTION
+from gistkit.layouts.positions import SCHEMES
+from gistkit.train import read_metrics
+
+TEXT = "Memory tokens stand for the text before them, and are asked in its place. " * 2
+
+
+def byte_tokenizer():
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+
+
+def small_llama(**changes):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=257, bos_token_id=None, eos_token_id=256, initializer_range=0.3, **sizes | changes)
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model and its tokenizer as a user has them, and a compressor of each method around it."""
+    root = tmp_path_factory.mktemp("model")
+    small_llama().save_pretrained(root)
+    byte_tokenizer().save_pretrained(root)
+    model = AutoModelForCausalLM.from_pretrained(root)
+    for method in ("x500", "icae"):
+        compressor = new_compressor(model, method, chunk=20, ratio=5, layout="epl", lora=4)
+        with torch.no_grad():
+            for name, parameter in compressor.trainable():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.1)
+        compressor.save_pretrained(root / method)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def run(folder, capsys, monkeypatch):
+    """Runs a command on the small model; returns (status, standard output, standard error)."""
+
+    def call(command, *words, stdin=None):
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        status = cli.main([command, *map(str, words), "--model", str(folder)])
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture
+def report(tmp_path):
+    path = tmp_path / "report.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def load(folder, method="x500"):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return Compressor.from_pretrained(folder / method, model).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def expected(folder, prompt, *, method="x500", task="qa", text=TEXT, tokens=12, **settings):
+    """The answer as the Python API gives it."""
+    compressor, tokenizer = load(folder, method)
+    ids = None if prompt is None else [tokenizer(prompt)["input_ids"]]
+    memory = compressor.encode([tokenizer(text)["input_ids"]])
+    answer = compressor.generate(memory, ids, task=task, max_new_tokens=tokens, stop_tokens=[256], **settings)
+    return tokenizer.decode(answer[0].tolist(), skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("method", ["x500", "icae"])
+def test_compress_then_ask_is_the_python_api(folder, run, report, method):
+    memory = report.with_suffix(".gist")
+    status, shown, complaints = run("compress", report, "-o", memory, "--compressor", folder / method)
+    assert status == 0 and "UNTRAINED" not in complaints
+    loaded = Memory.load(memory)
+    tokens = len(TEXT)
+    assert loaded.lengths == (-(-tokens // 20) * 4,) and loaded.context_lengths == (tokens,)
+    assert f"{report} -> {memory}: {tokens} tokens to {loaded.lengths[0]} memory tokens" in shown
+    assert f"{loaded.nbytes / 1e3:.3g} kB, the full cache has {loaded.full_cache_bytes / 1e3:.3g} kB" in shown
+
+    words = ("--compressor", folder / method, "--max-new-tokens", 12)
+    status, shown, _ = run("ask", memory, "Who asks?", *words)
+    answer = expected(folder, QUESTION.format(question="Who asks?"), method=method)
+    assert status == 0 and shown == answer + "\n" and answer.strip()
+    _, shown, _ = run("ask", memory, "Who asks?", *words, "--template", "{question} - ")
+    assert shown == expected(folder, "Who asks? - ", method=method) + "\n"
+    _, shown, _ = run("ask", memory, "--task", "ae", *words)
+    assert shown == expected(folder, None, method=method, task="ae") + "\n"
+
+
+def test_five_lines_of_python(folder, tmp_path):
+    model, tokenizer, text = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), TEXT
+    compressor = Compressor.from_pretrained(folder / "x500", model)
+    memory = compressor.encode(tokenizer(text))
+    memory.save(tmp_path / "report.gist")
+    answer = compressor.generate(Memory.load(tmp_path / "report.gist"), tokenizer("Who?"), task="qa", max_new_tokens=5)
+    assert isinstance(compressor, FiveHundredX) and answer.shape[0] == 1 and 1 <= answer.shape[1] <= 5
+
+
+def test_questions_come_from_arguments_or_lines(folder, run, report):
+    memory, words = report.with_suffix(".gist"), ("--compressor", folder / "x500", "--max-new-tokens", 6)
+    run("compress", report, *words[:2])
+    answers = [expected(folder, QUESTION.format(question=q), tokens=6) for q in ("Who?", "When?")]
+    wanted = f"> Who?\n{answers[0]}\n> When?\n{answers[1]}\n"
+    assert run("ask", memory, "Who?", "When?", *words)[1] == wanted
+    assert run("ask", memory, "Who?", *words, "When?")[1] == run("ask", memory, *words, "Who?", "When?")[1] == wanted
+    with pytest.raises(SystemExit):
+        run("ask", memory, *words, "Who?", "--wrong")
+    assert run("ask", memory, *words, stdin="Who?\n\n When?")[1] == wanted
+
+
+def test_several_memories_are_one_context(folder, run, tmp_path):
+    words = ("--compressor", folder / "x500", "--max-new-tokens", 10)
+    for name, text in (("a", TEXT), ("b", "Another text altogether, short.")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert run("compress", tmp_path / "a.txt", tmp_path / "b.txt", *words[:2])[0] == 0
+    paths = [tmp_path / "a.gist", tmp_path / "b.gist"]
+    _, shown, _ = run("ask", paths[0], "--with", paths[1], "--task", "lm", *words)
+    compressor, tokenizer = load(folder)
+    joined = compressor.join([Memory.load(path) for path in paths])
+    answer = compressor.generate(joined, task="lm", max_new_tokens=10, stop_tokens=[256])
+    assert shown == tokenizer.decode(answer[0].tolist(), skip_special_tokens=True) + "\n"
+    assert shown != run("ask", paths[0], "--task", "lm", *words)[1]
+
+
+def test_samples_depend_on_the_seed_alone(folder, run, report):
+    words = ("--compressor", folder / "x500", "--task", "lm", "--max-new-tokens", 12)
+    run("compress", report, *words[:2])
+    sample = lambda *more: run("ask", report.with_suffix(".gist"), *words, *more)[1]  # noqa: E731
+    greedy = sample()
+    assert greedy == sample("--temperature", 0, "--seed", 1) == sample("--top-p", 1e-6)
+    assert sample("--temperature", 2) == sample("--temperature", 2) != greedy
+    assert sample("--temperature", 2) != sample("--temperature", 2, "--seed", 1)
+
+
+def same(first, second):
+    assert (first.source, first.lengths, first.context_lengths) == (
+        second.source,
+        second.lengths,
+        second.context_lengths,
+    )
+    for ours, theirs in zip(first.tensors, second.tensors, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["x500", "icae"])
+def test_a_folder_in_batches_equals_one_by_one(folder, run, tmp_path, method):
+    texts = tmp_path / "texts"
+    (texts / "deep").mkdir(parents=True)
+    for index, length in enumerate((7, 90, 40, 5, 130, 41)):
+        (texts / ("deep" if index % 2 else ".") / f"{index}.txt").write_text((TEXT * 2)[index : index + length])
+    (texts / "other.md").write_text("not asked for")
+    words = ("--compressor", folder / method)
+    status, shown, _ = run("compress", texts, "-o", tmp_path / "batched", *words, "--batch-tokens", 200)
+    assert status == 0 and "6 texts: 313 tokens to " in shown
+    written = sorted(path.relative_to(tmp_path / "batched") for path in (tmp_path / "batched").rglob("*.gist"))
+    assert len(written) == 6 and Path("deep/1.gist") in written
+    for path in written:
+        run("compress", (texts / path).with_suffix(".txt"), *words)
+        same(Memory.load(tmp_path / "batched" / path), Memory.load(texts / path))
+
+
+def test_batches_hold_every_row_once_within_the_limit():
+    lengths = [5, 100, 30, 31, 2, 2, 400, 70]
+    found = list(cli.compress.batches(lengths, 120))
+    assert found == [[6], [1], [7], [3, 2, 0], [4, 5]]
+
+
+def test_standard_input_and_untrained_compressors(run, tmp_path, report):
+    memories = []
+    for name in ("first", "second"):
+        status, shown, complaints = run(
+            "compress", "-", "-o", tmp_path / f"{name}.gist", "--ratio", 4, "--chunk", 20, "--layout", "dpl", stdin=TEXT
+        )
+        assert status == 0 and "gistkit: warning: the compressor is UNTRAINED" in complaints
+        assert "standard input -> " in shown
+        memories.append(Memory.load(tmp_path / f"{name}.gist"))
+    same(*memories)
+    source = memories[0].source
+    assert (source.method, source.layout, source.chunk, source.memory_tokens) == ("x500", "dpl", 20, 5)
+    status, shown, complaints = run("ask", tmp_path / "first.gist", "Who?", "--max-new-tokens", 3)
+    assert status == 0 and "UNTRAINED" in complaints and shown.strip()
+
+
+def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys):
+    words = ("--compressor", folder / "x500")
+    run("compress", report, *words)
+    memory = report.with_suffix(".gist")
+    other = tmp_path / "other"
+    small_llama(hidden_size=48).save_pretrained(other)
+    byte_tokenizer().save_pretrained(other)
+    assert cli.main(["ask", str(memory), "Who?", "--model", str(other)]) == 2
+    assert one_line(capsys.readouterr().err.splitlines()[-1:], f"{memory}: expected one made with ")
+    status, _, complaints = run("ask", memory, "Who?", "--compressor", folder / "icae")
+    assert status == 2 and one_line(complaints.splitlines()[-1:], f"{memory}: expected one made with ")
+    memory.write_bytes(memory.read_bytes()[:-9])
+    status, _, complaints = run("ask", memory, "Who?", *words)
+    assert status == 2 and one_line(complaints.splitlines(), f"{memory}: expected a memory file")
+    status, _, complaints = run("ask", report, "Who?", *words)
+    assert status == 2 and one_line(complaints.splitlines(), f"{report}: expected a memory file")
+
+
+def one_line(lines, text):
+    return len(lines) == 1 and lines[0].startswith("gistkit: ") and text in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compress", "{tmp}/none.txt"], "none.txt: expected a text file or a folder of them, got none there"),
+        (["compress", "{tmp}/empty.txt"], "empty.txt: expected a text to compress, got an empty one"),
+        (["compress", "{tmp}/latin.txt"], "latin.txt: expected UTF-8 text, got byte 0xe9 at 3"),
+        (["compress", "{tmp}/ok.txt"], "ok.txt: expected at least 5 tokens, what one memory token stands for, got 4"),
+        (["compress", "{tmp}/bare"], "bare: expected files that match '**/*.txt', got none; --glob says which to take"),
+        (["compress", "-"], "-o: expected a file for the memory of standard input, got none"),
+        (["compress", "{tmp}/ok.txt", "-o", "{tmp}/ok.txt"], "-o: expected another file than the texts, got "),
+        (["compress", "{tmp}/ok.txt", "{tmp}/ok.md"], "ok.md: its memory would overwrite that of "),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/no"], "--compressor: expected a folder with a trained"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--ratio", "4"], "--ratio: expected none beside"),
+        (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
+        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, got none there"),
+        (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
+        (["ask", "{tmp}/none.gist", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (tmp_path / "bare").mkdir()
+    for name in ("ok.txt", "ok.md"):
+        (tmp_path / name).write_text("text")
+    status, shown, complaints = run(*(word.replace("{tmp}", str(tmp_path)) for word in words))
+    assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
+    assert not list(tmp_path.glob("*.gist"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compress", "x", "--ratio", "0.5"], "expected a number of at least 1, got '0.5'"),
+        (["compress", "x", "--ratio", "nan"], "expected a number of at least 1, got 'nan'"),
+        (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
+        (["ask", "x", "--max-new-tokens", "0"], "expected a whole number of at least 1, got '0'"),
+        (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
+    ],
+)
+def test_wrong_values_are_told_by_the_parser(run, words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(*words)
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_models_that_are_not_there(report, tmp_path, capsys):
+    assert cli.main(["compress", str(report), "--model", str(tmp_path / "none")]) == 2
+    assert one_line(capsys.readouterr().err.splitlines(), "--model: expected a folder with a model, got ")
+    assert cli.main(["compress", str(report), "--model", str(tmp_path)]) == 2
+    assert one_line(capsys.readouterr().err.splitlines(), "--model: expected smollm2, or a decoder model that ")
+
+
+def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
+    for module, told in (("peft", "pip install 'gistkit[hf]' brings it"), ("nowhere", "pip install nowhere brings it")):
+
+        def fail(_, name=module):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")
+
+        monkeypatch.setattr("gistkit.cli.info._run", fail)
+        assert cli.main(["info"]) == 2
+        assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; {told}")
+
+
+def test_train_evaluate_compress_ask(run, tmp_path):
+    book, out = tmp_path / "book.txt", tmp_path / "run"
+    book.write_text(" ".join(f"{TEXT}{number}" for number in range(60)))
+    schedule = ("--batch", 2, "--min-length", 40, "--max-length", 40, "--learning-rate", 1e-3, "--warmup", 0)
+    size = ("--chunk", 20, "--ratio", 5, "--lora", 4, "--losses", "ae=1,compression=0.5", "--eval-every", 2)
+    words = ("--text", book, "--out", out, "--device", "cpu", *schedule, *size)
+    status, shown, _ = run("train", *words, "--steps", 3)
+    assert status == 0 and "3 steps, " in shown and f"{out / 'metrics.jsonl'}, {out / 'compressor'}" in shown
+    status, shown, _ = run("train", *words, "--steps", 4, "--resume")
+    steps = [record["step"] for record in read_metrics(out / "metrics.jsonl") if "loss" in record]
+    assert status == 0 and "4 steps, " in shown and steps == [1, 2, 3, 4]
+
+    trained = ("--compressor", out / "compressor")
+    measured = tmp_path / "found" / "evaluation.json"
+    words = (*trained, "--text", book, "--examples", 3, "--max-new-tokens", 4, "--out", measured)
+    status, shown, _ = run("evaluate", *words, "--continuation", 10, "--baselines", "full")
+    report = json.loads(measured.read_text())
+    assert status == 0 and [row["method"] for row in report["rows"]] == ["FiveHundredX EPL 5x", "FullContext"]
+    assert report["rows"][0]["counts"] == {
+        "examples": 3,
+        "ae_examples": 3,
+        "ae_tokens": 60,
+        "lm_examples": 3,
+        "lm_tokens": 30,
+    }
+    assert f"{report['rows'][0]['metrics']['ae_loss']:.3f}" in shown and "| FullContext " in shown
+    status, shown, _ = run("evaluate", *words, "--cloze", "--tasks", "qa", "--baselines", "")
+    assert status == 0 and "QA EM" in shown
+
+    assert run("compress", book, *trained)[0] == 0
+    assert run("ask", book.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["train", "--compressor", "x", "--chunk", "9"],
+            "--chunk: expected none beside --compressor, which has its own",
+        ),
+        (["train", "--preset", "x"], "preset: expected one of pretrain, "),
+        (["train", "--text", "{tmp}/none"], "none"),
+        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, got "),
+        (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
+        (["evaluate", "--questions", "x", "--context", "9"], "--context: expected none beside --questions, got 9"),
+        (["evaluate", "--questions", "{tmp}/none"], "none"),
+        (["evaluate", "--context", "900000"], "--context: expected at most the held-out tenth of pydoc_data.topics "),
+    ],
+)
+def test_mistakes_of_training_and_evaluation(run, tmp_path, words, message):
+    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
+    status, shown, complaints = run(*words, "--out", tmp_path / "out")
+    assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
+
+
+def commands(parser=None, path=()):
+    """Every command, as the words that call it."""
+    parser = parser or cli.parser()
+    groups = [action for action in parser._actions if isinstance(action.choices, dict)]
+    return [
+        found for group in groups for name, sub in group.choices.items() for found in commands(sub, (*path, name))
+    ] or [path]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_help_has_an_example_that_the_parser_takes(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and f"gistkit {' '.join(command)}" in shown.split("example: ", 1)[1]
+
+
+def test_the_parser_loads_nothing_heavy():
+    code = "import sys; from gistkit import cli; cli.parser(); print({'torch', 'transformers'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.stdout.strip() == "set()", shown.stderr
+
+
+def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
+    calls = []
+    fake = types.SimpleNamespace(run_demo=lambda **settings: calls.append(settings))
+    monkeypatch.setitem(sys.modules, "gistkit.studies.smollm2", fake)
+    monkeypatch.setattr("gistkit.studies.smollm2", fake, raising=False)
+    assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
+    assert calls == [{"out": tmp_path, "preset": "short", "device": "cpu", "seeds": 1, "resume": True}]
+    assert cli.main(["demo", "--model", "smollm2", "--steps", "5"]) == 2
+    assert cli.main(["demo", "--model", "smollm2", "--layouts", "dpl,epl"]) == 2
+    assert cli.main(["demo", "--preset", "short"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert one_line(lines[:1], "--steps: expected it with --model tiny alone, got 5")
+    assert one_line(lines[1:2], "--layouts: expected it with --model tiny alone")
+    assert one_line(lines[2:], "--preset: expected it with --model smollm2 alone, got 'short'")
+
+
+def test_names_are_those_of_the_package():
+    assert arguments.LAYOUTS == SCHEMES and set(METHODS) == set(compress.METHODS)
+
+
+def test_stop_tokens_are_all_ends_of_sequence(folder):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model.generation_config.eos_token_id = [3, 256]
+    assert ask.stop_tokens(model, tokenizer) == [3, 256]
