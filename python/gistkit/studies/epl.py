@@ -6,6 +6,7 @@ position ids differ between the runs of a seed (Position IDs Matter, Tables 1-3 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +27,7 @@ class Recipe(Schedule):
     rope_theta: float = 1e4
 
 
-def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
+def build_compressor(recipe: Recipe, layout: str, seed: int, losses: Sequence[str] = ("ae",)) -> Compressor:
     """The untrained model of a seed: the same weights whatever the layout."""
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -47,4 +48,4 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
         for name, parameter in model.named_parameters():
             if name.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.mul_((2 * recipe.layers) ** -0.5)
-    return ICAE(model, chunk=recipe.chunk, ratio=recipe.ratio, layout=layout, losses=("ae",), lora=None)
+    return ICAE(model, chunk=recipe.chunk, ratio=recipe.ratio, layout=layout, losses=losses, lora=None)

@@ -25,11 +25,15 @@ GOAL = 1.0
 
 @dataclass(frozen=True)
 class Schedule:
-    """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when."""
+    """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when.
+
+    `continuation` tokens follow each chunk, for the lm loss.
+    """
 
     steps: int = 450
     chunk: int = 80
     ratio: int = 5
+    continuation: int = 0
     batch: int = 16
     learning_rate: float = 2e-3
     warmup: int = 30
@@ -47,8 +51,8 @@ Build = Callable[[Any, str, int], Compressor]
 class Run:
     """What one layout and seed gave. Losses are held-out, in nats a token (the demo's tokens are bytes).
 
-    `curve` holds (step, loss, accuracy) over the recipe's `eval_chunks`; `loss` and `accuracy` are those of the trained
-    model over `final_chunks`.
+    `losses` are those it trained on, by name. `curve` holds (step, loss, accuracy) of reconstruction over the recipe's
+    `eval_chunks`; `loss` and `accuracy` are those of the trained model over `final_chunks`.
     """
 
     layout: str
@@ -57,6 +61,7 @@ class Run:
     loss: float = float("nan")
     accuracy: float = float("nan")
     greedy_accuracy: float = float("nan")
+    losses: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     parameters: int = 0
     passage: dict[str, str] = field(default_factory=dict)
@@ -80,6 +85,22 @@ def evaluate(compressor: Compressor, chunks: Tensor, *, batch: int = 64) -> tupl
     return loss / chunks.numel(), correct / chunks.numel()
 
 
+def _losses(compressor: Compressor, rows: Tensor) -> dict[str, Tensor]:
+    """The losses of passages [B, chunk + continuation]."""
+    context, after = rows[:, : compressor.chunk], rows[:, compressor.chunk :]
+    return compressor(context, continuation_ids=after if after.shape[1] else None)
+
+
+@torch.no_grad()
+def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) -> dict[str, float]:
+    """The compressor's losses over passages [n, chunk + continuation], in nats a token, by name."""
+    total: dict[str, float] = {}
+    for part in rows.split(batch):
+        for name, value in _losses(compressor, part).items():
+            total[name] = total.get(name, 0.0) + float(value) * len(part)
+    return {name: value / len(rows) for name, value in total.items()}
+
+
 def train(
     recipe: Schedule,
     build: Build,
@@ -97,7 +118,8 @@ def train(
     parameters = [parameter for _, parameter in compressor.trainable()]
     optimizer = adamw(parameters, recipe.learning_rate, recipe.weight_decay)
     # Drawn at once: a resumed run finds those of its step.
-    end = corpus.train.numel() - recipe.chunk + 1
+    length = recipe.chunk + recipe.continuation
+    end = corpus.train.numel() - length + 1
     generator = torch.Generator().manual_seed(1000 + seed)
     starts = torch.randint(0, end, (recipe.steps, recipe.batch), generator=generator)
     chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
@@ -128,13 +150,14 @@ def train(
                 break
             for group in optimizer.param_groups:
                 group["lr"] = warmed_up(recipe.learning_rate, step, recipe.warmup)
-            rows = corpus.passages(starts[step], recipe.chunk).to(device)
+            rows = corpus.passages(starts[step], length).to(device)
             optimizer.zero_grad()
-            compressor(rows)["loss"].backward()
+            _losses(compressor, rows)["loss"].backward()
             torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
             optimizer.step()
             bar.update()
         run.loss, run.accuracy = evaluate(compressor, chunks)
+        run.losses = held_out_losses(compressor, corpus.chunks(length, count=recipe.final_chunks).to(device))
         _reconstruct(run, compressor, corpus, chunks[: recipe.eval_chunks])
         _track(run, compressor, chunks[: recipe.eval_chunks])
     return run
