@@ -18,7 +18,8 @@ from masks import FEW
 from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
-from gistkit.studies.report import format_table, read_json, table_rows
+from gistkit.evaluate.report import format_table
+from gistkit.studies.report import read_json, table_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

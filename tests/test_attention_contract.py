@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import gistkit
+import gistkit.ops
 from gistkit import Plan
 
 

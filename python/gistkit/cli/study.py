@@ -50,6 +50,7 @@ def _add_common(parser: argparse.ArgumentParser, out: Path) -> None:
 def run_epl(arguments: argparse.Namespace) -> int:
     """Trains, prints the table and leaves results and pictures in --out."""
     # All that the end needs is loaded before the training starts.
+    from gistkit.evaluate.report import format_table
     from gistkit.studies import epl, report
     from gistkit.studies import runs as training
     from gistkit.train.data import load_corpus
@@ -70,7 +71,7 @@ def run_epl(arguments: argparse.Namespace) -> int:
         runs.append(run)
         report.write_json(out / "results.json", runs, recipe, corpus)
     print()
-    print(report.format_table(report.table_rows(runs)))
+    print(format_table(report.table_rows(runs)))
     print("\nOne held-out passage, reconstructed greedily:")
     print(report.format_passages(runs))
     print()
@@ -83,6 +84,7 @@ def run_epl(arguments: argparse.Namespace) -> int:
 
 def run_compression_loss(arguments: argparse.Namespace) -> int:
     """Trains every setting, prints the table and leaves results in --out."""
+    from gistkit.evaluate.report import format_table
     from gistkit.studies import compression_loss as study
     from gistkit.studies import report
     from gistkit.studies import runs as training
@@ -97,7 +99,7 @@ def run_compression_loss(arguments: argparse.Namespace) -> int:
     ):
         runs.append(run)
         report.write_json(out / "results.json", runs, recipe, corpus, study="compression-loss")
-    print("\n" + report.format_table(study.table_rows(runs)))
+    print("\n" + format_table(study.table_rows(runs)))
     print("\nHeld-out losses in nats a byte; in brackets a loss that was not trained on.")
     print(f"Written: {out / 'results.json'}")
     return 0

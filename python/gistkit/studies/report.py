@@ -69,14 +69,6 @@ def table_rows(runs: Sequence[Run], method: str = "icae") -> list[list[str]]:
     return rows
 
 
-def format_table(rows: list[list[str]]) -> str:
-    """The rows as a Markdown table with aligned columns."""
-    width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    line = lambda row: "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, width, strict=True)) + " |"  # noqa: E731
-    rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
-    return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
-
-
 def format_passages(runs: Sequence[Run]) -> str:
     """The same held-out passage as each layout reconstructs it (first seed), greedily."""
     first = {run.layout: run for run in reversed(runs)}

@@ -17,6 +17,7 @@ import torch
 from peft import LoraConfig
 
 from gistkit.compress import METHODS, Compressor
+from gistkit.evaluate.report import format_table
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies import report
 from gistkit.studies.runs import Schedule, run_study
@@ -108,7 +109,7 @@ def run_demo(out: Path, preset: str = "short", *, device: str = "cpu", seeds: in
     for run in studied:
         runs.append(run)
         report.write_json(out / "results.json", runs, chosen, corpus, study="smollm2")
-    print(report.format_table(report.table_rows(runs, chosen.method)))
+    print(format_table(report.table_rows(runs, chosen.method)))
     print("\nOne held-out passage, reconstructed greedily:")
     print(report.format_passages(runs))
     print()
