@@ -70,6 +70,8 @@ def run(
         raise ValueError(
             f"questions: expected {wanted} the loss qa, got {questions} with the losses {settings['losses']}"
         )
+    if start is not None and (unknown := sorted(set(compressor or {}) - {"losses"})):
+        raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     # The same new weights whatever was drawn before, in every process.
