@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,8 @@ def run(
             made = METHODS[method](model, layout=layout, **settings)
         else:
             made = _started(Path(start), model, settings["losses"])
+    # One bar, not one a process.
+    progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
     if questions is None:
         corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, progress=progress)
