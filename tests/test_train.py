@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,27 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
         gistkit.train.Trainer  # noqa: B018
 
 
+def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
+    written = {}
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            assert (folder, purge_step) == (str(tmp_path / "tensorboard"), None)
+
+        def add_scalar(self, tag, value, step):
+            written[tag, step] = value
+
+        def close(self):
+            written["closed"] = True
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    train(tmp_path, recipe=dataclasses.replace(RECIPE, steps=1), tensorboard=True)
+    before, step, after = read_metrics(tmp_path / "metrics.jsonl")
+    assert written["train/ae", 1] == step["ae"] and written["train/grad_norm", 1] == step["grad_norm"]
+    assert (written["held_out/lm", 0], written["held_out/lm", 1]) == (before["held_out"]["lm"], after["held_out"]["lm"])
+    assert written["closed"] and ("train/step", 1) not in written
+
+
 def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
     changes = {"steps": 2, "batch": 2, "min_length": 16, "max_length": 32}
@@ -262,6 +284,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
         ({"method": "gist"}, "method: expected one of icae, x500, got 'gist'"),
         ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
         ({"preset": "finetune"}, "questions: expected a file for the loss qa, got None"),
+        ({"start": tmp_path, "compressor": {"chunk": 8}}, "compressor: expected losses alone beside start, .*'chunk'"),
     ]:
         with pytest.raises(ValueError, match=message):
             run(model, None, tmp_path / "c", **arguments)

@@ -136,7 +136,7 @@ def _method(cls: type[Compressor], name: str, folder: Path) -> type[Compressor]:
     return known[name]
 
 
-def _subclasses(cls: type) -> set[type]:
+def _subclasses(cls: type) -> set[Any]:
     children: list[type] = cls.__subclasses__()
     return {kind for child in children for kind in {child} | _subclasses(child)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from gistkit.train.data import Corpus
 IGNORE = -100
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
+# The loss that reads each of the others.
+READERS = {"continuation_ids": "lm", "question_ids": "qa", "answer_ids": "qa"}
 
 Batch = dict[str, Tensor]
 
@@ -98,6 +101,11 @@ def check_size(size: int, seed: int) -> None:
         raise ValueError(f"size: expected at least 1 row a batch, got {size}")
     if seed < 0:
         raise ValueError(f"seed: expected a number of at least 0, got {seed}")
+
+
+def needed(batch: Batch, losses: Collection[str]) -> Batch:
+    """The part of a batch that these losses read."""
+    return {name: tensor for name, tensor in batch.items() if name not in READERS or READERS[name] in losses}
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:

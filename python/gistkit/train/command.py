@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,8 @@ def run(
         raise ValueError(
             f"questions: expected {wanted} the loss qa, got {questions} with the losses {settings['losses']}"
         )
+    if start is not None and (unknown := sorted(set(compressor or {}) - {"losses"})):
+        raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     # The same new weights whatever was drawn before, in every process.
@@ -79,6 +82,8 @@ def run(
             made = METHODS[method](model, layout=layout, **settings)
         else:
             made = _started(Path(start), model, settings["losses"])
+    # One bar, not one a process.
+    progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
     if questions is None:
         corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, progress=progress)

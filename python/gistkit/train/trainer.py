@@ -18,7 +18,7 @@ from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.accelerator import make_accelerator
-from gistkit.train.batches import Batches, num_tokens
+from gistkit.train.batches import Batches, needed, num_tokens
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe
@@ -60,7 +60,7 @@ class Trainer:
         compressor: its `trainable()` parameters are trained in place.
         batches: where rows come from.
         recipe: the schedule; its `batch` is the batches' size.
-        out: folder for metrics, checkpoints and the trained compressor.
+        out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
         precision: "no" or "bf16" mixed precision; None: what the launcher says, otherwise "no".
         cpu: whether to leave GPUs alone.
@@ -213,7 +213,7 @@ class Trainer:
         rate = recipe.learning_rate_at(step)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        batch = self.batches(step)
+        batch = needed(self.batches(step), self._passes.names)
         losses = self._passes.backward(batch)
         norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)
         norm = getattr(norm, "full_tensor", lambda: norm)()
@@ -241,7 +241,7 @@ class Trainer:
         if not batches:
             return
         self.compressor.eval()
-        losses = self._passes.evaluate(batches)
+        losses = self._passes.evaluate([needed(batch, self._passes.names) for batch in batches])
         found = dict(zip(self._passes.names, losses.tolist(), strict=True))
         self._found = {"loss": float(self._passes.mean(losses)), **found}
         if self.measure is not None:
