@@ -14,9 +14,21 @@ import pytest
 import torch
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-COMMANDS = tuple(
-    ("attention rope planner memory roof picture demo readme gpu registers compressor compression_loss smollm2").split()
-)
+COMMANDS = [
+    "attention",
+    "rope",
+    "planner",
+    "memory",
+    "roof",
+    "picture",
+    "demo",
+    "readme",
+    "gpu",
+    "registers",
+    "compressor",
+    "compression_loss",
+    "smollm2",
+]
 sys.path.insert(0, str(BENCHMARKS))
 
 import harness  # noqa: E402
