@@ -1,8 +1,8 @@
 """Position layouts on SmolLM2-135M, a file a run in benchmarks/results/smollm2; runs that are there are left out.
 
-Several of these may work side by side: each run is another's that has begun it.
+Several of these may work side by side, with OMP_NUM_THREADS=1 each: a run that one has begun the others leave out.
 
-example: OMP_NUM_THREADS=1 python benchmarks/smollm2.py --method x500 --layouts dpl,epl --seeds 0,1,2
+example: python benchmarks/smollm2.py --method x500 --layouts dpl,epl --seeds 0,1,2
 """
 
 from __future__ import annotations
