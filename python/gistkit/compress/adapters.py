@@ -50,6 +50,8 @@ class Adapter:
         with warnings.catch_warnings():
             # Two compressors may share one model: each has an adapter under its own name.
             warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
+            # PEFT asks transformers by a name that it deprecates.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
             self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.name)  # type: ignore[assignment]
         self._layers = _tuned(model)

@@ -61,12 +61,12 @@ class Run:
     loss: float = float("nan")
     accuracy: float = float("nan")
     greedy_accuracy: float = float("nan")
-    losses: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     parameters: int = 0
     passage: dict[str, str] = field(default_factory=dict)
     tracking: list[dict[str, float]] = field(default_factory=list)
     attention: list[list[list[float]]] = field(default_factory=list)
+    losses: dict[str, float] = field(default_factory=dict)
 
     @property
     def steps_to_goal(self) -> int | None:
