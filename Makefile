@@ -35,6 +35,10 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/attention.py --save $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --torch-isa avx2 $(ARGS)
 	$(BIN)/python benchmarks/demo.py $(filter --quick,$(ARGS))
+ifeq ($(filter --quick,$(ARGS)),)
+	$(BIN)/python benchmarks/compressor.py --save $(ARGS)
+	$(BIN)/python benchmarks/compression_loss.py --save $(ARGS)
+endif
 	$(BIN)/python benchmarks/readme.py
 
 # Torch first and by itself: a resolver that sees it as somebody's dependency may fetch another build.
