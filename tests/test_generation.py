@@ -102,3 +102,35 @@ def test_errors_say_what_was_expected():
     ]:
         with pytest.raises(ValueError, match=message):
             compressor.generate(memory, **options)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_memory_of_another_dtype_is_read_in_the_models(method):
+    compressor = method(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (2, 12)))
+    half = memory.to(dtype=torch.bfloat16)
+    expected = compressor.generate(half.to(dtype=torch.float32), max_new_tokens=4)
+    assert torch.equal(compressor.generate(half, max_new_tokens=4), expected)
+    assert half.dtype == torch.bfloat16
+
+
+def test_gradient_checkpointing_does_not_take_the_cache_away():
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=4).eval()
+    memory = compressor.encode(torch.randint(0, 50, (2, 12)))
+    expected = compressor.generate(memory, max_new_tokens=5)
+    compressor.train().gradient_checkpointing_enable()
+    assert torch.equal(compressor.generate(memory, max_new_tokens=5), expected)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in compressor.model.modules())
+
+
+def test_any_number_may_stand_behind_the_end_of_a_row_and_one_id_may_stop_it():
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (4, 12)))
+    stop = int(compressor.generate(memory, max_new_tokens=1)[0, 0])
+    memory = memory[[0, 0, 1, 2]]
+    plain = compressor.generate(memory, max_new_tokens=6, stop_tokens=[stop], pad_token=0)
+    padded = compressor.generate(memory, max_new_tokens=6, stop_tokens=stop, pad_token=-100)
+    assert (padded[0, 1:] == -100).all() and torch.equal(padded.clamp(min=0), plain)
+    for wrong in (None, "</s>", [0.5]):
+        with pytest.raises(TypeError, match="stop_tokens: expected token ids"):
+            compressor.generate(memory, stop_tokens=wrong)

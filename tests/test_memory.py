@@ -162,3 +162,16 @@ def test_a_memory_of_another_kind_or_model_is_refused(method, tmp_path):
         ValueError, match=r"memory: expected one of the base model .*of the same shape with other weights"
     ):
         other.generate(memory, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_memory_holds_no_more_than_itself_and_knows_its_model(method):
+    compressor = build(method)
+    ids = torch.randint(0, 50, (2, 24))
+    assert compressor.encode(ids).fingerprint == compressor.fingerprint()
+    memory = encode(compressor, ids)
+    for tensor in memory.tensors:
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    expected = memory.positions.clone()
+    memory.positions.zero_()
+    assert torch.equal(encode(compressor, ids).positions, expected)

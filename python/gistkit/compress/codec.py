@@ -89,7 +89,7 @@ class Codec(SharedModel, ABC):
             recorder: called with (layer index, query, key) in every layer.
         """
         memory, _, _ = self.compress(self.contexts(input_ids, attention_mask), recorder)
-        return memory if torch.is_grad_enabled() else replace(memory, fingerprint=self.fingerprint())
+        return replace(memory, fingerprint=self.fingerprint())
 
     def decode(
         self,
@@ -129,7 +129,7 @@ class Codec(SharedModel, ABC):
         batch = encoder_pass(
             rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, windows, str(self.device)
         )
-        self.check_positions(batch.last)
+        self.check_positions("input_ids", batch.last)
         columns = rows.ids.shape[1]
         embedded = self.embed(rows.ids)
         slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
@@ -145,7 +145,8 @@ class Codec(SharedModel, ABC):
             source=self.source,
             lengths=batch.lengths,
             context_lengths=rows.lengths,
-            positions=batch.positions,
+            # The pass is kept for other contexts of these lengths, the memory is its owner's.
+            positions=batch.positions.clone(),
             starts=batch.starts,
             rest=rest,
             **self._carried(hidden, keep),
@@ -169,8 +170,11 @@ class Codec(SharedModel, ABC):
         last = torch.tensor(rest.lengths, device=hidden.device)[:, None, None]
         return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + rest.ids.shape[1] :]], 1)
 
-    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows]) -> Plan:
-        """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys."""
+    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
+        """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys.
+
+        `name` is the argument that says how long the text is.
+        """
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
         self.check_readable(memory)
@@ -183,7 +187,7 @@ class Codec(SharedModel, ABC):
             )
             for row in range(memory.batch_size)
         )
-        self.check_positions(max(reader.task + sum(reader.text) for reader in readers))
+        self.check_positions(name, max(reader.task + sum(reader.text) for reader in readers))
         widths = tuple(text.ids.shape[1] for text in texts)
         windows = hf.sliding_windows(self.model)
         return decoder_plan(readers, memory.num_tokens, widths, self.carrier == "kv", windows, str(self.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import index
 from typing import Any, Protocol
 
 import torch
@@ -36,7 +37,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop_tokens: Iterable[int] = (),
+    stop_tokens: int | Iterable[int] = (),
     pad_token: int = 0,
     streamer: Streamer | None = None,
     generator: torch.Generator | None = None,
@@ -52,8 +53,8 @@ def generate(
         do_sample: sample from the distribution; greedy otherwise.
         temperature: above 0, divides the logits before sampling.
         top_k, top_p: sample among the k likeliest tokens, or the likeliest ones that hold the share p.
-        stop_tokens: a row ends after one of these.
-        pad_token: what stands behind the end of a row.
+        stop_tokens: a row ends after one of these ids; one id, or several.
+        pad_token: what stands behind the end of a row, a token id or any other number.
         streamer: is given the new tokens [B] of each step.
         generator: of the random numbers.
 
@@ -71,10 +72,12 @@ def generate(
     if memory.batch_size == 1 < prompt.batch_size:
         memory = memory.repeat(prompt.batch_size)
     check_rows("prompt_ids", prompt, memory)
-    stops = torch.tensor(sorted(set(stop_tokens)), dtype=torch.int64, device=codec.device)
+    if not torch.is_autocast_enabled(codec.device.type):
+        memory = memory.to(dtype=codec.embed.weight.dtype)
+    stops = torch.tensor(_stop_ids(stop_tokens), dtype=torch.int64, device=codec.device)
     ended = torch.zeros(memory.batch_size, dtype=torch.bool, device=codec.device)
     answer: list[Tensor] = []
-    with hf.attach(codec.model):
+    with hf.attach(codec.model), codec.without_checkpointing():
         for hidden in _hidden(codec, memory, task, prompt, max_new_tokens, answer):
             token = choose(codec.logits(hidden)).masked_fill(ended, pad_token)
             answer.append(token)
@@ -88,13 +91,20 @@ def generate(
     return torch.stack(answer, 1)
 
 
+def _stop_ids(stop_tokens: int | Iterable[int]) -> list[int]:
+    try:
+        return sorted(map(index, stop_tokens if isinstance(stop_tokens, Iterable) else [stop_tokens]))
+    except TypeError as error:
+        raise TypeError(f"stop_tokens: expected token ids, got {stop_tokens!r}") from error
+
+
 def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, answer: list[Tensor]) -> Any:
     """Yields the hidden state [B, d] that predicts each next token; `answer` holds the tokens chosen so far."""
     batch = memory.batch_size
     rest = pad(memory.rest if task != "ae" else ((),) * batch, codec.device)
     # The last new token is not fed.
     fed = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
-    plan = codec.reading_plan(memory, task, (rest, prompt, fed))
+    plan = codec.reading_plan(memory, task, (rest, prompt, fed), "max_new_tokens")
     inputs = torch.cat([codec.task_embedding(task, memory), codec.embed(rest.ids), codec.embed(prompt.ids)], 1)
     # A row's last token is that of its prompt, or of its rest, or the task token.
     last = [
@@ -113,7 +123,8 @@ def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, 
     yield out[torch.arange(batch), torch.tensor(last) + skip]
     for row in range(rows, plan.num_queries):
         step = plan.rows(row, row + 1, num_keys=keys + row + 1)
-        new = codec.embed(answer[-1][:, None])
+        # Rows that have ended are fed any token.
+        new = codec.embed(answer[-1].clamp(0, codec.vocabulary - 1)[:, None])
         yield codec.run(False, inputs_embeds=new, plan=step, past_key_values=cache).last_hidden_state[:, 0]
 
 

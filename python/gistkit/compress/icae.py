@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gistkit import hf
@@ -17,4 +18,5 @@ class ICAE(Compressor):
     carrier = "embedding"
 
     def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
-        return {"embeddings": hidden}
+        # Without gradients a copy, for a view would keep the hidden states of the context alive.
+        return {"embeddings": hidden if torch.is_grad_enabled() else hidden.clone()}

@@ -57,7 +57,7 @@ class Memory:
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
         rest: token ids of each row beyond the compressor's window, which the decoder reads as they are.
-        fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None for a memory made while training.
+        fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
     """
 
     source: Source

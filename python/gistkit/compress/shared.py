@@ -110,6 +110,18 @@ class SharedModel(nn.Module):
         disable = getattr(self.model, "activation_checkpointing_disable", None)
         (disable or self.model.gradient_checkpointing_disable)()
 
+    @contextmanager
+    def without_checkpointing(self) -> Iterator[None]:
+        """Inside, layers keep their cache, which gradient checkpointing takes from them in training mode."""
+        modules: list[Any] = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        for module in modules:
+            module.gradient_checkpointing = False
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.gradient_checkpointing = True
+
     def refuse_foreign_checkpointing(self) -> None:
         """Refuses gradient checkpointing that would run layers again without the state they first ran in."""
         for module in self.model.modules():
@@ -121,10 +133,14 @@ class SharedModel(nn.Module):
                         "gradient_checkpointing_enable(), got it switched on by the model's"
                     )
 
-    def check_positions(self, last: int) -> None:
-        """Warns of position ids that the model was not made for."""
+    def check_positions(self, name: str, last: int) -> None:
+        """Warns of position ids that the model was not made for; an error where it has a table of them."""
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and last >= limit:
+            if not hasattr(cast(Any, self.model).get_decoder(), "rotary_emb"):
+                raise ValueError(
+                    f"{name}: expected position ids below {limit}, of which the model has a table, got {last} as the last"
+                )
             warnings.warn(
                 f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
             )

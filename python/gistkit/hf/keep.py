@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 Layers = Sequence[tuple[Tensor, Tensor]]
@@ -40,7 +41,9 @@ class KeptKeys:
     def _take(self, tensor: Tensor) -> Tensor:
         if isinstance(self.rows, Tensor) and self.rows.dim() == 2:
             return tensor.take_along_dim(self.rows[:, None, :, None], 2)
-        return tensor[:, :, self.rows]
+        rows = tensor[:, :, self.rows]
+        # A view would keep the keys of all rows alive; with gradients the graph does so anyway.
+        return rows if torch.is_grad_enabled() else rows.clone()
 
     @property
     def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
