@@ -1,5 +1,6 @@
 """ICAE and 500xCompressor against a chunk-by-chunk form on transformers' own eager attention."""
 
+import numpy as np
 import pytest
 import torch
 from hf_models import additive, double_angles, tiny_llama
@@ -268,14 +269,14 @@ def test_token_loss_is_cross_entropy_in_chunks(chunk, softcap):
 def test_settings_say_what_was_expected():
     model = tiny_llama()
     for settings, message in [
-        ({"chunk": 0}, "chunk: expected at least 1 token, got 0"),
+        ({"chunk": 0}, "chunk: expected at least 1 token, a whole number, got 0"),
         ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
         ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
         ({"losses": ("ae", "kl")}, r"losses: expected some of ae, lm, compression, qa, got \('ae', 'kl'\)"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
         ({"layout": "xyz"}, "xyz"),
-        ({"window": 0}, "window: expected at least 1 token, got 0"),
+        ({"window": 0}, "window: expected at least 1 token, a whole number, got 0"),
         ({"end_token": 50}, r"end_token: expected a token id in \[0, 50\), got 50"),
         ({"lora": 0}, "lora: expected a rank >= 1, got 0"),
     ]:
@@ -328,3 +329,46 @@ def test_training_after_inference_mode(method):
         compressor.generate(compressor.encode(ids), task="ae", max_new_tokens=9)
     compressor(ids)["loss"].backward()
     assert compressor.memory_embeddings.grad.abs().sum() > 0
+
+
+def test_odd_settings_name_the_argument():
+    for settings, error, message in [
+        ({"chunk": 2.5}, ValueError, "chunk: expected at least 1 token, a whole number, got 2.5"),
+        ({"window": 2.5}, ValueError, "window: expected at least 1 token, a whole number, got 2.5"),
+        ({"ratio": float("inf")}, ValueError, "ratio: expected a number >= 1, got inf"),
+        ({"ratio": "5"}, ValueError, "ratio: expected a number >= 1, got '5'"),
+        ({"layout": "EPL"}, ValueError, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
+        ({"losses": {"ae": "1"}}, ValueError, "losses: expected weights > 0"),
+        ({"losses": {"ae": float("inf")}}, ValueError, "losses: expected weights > 0"),
+        ({"losses": None}, ValueError, "losses: expected some of"),
+        ({"end_token": 2.5}, ValueError, "end_token: expected a token id"),
+        ({"lora": "128"}, TypeError, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
+    ]:
+        with pytest.raises(error, match=message):
+            ICAE(tiny_llama(), **settings)
+    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
+        ICAE("llama")
+    with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):
+        ICAE(tiny_llama().model)
+    assert ICAE(tiny_llama(), chunk=np.int64(20), ratio=np.float32(5), losses="ae").memory_tokens == 4
+
+
+def test_odd_inputs_name_the_argument():
+    compressor = ICAE(tiny_llama(), chunk=4, ratio=2, losses=("lm",), lora=None)
+    for ids, error, message in [
+        ([], TypeError, "got an empty list"),
+        ([[1, 2, 3], 4], TypeError, "got 4 in a list"),
+        ([[2**70] * 4], ValueError, r"token ids in \[0, 50\), got one beyond 64 bits"),
+    ]:
+        with pytest.raises(error, match=f"input_ids: expected .*{message}"):
+            compressor.encode(ids)
+    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
+        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
+    assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
+        compressor(ids, continuation_ids=ids[:, :0])
+    # Nothing is asked in this batch, as in a process's share of a larger one.
+    loss = compressor(ids, continuation_ids=torch.full((2, 3), -100))["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0.0

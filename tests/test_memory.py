@@ -1,7 +1,9 @@
 """Memory: rows, joining, bytes, and files that are refused when they are not what they should be."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hf_models import tiny_llama
@@ -175,3 +177,43 @@ def test_a_memory_holds_no_more_than_itself_and_knows_its_model(method):
     expected = memory.positions.clone()
     memory.positions.zero_()
     assert torch.equal(encode(compressor, ids).positions, expected)
+
+
+def test_rows_that_are_not_there_are_named():
+    memory = encode(build(ICAE), CONTEXTS)
+    assert memory[np.int64(1)].lengths == memory.lengths[1:2]
+    for rows, error in ((3, IndexError), ([0, 7], IndexError), (0.5, TypeError)):
+        with pytest.raises(error, match="rows: expected some of 3 rows"):
+            memory[rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_and_tokens_that_a_model_cannot_read_are_refused(method):
+    compressor = build(method)
+    memory = encode(compressor, CONTEXTS)
+    short = memory._with(lambda tensor: tensor[..., :-1])
+    other = next(kind for kind in METHODS if kind is not method)
+    swapped = encode(build(other), CONTEXTS)
+    for wrong in (short, replace(memory, embeddings=swapped.embeddings, layers=swapped.layers)):
+        with pytest.raises(ValueError, match=r"memory: expected .* tensors"):
+            compressor.generate(wrong, max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"memory: expected token ids in \[0, 50\), got 50"):
+        compressor.generate(replace(memory, rest=((50,), (), ())), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"chunk": 0}, {"chunk": "6"}, {"memory_tokens": 0}, {"layout": None}, {"starts": 1e400}, {"starts": -1}]
+)
+def test_numbers_in_a_file_are_checked(change, tmp_path):
+    path = tmp_path / "m.gist"
+    encode(build(ICAE), CONTEXTS).save(path)
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    content = json.loads(header["memory"])
+    if "starts" in change:
+        content["starts"] = [change["starts"]] * 3
+    else:
+        content["source"] |= change
+    save_file(tensors, path, metadata=header | {"memory": json.dumps(content)})
+    with pytest.raises(ValueError, match="expected the contents of a memory"):
+        Memory.load(path)

@@ -63,8 +63,8 @@ class Compressor(Codec):
         loss_weights = check_losses(losses)
         super().__init__(model, chunk, ratio, layout, lora, window)
         self.loss_weights = loss_weights
-        if end_token is not None and not 0 <= end_token < self.vocabulary:
-            raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token}")
+        if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
+            raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
         self.end_token = end_token
         self.compression_head: CompressionHead | JointHead | None = None
         if "compression" in loss_weights:
@@ -153,6 +153,8 @@ class Compressor(Codec):
         rows = label_rows(name, ids, vocabulary=self.vocabulary, device=self.device)
         if rows.batch_size != contexts.batch_size:
             raise ValueError(f"{name}: expected {contexts.batch_size} rows as input_ids has, got {rows.batch_size}")
+        if not rows.ids.shape[1] and name != "question_ids":
+            raise ValueError(f"{name}: expected tokens to predict, got empty rows")
         return rows
 
     def _ended(self, rows: Rows) -> Rows:

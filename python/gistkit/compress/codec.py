@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.checks import check_divides
+from gistkit.compress.checks import check_count, check_divides
 from gistkit.compress.memory import Memory, Source
 from gistkit.compress.plans import Reader, decoder_plan, encoder_pass
 from gistkit.compress.shared import SharedModel
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
-from gistkit.layouts.positions import encoder_positions
+from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -50,9 +50,10 @@ class Codec(SharedModel, ABC):
         window: int | None,
     ) -> None:
         memory_tokens = check_divides(chunk, ratio)
-        encoder_positions(layout, chunk, chunk, memory_tokens)  # an unknown layout is refused here
-        if window is not None and window < 1:
-            raise ValueError(f"window: expected at least 1 token, got {window}")
+        if layout not in SCHEMES:
+            raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
+        if window is not None:
+            check_count("window", window)
         super().__init__(model, lora)
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.memory_embeddings = _draw_like(self.embed, self.memory_tokens)
@@ -178,6 +179,7 @@ class Codec(SharedModel, ABC):
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
         self.check_readable(memory)
+        self.rows("memory", memory.rest)
         readers = tuple(
             Reader(
                 memory.lengths[row],
@@ -201,6 +203,7 @@ class Codec(SharedModel, ABC):
         """Refuses a memory of another method, shape or model, or on another device."""
         if memory.source != self.source:
             raise ValueError(f"memory: expected one made with {self.source}, got one made with {memory.source}")
+        memory.check_shapes(self.config.num_hidden_layers, self.head_shape, self.memory_embeddings.shape[1])
         if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
             raise ValueError(
                 f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -119,10 +119,13 @@ class Memory:
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
         """The memory of some of the rows."""
         every = range(self.batch_size)
-        if isinstance(rows, int):
-            chosen = [every[rows]]
-        else:
-            chosen = list(every[rows]) if isinstance(rows, slice) else [every[row] for row in rows]
+        try:
+            if isinstance(rows, slice):
+                chosen = list(every[rows])
+            else:
+                chosen = [every[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
+        except (IndexError, TypeError) as error:
+            raise type(error)(f"rows: expected some of {self.batch_size} rows, got {rows!r}") from error
         if not chosen:
             raise ValueError(f"rows: expected at least one of {self.batch_size} rows, got none")
         width = max(self.lengths[row] for row in chosen)
@@ -194,6 +197,21 @@ class Memory:
                 for layer in zip(*(m.layers or () for m in memories), strict=True)
             ),
         )
+
+    def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden: int) -> None:
+        """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden` size cannot read."""
+        rows, columns = self.batch_size, self.num_tokens
+        if self.source.carrier == "embedding":
+            expected, found = [(rows, columns, hidden)], [] if self.embeddings is None else [self.embeddings]
+        else:
+            heads, dim = head_shape
+            expected = [(rows, heads, columns, dim)] * 2 * layers
+            found = [tensor for layer in self.layers or () for tensor in layer]
+        if [tuple(tensor.shape) for tensor in found] != expected:
+            raise ValueError(
+                f"memory: expected {len(expected)} tensors {expected[0]} of the {self.source.carrier} carrier, "
+                f"got {len(found)}" + (f", the first {tuple(found[0].shape)}" if found else "")
+            )
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header, replacing `path` in one move."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from gistkit.compress.memory import Memory, Source
 
 FORMAT = "gistkit-memory"
 VERSION = 1
+_POSITIONS = 2**31
+_KINDS = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Source)}
 
 
 def save(memory: Memory, path: Path) -> None:
@@ -63,7 +65,7 @@ def load(path: Path) -> Memory:
         raise ValueError(f"{path}: expected version {VERSION} of {FORMAT}, got version {header.get('version')}")
     try:
         return _build(json.loads(header["memory"]), tensors)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"{path}: expected the contents of a memory, got {error!r}") from error
 
 
@@ -93,4 +95,11 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
     if max(memory.lengths) > width or min(memory.lengths) < 0:
         raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
+    numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist())
+    if min(numbers) < 0 or max(numbers) >= _POSITIONS:
+        raise ValueError(f"lengths or position ids outside [0, {_POSITIONS})")
+    if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
+        raise ValueError(f"{memory.source}")
+    if min(memory.source.chunk, memory.source.memory_tokens) < 1:
+        raise ValueError(f"chunk {memory.source.chunk} and memory_tokens {memory.source.memory_tokens}")
     return memory

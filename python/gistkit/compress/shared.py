@@ -27,13 +27,19 @@ class SharedModel(nn.Module):
 
     def __init__(self, model: PreTrainedModel, lora: int | LoraConfig | None) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected a transformers causal language model, got {type(model).__name__}")
         self.structure = hf.structure(model)
         self.model = model
+        if self.head is None:
+            raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
         self.vocabulary = self.embed.weight.shape[0]
         self._encoding = False
         self._fingerprint: tuple[Any, str] | None = None
         self.adapter = None
         if lora is not None:
+            if isinstance(lora, bool | str | float):
+                raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
             from gistkit.compress.adapters import Adapter, lora_config
 
             self.adapter = Adapter(model, lora_config(model, lora) if isinstance(lora, int) else lora)
@@ -139,7 +145,8 @@ class SharedModel(nn.Module):
         if limit is not None and last >= limit:
             if not hasattr(cast(Any, self.model).get_decoder(), "rotary_emb"):
                 raise ValueError(
-                    f"{name}: expected position ids below {limit}, of which the model has a table, got {last} as the last"
+                    f"{name}: expected position ids below {limit}, of which the model has a table, got {last} as the "
+                    "last"
                 )
             warnings.warn(
                 f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4

@@ -57,7 +57,10 @@ def as_rows(
     if isinstance(ids, Tensor | np.ndarray):
         rows = _from_tensor(name, torch.as_tensor(ids), attention_mask)
     else:
-        rows = _from_lists(name, ids, attention_mask)
+        try:
+            rows = _from_lists(name, ids, attention_mask)
+        except OverflowError as error:
+            raise ValueError(f"{name}: expected token ids in [0, {vocabulary}), got one beyond 64 bits") from error
     rows = Rows(rows.ids.to(device), rows.lengths)
     if rows.ids.numel():
         low, high = int(rows.ids.min()), int(rows.ids.max())
@@ -76,7 +79,11 @@ def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, sh
         ids = torch.as_tensor(ids)
         mask = ids != IGNORE
         ids = ids.where(mask, 0)
-    return as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
+    rows = as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
+    if mask is not None and mask.shape[-1] and not rows.ids.shape[1]:
+        # Rows of padding alone are a batch in which nothing is asked, where no columns at all are a mistake.
+        return Rows(rows.ids.new_zeros(rows.batch_size, 1), rows.lengths)
+    return rows
 
 
 def join_rows(first: Rows, second: Rows) -> Rows:
@@ -128,16 +135,19 @@ def _from_tensor(name: str, ids: Tensor, mask: Any) -> Rows:
 
 
 def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
+    expected = f"{name}: expected token ids as a tensor or lists of integers, got"
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not len(ids):
-        raise TypeError(f"{name}: expected token ids as a tensor or lists of integers, got {type(ids).__name__}")
-    if all(isinstance(value, int) for value in ids):
+        raise TypeError(f"{expected} {'an empty list' if ids == [] else type(ids).__name__}")
+    if all(isinstance(value, int | np.integer) for value in ids):
         ids, mask = [ids], None if mask is None else [mask]
     for row in ids:
-        if isinstance(row, str) or not all(isinstance(value, int | np.integer) for value in row):
-            raise TypeError(f"{name}: expected token ids as a tensor or lists of integers, got {row!r:.60} in a list")
+        if not isinstance(row, Sequence | np.ndarray) or not all(isinstance(value, int | np.integer) for value in row):
+            raise TypeError(f"{expected} {row!r:.60} in a list")
     if mask is None:
         return pad(ids)
-    if [len(row) for row in mask] != [len(row) for row in ids]:
+    if not all(isinstance(row, Sequence | np.ndarray | Tensor) for row in mask) or (
+        [len(row) for row in mask] != [len(row) for row in ids]
+    ):
         raise ValueError(f"attention_mask: expected rows as long as those of {name}, got other lengths")
     if len({len(row) for row in ids}) == 1:
         return _from_tensor(name, torch.tensor(ids, dtype=torch.int64), torch.tensor(mask))
