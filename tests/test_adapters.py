@@ -1,5 +1,6 @@
 """LoRA on for the encoder and off for the decoder, gradient checkpointing, and compressors on disk."""
 
+import copy
 import json
 
 import pytest
@@ -160,3 +161,32 @@ def test_folders_that_are_no_compressor_are_refused(tmp_path):
         ValueError, match="expected format gistkit-compressor, version 1, got gistkit-compressor, version 7"
     ):
         Compressor.from_pretrained(tmp_path, tiny_llama())
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_a_refused_model_stays_as_it_was(lora, tmp_path):
+    FiveHundredX(tiny_llama(), chunk=4, ratio=2, lora=lora).save_pretrained(tmp_path)
+    wrong = tiny_llama(hidden_size=16) if lora is None else tiny_llama()
+    torch.nn.init.normal_(wrong.lm_head.weight)
+    before = {name: weight.clone() for name, weight in wrong.state_dict().items()}
+    with pytest.raises(ValueError, match=r"model: expected the base model of .* with (structure|fingerprint)"):
+        Compressor.from_pretrained(tmp_path, wrong)
+    assert all(torch.equal(weight, before[name]) for name, weight in wrong.state_dict().items())
+    assert all(parameter.requires_grad for parameter in wrong.parameters())
+
+
+def test_odd_settings_files_are_refused(tmp_path):
+    model = tiny_llama()
+    FiveHundredX(model, chunk=4, ratio=2, lora=4).save_pretrained(tmp_path)
+    path = tmp_path / "compressor.json"
+    settings = json.loads(path.read_text())
+    for odd, error, message in [
+        ([1], ValueError, "expected settings by name, got list"),
+        ({key: value for key, value in settings.items() if key != "chunk"}, ValueError, "got none for chunk"),
+        (settings | {"memory_tokens": 0}, ValueError, "memory_tokens: expected at least 1 token"),
+        (settings | {"adapter": "other"}, FileNotFoundError, "expected the adapter other in it"),
+        (settings | {"adapter": None}, FileNotFoundError, "expected the trained model of a compressor without LoRA"),
+    ]:
+        path.write_text(json.dumps(odd))
+        with pytest.raises(error, match=message):
+            Compressor.from_pretrained(tmp_path, copy.deepcopy(model))

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
-from gistkit.studies import epl, report
+from gistkit.studies import compression_loss, epl, report
 from gistkit.studies import runs as training
 from gistkit.studies.tracking import measure_tracking, memory_attention
 from gistkit.train import checkpoint, load_corpus
@@ -95,6 +95,10 @@ def test_a_text_too_short_for_a_chunk_is_refused(tmp_path):
     text = load_corpus(tmp_path / "text.txt")
     runs = training.run_study(RECIPE, epl.build_compressor, ["epl"], [0], text, tmp_path / "out")
     with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out tenth of text.txt, got 10"):
+        next(runs)
+    longer = dataclasses.replace(compression_loss.Recipe(), chunk=5, continuation=15)
+    runs = training.run_study(longer, compression_loss.build_compressor, ["full"], [0], text, tmp_path / "out")
+    with pytest.raises(ValueError, match="text: expected at least 20 bytes"):
         next(runs)
 
 

@@ -39,6 +39,6 @@ def check_losses(losses: Iterable[str] | Mapping[str, float]) -> dict[str, float
     weights = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses, 1.0)
     if not weights or not set(weights) <= set(LOSSES):
         raise ValueError(f"losses: expected some of {', '.join(LOSSES)}, got {tuple(weights)}")
-    if not all(isinstance(weight, Real) and 0 < weight < float("inf") for weight in weights.values()):
+    if not all(isinstance(weight, Real) and 0 < float(weight) < float("inf") for weight in weights.values()):
         raise ValueError(f"losses: expected weights > 0, got {weights}")
     return {name: float(weights[name]) for name in LOSSES if name in weights}

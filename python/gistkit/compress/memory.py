@@ -202,10 +202,11 @@ class Memory:
         """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden` size cannot read."""
         rows, columns = self.batch_size, self.num_tokens
         if self.source.carrier == "embedding":
-            expected, found = [(rows, columns, hidden)], [] if self.embeddings is None else [self.embeddings]
+            expected: list[tuple[int, ...]] = [(rows, columns, hidden)]
+            found = [] if self.embeddings is None else [self.embeddings]
         else:
             heads, dim = head_shape
-            expected = [(rows, heads, columns, dim)] * 2 * layers
+            expected = [(rows, heads, columns, dim) for _ in range(2 * layers)]
             found = [tensor for layer in self.layers or () for tensor in layer]
         if [tuple(tensor.shape) for tensor in found] != expected:
             raise ValueError(

@@ -12,11 +12,18 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from gistkit import hf
+from gistkit.compress.checks import check_count
+
 if TYPE_CHECKING:
     from gistkit.compress.base import Compressor
 
 FORMAT = "gistkit-compressor"
 VERSION = 1
+_NAMES = {
+    "method", "chunk", "memory_tokens", "layout", "losses", "window", "end_token", "joint_head", "adapter", "structure",
+    "fingerprint",
+}  # fmt: skip
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
@@ -51,19 +58,22 @@ def save(compressor: Compressor, folder: Path) -> None:
 
 def load(cls: type[Compressor], folder: Path, model: PreTrainedModel | None) -> Compressor:
     """See `Compressor.from_pretrained`."""
-    settings = _settings(folder)
+    settings, given = _settings(folder), model is not None
     method = _method(cls, settings["method"], folder)
+    if model is None and settings["adapter"] is not None:
+        raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
     if model is None:
-        if not (folder / MODEL).is_dir():
-            raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
-        model = AutoModelForCausalLM.from_pretrained(folder / MODEL)
-    elif settings["adapter"] is None:
-        trained = AutoModelForCausalLM.from_pretrained(folder / MODEL)
-        model.load_state_dict(trained.state_dict())
+        model = _trained(folder)
+    # Before anything is changed in it.
+    _check_model(model, settings, folder)
+    if given and settings["adapter"] is None:
+        model.load_state_dict(_trained(folder).state_dict())
     lora = None
     if settings["adapter"] is not None:
         from peft import LoraConfig
 
+        if not (folder / settings["adapter"] / "adapter_config.json").is_file():
+            raise FileNotFoundError(f"{folder}: expected the adapter {settings['adapter']} in it, got none there")
         lora = LoraConfig.from_pretrained(str(folder / settings["adapter"]))
         lora.inference_mode = False
     compressor = method(
@@ -77,21 +87,26 @@ def load(cls: type[Compressor], folder: Path, model: PreTrainedModel | None) -> 
         end_token=settings["end_token"],
         joint_head=settings["joint_head"],
     )
-    _check_model(compressor, settings, folder)
     _load_tensors(compressor, folder, settings["adapter"])
     return compressor
 
 
-def _check_model(compressor: Compressor, settings: dict[str, Any], folder: Path) -> None:
-    if compressor.structure != settings["structure"]:
+def _trained(folder: Path) -> PreTrainedModel:
+    if not (folder / MODEL).is_dir():
+        raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
+    return AutoModelForCausalLM.from_pretrained(folder / MODEL)
+
+
+def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
+    if hf.structure(model) != settings["structure"]:
         raise ValueError(
             f"model: expected the base model of {folder} with structure {settings['structure']}, got one with "
-            f"{compressor.structure}: another architecture or size"
+            f"{hf.structure(model)}: another architecture or size"
         )
-    if settings["fingerprint"] not in (None, compressor.fingerprint()):
+    if settings["fingerprint"] not in (None, hf.fingerprint(model)):
         raise ValueError(
             f"model: expected the base model of {folder} with fingerprint {settings['fingerprint']}, got one with "
-            f"{compressor.fingerprint()}: other weights"
+            f"{hf.fingerprint(model)}: other weights"
         )
 
 
@@ -121,11 +136,17 @@ def _settings(folder: Path) -> dict[str, Any]:
         settings = json.loads(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path}: expected JSON, got a file that cannot be read ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: expected settings by name, got {type(settings).__name__}")
     if settings.get("format") != FORMAT or settings.get("version") != VERSION:
         raise ValueError(
             f"{path}: expected format {FORMAT}, version {VERSION}, got {settings.get('format')}, "
             f"version {settings.get('version')}"
         )
+    missing = sorted(_NAMES - settings.keys())
+    if missing:
+        raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
+    check_count("memory_tokens", settings["memory_tokens"])
     return settings
 
 

@@ -137,7 +137,7 @@ class Baseline(Compressor):
         # Padding is at the end, where causal attention does not see it.
         plan = layouts.causal(columns).compile(windows=hf.sliding_windows(self.model), device=self.device)
         keep = hf.KeptKeys(slice(0, width))
-        self.check_positions(columns - 1)
+        self.check_positions("input_ids", columns - 1)
         out = self.run(False, inputs_embeds=self.embed(fed.rows.ids), plan=plan, recorder=recorder, keep=keep)
         hidden = out.last_hidden_state[:, :width]
         memory = Prefix(
@@ -152,11 +152,11 @@ class Baseline(Compressor):
         )
         return memory, hidden, rows
 
-    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows]) -> Plan:
+    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of what follows; positions go on from what was read, whatever the task."""
         if task not in ("ae", "lm", "qa"):
             raise ValueError(f"task: expected one of ae, lm, qa, got {task!r}")
-        return super().reading_plan(memory, "lm", texts)
+        return super().reading_plan(memory, "lm", texts, name)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d]: the learned token of the task, or the token that stands in its place."""

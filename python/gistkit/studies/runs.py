@@ -191,9 +191,9 @@ def run_study(
     """Yields one `Run` for each layout and seed, with a progress bar each.
 
     Raises:
-        ValueError: if the text is too short for one chunk in each part.
+        ValueError: if the text is too short for one chunk and its continuation in each part.
     """
-    corpus.check(recipe.chunk)
+    corpus.check(recipe.chunk + recipe.continuation)
     out.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for layout in layouts:
