@@ -402,3 +402,15 @@ def test_stop_tokens_are_all_ends_of_sequence(folder):
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model.generation_config.eos_token_id = [3, 256]
     assert ask.stop_tokens(model, tokenizer) == [3, 256]
+
+
+def test_a_memory_of_an_unknown_method_is_refused(run, report, tmp_path):
+    from dataclasses import replace
+
+    from gistkit.compress import Memory
+
+    assert run("compress", report, "-o", tmp_path / "a.gist")[0] == 0
+    memory = Memory.load(tmp_path / "a.gist")
+    replace(memory, source=replace(memory.source, method="other")).save(tmp_path / "b.gist")
+    status, _, complaints = run("ask", tmp_path / "b.gist", "Who?")
+    assert status == 2 and "MEMORY: expected one made by x500 or icae, got method 'other'" in complaints

@@ -217,3 +217,14 @@ def test_numbers_in_a_file_are_checked(change, tmp_path):
     save_file(tensors, path, metadata=header | {"memory": json.dumps(content)})
     with pytest.raises(ValueError, match="expected the contents of a memory"):
         Memory.load(path)
+
+
+def test_only_like_memories_are_put_together():
+    compressor = build(FiveHundredX)
+    memory = encode(compressor, CONTEXTS)
+    with pytest.raises(ValueError, match=r"stack: expected memories of one device and dtype, got .*use memory\.to"):
+        Memory.stack([memory, memory.to(dtype=torch.float16)])
+    with pytest.raises(ValueError, match=r"stack: expected memories of one base model, got .* and other"):
+        Memory.stack([memory, replace(memory, fingerprint="other")])
+    with pytest.raises(ValueError, match=r"memories: expected torch\.float64 in each, got one of torch\.float16"):
+        compressor.join([memory, memory.to(dtype=torch.float16)])

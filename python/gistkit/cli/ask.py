@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.arguments import add_command, device, number, positive
-from gistkit.cli.models import add_model, load_compressor, load_model, new_compressor, warn_untrained
+from gistkit.cli.models import METHODS, add_model, load_compressor, load_model, new_compressor, warn_untrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -90,6 +90,8 @@ def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> 
         return load_compressor(folder, model)
     warn_untrained()
     source = memory.source
+    if source.method not in METHODS:
+        raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
     return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
 
 

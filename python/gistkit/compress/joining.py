@@ -27,6 +27,8 @@ def join(codec: Codec, memories: Sequence[Memory]) -> Memory:
         raise ValueError("memories: expected at least one, got none")
     for memory in memories:
         codec.check_readable(memory)
+        if memory.dtype != memories[0].dtype:
+            raise ValueError(f"memories: expected {memories[0].dtype} in each, got one of {memory.dtype}")
         if memory.batch_size != memories[0].batch_size:
             raise ValueError(
                 f"memories: expected {memories[0].batch_size} rows in each, got one of {memory.batch_size}"

@@ -168,8 +168,17 @@ class Memory:
             raise ValueError("stack: expected at least one memory, got none")
         first = memories[0]
         for other in memories[1:]:
-            if other.source != first.source or other.fingerprint != first.fingerprint:
+            if other.source != first.source:
                 raise ValueError(f"stack: expected memories of one source, got {first.source} and {other.source}")
+            if other.fingerprint != first.fingerprint:
+                raise ValueError(
+                    f"stack: expected memories of one base model, got {first.fingerprint} and {other.fingerprint}"
+                )
+            if (other.device, other.dtype) != (first.device, first.dtype):
+                raise ValueError(
+                    f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "
+                    f"{other.device} {other.dtype}; use memory.to"
+                )
         width = max(memory.num_tokens for memory in memories)
 
         def widen(tensor: Tensor) -> Tensor:

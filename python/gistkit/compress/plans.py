@@ -14,6 +14,9 @@ from gistkit.layouts import Layout, Plan
 from gistkit.layouts.positions import decoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 
+# A plan takes some bytes a token on its device, and ragged batches seldom have the same lengths again.
+_KEPT = 64
+
 
 @dataclass(frozen=True, eq=False)
 class EncoderPass:
@@ -39,7 +42,7 @@ class EncoderPass:
     last: int
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def encoder_pass(
     contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str, windows: tuple[int, ...], device: str
 ) -> EncoderPass:
@@ -85,7 +88,7 @@ class Reader:
     text: tuple[int, ...]
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=_KEPT)
 def decoder_plan(
     rows: tuple[Reader, ...], memory: int, widths: tuple[int, ...], cached: bool, windows: tuple[int, ...], device: str
 ) -> Plan:

@@ -97,8 +97,8 @@ def write_json(path: Path, runs: Sequence[Run], recipe: Schedule, corpus: Corpus
     text = {
         "name": corpus.name,
         "digest": corpus.digest,
-        "train_bytes": corpus.train.numel(),
-        "held_out_bytes": corpus.held_out.numel(),
+        f"train_{corpus.unit}": corpus.train.numel(),
+        f"held_out_{corpus.unit}": corpus.held_out.numel(),
     }
     results = [asdict(run) | {"steps_to_goal": run.steps_to_goal} for run in runs]
     content = {"study": study, "machine": machine(), "text": text, "recipe": asdict(recipe), "runs": results}
