@@ -19,7 +19,9 @@ from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
+from gistkit.studies import compression_loss
 from gistkit.studies.report import read_json, table_rows
+from gistkit.studies.runs import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -43,6 +45,19 @@ def demo_table() -> str:
         f"{format_table(table_rows(runs))}\n\n"
         f"Held-out, {recipe.steps} steps, {seeds} seeds: mean (lowest-highest). {machine_line(machine)}."
     )
+
+
+def ablation_table() -> str:
+    """The study of the compression loss, from `benchmarks/results/compression-loss.json`."""
+    content = json.loads((RESULTS / "compression-loss.json").read_text())
+    runs = [Run(**{key: value for key, value in run.items() if key != "steps_to_goal"}) for run in content["runs"]]
+    rows = compression_loss.table_rows(runs)
+    # How long a run took says nothing beside other work, and is left out.
+    dropped = rows[0].index("seconds")
+    table = format_table([row[:dropped] + row[dropped + 1 :] for row in rows])
+    seeds = len({run.seed for run in runs})
+    how = f"{content['recipe']['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}"
+    return f"{table}\n\nHeld-out, nats a byte, {how}; in brackets a loss that was not trained on. {machine_line(content['machine'])}."
 
 
 def smollm2_table() -> str:
@@ -140,6 +155,8 @@ def updated(readme: str) -> str:
     replaced("demo", "demo table", lambda _: demo_table())
     if smollm2_runs():
         replaced("smollm2", "smollm2 table", lambda _: smollm2_table())
+    if (RESULTS / "compression-loss.json").exists():
+        replaced("ablation", "ablation table", lambda _: ablation_table())
     replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
     return readme
 
