@@ -134,3 +134,28 @@ def test_any_number_may_stand_behind_the_end_of_a_row_and_one_id_may_stop_it():
     for wrong in (None, "</s>", [0.5]):
         with pytest.raises(TypeError, match="stop_tokens: expected token ids"):
             compressor.generate(memory, stop_tokens=wrong)
+
+
+def test_what_is_no_memory_or_count_is_named():
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (1, 12)))
+    with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got NoneType"):
+        compressor.generate(None)
+    with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got dict"):
+        compressor.decode({}, "lm", [[1]])
+    with pytest.raises(ValueError, match=r"max_new_tokens: expected at least 1, got 2\.5"):
+        compressor.generate(memory, max_new_tokens=2.5)
+    with pytest.raises(ValueError, match=r"dtype: expected one of floating point, got torch\.int64"):
+        memory.to(dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"repeat: expected .* count 1\.5"):
+        memory.repeat(1.5)
+
+
+def test_a_model_made_in_inference_mode_is_read():
+    with torch.inference_mode():
+        model = tiny_llama()
+    compressor = FiveHundredX(model, chunk=8, ratio=4, lora=4)
+    with torch.no_grad():
+        memory = compressor.encode(torch.randint(0, 50, (1, 12)))
+    assert memory.fingerprint == compressor.fingerprint()
+    assert compressor.generate(memory, max_new_tokens=2).shape == (1, 2)

@@ -20,7 +20,8 @@ def test_the_first_example_equals_dense_attention():
     assert names["layout"].dense_mask().shape == (names["plan"].num_keys,) * 2
 
 
-def test_the_compressor_example_runs():
+def test_the_compressor_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = {}
     exec(BLOCKS[1], names)
     assert names["answer"].shape == (2, 10) and names["memory"].num_tokens == 60

@@ -156,6 +156,7 @@ class Codec(SharedModel, ABC):
 
     def read(self, memory: Memory, task: Task, rows: Rows, recorder: Recorder | None = None) -> Tensor:
         """`decode` of checked rows."""
+        check_memory(memory)
         check_rows("input_ids", rows, memory)
         rest = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
         plan = self.reading_plan(memory, task, (rest, rows))
@@ -211,6 +212,12 @@ class Codec(SharedModel, ABC):
             )
         if memory.device != self.device:
             raise ValueError(f"memory: expected it on {self.device}, got it on {memory.device}; use memory.to(device)")
+
+
+def check_memory(memory: object) -> None:
+    """Refuses what is no memory."""
+    if not isinstance(memory, Memory):
+        raise TypeError(f"memory: expected a Memory as encode returns, got {type(memory).__name__}")
 
 
 def check_rows(name: str, rows: Rows, memory: Memory) -> None:

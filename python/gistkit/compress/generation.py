@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gistkit import hf
-from gistkit.compress.codec import Codec, Task, check_rows
+from gistkit.compress.codec import Codec, Task, check_memory, check_rows
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import Rows, pad
 
@@ -61,8 +61,9 @@ def generate(
     Returns:
         int64 [B, n] with n <= max_new_tokens, less where every row has ended.
     """
-    if max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens}")
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
+    check_memory(memory)
     choose = _chooser(do_sample, temperature, top_k, top_p, generator)
     prompt = (
         pad(((),) * memory.batch_size, codec.device)

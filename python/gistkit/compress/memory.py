@@ -113,7 +113,9 @@ class Memory:
         return sum(self.context_lengths) * self.source.cache_width * self.tensors[0].element_size()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
-        """The same memory with its tensors on `device` and in `dtype`, where given."""
+        """The same memory with its tensors on `device` and in `dtype`, where given; a floating-point one."""
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtype: expected one of floating point, got {dtype}")
         return self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
@@ -147,7 +149,7 @@ class Memory:
         Raises:
             ValueError: if the memory has several rows, or count is below 1.
         """
-        if self.batch_size != 1 or count < 1:
+        if self.batch_size != 1 or not isinstance(count, int) or count < 1:
             raise ValueError(
                 f"repeat: expected a memory of one row and count >= 1, got {self.batch_size} rows and count {count}"
             )

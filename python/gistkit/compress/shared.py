@@ -98,7 +98,8 @@ class SharedModel(nn.Module):
         """The base model's, computed again only where its weights have changed."""
         name = self.adapter.name if self.adapter is not None else None
         base = (p for path, p in self.model.named_parameters() if name not in path.split("."))
-        state = tuple((p.data_ptr(), p._version) for p in base)
+        # Weights made in inference mode count no versions, and cannot be changed outside it.
+        state = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in base)
         if self._fingerprint is None or self._fingerprint[0] != state:
             self._fingerprint = state, hf.fingerprint(self.model)
         return self._fingerprint[1]
