@@ -57,7 +57,8 @@ def ablation_table() -> str:
     table = format_table([row[:dropped] + row[dropped + 1 :] for row in rows])
     seeds = len({run.seed for run in runs})
     how = f"{content['recipe']['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}"
-    return f"{table}\n\nHeld-out, nats a byte, {how}; in brackets a loss that was not trained on. {machine_line(content['machine'])}."
+    machine = machine_line(content["machine"])
+    return f"{table}\n\nHeld-out, nats a byte, {how}; in brackets a loss that was not trained on. {machine}."
 
 
 def smollm2_table() -> str:
