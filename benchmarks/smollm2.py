@@ -1,6 +1,7 @@
 """Position layouts on SmolLM2-135M, a file a run in benchmarks/results/smollm2; runs that are there are left out.
 
-Several of these may work side by side, with OMP_NUM_THREADS=1 each: a run that one has begun the others leave out.
+Several of these may work side by side, with OMP_NUM_THREADS=1 each: a run that one has begun the others leave out
+(one that was interrupted is begun anew once its folder in --work is gone).
 
 example: python benchmarks/smollm2.py --method x500 --layouts dpl,epl --seeds 0,1,2
 """

@@ -55,7 +55,7 @@ def generate(
         top_k, top_p: sample among the k likeliest tokens, or the likeliest ones that hold the share p.
         stop_tokens: a row ends after one of these ids; one id, or several.
         pad_token: what stands behind the end of a row, a token id or any other number.
-        streamer: is given the new tokens [B] of each step.
+        streamer: is given the new tokens [B] of each step, and no prompt: transformers' own with skip_prompt=False.
         generator: of the random numbers.
 
     Returns:
