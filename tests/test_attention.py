@@ -304,6 +304,23 @@ def test_fp64_agrees_to_rounding(isa: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("queries", [3, 19])
+def test_keys_that_no_row_sees_are_not_read(isa: str, queries: int, dtype: torch.dtype) -> None:
+    # A row's second span is empty, and the last tile of keys reaches beyond the keys.
+    spans = torch.zeros(1, queries, 2, 2, dtype=torch.int32)
+    spans[0, :8, 0, 1] = torch.arange(1, min(queries, 8) + 1)
+    query, key, value = (torch.randn(1, 2, n, 12, dtype=dtype) for n in (queries, 19, 19))
+    plan = Plan.from_spans(spans, 19)
+    expected = reference.attention(query, key, value, plan)
+    # Keys at once, so that what is packed and never read holds NaN.
+    gistkit.attention(*(torch.full((1, 4, 64, 64), torch.nan, dtype=dtype) for _ in range(3)), causal_plan(64))
+    tensors = [t.clone().requires_grad_() for t in (query, key, value)]
+    ours = gistkit.attention(*tensors, plan)
+    torch.testing.assert_close(ours, expected)
+    assert all(bool(grad.isfinite().all()) for grad in torch.autograd.grad(ours.sum(), tensors))
+
+
 def test_split_keys_merge_to_the_whole() -> None:
     case = Case((2, 4, 2, 37, 230, 16, 24, 3, False), torch.float64)
     whole, whole_lse = gistkit.attention(*case.inputs[:3], case.plan, return_lse=True)

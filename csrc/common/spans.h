@@ -68,8 +68,9 @@ GISTKIT_HOST_DEVICE static inline KeyRange visible_range(const int32_t* spans, i
   for (int64_t i = 0; i < rows; ++i, spans += 2 * num_spans) {
     const int first = first_beyond(spans, num_spans, begin);
     if (first == num_spans || spans[2 * first] >= end || spans[2 * first] == spans[2 * first + 1]) continue;
-    const int last = first_beyond(spans, num_spans, end - 1);
-    // Empty spans, which come last, end where the keys do.
+    int last = first_beyond(spans, num_spans, end - 1);
+    // Empty spans, which come last, stand where the keys end: before `end` where that lies beyond the keys.
+    while (last > first + 1 && spans[2 * last - 2] == spans[2 * last - 1]) --last;
     const bool reached = last < num_spans && spans[2 * last] < end && spans[2 * last] < spans[2 * last + 1];
     const int32_t from = spans[2 * first] < begin ? begin : spans[2 * first], to = reached ? end : spans[2 * last - 1];
     low = from < low ? from : low;
