@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gistkit.compress.files import read_tensors, replacing
 from gistkit.compress.memory import Memory, Source
 
 FORMAT = "gistkit-memory"
@@ -38,27 +37,13 @@ def save(memory: Memory, path: Path) -> None:
         "layers": len(memory.layers or ()),
     }
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
+    with replacing(path) as partial:
         save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, partial, metadata=header)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Memory:
     """Reads a memory file; see `Memory.load`."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected a memory file, got none there")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(
-            f"{path}: expected a memory file, got one that is cut short or no safetensors ({error})"
-        ) from error
+    header, tensors = read_tensors(path, "a memory file", "one that is cut short or no safetensors")
     if header.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
     if header.get("version") != str(VERSION):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress.checks import check_count
+from gistkit.compress.files import read_tensors, replacing
 
 if TYPE_CHECKING:
     from gistkit.compress.base import Compressor
@@ -31,7 +30,8 @@ def save(compressor: Compressor, folder: Path) -> None:
     """Writes compressor.json, compressor.safetensors and the adapter, or the model where it trains itself."""
     folder.mkdir(parents=True, exist_ok=True)
     own = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
-    _replace(folder / TENSORS, lambda path: save_file(own, path))
+    with replacing(folder / TENSORS) as path:
+        save_file(own, path)
     adapter = compressor.adapter
     if adapter is None:
         compressor.model.save_pretrained(folder / MODEL)
@@ -53,7 +53,8 @@ def save(compressor: Compressor, folder: Path) -> None:
         "structure": compressor.structure,
         "fingerprint": None if adapter is None else compressor.fingerprint(),
     }
-    _replace(folder / SETTINGS, lambda path: path.write_text(json.dumps(settings, indent=2) + "\n"))
+    with replacing(folder / SETTINGS) as path:
+        path.write_text(json.dumps(settings, indent=2) + "\n")
 
 
 def load(cls: type[Compressor], folder: Path, model: PreTrainedModel | None) -> Compressor:
@@ -111,7 +112,7 @@ def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path)
 
 
 def _load_tensors(compressor: Compressor, folder: Path, adapter: str | None) -> None:
-    tensors = _read(folder / TENSORS)
+    tensors = read_tensors(folder / TENSORS, "a file of tensors")[1]
     own = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
     if tensors.keys() != own.keys():
         raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(own)}, got {sorted(tensors)}")
@@ -121,7 +122,7 @@ def _load_tensors(compressor: Compressor, folder: Path, adapter: str | None) -> 
     if adapter is not None and compressor.adapter is not None:
         from peft import set_peft_model_state_dict
 
-        weights = _read(folder / adapter / "adapter_model.safetensors")
+        weights = read_tensors(folder / adapter / "adapter_model.safetensors", "a file of tensors")[1]
         peft: Any = compressor.adapter.peft
         found: Any = set_peft_model_state_dict(peft, weights, adapter_name=compressor.adapter.name)
         if found.unexpected_keys:
@@ -164,18 +165,3 @@ def _subclasses(cls: type) -> set[Any]:
 
 def _of_model(name: str) -> bool:
     return name.startswith("model.")
-
-
-def _read(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected a file of tensors, got none there")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: expected tensors, got a file that cannot be read ({error})") from error
-
-
-def _replace(path: Path, write: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    write(partial)
-    os.replace(partial, path)

@@ -6,16 +6,16 @@ Parameters may be sharded (FSDP2): every process then calls `save` and `load`, a
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from gistkit.compress.files import read_tensors, replacing
 
 FORMAT = "gistkit-training-1"
 Named = Iterable[tuple[str, nn.Parameter]]
@@ -63,13 +63,8 @@ def save(
     if not write:
         return
     header = {"format": FORMAT, "identity": json.dumps(identity, sort_keys=True), "progress": json.dumps(progress)}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata=header)
-    # On the disk before it takes the place of a good one.
-    with partial.open("rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with replacing(path) as partial:
+        save_file(tensors, partial, metadata=header)
 
 
 def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -116,14 +111,7 @@ def restore(path: Path, parameters: Named) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected a training state, got no such file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: expected a training state, got a file that cannot be read ({error})") from error
+    header, tensors = read_tensors(path, "a training state")
     if header.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a training state of format {FORMAT}, got {header.get('format')}")
     return header, tensors

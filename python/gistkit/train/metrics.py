@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from gistkit.compress.files import replacing
 
 Record = dict[str, Any]
 
@@ -45,9 +46,8 @@ class Metrics:
         path = folder / "metrics.jsonl"
         if path.exists():
             kept = [record for record in read_metrics(path) if step and record["step"] <= step]
-            partial = path.with_suffix(".partial")
-            partial.write_text("".join(json.dumps(record) + "\n" for record in kept), "utf-8")
-            os.replace(partial, path)
+            with replacing(path) as partial:
+                partial.write_text("".join(json.dumps(record) + "\n" for record in kept), "utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:
