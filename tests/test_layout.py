@@ -225,7 +225,7 @@ def test_batch_queries_pad_with_rows_that_see_nothing() -> None:
 
 
 def test_packed_documents_do_not_see_each_other() -> None:
-    parts = [layouts.gistpool(7, 3, 2), layouts.gistpool(2, 3, 4), layouts.gistpool(9, 3, 1)]
+    parts = [layouts.gistpool(7, 3, 2), layouts.gistpool(3, 3, 4), layouts.gistpool(9, 3, 1)]
     packed = Layout.pack(parts)
     expected = np.zeros((len(packed), len(packed)), bool)
     at = 0

@@ -33,6 +33,14 @@ def test_causal() -> None:
     assert layouts.causal(5).compile().spans.shape[2] == 1
 
 
+def test_full_and_no_context() -> None:
+    tokens: list[Token] = [("bos", 0)] + [("context", 0)] * 5 + [("text", 0)] * 3
+    check(layouts.full_context(5, 3), tokens, lambda i, q, j, k: j <= i, list(range(9)))
+    check(layouts.no_context(3), [("bos", 0)] + [("text", 0)] * 3, lambda i, q, j, k: j <= i, list(range(4)))
+    for layout in (layouts.full_context(5, 3), layouts.no_context(3)):
+        assert layout.compile().spans.shape[2] == 1
+
+
 @pytest.mark.parametrize("positions", ["dpl", "upl", "cpl", "epl"])
 @pytest.mark.parametrize(("context", "chunk", "memory"), [(12, 4, 2), (11, 4, 3), (3, 8, 5), (5, 1, 1), (9, 4, 6)])
 def test_icae_encoder(context: int, chunk: int, memory: int, positions: str) -> None:
@@ -76,13 +84,24 @@ def test_gist(count: int, arguments: dict) -> None:
     check(layouts.gist(18, text=3, **arguments), tokens, sees, list(range(22 + count)))
 
 
-@pytest.mark.parametrize("context", [12, 13, 2])
+def test_gist_separate_positions() -> None:
+    # BOS c c c c c g g g t t
+    assert layouts.gist(5, 2, 2, separate_positions=True).positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 3, 6, 7]
+
+
+@pytest.mark.parametrize("context", [12, 13, 4])
 @pytest.mark.parametrize("windows", [1, 2, 5, None])
 @pytest.mark.parametrize("memory_sees_memory", [False, True])
+@pytest.mark.parametrize("memory_sees_itself", [False, True])
 @pytest.mark.parametrize("memory_sees_bos", [False, True])
 @pytest.mark.parametrize("context_sees_memory", [False, True])
 def test_gistpool(
-    context: int, windows: int | None, memory_sees_memory: bool, memory_sees_bos: bool, context_sees_memory: bool
+    context: int,
+    windows: int | None,
+    memory_sees_memory: bool,
+    memory_sees_itself: bool,
+    memory_sees_bos: bool,
+    context_sees_memory: bool,
 ) -> None:
     tokens: list[Token] = [("bos", 0)]
     for w, start in enumerate(range(0, context, 3)):
@@ -100,7 +119,7 @@ def test_gistpool(
             case "memory", "context":
                 return windows is None or k[1] > q[1] - windows
             case "memory", "memory":
-                return i == j or memory_sees_memory
+                return memory_sees_itself if i == j else memory_sees_memory
             case "context", "memory":
                 return context_sees_memory
             case "text", "context":
@@ -113,6 +132,7 @@ def test_gistpool(
         4,
         windows=windows,
         memory_sees_memory=memory_sees_memory,
+        memory_sees_itself=memory_sees_itself,
         memory_sees_bos=memory_sees_bos,
         context_sees_memory=context_sees_memory,
     )
@@ -124,6 +144,41 @@ def test_gistpool_separate_positions() -> None:
     layout = layouts.gistpool(5, 2, 2, separate_positions=True)
     # BOS c c g c c g c g t t
     assert layout.positions.tolist() == [0, 1, 2, 1, 3, 4, 2, 5, 3, 6, 7]
+
+
+@pytest.mark.parametrize(("context", "ratio"), [(6, 2), (7, 3), (5, 5), (4, 1)])
+def test_avgpool(context: int, ratio: int) -> None:
+    tokens: list[Token] = [("bos", 0)]
+    ids: list[float] = [0]
+    for w, start in enumerate(range(0, context, ratio)):
+        its = list(range(start + 1, min(start + ratio, context) + 1))
+        tokens += [("context", w)] * len(its) + [("memory", w)]
+        ids += [*its, sum(its) / len(its)]
+    tokens += [("text", 0)] * 3
+    ids += range(context + 1, context + 4)
+
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        match q[0], k[0]:
+            case "memory", _:
+                return k == ("context", q[1])
+            case "context", "memory":
+                return False
+            case "text", "context":
+                return False
+        return j <= i
+
+    layout = layouts.avgpool(context, ratio, 3)
+    check(layout, tokens, sees, ids)
+    assert layout.compile().spans.shape[2] <= 2
+
+
+def test_avgpool_at_ratio_1_reads_what_full_context_does() -> None:
+    full = layouts.full_context(6, 3)
+    read = layouts.avgpool(6, 1, 3)
+    read = read.take(read.roles != Role.CONTEXT)
+    assert read.positions.tolist() == full.positions.tolist()
+    text = full.roles == Role.TEXT
+    assert (read.dense_mask()[text] == full.dense_mask()[text]).all()
 
 
 @pytest.mark.parametrize("positions", ["dpl", "epl"])
@@ -205,6 +260,13 @@ def test_methods_compile_to_few_intervals() -> None:
         (lambda: layouts.gist(0, 2), ValueError, r"gist: expected context >= 1, got 0"),
         (lambda: layouts.gistpool(8, 0), ValueError, r"gistpool: expected ratio >= 1, got 0"),
         (lambda: layouts.gistpool(8, 1.5), TypeError, r"gistpool: expected ratio to be an int, got float"),
+        (lambda: layouts.gist(8, 9), ValueError, r"gist: expected ratio <= 8, the number of context tokens, got 9"),
+        (lambda: layouts.gist(8, memory=0), ValueError, r"gist: expected memory >= 1, got 0"),
+        (lambda: layouts.gistpool(8, 9), ValueError, r"gistpool: expected ratio <= 8, the number of context .* got 9"),
+        (lambda: layouts.avgpool(8, 9), ValueError, r"avgpool: expected ratio <= 8, the number of context .* got 9"),
+        (lambda: layouts.avgpool(8, 0), ValueError, r"avgpool: expected ratio >= 1, got 0"),
+        (lambda: layouts.full_context(0), ValueError, r"full_context: expected context >= 1, got 0"),
+        (lambda: layouts.no_context(0), ValueError, r"no_context: expected text >= 1, got 0"),
         (lambda: layouts.gistpool(8, 2, windows=0), ValueError, r"gistpool: expected windows >= 1, got 0"),
         (lambda: layouts.voco(0, 2), ValueError, r"voco: expected vision >= 1, got 0"),
         (lambda: layouts.voco(4, 2, positions="cpl"), ValueError, r"voco: expected positions to be one of dpl, epl"),

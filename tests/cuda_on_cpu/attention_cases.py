@@ -129,7 +129,7 @@ def spans_of(kind: str, queries: int, keys: int, batch: int, generator: torch.Ge
     if kind == "gistpool":
         context = max(1, (queries - 1) * 5 // 8)
         layout = gistkit.layouts.gistpool(
-            context=context, ratio=4, text=max(1, queries - 1 - context - -(-context // 4))
+            context=context, ratio=min(4, context), text=max(1, queries - 1 - context - -(-context // 4))
         )
         spans = layout.compile().spans
         return _fit(spans, queries, keys)

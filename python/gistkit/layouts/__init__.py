@@ -1,7 +1,9 @@
 """Layouts: who sees whom, at which position, and the builders for each method."""
 
+from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
 from gistkit.layouts.causal import causal
+from gistkit.layouts.context import full_context, no_context
 from gistkit.layouts.dodo import dodo
 from gistkit.layouts.gist import gist
 from gistkit.layouts.gistpool import gistpool
@@ -33,15 +35,18 @@ __all__ = [
     "Plan",
     "Relation",
     "Role",
+    "avgpool",
     "causal",
     "compile_batch",
     "decoder",
     "decoder_positions",
     "dodo",
     "encoder_positions",
+    "full_context",
     "gist",
     "gistpool",
     "icae_encoder",
+    "no_context",
     "older",
     "recent",
     "upl",

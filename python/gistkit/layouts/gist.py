@@ -6,24 +6,35 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from gistkit.layouts._checks import at_least
+from gistkit.layouts._checks import at_least, at_most_context
 from gistkit.layouts.layout import Layout
+from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, Role
 
 
-def gist(context: int, ratio: float | None = None, text: int = 0, *, memory: int | None = None) -> Layout:
+def gist(
+    context: int,
+    ratio: float | None = None,
+    text: int = 0,
+    *,
+    memory: int | None = None,
+    separate_positions: bool = False,
+) -> Layout:
     """Gist: [BOS][context][memory][text]; memory sees all of the context, text sees memory and not the context.
 
-    Positions count through all tokens from 0.
+    All tokens see BOS. Positions count through all tokens from 0. This is also the layout of OffsetGist, SepGist and
+    SepOffsetGist: whether text reads the inputs or the outputs of a layer at the memory tokens (offset), and with which
+    parameters those run (separate), changes neither who sees whom nor a position.
 
     Args:
         context: number of context tokens n, at least 1.
-        ratio: compression ratio r, at least 1; there are ceil(n / r) memory tokens. Give this or `memory`.
+        ratio: compression ratio r, 1 to n; there are ceil(n / r) memory tokens. Give this or `memory`.
         text: number of text tokens (question and answer), at least 0.
         memory: number of memory tokens, at least 1.
+        separate_positions: memory tokens have a counter of their own, from 1; the other tokens count without them.
 
     Papers: Learning to Compress Prompts with Gist Tokens; Long Context In-Context Compression by Getting to the Gist
-    of Gisting (GistPool), Section 3.
+    of Gisting (GistPool), Sections 3 and 5.1-5.2, Table 5.
     """
     context = at_least("gist", "context", context, 1)
     text = at_least("gist", "text", text, 0)
@@ -32,10 +43,13 @@ def gist(context: int, ratio: float | None = None, text: int = 0, *, memory: int
     if ratio is not None:
         if not (isfinite(ratio) and ratio >= 1):
             raise ValueError(f"gist: expected ratio >= 1, got {ratio}")
+        at_most_context("gist", ratio, context)
         memory = ceil(context / ratio)
     memory = at_least("gist", "memory", memory, 1)  # type: ignore[arg-type]
+    roles = np.repeat([Role.BOS, Role.CONTEXT, Role.MEMORY, Role.TEXT], [1, context, memory, text])
     return Layout(
-        roles=np.repeat([Role.BOS, Role.CONTEXT, Role.MEMORY, Role.TEXT], [1, context, memory, text]),
+        roles=roles,
+        positions=own_counter(roles) if separate_positions else np.arange(len(roles)),
         sees={
             Role.BOS: {Role.BOS: ALL},
             Role.CONTEXT: {Role.BOS: ALL, Role.CONTEXT: CAUSAL},

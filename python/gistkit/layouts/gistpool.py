@@ -3,11 +3,33 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from gistkit.layouts._checks import at_least
+from gistkit.layouts._checks import at_least, at_most_context
 from gistkit.layouts.layout import Layout
-from gistkit.layouts.relations import ALL, CAUSAL, SELF, Relation, Role
+from gistkit.layouts.positions import own_counter
+from gistkit.layouts.relations import ALL, CAUSAL, SELF, Relation, Role, older
 from gistkit.layouts.relations import windows as windows_relation
+
+
+def interleaved(context: int, ratio: int, text: int) -> tuple[NDArray[np.uint8], NDArray[np.int32]]:
+    """Roles and segments [N] of [BOS], then `ratio` context tokens and their memory token in turn, then text.
+
+    Args:
+        context, ratio: at least 1; the last window may be shorter.
+        text: at least 0.
+
+    Returns:
+        roles; segments, the window of context and memory tokens, from 0.
+    """
+    memory = -(-context // ratio)
+    window = np.concatenate([np.arange(context) // ratio, np.arange(memory)])
+    # Logical order: a window's memory token follows its context.
+    order = np.argsort(window, kind="stable")
+    roles = np.concatenate(
+        [[Role.BOS], np.repeat([Role.CONTEXT, Role.MEMORY], [context, memory])[order], np.repeat(Role.TEXT, text)]
+    )
+    return roles.astype(np.uint8), np.concatenate([[0], window[order], np.zeros(text)]).astype(np.int32)
 
 
 def gistpool(
@@ -17,6 +39,7 @@ def gistpool(
     *,
     windows: int | None = 5,
     memory_sees_memory: bool = False,
+    memory_sees_itself: bool = True,
     memory_sees_bos: bool = True,
     context_sees_memory: bool = False,
     separate_positions: bool = False,
@@ -28,36 +51,34 @@ def gistpool(
 
     Args:
         context: number of context tokens, at least 1; the last window may be shorter.
-        ratio: context tokens a window, at least 1.
+        ratio: context tokens a window, 1 to `context`.
         text: number of text tokens (question and answer), at least 0.
         windows: number of windows a memory token sees, at least 1; None is all up to its own.
         memory_sees_memory: memory tokens see earlier memory tokens as well.
+        memory_sees_itself: memory tokens see themselves.
         memory_sees_bos: memory tokens see BOS.
         context_sees_memory: context tokens see earlier memory tokens as well.
         separate_positions: memory tokens have a counter of their own, from 1; the other tokens count without them.
+
+    The paper's Table 10 has all sixteen choices at 1 and 5 windows; what it calls GistPool at 5x (Table 3) has the
+    figures of its row with memory_sees_memory, memory_sees_itself and memory_sees_bos.
 
     Paper: Long Context In-Context Compression by Getting to the Gist of Gisting (GistPool), Section 5.3, Table 10.
     """
     context = at_least("gistpool", "context", context, 1)
     ratio = at_least("gistpool", "ratio", ratio, 1)
+    at_most_context("gistpool", ratio, context)
     text = at_least("gistpool", "text", text, 0)
     if windows is not None:
         windows = at_least("gistpool", "windows", windows, 1)
-    memory = -(-context // ratio)
-    window = np.concatenate([np.arange(context) // ratio, np.arange(memory)])
-    # Logical order: a window's memory token follows its context.
-    order = np.argsort(window, kind="stable")
-    roles = np.concatenate(
-        [[Role.BOS], np.repeat([Role.CONTEXT, Role.MEMORY], [context, memory])[order], np.repeat(Role.TEXT, text)]
-    )
-    segments = np.concatenate([[0], window[order], np.zeros(text)]).astype(np.int32)
-    positions = np.arange(len(roles))
-    if separate_positions:
-        is_memory = roles == Role.MEMORY
-        positions = np.where(is_memory, np.cumsum(is_memory), np.cumsum(~is_memory) - 1)
+    roles, segments = interleaved(context, ratio, text)
     # Earlier context of a memory token is its own window and all before.
     pool = CAUSAL if windows is None else windows_relation(windows)
-    memory_sees: dict[Role, Relation] = {Role.CONTEXT: pool, Role.MEMORY: CAUSAL if memory_sees_memory else SELF}
+    memory_sees: dict[Role, Relation] = {Role.CONTEXT: pool}
+    if memory_sees_memory:
+        memory_sees[Role.MEMORY] = CAUSAL if memory_sees_itself else older(1)
+    elif memory_sees_itself:
+        memory_sees[Role.MEMORY] = SELF
     if memory_sees_bos:
         memory_sees[Role.BOS] = ALL
     context_sees: dict[Role, Relation] = {Role.BOS: ALL, Role.CONTEXT: CAUSAL}
@@ -66,7 +87,7 @@ def gistpool(
     return Layout(
         roles=roles,
         segments=segments,
-        positions=positions,
+        positions=own_counter(roles) if separate_positions else np.arange(len(roles)),
         sees={
             Role.BOS: {Role.BOS: ALL},
             Role.CONTEXT: context_sees,

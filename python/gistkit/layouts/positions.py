@@ -1,4 +1,4 @@
-"""Position ids of the context and its memory tokens: DPL, UPL, CPL and EPL."""
+"""Position ids of the context and its memory tokens: DPL, UPL, CPL and EPL, and a counter of their own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gistkit.layouts._checks import at_least, one_of
+from gistkit.layouts.relations import Role
 
 SCHEMES = ("dpl", "upl", "cpl", "epl")
 TASKS = ("ae", "lm", "qa")
@@ -127,3 +128,12 @@ def decoder_positions(
     else:
         memory_ids, first = encoder.memory if carrier == "kv" else np.arange(count, dtype=np.int64), count
     return DecoderPositions(memory_ids, first, np.arange(first + 1, first + 1 + text, dtype=np.int64))
+
+
+def own_counter(roles: NDArray[np.integer]) -> NDArray[np.int64]:
+    """Position ids int64 [N] of roles [N]: memory tokens count from 1 by themselves, the others from 0 without them.
+
+    Paper: Long Context In-Context Compression by Getting to the Gist of Gisting (GistPool), Section 7, Table 5.
+    """
+    memory = roles == Role.MEMORY
+    return np.where(memory, np.cumsum(memory), np.cumsum(~memory) - 1)

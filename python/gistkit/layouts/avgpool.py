@@ -1,0 +1,53 @@
+"""AvgPool: text sees the mean of each window in place of the window."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gistkit.layouts._checks import at_least, at_most_context
+from gistkit.layouts.gistpool import interleaved
+from gistkit.layouts.layout import Layout
+from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT, Role
+
+
+def avgpool(context: int, ratio: int, text: int = 0) -> Layout:
+    """AvgPool: [BOS], then `ratio` context tokens and the memory token that is their mean in turn, then text.
+
+    A memory token is no input of the model: it stands for the mean of what a layer has at the context it sees, its own
+    window. So the first pass runs the layout without memory and text, the second one that without context (see
+    `Layout.take`). Text sees BOS, memory and earlier text. Context has positions 1 to n, memory the mean of its
+    window's, text n + 1 on: with ratio 1 text reads just what it does in `full_context`.
+
+    Args:
+        context: number of context tokens n, at least 1; the last window may be shorter.
+        ratio: context tokens a window, 1 to n.
+        text: number of text tokens (question and answer), at least 0.
+
+    Returns:
+        A Layout with positions in float64, as the mean of a window may be fractional.
+
+    Paper: Long Context In-Context Compression by Getting to the Gist of Gisting (GistPool), Section 4.
+    """
+    context = at_least("avgpool", "context", context, 1)
+    ratio = at_least("avgpool", "ratio", ratio, 1)
+    at_most_context("avgpool", ratio, context)
+    text = at_least("avgpool", "text", text, 0)
+    roles, segments = interleaved(context, ratio, text)
+    memory = roles == Role.MEMORY
+    first = np.arange(0, context, ratio) + 1
+    last = np.minimum(first + ratio - 1, context)
+    positions = np.empty(len(roles))
+    positions[~memory] = np.arange(1 + context + text)
+    positions[memory] = (first + last) / 2
+    return Layout(
+        roles=roles,
+        segments=segments,
+        positions=positions,
+        sees={
+            Role.BOS: {Role.BOS: ALL},
+            Role.CONTEXT: {Role.BOS: ALL, Role.CONTEXT: CAUSAL},
+            Role.MEMORY: {Role.CONTEXT: SEGMENT},
+            Role.TEXT: {Role.BOS: ALL, Role.MEMORY: ALL, Role.TEXT: CAUSAL},
+        },
+        name=f"AvgPool {ratio}x",
+    )

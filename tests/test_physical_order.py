@@ -1,0 +1,62 @@
+"""Attention over the grouped order and over the interleaved one: the same results and gradients, those of the mask."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+import gistkit
+from gistkit import Plan, layouts
+from gistkit.layouts import Layout
+
+OPTIONS = ("memory_sees_memory", "memory_sees_itself", "memory_sees_bos", "context_sees_memory")
+LAYOUTS = {
+    f"{context} tokens, {windows} windows, {chosen}": layouts.gistpool(
+        context, 3, 4, windows=windows, **dict(zip(OPTIONS, chosen, strict=True))
+    )
+    for context, windows, chosen in product((12, 13), (1, 5, None), product((False, True), repeat=4))
+} | {
+    "gist": layouts.gist(13, 3, 4),
+    "separate positions": layouts.gistpool(13, 3, 4, separate_positions=True),
+    "AvgPool": layouts.avgpool(13, 3, 4),
+    "full context": layouts.full_context(9, 4),
+    "no context": layouts.no_context(4),
+}
+
+
+def results(layout: Layout, plan: Plan, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    """Rotated attention and the gradients of query, key and value, in logical order."""
+    inputs = [tensor.clone().requires_grad_() for tensor in inputs]
+    query, key, value = (plan.arrange(tensor, dim=2) for tensor in inputs)
+    inv_freq = 100.0 ** -torch.linspace(0, 1, query.shape[-1] // 2, dtype=torch.float32)
+    query, key = gistkit.rope(query, key, plan.positions, inv_freq)
+    out = plan.restore(gistkit.attention(query, key, value, plan), dim=2)
+    return [out, *torch.autograd.grad(out, inputs, grad)]
+
+
+def by_mask(layout: Layout, inputs: list[Tensor], grad: Tensor) -> list[Tensor]:
+    """The same with a dense mask, where a row that sees nothing is zero."""
+    query, key, value = inputs = [tensor.clone().requires_grad_() for tensor in inputs]
+    inv_freq = 100.0 ** -torch.linspace(0, 1, query.shape[-1] // 2, dtype=torch.float32)
+    query, key = gistkit.rope(query, key, torch.from_numpy(layout.positions.copy()), inv_freq)
+    mask = torch.from_numpy(layout.dense_mask())
+    weights = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~mask, -1e30).softmax(-1) * mask.any(1)[:, None]
+    return [weights @ value, *torch.autograd.grad(weights @ value, inputs, grad)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_both_orders_give_what_the_mask_says(layout: Layout, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, heads, len(layout), 8, dtype=dtype) for heads in (4, 2, 2)]
+    grad = torch.randn(2, 4, len(layout), 8, dtype=dtype)
+    grouped = results(layout, layout.compile(), inputs, grad)
+    interleaved = results(layout, layout.compile(grouped=False), inputs, grad)
+    repeated = [inputs[0], *(tensor.repeat_interleave(2, 1) for tensor in inputs[1:])]
+    expected = by_mask(layout, repeated, grad)
+    expected[2:] = [part.unflatten(1, (2, 2)).sum(2) for part in expected[2:]]
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-6}[dtype]
+    for one, other, wanted in zip(grouped, interleaved, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=tolerance, rtol=10 * tolerance)
+        torch.testing.assert_close(one, wanted, atol=tolerance, rtol=10 * tolerance)
