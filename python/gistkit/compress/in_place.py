@@ -95,6 +95,8 @@ class InPlace(Compressor):
         self.bos_token = self._bos(bos_token)
         self.separate, self.gists = bool(separate), gists
         self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
+        # Options that the layout does not take are refused here rather than at the first context.
+        self.builder(ratio)
         if separate and config is None:
             self.copies = Copies(model, GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
