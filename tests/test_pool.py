@@ -100,7 +100,9 @@ def test_parity(isa, shape, dtype):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1, 1, 2, 1, 2), (2, 3, 7, 9, 3, 6), (1, 2, 37, 64, 4, 64), (2, 2, 23, 80, 5, 36)])
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 2, 1, 2), (2, 3, 7, 9, 3, 6), (1, 2, 37, 64, 4, 64), (2, 2, 23, 80, 5, 36)]
+)
 def test_rotation(isa, shape, dtype, interleaved):
     batch, heads, tokens, dim, ratio, rotary = shape
     key, value = rows_of(batch, heads, tokens, dim, dtype), rows_of(batch, heads, tokens, dim, dtype, 1)
