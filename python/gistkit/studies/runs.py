@@ -18,7 +18,7 @@ from gistkit.hf import attach
 from gistkit.studies.tracking import measure_tracking, memory_attention
 from gistkit.train import checkpoint
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw, warmed_up
+from gistkit.train.recipe import adamw, set_learning_rate, warmed_up
 
 GOAL = 1.0
 
@@ -148,8 +148,7 @@ def train(
                 clock = time.perf_counter()
             if last:
                 break
-            for group in optimizer.param_groups:
-                group["lr"] = warmed_up(recipe.learning_rate, step, recipe.warmup)
+            set_learning_rate(optimizer, warmed_up(recipe.learning_rate, step, recipe.warmup))
             rows = corpus.passages(starts[step], length).to(device)
             optimizer.zero_grad()
             _losses(compressor, rows)["loss"].backward()
