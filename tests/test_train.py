@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -281,10 +282,44 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     assert set(second.held_out) == {"loss", "qa"}
     for arguments, message in [
         ({"preset": "none"}, "preset: expected one of pretrain, finetune, smollm2-small, got 'none'"),
-        ({"method": "gist"}, "method: expected one of icae, x500, got 'gist'"),
+        ({"method": "gisty"}, "method: expected one of icae, x500, gist, avgpool, gistpool, no_context, got 'gisty'"),
+        ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
+        ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),
         ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
-        ({"preset": "finetune"}, "questions: expected a file for the loss qa, got None"),
+        ({"preset": "finetune"}, "questions: expected a file for the loss qa or kl, got None"),
         ({"start": tmp_path, "compressor": {"chunk": 8}}, "compressor: expected losses alone beside start, .*'chunk'"),
     ]:
         with pytest.raises(ValueError, match=message):
             run(model, None, tmp_path / "c", **arguments)
+
+
+def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(
+            json.dumps({"context": f"Number {n} follows {n - 1}.", "question": f"And {n}?", "answers": [str(n)]}) + "\n"
+            for n in range(20)
+        )
+    )
+    shared = {"preset": "finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
+    shared |= {"compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa", "kl")}, "progress": False}
+    recipe = {"batch": 2, "learning_rate": 1e-3, "warmup": 0, "weight_decay": 0.0, "gist_factor": 4.0}
+    whole = run(make_compressor(lora=None).model, None, tmp_path / "whole", recipe=recipe | {"steps": 4}, **shared)
+    run(make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 2}, **shared)
+    resumed = run(
+        make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 4}, resume=True, **shared
+    )
+    assert set(whole.held_out) == {"loss", "qa", "kl"} and resumed.held_out == whole.held_out
+
+    # Adam's first step moves every parameter that has a gradient by its learning rate.
+    one = tmp_path / "one"
+    run(make_compressor(lora=None).model, None, one, recipe=recipe | {"steps": 1}, **shared)
+    moved = safetensors.torch.load_file(checkpoint.find(one)[-1])
+    steps = {
+        role: max(
+            float(tensor.abs().max())
+            for name, tensor in moved.items()
+            if name.startswith("model.") and "lora_B" in name and f"_{role}." in name
+        )
+        for role in ("text", "memory")
+    }
+    assert steps["text"] == pytest.approx(1e-3, rel=1e-2) and steps["memory"] == pytest.approx(4e-3, rel=1e-2)

@@ -132,7 +132,7 @@ class Trainer:
             "batches": self.batches.identity,
             "model": self._model,
             "method": compressor.method,
-            "settings": compressor.settings,
+            **compressor.settings,
             "precision": self.accelerator.mixed_precision,
         }
 
