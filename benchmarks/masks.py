@@ -33,8 +33,7 @@ METHODS: dict[str, Callable[[int], Plan]] = {
     "VoCo, 576 to 128": lambda n: layouts.voco(576, 128, n // 4, images=max(1, n * 3 // 4 // 704)).compile(),
 }
 RATIOS: dict[str, Callable[[int], Plan]] = {
-    f"GistPool {ratio}x": lambda n, ratio=ratio: _gistpool(n, ratio).compile()
-    for ratio in (2, 5, 10)
+    f"GistPool {ratio}x": lambda n, ratio=ratio: _gistpool(n, ratio).compile() for ratio in (2, 5, 10)
 }
 PLANS = METHODS | RATIOS
 FEW = ("causal", "GistPool 8x", "Dodo 10x, tau 128")
