@@ -166,7 +166,9 @@ def test_time_for_a_visible_pair():
 
 
 def test_a_run_writes_json_and_csv(tmp_path, capsys):
-    options = argparse.Namespace(threads=torch.get_num_threads(), quick=True, json=tmp_path / "some.json", save=False)
+    options = argparse.Namespace(
+        threads=torch.get_num_threads(), quick=True, json=tmp_path / "some.json", save=False, append=False
+    )
     cases = [harness.Case("sum", lambda: {"ours": lambda: sum(range(99))}, work=99, facts={"n": 99})]
     harness.run("some", cases, options, seconds=0.01)
     content = json.loads(options.json.read_text())
@@ -176,6 +178,16 @@ def test_a_run_writes_json_and_csv(tmp_path, capsys):
         content["milliseconds"][0]["median"], rel=1e-4
     )
     assert "1.00 x ours" in capsys.readouterr().out
+    options.append = True
+    harness.run("some", [harness.Case("other", cases[0].make, work=99, facts={"n": 9}), *cases], options, seconds=0.01)
+    harness.run("some", cases, options, seconds=0.01)
+    content = json.loads(options.json.read_text())
+    rows = list(csv.DictReader(options.json.with_suffix(".csv").open()))
+    for found in ([case["name"] for case in content["cases"]], [row["case"] for row in rows]):
+        assert found == ["other", "sum"]
+    options.json.write_text(json.dumps(content | {"machine": {"commit": "another"}}))
+    with pytest.raises(SystemExit, match="of this machine and commit, got"):
+        harness.run("some", cases, options, seconds=0.01)
 
 
 def test_the_roof_is_measured_for_each_instruction_set():
