@@ -87,7 +87,7 @@ def test_the_answer_to_a_code_stands_in_the_context_once(corpus):
 
 
 def test_a_passage_goes_on_as_the_context_does(corpus):
-    data = Needles(corpus, None, 6, **NUMBERS, lines=1, cue=7, answer=9)
+    data = Needles(corpus, None, 6, **NUMBERS, lines=3, cue=7, answer=9)
     for group in data.groups("test", 40, "passage"):
         for question in group:
             assert question.question[:4] == tuple(b"\n...")
@@ -95,6 +95,9 @@ def test_a_passage_goes_on_as_the_context_does(corpus):
             assert (len(cue), len(question.answer)) == (7, 9)
             at = bytes(question.context).find(bytes(cue))
             assert question.context[at + 7 : at + 16] == question.answer
+            lines = re.finditer(rb" The code of \w+ is [a-z]+-\d\d\.", bytes(question.context))
+            codes = [line.span() for line in lines]
+            assert len(codes) == 3 and all(at + 16 <= start or end <= at for start, end in codes)
 
 
 def test_splits_share_no_sentence(corpus):

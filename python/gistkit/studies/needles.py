@@ -126,15 +126,15 @@ class Needles(Batches):
             )
         ]
         needles = [self._ids(f" The code of {name} is{code}") for name, code in codes]
-        pieces = self._text(random, split, length - sum(map(len, needles)))
+        pieces = [(piece, True) for piece in self._text(random, split, length - sum(map(len, needles)))]
         # Each line before a sentence: none follows the last one, which may be cut.
         for needle, place in zip(needles, random.integers(0, len(pieces), len(needles)).tolist(), strict=True):
-            pieces.insert(place, needle)
-        context = sum(pieces, ())
+            pieces.insert(place, (needle, False))
+        context = sum((piece for piece, _ in pieces), ())
         if kind == "code":
             name, code = codes[int(random.integers(self.lines))]
             return Question(context, self._ids(f"\nWhat is the code of {name}? It is"), self._ids(code))
-        given, answer = self._passage(random, context)
+        given, answer = self._passage(random, context, [text for piece, text in pieces for _ in piece])
         return Question(context, self._ids("\n...") + given, answer)
 
     def _text(self, random: np.random.Generator, split: str, length: int) -> list[Ids]:
@@ -150,12 +150,14 @@ class Needles(Batches):
             at += 1
         return pieces
 
-    def _passage(self, random: np.random.Generator, context: Ids) -> tuple[Ids, Ids]:
-        """A cue and what follows it, from a place whose cue stands in the context once, if there is one."""
-        starts = range(len(context) - self.cue - self.answer + 1)
+    def _passage(self, random: np.random.Generator, context: Ids, text: Sequence[bool]) -> tuple[Ids, Ids]:
+        """A cue and what follows it, of tokens that are `text`, and a cue that stands there once, where that can be."""
+        span = self.cue + self.answer
+        places = range(len(context) - span + 1)
+        plain = [at for at in places if all(text[at : at + span])] or list(places)
         count = Counter(context[at : at + self.cue] for at in range(len(context) - self.cue + 1))
-        unique = [at for at in starts if count[context[at : at + self.cue]] == 1]
-        at = int(random.choice(unique or list(starts)))
+        unique = [at for at in plain if count[context[at : at + self.cue]] == 1] or plain
+        at = int(random.choice(unique))
         middle = at + self.cue
         return context[at:middle], context[middle : middle + self.answer]
 
@@ -181,7 +183,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def _frequent_words(sentences: Sequence[str]) -> list[str]:
-    """The most frequent words of 4 to 7 small letters, in the order of the alphabet."""
-    found = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{4,7}\b", sentence))
+    """The most frequent words of 5 to 8 small letters, in the order of the alphabet."""
+    found = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{5,8}\b", sentence))
     ordered = sorted(found, key=lambda word: (-found[word], word))
     return sorted(ordered[:WORDS])
