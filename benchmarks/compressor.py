@@ -48,8 +48,8 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 def plain_step(compressor: FiveHundredX, ids: Tensor) -> Tensor:
     """The autoencoding loss of one chunk a row as it is written without gistkit's ops."""
-    model, adapter = compressor.model, compressor.adapter
-    assert adapter is not None
+    model, adapters = compressor.model, compressor.adapters
+    assert adapters is not None
     rows, context = ids.shape
     tokens, dtype = compressor.memory_tokens, model.dtype
     layout = icae_encoder(context, compressor.chunk, tokens, positions=compressor.layout)
@@ -58,7 +58,7 @@ def plain_step(compressor: FiveHundredX, ids: Tensor) -> Tensor:
     embed = model.get_input_embeddings()
     inputs = torch.cat([embed(ids), compressor.memory_embeddings.to(dtype).expand(rows, -1, -1)], 1)
     cache = DynamicCache()
-    with adapter.on():
+    with adapters.using("encoder"):
         model.model(
             inputs_embeds=inputs, position_ids=spread(layout.positions), past_key_values=cache, use_cache=True,
             attention_mask=additive(torch.from_numpy(layout.dense_mask()), dtype),
@@ -68,7 +68,7 @@ def plain_step(compressor: FiveHundredX, ids: Tensor) -> Tensor:
         memory.update(layer.keys[:, :, context:], layer.values[:, :, context:], index)
     task = compressor.task_embeddings["ae"].to(dtype).expand(rows, 1, -1)
     mask = torch.ones(context, tokens + context).tril(tokens).bool()
-    with adapter.off():
+    with adapters.using(None):
         hidden = model.model(
             inputs_embeds=torch.cat([task, embed(ids[:, :-1])], 1), past_key_values=memory, use_cache=True,
             position_ids=spread([reading.task, *reading.text]), attention_mask=additive(mask, dtype),

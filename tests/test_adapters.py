@@ -43,7 +43,7 @@ def test_the_adapter_changes_the_encoder_alone(method):
     with torch.no_grad():
         for name, weight in merged.model.named_parameters():
             prefix = name.removesuffix(".weight")
-            a, b = (weights.get(f"{prefix}.lora_{x}.{compressor.adapter.name}.weight") for x in "AB")
+            a, b = (weights.get(f"{prefix}.lora_{x}.{compressor.adapters.names['encoder']}.weight") for x in "AB")
             if a is not None:
                 weight += 2 * b @ a
     for a, b in zip(memory.tensors, merged.encode(IDS).tensors, strict=True):
@@ -58,7 +58,7 @@ def test_the_model_itself_stays_as_it_was():
     expected = model(IDS).logits
     first = randomise(build(ICAE, model))
     second = randomise(build(FiveHundredX, model))
-    assert first.adapter.name != second.adapter.name
+    assert first.adapters.names != second.adapters.names
     torch.testing.assert_close(model(IDS).logits, expected)
     before = first.encode(IDS)
     randomise(second)
@@ -158,7 +158,7 @@ def test_folders_that_are_no_compressor_are_refused(tmp_path):
     settings = json.loads((tmp_path / "compressor.json").read_text())
     (tmp_path / "compressor.json").write_text(json.dumps(settings | {"version": 7}))
     with pytest.raises(
-        ValueError, match="expected format gistkit-compressor, version 1, got gistkit-compressor, version 7"
+        ValueError, match="expected format gistkit-compressor, version 2, got gistkit-compressor, version 7"
     ):
         Compressor.from_pretrained(tmp_path, tiny_llama())
 
@@ -180,12 +180,22 @@ def test_odd_settings_files_are_refused(tmp_path):
     FiveHundredX(model, chunk=4, ratio=2, lora=4).save_pretrained(tmp_path)
     path = tmp_path / "compressor.json"
     settings = json.loads(path.read_text())
+
+    def with_own(**changes):
+        own = settings["settings"] | changes
+        return settings | {
+            "settings": {name: value for name, value in own.items() if value is not None or name != "chunk"}
+        }
+
     for odd, error, message in [
         ([1], ValueError, "expected settings by name, got list"),
-        ({key: value for key, value in settings.items() if key != "chunk"}, ValueError, "got none for chunk"),
-        (settings | {"memory_tokens": 0}, ValueError, "memory_tokens: expected at least 1 token"),
-        (settings | {"adapter": "other"}, FileNotFoundError, "expected the adapter other in it"),
-        (settings | {"adapter": None}, FileNotFoundError, "expected the trained model of a compressor without LoRA"),
+        ({key: value for key, value in settings.items() if key != "method"}, ValueError, "got none for method"),
+        (with_own(chunk=None), ValueError, "got none for chunk"),
+        (with_own(chunks=4), ValueError, "got one that it does not have for chunks"),
+        (with_own(chunk=0), ValueError, "chunk: expected at least 1 token"),
+        (settings | {"settings": 3}, ValueError, "expected settings and adapters by name, got 3"),
+        (settings | {"adapters": {"encoder": "other"}}, FileNotFoundError, "expected the adapter other in it"),
+        (settings | {"adapters": None}, FileNotFoundError, "expected the trained model of a compressor without LoRA"),
     ]:
         path.write_text(json.dumps(odd))
         with pytest.raises(error, match=message):

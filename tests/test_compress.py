@@ -273,7 +273,7 @@ def test_settings_say_what_was_expected():
         ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
         ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
-        ({"losses": ("ae", "kl")}, r"losses: expected some of ae, lm, compression, qa, got \('ae', 'kl'\)"),
+        ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
         ({"layout": "xyz"}, "xyz"),
         ({"window": 0}, "window: expected at least 1 token, a whole number, got 0"),

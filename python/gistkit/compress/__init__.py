@@ -1,21 +1,34 @@
 """Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
 
+from gistkit.compress.avgpool import AvgPool
 from gistkit.compress.base import Compressor
+from gistkit.compress.chunks import ChunkCompressor
+from gistkit.compress.gist import Gist
+from gistkit.compress.gistpool import GistPool
 from gistkit.compress.icae import ICAE
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
+from gistkit.compress.no_context import NoContext
 from gistkit.compress.x500 import FiveHundredX
 
-METHODS: dict[str, type[Compressor]] = {"icae": ICAE, "x500": FiveHundredX}
+METHODS: dict[str, type[Compressor]] = {
+    method.method: method  # type: ignore[type-abstract]
+    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, NoContext)
+}
 
 __all__ = [
     "ICAE",
     "METHODS",
+    "AvgPool",
+    "ChunkCompressor",
     "CompressionHead",
     "Compressor",
     "FiveHundredX",
+    "Gist",
+    "GistPool",
     "JointHead",
     "Memory",
+    "NoContext",
     "Source",
     "token_loss",
 ]

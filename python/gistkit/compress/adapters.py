@@ -1,17 +1,25 @@
-"""LoRA through PEFT, switched on for the encoder and off for the decoder: one copy of the base weights."""
+"""LoRA through PEFT: adapters beside frozen base weights, for all rows of a pass or for a role's rows each."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils.other import AuxiliaryTrainingWrapper
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from gistkit.nn import LowRank, RoleLinear
+
+# Which adapter serves a pass: one by role, each role's own for its rows, or none.
+Use = str | Mapping[str, slice] | None
 
 
 def lora_config(model: PreTrainedModel, rank: int) -> LoraConfig:
@@ -20,8 +28,7 @@ def lora_config(model: PreTrainedModel, rank: int) -> LoraConfig:
     Raises:
         ValueError: if the rank is below 1, or no projection of the model has a known name.
     """
-    if rank < 1:
-        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
+    _check_rank(rank)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     targets = next((known for known in (["q_proj", "v_proj"], ["c_attn"]) if names >= set(known)), None)
     if targets is None:
@@ -32,64 +39,135 @@ def lora_config(model: PreTrainedModel, rank: int) -> LoraConfig:
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
 
 
-class Adapter:
-    """A LoRA adapter of its own in a model, off except inside `on`.
+def lora_config_of_all(model: PreTrainedModel, rank: int) -> LoraConfig:
+    """LoRA on every linear map of the decoder layers with alpha 2 rank, for a model that is fine-tuned as a whole."""
+    _check_rank(rank)
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
+
+
+def _check_rank(rank: int) -> None:
+    if rank < 1:
+        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
+
+
+class Adapters:
+    """LoRA adapters of its own in a model, one for each role, all off except inside `using`.
 
     Args:
-        model: changed in place: its target modules get the adapter beside their frozen weights.
-        config: what PEFT makes it from.
+        model: changed in place: its target modules get the adapters beside their frozen weights.
+        configs: {role: what PEFT makes the role's adapter from}.
     """
 
-    def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
+    def __init__(self, model: PreTrainedModel, configs: Mapping[str, LoraConfig]) -> None:
         taken = {name for layer in _tuned(model) for name in layer.active_adapters}
         taken |= set(getattr(model, "peft_config", None) or {})
-        self.name = next(name for name in map("gistkit_{}".format, range(len(taken) + 1)) if name not in taken)
+        free = (number for number in range(len(taken) + 1) if not taken & set(_names(number, configs).values()))
+        self.names = _names(next(free), configs)
         active = {name for layer in _tuned(model) if not layer._disable_adapters for name in layer.active_adapters}
         self._before = sorted(active)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         with warnings.catch_warnings():
-            # Two compressors may share one model: each has an adapter under its own name.
+            # Two compressors may share one model: each has adapters under its own names.
             warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
             # PEFT asks transformers by a name that it deprecates.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
-            self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.name)  # type: ignore[assignment]
+            (first, config), *others = configs.items()
+            self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
+            for role, other in others:
+                self.peft.add_adapter(self.names[role], other)
         self._layers = _tuned(model)
         self._set(self._before)
+        own = set(self.names.values())
         for name, parameter in model.named_parameters():
             parts = set(name.split("."))
             # Other adapters are left as they were; the base weights are frozen.
-            parameter.requires_grad_(self.name in parts or (bool(taken & parts) and trained.get(name, False)))
+            parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
+        self._by_role: dict[nn.Module, RoleLinear] = {}
+        if others:
+            self._by_role = {layer: self._roles_of(layer) for layer in self._layers}
+
+    def owns(self, name: str) -> bool:
+        """Whether a parameter of the model, by its name, is one of these adapters'."""
+        return not set(self.names.values()).isdisjoint(name.split("."))
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        """The adapter beside those that were active before it was made."""
-        with self._switched([*self._before, self.name]):
-            yield
+    def using(self, use: Use) -> Iterator[None]:
+        """The adapter of one role for all rows, of several for the rows of each, or the model as it was before.
 
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """The model as it was before the adapter was made."""
-        with self._switched(self._before):
+        Those that were active before the adapters were made are active beside the adapter of one role, and alone.
+        """
+        if isinstance(use, Mapping):
+            with self._rows(use):
+                yield
+            return
+        with self._switched(self._before if use is None else [*self._before, self.names[use]]):
             yield
 
     @contextmanager
     def _switched(self, names: list[str]) -> Iterator[None]:
-        before = self._layers[0].active_adapters if not self._layers[0]._disable_adapters else []
-        if before == names:
+        with self._forwards(None):
+            layer = self._layers[0]
+            before = layer.active_adapters if not layer._disable_adapters else []
+            if before == names:
+                yield
+                return
+            self._set(names)
+            try:
+                yield
+            finally:
+                self._set(before)
+
+    @contextmanager
+    def _rows(self, slices: Mapping[str, slice]) -> Iterator[None]:
+        with self._forwards(slices):
             yield
-            return
-        self._set(names)
+
+    @contextmanager
+    def _forwards(self, slices: Mapping[str, slice] | None) -> Iterator[None]:
+        """Every target module maps the rows of `slices` by role; None: as PEFT does."""
+        before = {layer: vars(layer).get("forward") for layer in self._by_role}
+
+        def forward(layer: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            return self._by_role[layer](x, slices)  # type: ignore[no-any-return]
+
         try:
+            for layer in self._by_role:
+                _assign(layer, None if slices is None else MethodType(forward, layer))
             yield
         finally:
-            self._set(before)
+            for layer, its in before.items():
+                _assign(layer, its)
 
-    def _set(self, names: list[str]) -> None:
+    def _roles_of(self, layer: Any) -> RoleLinear:
+        if self._before or not isinstance(layer, LoraLinear) or any(layer.use_dora.values()):
+            raise ValueError(
+                "lora: expected plain LoRA on linear maps, and no other active adapter, for adapters by role, got "
+                f"{self._before or type(layer).__name__}"
+            )
+        roles = {
+            role: LowRank(layer.lora_A[name], layer.lora_B[name], layer.scaling[name], layer.lora_dropout[name])
+            for role, name in self.names.items()
+        }
+        return RoleLinear(layer.base_layer, roles)
+
+    def _set(self, names: Sequence[str]) -> None:
         # PEFT's own switches change requires_grad too, which an optimizer and a running backward pass rely on.
         for layer in self._layers:
-            layer._active_adapter = list(names) if names else [self.name]
+            layer._active_adapter = list(names) if names else list(self.names.values())
             layer._disable_adapters = not names
+
+
+def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
+    return {role: f"gistkit_{number}_{role}" for role in roles}
+
+
+def _assign(layer: nn.Module, forward: Any) -> None:
+    if forward is not None:
+        layer.forward = forward
+    else:
+        vars(layer).pop("forward", None)
 
 
 def _tuned(model: nn.Module) -> list[Any]:

@@ -4,73 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistkit import hf
+from gistkit import hf, layouts
 from gistkit.compress.checks import check_losses
 from gistkit.compress.codec import Codec, Task
-from gistkit.compress.losses import CompressionHead, JointHead, segment_targets, token_loss
+from gistkit.compress.losses import CompressionHead, JointHead, divergence_loss, segment_targets, token_loss
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import IGNORE, Rows, join_rows, label_rows, pad
 
-if TYPE_CHECKING:
-    from peft import LoraConfig
-
 
 class Compressor(Codec):
-    """Compresses chunks of a context into memory tokens that the same model reads in their place.
-
-    A context of p tokens is cut into k = ceil(p / chunk) chunks; each is followed by M = chunk / ratio learned memory
-    tokens and encoded by itself. What the memory tokens leave behind depends on the method (its carrier). The decoder
-    reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and 12-15).
+    """What all methods share: losses from one compression, generation, joining, and their files.
 
     Args:
-        model: a transformers causal language model; encoder and decoder share its one copy of the weights.
-        chunk: chunk size L in tokens.
-        ratio: compression ratio r >= 1, context tokens a memory token stands for; chunk / ratio must be whole.
-        layout: "dpl", "upl", "epl" or "cpl" (the decoder half of EPL alone).
+        model, chunk, memory_tokens, layout, lora, reader, window: see `Codec`.
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
-            "compression" (each memory token predicts its own segment), "qa" (answer a question about it).
-        lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
-            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
-            weights train, in encoder and decoder.
-        window: a longer context is compressed in its first `window` tokens, and the decoder reads the others as they
-            are, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all of it is compressed.
+            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
+            it as the base model does that reads the whole context).
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
         joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
-
-    Raises:
-        TypeError, ValueError: naming the argument, what was expected and what came.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         *,
-        chunk: int = 510,
-        ratio: float = 5,
-        layout: str = "epl",
-        losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
-        lora: int | LoraConfig | None = 128,
-        window: int | None = None,
+        losses: Iterable[str] | Mapping[str, float],
         end_token: int | None = None,
         joint_head: bool = False,
+        **passes: Any,
     ) -> None:
         loss_weights = check_losses(losses)
-        super().__init__(model, chunk, ratio, layout, lora, window)
+        super().__init__(model, **passes)
+        if "kl" in loss_weights and self.adapters is None:
+            raise ValueError(
+                "losses: expected 'kl' beside LoRA, without which the base model is not kept, got lora None"
+            )
         self.loss_weights = loss_weights
         if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
             raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
         self.end_token = end_token
+        self.joint_head = bool(joint_head)
         self.compression_head: CompressionHead | JointHead | None = None
         if "compression" in loss_weights:
-            width, offsets = self.memory_embeddings.shape[1], -(-chunk // self.memory_tokens)
+            width, offsets = self.embed.embedding_dim, -(-self.chunk // self.memory_tokens)
             head = JointHead(width, offsets, self.vocabulary) if joint_head else CompressionHead(width, offsets)
             self.compression_head = head.to(self.device)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that made it, but `lora`; JSON values."""
+        return {"losses": dict(self.loss_weights), "end_token": self.end_token}
 
     def forward(
         self,
@@ -87,29 +76,29 @@ class Compressor(Codec):
             input_ids, attention_mask: the contexts, as in `encode`.
             continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; needed
                 for the "lm" loss alone.
-            question_ids, answer_ids: the same for the "qa" loss: the answer is predicted after [LM] and the question.
+            question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
 
         Returns:
             fp32 scalars in nats a token, one for each loss and "loss".
         """
         rows = self.contexts(input_ids, attention_mask)
-        given = {"continuation_ids": ("lm", continuation_ids), "question_ids": ("qa", question_ids),
-                 "answer_ids": ("qa", answer_ids)}  # fmt: skip
+        answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
+        given = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),
+                 "answer_ids": (answers, answer_ids)}  # fmt: skip
         texts = {name: self._text(name, *value, rows) for name, value in given.items() if value[0] in self.loss_weights}
         losses: dict[str, Tensor] = {}
         with hf.attach(self.model):
             memory, hidden, compressed = self.compress(rows)
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
-                    targets = segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+                    targets = self._segments(compressed)
                     losses[name] = self.compression_head(hidden, self.head.weight, targets, softcap=self.softcap)
                 elif name == "ae":
                     losses[name] = self._loss(memory, "ae", self._ended(compressed))
                 elif name == "lm":
                     losses[name] = self._loss(memory, "lm", texts["continuation_ids"])
-                elif name == "qa":
-                    question, answer = texts["question_ids"], texts["answer_ids"]
-                    losses[name] = self._loss(memory, "qa", join_rows(question, answer), question.lengths)
+            if answers:
+                losses |= self._answer_losses(memory, rows, texts["question_ids"], texts["answer_ids"])
         weighted = [weight * losses[name] for name, weight in self.loss_weights.items()]
         losses["loss"] = torch.stack(weighted).sum() / sum(self.loss_weights.values())
         return losses
@@ -162,11 +151,46 @@ class Compressor(Codec):
             return rows
         return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
 
-    def _loss(self, memory: Memory, task: Task, text: Rows, prompt: Sequence[int] = (0,)) -> Tensor:
-        """Mean loss of each row's tokens beyond its first `prompt`; the last token of a row predicts nothing."""
-        fed = Rows(text.ids[:, :-1], tuple(max(length - 1, 0) for length in text.lengths))
-        hidden = self.read(memory, task, fed)
-        columns = torch.arange(text.ids.shape[1], device=text.ids.device)
-        asked = columns >= torch.tensor(prompt, device=text.ids.device)[:, None]
-        targets = text.ids.where(text.valid & asked, IGNORE)
+    def _segments(self, compressed: Rows) -> Tensor:
+        """The context tokens that each memory token's compression loss asks for."""
+        return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+
+    def _loss(self, memory: Memory, task: Task, text: Rows) -> Tensor:
+        """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
+        hidden = self.read(memory, task, _but_last(text))
+        targets = text.ids.where(text.valid, IGNORE)
         return token_loss(hidden, self.head.weight, targets, softcap=self.softcap)
+
+    def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
+        """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
+        text = join_rows(question, answer)
+        hidden = self.read(memory, "qa", _but_last(text))
+        columns = torch.arange(text.ids.shape[1], device=text.ids.device)
+        asked = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
+        losses = {}
+        if "qa" in self.loss_weights:
+            targets = text.ids.where(asked, IGNORE)
+            losses["qa"] = token_loss(hidden, self.head.weight, targets, softcap=self.softcap)
+        if "kl" in self.loss_weights:
+            teacher = self._taught(self.uncompressed(contexts), text)
+            losses["kl"] = divergence_loss(hidden[asked], teacher[asked], self.head.weight, softcap=self.softcap)
+        return losses
+
+    @torch.no_grad()
+    def _taught(self, contexts: Rows, text: Rows) -> Tensor:
+        """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
+        rows = _but_last(join_rows(contexts, text))
+        # Padding is at the end, where causal attention does not see it.
+        plan = layouts.causal(rows.ids.shape[1]).compile(windows=self.windows, device=self.device)
+        hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
+        start = torch.tensor(contexts.lengths, device=hidden.device)[:, None] - 1
+        index = start + torch.arange(text.ids.shape[1], device=hidden.device)
+        return hidden.take_along_dim(index.clamp(max=hidden.shape[1] - 1)[..., None], 1)
+
+    def uncompressed(self, contexts: Rows) -> Rows:
+        """Contexts as the base model reads them whole."""
+        return contexts
+
+
+def _but_last(rows: Rows) -> Rows:
+    return Rows(rows.ids[:, :-1], tuple(max(length - 1, 0) for length in rows.lengths))

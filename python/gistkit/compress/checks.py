@@ -7,7 +7,7 @@ from fractions import Fraction
 from numbers import Integral, Real
 from typing import Any
 
-LOSSES = ("ae", "lm", "compression", "qa")
+LOSSES = ("ae", "lm", "compression", "qa", "kl")
 
 
 def check_count(name: str, value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,15 +11,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistkit import hf
-from gistkit.compress.checks import check_count, check_divides
+from gistkit.compress.checks import check_count
 from gistkit.compress.memory import Memory, Source
-from gistkit.compress.plans import Reader, decoder_plan, encoder_pass
+from gistkit.compress.plans import Reader, decoder_plan
 from gistkit.compress.shared import SharedModel
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
-from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -28,14 +26,23 @@ Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 
 
-def _draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
+def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
     """New embeddings [rows, d] with the mean and spread of those of the vocabulary, fp32."""
     table = embed.weight.detach().float() * float(getattr(embed, "embed_scale", 1.0))
     return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1], device=table.device))
 
 
 class Codec(SharedModel, ABC):
-    """The encoder and decoder passes of a compressor; see `Compressor` for the arguments."""
+    """The encoder and decoder passes of a compressor.
+
+    Args:
+        model: a transformers causal language model.
+        chunk, memory_tokens: every chunk of so many context tokens, and a shorter last one, has so many memory tokens.
+        layout: see `Source`.
+        lora: {role: config} of LoRA adapters, or None.
+        reader: the role whose adapter the decoder runs with; None: none.
+        window: see `Compressor`.
+    """
 
     method: ClassVar[str]
     carrier: ClassVar[str]
@@ -43,25 +50,31 @@ class Codec(SharedModel, ABC):
     def __init__(
         self,
         model: PreTrainedModel,
+        *,
         chunk: int,
-        ratio: float,
+        memory_tokens: int,
         layout: str,
-        lora: int | LoraConfig | None,
-        window: int | None,
+        lora: Mapping[str, LoraConfig] | None,
+        reader: str | None = None,
+        window: int | None = None,
     ) -> None:
-        memory_tokens = check_divides(chunk, ratio)
-        if layout not in SCHEMES:
-            raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
         if window is not None:
             check_count("window", window)
         super().__init__(model, lora)
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
-        self.memory_embeddings = _draw_like(self.embed, self.memory_tokens)
-        self.task_embeddings = nn.ParameterDict({task: _draw_like(self.embed, 1) for task in ("ae", "lm")})
+        self.reader = reader
 
     @abstractmethod
-    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
-        """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
+    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+        """The memory of rows that fit the window, and the hidden states [B, K, d] at their learned memory tokens."""
+
+    @abstractmethod
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 0 or 1, d]: the task token between memory and text; without one `Memory.last` predicts the text."""
+
+    def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """Where memory tokens [B, K] and each row's text stand in logical order, by which sliding windows count."""
+        return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
     @property
     def ratio(self) -> float:
@@ -77,8 +90,8 @@ class Codec(SharedModel, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the memory embeddings are."""
-        return self.memory_embeddings.device
+        """Where the model is."""
+        return self.embed.weight.device
 
     def encode(self, input_ids: Any, attention_mask: Any = None, *, recorder: Recorder | None = None) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
@@ -126,33 +139,8 @@ class Codec(SharedModel, ABC):
         if self.window is not None and max(rows.lengths) > self.window:
             rest = tuple(tuple(row[self.window :]) for row in rows.lists())
             rows = Rows(rows.ids[:, : self.window], tuple(min(length, self.window) for length in rows.lengths))
-        windows = hf.sliding_windows(self.model)
-        batch = encoder_pass(
-            rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, windows, str(self.device)
-        )
-        self.check_positions("input_ids", batch.last)
-        columns = rows.ids.shape[1]
-        embedded = self.embed(rows.ids)
-        slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
-        inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
-        if batch.source is not None:
-            inputs = inputs.take_along_dim(batch.source[..., None], 1)
-        kept = slice(columns, None) if batch.memory is None else batch.memory
-        keep = hf.KeptKeys(kept) if self.carrier == "kv" else None
-        out = self.run(True, inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
-        hidden = out.last_hidden_state
-        hidden = hidden[:, columns:] if batch.memory is None else hidden.take_along_dim(batch.memory[..., None], 1)
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            # The pass is kept for other contexts of these lengths, the memory is its owner's.
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            rest=rest,
-            **self._carried(hidden, keep),
-        )
-        return memory, hidden, rows
+        memory, hidden = self.encode_rows(rows, recorder)
+        return replace(memory, rest=rest or memory.rest), hidden, rows
 
     def read(self, memory: Memory, task: Task, rows: Rows, recorder: Recorder | None = None) -> Tensor:
         """`decode` of checked rows."""
@@ -161,12 +149,16 @@ class Codec(SharedModel, ABC):
         rest = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
         plan = self.reading_plan(memory, task, (rest, rows))
         inputs = torch.cat([self.task_embedding(task, memory), self.embed(rest.ids), self.embed(rows.ids)], 1)
-        skip = 0
+        tokens, skip = inputs.shape[1], 0
         if memory.embeddings is not None:
             skip = memory.num_tokens
             inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
-        out = self.run(False, inputs_embeds=inputs, plan=plan, memory=memory.layers, recorder=recorder)
-        hidden = out.last_hidden_state[:, skip:]
+        hidden = inputs
+        if inputs.shape[1]:
+            out = self.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, recorder=recorder)
+            hidden = out.last_hidden_state[:, skip:]
+        if tokens == rest.ids.shape[1] + rows.ids.shape[1]:
+            hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)
         if not rest.ids.shape[1]:
             return hidden
         last = torch.tensor(rest.lengths, device=hidden.device)[:, None, None]
@@ -181,30 +173,36 @@ class Codec(SharedModel, ABC):
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
         self.check_readable(memory)
         self.rows("memory", memory.rest)
+        cached = self.carrier == "kv"
+        places, behind = self.places(memory)
+        tasks = self.task_embedding(task, memory).shape[1]
         readers = tuple(
             Reader(
                 memory.lengths[row],
-                memory.positions[row].numpy().tobytes(),
+                # Cached keys are rotated already.
+                b"" if cached else memory.positions[row].numpy().tobytes(),
+                places[row].numpy().tobytes(),
                 0 if task == "ae" and memory.source.consistent else memory.starts[row],
-                tuple(text.lengths[row] for text in texts),
+                behind[row],
+                (tasks, *(text.lengths[row] for text in texts)),
             )
             for row in range(memory.batch_size)
         )
-        self.check_positions(name, max(reader.task + sum(reader.text) for reader in readers))
-        widths = tuple(text.ids.shape[1] for text in texts)
-        windows = hf.sliding_windows(self.model)
-        return decoder_plan(readers, memory.num_tokens, widths, self.carrier == "kv", windows, str(self.device))
+        self.check_positions(name, max(reader.start + sum(reader.text) - 1 for reader in readers))
+        widths = (tasks, *(text.ids.shape[1] for text in texts))
+        return decoder_plan(readers, memory.num_tokens, widths, cached, self.windows, str(self.device))
 
-    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 1, d], the learned [AE] or [LM] token."""
-        embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
-        return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
+    def last_of(self, memory: Memory) -> Tensor:
+        """`Memory.last`, which a memory without task token must have."""
+        if memory.last is None:
+            raise ValueError("memory: expected one with the output that predicts what follows it, got one without")
+        return memory.last
 
     def check_readable(self, memory: Memory) -> None:
         """Refuses a memory of another method, shape or model, or on another device."""
         if memory.source != self.source:
             raise ValueError(f"memory: expected one made with {self.source}, got one made with {memory.source}")
-        memory.check_shapes(self.config.num_hidden_layers, self.head_shape, self.memory_embeddings.shape[1])
+        memory.check_shapes(self.config.num_hidden_layers, self.head_shape, self.embed.embedding_dim)
         if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
             raise ValueError(
                 f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "

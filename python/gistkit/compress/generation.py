@@ -42,7 +42,7 @@ def generate(
     streamer: Streamer | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Tokens that follow [memory][task token][prompt]; the memory is not changed and can be read again.
+    """Tokens that follow [memory][task token, if any][prompt]; the memory is not changed and can be read again.
 
     Args:
         memory: what `encode` returned; one row serves any number of prompts.
@@ -106,8 +106,9 @@ def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, 
     # The last new token is not fed.
     fed = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
     plan = codec.reading_plan(memory, task, (rest, prompt, fed), "max_new_tokens")
-    inputs = torch.cat([codec.task_embedding(task, memory), codec.embed(rest.ids), codec.embed(prompt.ids)], 1)
-    # A row's last token is that of its prompt, or of its rest, or the task token.
+    lead = codec.task_embedding(task, memory)
+    inputs = torch.cat([lead, codec.embed(rest.ids), codec.embed(prompt.ids)], 1)
+    # A row's last token is that of its prompt, or of its rest, or what comes before: the task token, or the memory.
     last = [
         rest.ids.shape[1] + length if length else before
         for before, length in zip(rest.lengths, prompt.lengths, strict=True)
@@ -120,13 +121,18 @@ def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, 
         inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
     rows, keys = inputs.shape[1], plan.num_keys - plan.num_queries
     first = plan.rows(0, rows, num_keys=keys + rows)
-    out = codec.run(False, inputs_embeds=inputs, plan=first, past_key_values=cache).last_hidden_state
+    out = inputs
+    if rows:
+        out = codec.run(codec.reader, inputs_embeds=inputs, plan=first, past_key_values=cache).last_hidden_state
+    if not lead.shape[1]:
+        out = torch.cat([codec.last_of(memory)[:, None].to(out.dtype), out], 1)
     yield out[torch.arange(batch), torch.tensor(last) + skip]
     for row in range(rows, plan.num_queries):
         step = plan.rows(row, row + 1, num_keys=keys + row + 1)
         # Rows that have ended are fed any token.
         new = codec.embed(answer[-1].clamp(0, codec.vocabulary - 1)[:, None])
-        yield codec.run(False, inputs_embeds=new, plan=step, past_key_values=cache).last_hidden_state[:, 0]
+        out = codec.run(codec.reader, inputs_embeds=new, plan=step, past_key_values=cache)
+        yield out.last_hidden_state[:, 0]
 
 
 def _chooser(

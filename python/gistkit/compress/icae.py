@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
-from gistkit.compress.base import Compressor
+from gistkit.compress.chunks import ChunkCompressor
 
 
-class ICAE(Compressor):
-    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter. See `Compressor`."""
+class ICAE(ChunkCompressor):
+    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`."""
 
     method = "icae"
     carrier = "embedding"

@@ -54,6 +54,33 @@ def token_loss(
     return total / count
 
 
+def _summed_divergence(hidden: Tensor, teacher: Tensor, weight: Tensor, softcap: float | None) -> Tensor:
+    logits = [F.linear(states, weight).float() for states in (teacher, hidden)]
+    if softcap is not None:
+        logits = [softcap * torch.tanh(each / softcap) for each in logits]
+    wanted, found = (each.log_softmax(-1) for each in logits)
+    return F.kl_div(found, wanted, reduction="sum", log_target=True)
+
+
+def divergence_loss(
+    hidden: Tensor, teacher: Tensor, weight: Tensor, *, chunk: int | None = None, softcap: float | None = None
+) -> Tensor:
+    """Mean Kullback-Leibler divergence KL(teacher || model) of next tokens, at most `chunk` rows of logits alive.
+
+    Args:
+        hidden, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
+        weight, chunk, softcap: as in `token_loss`.
+
+    Returns:
+        A scalar in nats a token, fp32; 0 where there are no tokens.
+    """
+    chunk = max(1, LOGITS // 2 // weight.shape[0]) if chunk is None else chunk
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for part, wanted in zip(hidden.split(chunk), teacher.split(chunk), strict=True):
+        total = total + checkpoint(_summed_divergence, part, wanted, weight, softcap, use_reentrant=False)
+    return total / max(hidden.shape[0], 1)
+
+
 def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Sequence[int] | None = None) -> Tensor:
     """The context tokens that each memory token owns: its own part of its chunk, in order.
 

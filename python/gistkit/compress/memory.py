@@ -15,11 +15,11 @@ class Source:
     """What made a memory; only its like can read it.
 
     Args:
-        method: "icae" or "x500", the compressor's `method`.
+        method: the compressor's `method`, such as "icae" or "gistpool".
         carrier: "embedding" or "kv".
-        layout: position layout, "dpl", "upl", "cpl" or "epl".
+        layout: position layout, "dpl", "upl", "cpl" or "epl"; or the options of a method that has no such layouts.
         chunk: chunk size L in tokens.
-        memory_tokens: memory tokens M a chunk.
+        memory_tokens: memory tokens M a chunk, of which the first token of a text is none.
         structure: the base model's shape, `gistkit.hf.structure`.
         cache_width: numbers that the model's full cache holds a token, over all layers.
     """
@@ -51,11 +51,12 @@ class Memory:
         source: what made it.
         lengths: memory tokens of each row; the rest of its K columns is padding.
         context_lengths: context tokens of each row that the memory tokens stand for.
-        positions: int64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings) or the ids
-            their keys were rotated at (kv); 0 on padding.
-        starts: position id of each row's [LM] token; text goes on from there.
+        positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
+            or the ids their keys were rotated at (kv); 0 on padding.
+        starts: position id of what comes after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
+        last: [B, hidden], the output that predicts what follows the memory where there is no task token between them.
         rest: token ids of each row beyond the compressor's window, which the decoder reads as they are.
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
     """
@@ -67,6 +68,7 @@ class Memory:
     starts: tuple[int, ...]
     embeddings: Tensor | None = None
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
+    last: Tensor | None = None
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
 
@@ -116,7 +118,8 @@ class Memory:
         """The same memory with its tensors on `device` and in `dtype`, where given; a floating-point one."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
-        return self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
+        moved = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
+        return replace(moved, last=None if self.last is None else self.last.to(device=device, dtype=dtype))
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
         """The memory of some of the rows."""
@@ -141,7 +144,8 @@ class Memory:
             starts=pick(self.starts),
             rest=pick(self.rest),
         )
-        return picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
+        picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
+        return replace(picked, last=None if self.last is None else self.last.index_select(0, index))
 
     def repeat(self, count: int) -> Memory:
         """The one row `count` times, without copying it.
@@ -161,7 +165,8 @@ class Memory:
             starts=self.starts * count,
             rest=self.rest * count,
         )
-        return repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
+        repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
+        return replace(repeated, last=None if self.last is None else self.last.expand(count, -1))
 
     @staticmethod
     def stack(memories: Sequence[Memory]) -> Memory:
@@ -198,6 +203,7 @@ class Memory:
             positions=torch.cat(positions),
             starts=every("starts"),
             rest=every("rest"),
+            last=None if first.last is None else torch.cat([m.last for m in memories if m.last is not None]),
             embeddings=None
             if first.embeddings is None
             else joined(*(m.embeddings for m in memories if m.embeddings is not None)),

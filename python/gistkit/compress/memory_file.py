@@ -25,6 +25,8 @@ def save(memory: Memory, path: Path) -> None:
     tensors = {"positions": memory.positions}
     if memory.embeddings is not None:
         tensors["embeddings"] = memory.embeddings
+    if memory.last is not None:
+        tensors["last"] = memory.last
     for index, (key, value) in enumerate(memory.layers or ()):
         tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
     content = {
@@ -66,22 +68,26 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         starts=tuple(map(int, content["starts"])),
         embeddings=tensors.get("embeddings"),
         layers=layers or None,
+        last=tensors.get("last"),
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
         fingerprint=content["fingerprint"],
     )
     batch, width = memory.positions.shape
     rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
-    if any(len(values) != batch for values in rows) or memory.positions.dtype != torch.int64:
+    if any(len(values) != batch for values in rows) or memory.positions.dtype not in (torch.int64, torch.float64):
         raise ValueError(f"rows that disagree with {batch} rows of positions")
     if not memory.tensors or (memory.layers is None) == (memory.embeddings is None):
         raise ValueError("neither embeddings nor layers, or both")
     for tensor in memory.tensors:
         if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
+    last = memory.last
+    if last is not None and (last.dim() != 2 or last.shape[0] != batch or not last.is_floating_point()):
+        raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")
     if max(memory.lengths) > width or min(memory.lengths) < 0:
         raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
     numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist())
-    if min(numbers) < 0 or max(numbers) >= _POSITIONS:
+    if not all(0 <= number < _POSITIONS for number in numbers):
         raise ValueError(f"lengths or position ids outside [0, {_POSITIONS})")
     if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
         raise ValueError(f"{memory.source}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,11 +24,8 @@ class EncoderPass:
     """One pass over a batch of contexts: all chunks of a row, then their memory tokens; a chunk sees only itself.
 
     Args:
-        plan: rows in physical order; one for all rows of the batch where their lengths are equal.
+        plan: [context columns, memory columns]; one for all rows of the batch where their lengths are equal.
         lengths: memory tokens of each row.
-        source: int64 [B, N], for each physical row its column in [context columns, memory columns]; None where the
-            input is that already.
-        memory: int64 [B, K], the physical rows of the memory tokens; None where they are the last K rows.
         positions: int64 [B, K] on the CPU, the position ids that the decoder finds the memory tokens at.
         starts: the position id of each row's [LM] token in the decoder.
         last: the largest position id of the pass.
@@ -35,8 +33,6 @@ class EncoderPass:
 
     plan: Plan
     lengths: tuple[int, ...]
-    source: Tensor | None
-    memory: Tensor | None
     positions: Tensor
     starts: tuple[int, ...]
     last: int
@@ -53,38 +49,37 @@ def encoder_pass(
     positions = np.stack([np.pad(ids.memory, (0, max(lengths) - len(ids.memory))) for ids in reading])
     # A plan outlives the call: made in inference mode, its tensors could not serve training later.
     with torch.inference_mode(False):
-        if len(set(contexts)) == 1:
-            plan, source, slots = make(contexts[0]).compile(device=device, windows=windows), None, None
-        else:
-            plan = layouts.compile_batch([make(context) for context in contexts], device=device, windows=windows)
-            source, slots = _ragged(contexts, lengths, plan.num_queries)
-            source, slots = source.to(device), slots.to(device)
+        plan = compiled([make(context) for context in contexts], windows, device)
     last = int(plan.positions.max()) if plan.positions is not None else 0
     starts = tuple(ids.task for ids in reading)
-    return EncoderPass(plan, lengths, source, slots, torch.from_numpy(positions), starts, last)
+    return EncoderPass(plan, lengths, torch.from_numpy(positions), starts, last)
 
 
-def _ragged(contexts: tuple[int, ...], lengths: tuple[int, ...], rows: int) -> tuple[Tensor, Tensor]:
-    context, length = torch.tensor(contexts)[:, None], torch.tensor(lengths)[:, None]
-    row, slot = torch.arange(rows), torch.arange(max(lengths))
-    source = torch.where(row < context, row, row - context + max(contexts))
-    return source.where(row < context + length, 0), (context + slot).where(slot < length, 0)
+def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:
+    """The plan of a pass with one layout a row, each role in the same rows of all; one for all rows where equal."""
+    if len({len(part) for part in parts}) == 1:
+        return parts[0].compile(device=device, windows=windows)
+    return layouts.compile_batch(parts, aligned=True, device=device, windows=windows)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One row that reads a memory: its memory tokens, then the task token, then blocks of text.
+    """One row that reads a memory: its memory tokens, then blocks of text, of which the task token is one.
 
     Args:
         memory: memory tokens.
-        positions: their position ids, int64 bytes.
-        task: position id of the task token; text goes on from it.
+        positions: their position ids, int64 bytes; empty where they are keys alone.
+        places: their places in logical order, int64 bytes, ascending.
+        start: position id of what comes after the memory.
+        place: its place in logical order.
         text: tokens in each block of text.
     """
 
     memory: int
     positions: bytes
-    task: int
+    places: bytes
+    start: int
+    place: int
     text: tuple[int, ...]
 
 
@@ -92,7 +87,7 @@ class Reader:
 def decoder_plan(
     rows: tuple[Reader, ...], memory: int, widths: tuple[int, ...], cached: bool, windows: tuple[int, ...], device: str
 ) -> Plan:
-    """[memory][task token][text block]...: causal; each part as wide as its longest row, padded at its end.
+    """[memory][text block]...: causal; each part as wide as its longest row, padded at its end.
 
     Args:
         rows: one Reader a row of the batch.
@@ -111,22 +106,124 @@ def decoder_plan(
 
 
 def _reader_layout(row: Reader, memory: int, widths: tuple[int, ...]) -> Layout:
-    counts = (row.memory, 1, *row.text)
-    columns = (memory, 1, *widths)
-    kinds = (Role.MEMORY, Role.TASK, *[Role.TEXT] * len(widths))
+    counts = (row.memory, *row.text)
+    columns = (memory, *widths)
+    kinds = (Role.MEMORY, *[Role.TEXT] * len(widths))
     roles = np.concatenate(
         [np.repeat([kind, Role.PAD], [n, w - n]) for kind, n, w in zip(kinds, counts, columns, strict=True)]
     )
-    real = roles != Role.PAD
+    real = np.flatnonzero(roles != Role.PAD)
+    text = np.arange(len(real) - row.memory)
+    ids = np.zeros(row.memory, np.int64)
+    if row.positions:
+        ids = np.frombuffer(row.positions, np.int64)[: row.memory]
     positions = np.zeros(len(roles), np.int64)
-    ids = np.frombuffer(row.positions, np.int64)[: row.memory]
-    positions[real] = np.concatenate([ids, row.task + np.arange(real.sum() - row.memory)])
-    past = {Role.MEMORY: CAUSAL, Role.TASK: CAUSAL, Role.TEXT: CAUSAL}
+    positions[real] = np.concatenate([ids, row.start + text])
+    places = np.frombuffer(row.places, np.int64)[: row.memory]
+    # Padding takes no place in logical order, which sliding windows count by.
+    ordinals = np.zeros(len(roles), np.int64)
+    ordinals[real] = np.concatenate([places, row.place + text])
     return Layout(
         roles=roles,
-        sees={Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TASK: past, Role.TEXT: past},
+        sees={Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TEXT: {Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL}},
         positions=positions,
-        # Padding takes no place in logical order, which sliding windows count by.
-        ordinals=np.cumsum(real),
+        ordinals=np.maximum.accumulate(ordinals),
         name="decoder",
     )
+
+
+@dataclass(frozen=True)
+class Builder:
+    """A layout of `gistkit.layouts` for any context: what two compressors of one method may differ in.
+
+    Args:
+        method: the layout's name there.
+        ratio: context tokens a memory token; not of "no_context".
+        options: its other keyword arguments, as sorted pairs.
+    """
+
+    method: str
+    ratio: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, context: int) -> Layout:
+        """The layout of a context and one token of text behind it."""
+        if self.method == "no_context":
+            return layouts.no_context(1)
+        return cast(Layout, getattr(layouts, self.method)(context, self.ratio, 1, **dict(self.options)))
+
+
+@dataclass(frozen=True, eq=False)
+class InPlacePass:
+    """One pass over [BOS][context][gists] of a batch, and what is to be kept of it.
+
+    Args:
+        plan: of these rows, each role in the same ones in all of the batch.
+        context, gists: the rows of each; empty where there are none.
+        lengths: compressed tokens of each row of the batch, BOS among them.
+        positions: int64 or float64 [B, K] on the CPU, position ids of BOS and the compressed tokens.
+        starts: position id of each row's text.
+        last_rows: int64 [B], the row after which the text comes.
+        windows: int64 [B, K], where the pooling windows of each row begin, and where the last one ends, among the
+            context's rows; shorter rows repeat their end.
+    """
+
+    plan: Plan
+    context: slice
+    gists: slice
+    lengths: tuple[int, ...]
+    positions: Tensor
+    starts: tuple[int, ...]
+    last_rows: Tensor
+    windows: Tensor
+
+
+@lru_cache(maxsize=_KEPT)
+def in_place_pass(
+    builder: Builder, contexts: tuple[int, ...], pooled: bool, windows: tuple[int, ...], device: str
+) -> InPlacePass:
+    """The pass over contexts of the given lengths, BOS not counted.
+
+    Args:
+        builder: of the layout.
+        contexts: tokens of each row.
+        pooled: memory tokens are means of what the pass has, and no rows of it.
+        windows: sliding windows of the model.
+        device: where the plan goes.
+    """
+    whole = {context: builder(context) for context in contexts}
+    kept = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in whole.items()}
+    lengths = tuple(int(kept[context].sum()) for context in contexts)
+    fed = {c: _fed(layout, pooled) for c, layout in whole.items()}
+    width = max(lengths)
+    positions = np.stack(
+        [np.pad(whole[c].positions[kept[c]], (0, width - n)) for c, n in zip(contexts, lengths, strict=True)]
+    )
+    with torch.inference_mode(False):
+        plan = compiled([fed[context] for context in contexts], windows, device)
+        slices = plan.slices or {}
+        end = plan.num_queries
+        context = slices.get(Role.CONTEXT, slice(end, end))
+        gists = slices.get(Role.MEMORY, slice(end, end))
+        counts = [length - 1 for length in lengths] if gists.start < end else contexts
+        ends = np.minimum(np.arange(width) * builder.ratio, np.array(contexts)[:, None])
+        first = gists.start if gists.start < end else context.start
+        last = [first + count - 1 if first < end else 0 for count in counts]
+        return InPlacePass(
+            plan,
+            context,
+            gists,
+            lengths,
+            torch.from_numpy(positions),
+            tuple(int(whole[c].positions[-1]) for c in contexts),
+            torch.tensor(last, device=device),
+            torch.from_numpy(ends).to(device),
+        )
+
+
+def _fed(layout: Layout, pooled: bool) -> Layout:
+    """What the model runs of a layout: all but the text, and the memory where that is pooled."""
+    left_out = (Role.MEMORY, Role.TEXT) if pooled else (Role.TEXT,)
+    fed = layout.take(~np.isin(layout.roles, left_out))
+    # Means have fractional positions, the tokens of the pass have not.
+    return replace(fed, positions=fed.positions.astype(np.int64))

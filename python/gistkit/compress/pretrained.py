@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,18 +12,16 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.checks import check_count
 from gistkit.compress.files import read_tensors, replacing
 
 if TYPE_CHECKING:
+    from peft import LoraConfig
+
     from gistkit.compress.base import Compressor
 
 FORMAT = "gistkit-compressor"
-VERSION = 1
-_NAMES = {
-    "method", "chunk", "memory_tokens", "layout", "losses", "window", "end_token", "joint_head", "adapter", "structure",
-    "fingerprint",
-}  # fmt: skip
+VERSION = 2
+_NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
@@ -32,26 +31,20 @@ def save(compressor: Compressor, folder: Path) -> None:
     own = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
     with replacing(folder / TENSORS) as path:
         save_file(own, path)
-    adapter = compressor.adapter
-    if adapter is None:
+    adapters = compressor.adapters
+    if adapters is None:
         compressor.model.save_pretrained(folder / MODEL)
     else:
-        adapter.peft.save_pretrained(str(folder), selected_adapters=[adapter.name], save_embedding_layers=False)
-    head = compressor.compression_head
+        names = list(adapters.names.values())
+        adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
     settings = {
         "format": FORMAT,
         "version": VERSION,
         "method": compressor.method,
-        "chunk": compressor.chunk,
-        "memory_tokens": compressor.memory_tokens,
-        "layout": compressor.layout,
-        "losses": compressor.loss_weights,
-        "window": compressor.window,
-        "end_token": compressor.end_token,
-        "joint_head": type(head).__name__ == "JointHead",
-        "adapter": None if adapter is None else adapter.name,
+        "settings": compressor.settings,
+        "adapters": None if adapters is None else adapters.names,
         "structure": compressor.structure,
-        "fingerprint": None if adapter is None else compressor.fingerprint(),
+        "fingerprint": None if adapters is None else compressor.fingerprint(),
     }
     with replacing(folder / SETTINGS) as path:
         path.write_text(json.dumps(settings, indent=2) + "\n")
@@ -61,35 +54,32 @@ def load(cls: type[Compressor], folder: Path, model: PreTrainedModel | None) -> 
     """See `Compressor.from_pretrained`."""
     settings, given = _settings(folder), model is not None
     method = _method(cls, settings["method"], folder)
-    if model is None and settings["adapter"] is not None:
+    if model is None and settings["adapters"] is not None:
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
     if model is None:
         model = _trained(folder)
+    _check_names(method, settings["settings"], folder)
     # Before anything is changed in it.
     _check_model(model, settings, folder)
-    if given and settings["adapter"] is None:
+    if given and settings["adapters"] is None:
         model.load_state_dict(_trained(folder).state_dict())
-    lora = None
-    if settings["adapter"] is not None:
-        from peft import LoraConfig
-
-        if not (folder / settings["adapter"] / "adapter_config.json").is_file():
-            raise FileNotFoundError(f"{folder}: expected the adapter {settings['adapter']} in it, got none there")
-        lora = LoraConfig.from_pretrained(str(folder / settings["adapter"]))
-        lora.inference_mode = False
-    compressor = method(
-        model,
-        chunk=settings["chunk"],
-        ratio=settings["chunk"] / settings["memory_tokens"],
-        layout=settings["layout"],
-        losses=settings["losses"],
-        lora=lora,
-        window=settings["window"],
-        end_token=settings["end_token"],
-        joint_head=settings["joint_head"],
-    )
-    _load_tensors(compressor, folder, settings["adapter"])
+    compressor = method(model, lora=_lora(folder, settings["adapters"]), **settings["settings"])
+    _load_tensors(compressor, folder, settings["adapters"])
     return compressor
+
+
+def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
+    if adapters is None:
+        return None
+    from peft import LoraConfig
+
+    for name in adapters.values():
+        if not (folder / name / "adapter_config.json").is_file():
+            raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
+    # Those of all roles were made from one.
+    config = LoraConfig.from_pretrained(str(folder / next(iter(adapters.values()))))
+    config.inference_mode = False
+    return config  # type: ignore[return-value]
 
 
 def _trained(folder: Path) -> PreTrainedModel:
@@ -111,7 +101,7 @@ def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path)
         )
 
 
-def _load_tensors(compressor: Compressor, folder: Path, adapter: str | None) -> None:
+def _load_tensors(compressor: Compressor, folder: Path, adapters: dict[str, str] | None) -> None:
     tensors = read_tensors(folder / TENSORS, "a file of tensors")[1]
     own = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
     if tensors.keys() != own.keys():
@@ -119,12 +109,13 @@ def _load_tensors(compressor: Compressor, folder: Path, adapter: str | None) -> 
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(tensors[name])
-    if adapter is not None and compressor.adapter is not None:
-        from peft import set_peft_model_state_dict
+    if adapters is None or compressor.adapters is None:
+        return
+    from peft import set_peft_model_state_dict
 
-        weights = read_tensors(folder / adapter / "adapter_model.safetensors", "a file of tensors")[1]
-        peft: Any = compressor.adapter.peft
-        found: Any = set_peft_model_state_dict(peft, weights, adapter_name=compressor.adapter.name)
+    for role, name in compressor.adapters.names.items():
+        weights = read_tensors(folder / adapters[role] / "adapter_model.safetensors", "a file of tensors")[1]
+        found: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
         if found.unexpected_keys:
             raise ValueError(f"{folder}: expected an adapter of this model, got weights {found.unexpected_keys[:3]}")
 
@@ -147,8 +138,20 @@ def _settings(folder: Path) -> dict[str, Any]:
     missing = sorted(_NAMES - settings.keys())
     if missing:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
-    check_count("memory_tokens", settings["memory_tokens"])
+    if not isinstance(settings["settings"], dict) or not isinstance(settings["adapters"], dict | None):
+        raise ValueError(f"{path}: expected settings and adapters by name, got {settings['settings']!r:.60}")
     return settings
+
+
+def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Path) -> None:
+    expected = set(inspect.signature(method).parameters) - {"model", "lora"}
+    odd = sorted(expected ^ settings.keys())
+    if odd:
+        found = "one that it does not have" if odd[0] in settings else "none"
+        raise ValueError(
+            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, got {found} "
+            f"for {odd[0]}"
+        )
 
 
 def _method(cls: type[Compressor], name: str, folder: Path) -> type[Compressor]:

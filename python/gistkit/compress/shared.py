@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,16 +16,33 @@ from gistkit import hf
 if TYPE_CHECKING:
     from peft import LoraConfig
 
+    from gistkit.compress.adapters import Use
+    from gistkit.compress.copies import Copies
+
+
+def adapter_config(model: PreTrainedModel, lora: int | LoraConfig | None, *, every: bool = False) -> LoraConfig | None:
+    """The LoRA configuration that a compressor's `lora` stands for: a rank, one as it is, or None.
+
+    `every`: a rank is that of all linear maps, not of query and value projections alone.
+    """
+    if isinstance(lora, bool | str | float):
+        raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
+    if not isinstance(model, nn.Module) or not isinstance(lora, int):
+        return None if isinstance(lora, int) else lora
+    from gistkit.compress.adapters import lora_config, lora_config_of_all
+
+    return (lora_config_of_all if every else lora_config)(model, lora)
+
 
 class SharedModel(nn.Module):
-    """A causal language model in two roles, on gistkit's attention: encoder with LoRA, decoder without.
+    """A causal language model that encodes and decodes, on gistkit's attention, with LoRA adapters by role.
 
     Args:
-        model: a transformers causal language model; its one copy of the weights serves both.
-        lora: see `Compressor`.
+        model: a transformers causal language model; its one copy of the weights serves all passes.
+        lora: {role: config} of the adapters, or None: the model's own weights train.
     """
 
-    def __init__(self, model: PreTrainedModel, lora: int | LoraConfig | None) -> None:
+    def __init__(self, model: PreTrainedModel, lora: Mapping[str, LoraConfig] | None) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a transformers causal language model, got {type(model).__name__}")
@@ -34,15 +51,15 @@ class SharedModel(nn.Module):
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
         self.vocabulary = self.embed.weight.shape[0]
-        self._encoding = False
+        self.windows = hf.sliding_windows(model)
+        self._use: Use = None
         self._fingerprint: tuple[Any, str] | None = None
-        self.adapter = None
+        self.adapters = None
         if lora is not None:
-            if isinstance(lora, bool | str | float):
-                raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
-            from gistkit.compress.adapters import Adapter, lora_config
+            from gistkit.compress.adapters import Adapters
 
-            self.adapter = Adapter(model, lora_config(model, lora) if isinstance(lora, int) else lora)
+            self.adapters = Adapters(model, lora)
+        self.copies: Copies | None = None
 
     @property
     def embed(self) -> nn.Embedding:
@@ -82,22 +99,24 @@ class SharedModel(nn.Module):
         logits = self.head(hidden).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def run(self, encoding: bool, **inputs: Any) -> Any:
-        """One pass of the decoder stack, with the adapter where it encodes; takes and returns what the model does."""
-        with self._pass(encoding):
+    def run(self, use: Use, **inputs: Any) -> Any:
+        """One pass of the decoder stack; takes and returns what the model does.
+
+        `use` is the role whose adapter serves the pass, or {role: rows}, or None: the base model.
+        """
+        with self.using(use):
             return cast(Any, self.model).get_decoder()(use_cache="past_key_values" in inputs, **inputs)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that train, by name; other adapters in the model are not this compressor's."""
-        own = self.adapter.name if self.adapter is not None else None
         for name, parameter in self.named_parameters():
-            if parameter.requires_grad and (own is None or not name.startswith("model.") or own in name.split(".")):
+            of_others = self.adapters is not None and name.startswith("model.") and not self.adapters.owns(name)
+            if parameter.requires_grad and not of_others:
                 yield name, parameter
 
     def fingerprint(self) -> str:
         """The base model's, computed again only where its weights have changed."""
-        name = self.adapter.name if self.adapter is not None else None
-        base = (p for path, p in self.model.named_parameters() if name not in path.split("."))
+        base = (p for name, p in self.model.named_parameters() if self.adapters is None or not self.adapters.owns(name))
         # Weights made in inference mode count no versions, and cannot be changed outside it.
         state = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in base)
         if self._fingerprint is None or self._fingerprint[0] != state:
@@ -154,18 +173,21 @@ class SharedModel(nn.Module):
             )
 
     @contextmanager
-    def _pass(self, encoding: bool) -> Iterator[None]:
-        before = self._encoding
+    def using(self, use: Use) -> Iterator[None]:
+        """The model attached, and what `run` says in use."""
+        before = self._use
         with ExitStack() as stack:
             stack.enter_context(hf.attach(self.model))
-            if self.adapter is not None:
-                stack.enter_context(self.adapter.on() if encoding else self.adapter.off())
-            self._encoding = encoding
+            if self.adapters is not None:
+                stack.enter_context(self.adapters.using(use))
+            if self.copies is not None:
+                stack.enter_context(self.copies.using(use))
+            self._use = use
             try:
                 yield
             finally:
-                self._encoding = before
+                self._use = before
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        # A layer that runs again in the backward pass does so as it ran: attached, the adapter on or off.
-        return nullcontext(), self._pass(self._encoding)
+        # A layer that runs again in the backward pass does so as it ran: attached, the same adapters in use.
+        return nullcontext(), self.using(self._use)

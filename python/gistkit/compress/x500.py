@@ -7,11 +7,11 @@ from typing import Any
 from torch import Tensor
 
 from gistkit import hf
-from gistkit.compress.base import Compressor
+from gistkit.compress.chunks import ChunkCompressor
 
 
-class FiveHundredX(Compressor):
-    """500xCompressor (Li et al.), with the position layouts of Position IDs Matter. See `Compressor`.
+class FiveHundredX(ChunkCompressor):
+    """500xCompressor (Li et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`.
 
     Keys keep the rotation of their encoder position ids; the decoder's tokens take theirs from the layout.
     """

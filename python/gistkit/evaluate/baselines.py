@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
 from gistkit.compress import Compressor, Memory
-from gistkit.compress.codec import Task
+from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
@@ -29,11 +29,11 @@ class Prefix(Memory):
     """A memory of plain tokens, as the model itself caches them.
 
     Args:
-        last: the token of each row in the place of the task token: the last of the context, or the start token.
+        lead: the token of each row in the place of the task token: the last of the context, or the start token.
         tokens_read: tokens of each row's context that are read.
     """
 
-    last: tuple[int, ...] = ()
+    lead: tuple[int, ...] = ()
     tokens_read: tuple[int, ...] = ()
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Prefix:
@@ -41,14 +41,14 @@ class Prefix(Memory):
         chosen = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
         return replace(
             cast(Prefix, super().__getitem__(rows)),
-            last=tuple(self.last[row] for row in chosen),
+            lead=tuple(self.lead[row] for row in chosen),
             tokens_read=tuple(self.tokens_read[row] for row in chosen),
         )
 
     def repeat(self, count: int) -> Prefix:
         """The one row `count` times, without copying it; errors as in `Memory.repeat`."""
         return replace(
-            cast(Prefix, super().repeat(count)), last=self.last * count, tokens_read=self.tokens_read * count
+            cast(Prefix, super().repeat(count)), lead=self.lead * count, tokens_read=self.tokens_read * count
         )
 
 
@@ -87,7 +87,8 @@ class Baseline(Compressor):
         losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
         end_token: int | None = None,
     ) -> None:
-        super().__init__(model, chunk=1, ratio=1, losses=losses, lora=None, end_token=end_token)
+        super().__init__(model, chunk=1, memory_tokens=1, layout="epl", losses=losses, lora=None, end_token=end_token)
+        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
         self.task_tokens = task_tokens
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -130,15 +131,15 @@ class Baseline(Compressor):
                 token.copy_(tokens[name])
 
     @torch.no_grad()
-    def compress(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor, Rows]:
-        """The keys and values of what is read before the task token, the hidden states there, and the contexts."""
+    def encode_rows(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor]:
+        """The keys and values of what is read before the task token, and the hidden states there."""
         fed = self._fed(rows)
         columns, width = fed.rows.ids.shape[1], max(fed.kept)
         # Padding is at the end, where causal attention does not see it.
-        plan = layouts.causal(columns).compile(windows=hf.sliding_windows(self.model), device=self.device)
+        plan = layouts.causal(columns).compile(windows=self.windows, device=self.device)
         keep = hf.KeptKeys(slice(0, width))
         self.check_positions("input_ids", columns - 1)
-        out = self.run(False, inputs_embeds=self.embed(fed.rows.ids), plan=plan, recorder=recorder, keep=keep)
+        out = self.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, recorder=recorder, keep=keep)
         hidden = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,
@@ -146,11 +147,11 @@ class Baseline(Compressor):
             context_lengths=rows.lengths,
             positions=torch.arange(width).repeat(rows.batch_size, 1),
             starts=fed.kept,
-            last=fed.last,
+            lead=fed.last,
             tokens_read=fed.read,
-            **self._carried(hidden, keep),
+            layers=keep.layers,
         )
-        return memory, hidden, rows
+        return memory, hidden
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of what follows; positions go on from what was read, whatever the task."""
@@ -161,11 +162,9 @@ class Baseline(Compressor):
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d]: the learned token of the task, or the token that stands in its place."""
         if self.task_tokens:
-            return super().task_embedding(task, memory)
-        return self.embed(torch.tensor(cast(Prefix, memory).last, device=self.device))[:, None]
-
-    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
-        return {} if keep is None else {"layers": keep.layers}
+            embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
+            return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
+        return self.embed(torch.tensor(cast(Prefix, memory).lead, device=self.device))[:, None]
 
     def _check_task_tokens(self) -> None:
         if not self.task_tokens:

@@ -4,15 +4,19 @@ from gistkit.hf.attach import attach
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.families import ATTENTION_NAME, sliding_windows
 from gistkit.hf.fingerprint import fingerprint, structure
-from gistkit.hf.keep import KeptKeys
+from gistkit.hf.keep import Keeper, KeptKeys
+from gistkit.hf.projection import check_projects, project_keys
 from gistkit.hf.rotation import rerotate
 
 __all__ = [
     "ATTENTION_NAME",
+    "Keeper",
     "KeptKeys",
     "attach",
+    "check_projects",
     "fingerprint",
     "memory_cache",
+    "project_keys",
     "rerotate",
     "sliding_windows",
     "structure",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +32,8 @@ def attach(model: Model) -> Iterator[Model]:
       attention is plain causal, within each layer's window.
     - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys and those of
       `past_key_values`; num_keys of the plan counts them.
-    - keep: an object whose `store(layer_idx, key, value)` is called with the layer's own rotated keys and values
-      [B, Hk, N, D], such as `KeptKeys`; those of `past_key_values` are among them.
+    - keep: a `Keeper`, such as `KeptKeys`: its `store` is given each layer's own rotated keys and values (those of
+      `past_key_values` are among them), and its `leave` the hidden states before and after each layer.
     - recorder: a function of (layer index, query, key), called in every layer with the rotated tensors.
 
     Args:
@@ -62,8 +62,11 @@ def attach(model: Model) -> Iterator[Model]:
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
         attentions, rotaries = rope_modules(decoder)
+        names = {module: name for name, module in decoder.named_modules()}
         for module in attentions:
             _replace_forward(undo, module, _attention_forward(window_of(module), softcap_of(module)))
+            layer = decoder.get_submodule(names[module].rpartition(".")[0])
+            undo.callback(layer.register_forward_hook(_leave(cast(int, module.layer_idx)), with_kwargs=True).remove)
         for module in rotaries:
             _replace_forward(undo, module, _rotary_forward)
         yield model
@@ -113,6 +116,19 @@ def _check_and_place(
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
+
+
+def _leave(layer_idx: int) -> Callable[..., None]:
+    """A hook on a decoder layer that tells `keep` of its hidden states."""
+
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        keep = kwargs.get("keep")
+        if keep is not None:
+            before = args[0] if args else kwargs["hidden_states"]
+            after = output[0] if isinstance(output, tuple) else output
+            keep.leave(layer_idx, layer, before, after, kwargs["position_embeddings"])
+
+    return hook
 
 
 def _checkpoints_reentrantly(decoder: nn.Module) -> bool:

@@ -1,24 +1,39 @@
-"""KeptKeys: keys and values that a pass leaves behind, for training with gradient checkpointing."""
+"""Keeper: keys and values that a pass leaves behind, for training with gradient checkpointing."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Layers = Sequence[tuple[Tensor, Tensor]]
+# Position ids [B or 1, N], frequencies [R/2] and attention scaling: what attention layers get in place of cos and sin.
+Rope = tuple[Tensor, Tensor, float]
 
 
-class Keeper(Protocol):
-    """What `model(..., keep=...)` takes inside `attach`."""
+class Keeper:
+    """What `model(..., keep=...)` takes inside `attach`; each method is called once a layer, or again in checkpointing.
+
+    Take the same tensors in every call, and keep those of the first.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The (key, value) kept of each layer in order, [B, Hk, K, D]; what a pass takes as `memory`."""
+        return tuple(self._layers[index] for index in sorted(self._layers))
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
-        """Receives the rotated keys and the values [B, Hk, N, D] that layer `layer_idx` made."""
+        """Receives the rotated keys and the values [B, Hk, N, D] that attention layer `layer_idx` made."""
+
+    def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
+        """Receives the hidden states [B, N, d] before and after decoder layer `layer_idx`, of families with RoPE."""
 
 
-class KeptKeys:
+class KeptKeys(Keeper):
     """Keeps some rows of every layer's rotated keys and values, with their gradients.
 
     Give it to one pass as `keep` and its `layers` to the next as `memory`. Unlike transformers' caches it works with
@@ -29,8 +44,8 @@ class KeptKeys:
     """
 
     def __init__(self, rows: slice | Tensor) -> None:
+        super().__init__()
         self.rows = rows
-        self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Keeps the rows of key and value [B, Hk, N, D]; only the first call of a layer counts."""
@@ -44,8 +59,3 @@ class KeptKeys:
         rows = tensor[:, :, self.rows]
         # A view would keep the keys of all rows alive; with gradients the graph does so anyway.
         return rows if torch.is_grad_enabled() else rows.clone()
-
-    @property
-    def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """(key, value) of each layer in order, [B, Hk, K, D]."""
-        return tuple(self._layers[index] for index in sorted(self._layers))

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from gistkit.layouts._checks import widths
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
+from gistkit.layouts.relations import Role
 
 
 def compile_batch(
@@ -20,13 +21,17 @@ def compile_batch(
     windows: Iterable[int] = (),
     queries: slice | ArrayLike | None = None,
     grouped: bool = True,
+    aligned: bool = False,
     device: torch.device | str = "cpu",
 ) -> Plan:
-    """The plan of a batch with one layout a row, padded at the end. A padded row sees nothing and is at position 0.
+    """The plan of a batch with one layout a row, padded. A padded row sees nothing and is at position 0.
 
     Args:
         layouts: B layouts, with the same number of position axes.
         window, windows, queries, grouped, device: as in `Layout.compile`, for every row.
+        aligned: pad behind the tokens of each role rather than at the end of rows, so that a role has the same rows in
+            all of the batch: the plan has slices although it is ragged, and no lengths. Takes grouped order, all tokens
+            as queries, and layouts of one document.
 
     Returns:
         A Plan with spans [B, Nmax, S, 2], positions and order [B, Nmax], and lengths [B].
@@ -36,6 +41,10 @@ def compile_batch(
     axes = {layout.positions.shape[:-1] for layout in layouts}
     if len(axes) > 1:
         raise ValueError(f"compile_batch: expected positions with the same number of axes, got {sorted(axes)}")
+    if aligned:
+        if queries is not None or not grouped:
+            raise ValueError("aligned: expected grouped=True and queries=None beside it, got other values")
+        return _compile_aligned(layouts, window, windows, axes.pop(), torch.device(device))
     parts = [layout.compile_arrays(window, queries, grouped) for layout in layouts]
     lengths = np.array([len(order) for order, *_ in parts])
     batch, rows = len(parts), int(lengths.max())
@@ -62,6 +71,73 @@ def compile_batch(
         for asked, width in widths("compile_batch", windows, window).items()
     }
     return plan.with_windows(cuts).to(device)
+
+
+def _compile_aligned(
+    layouts: Sequence[Layout], window: int | None, windows: Iterable[int], axes: tuple[int, ...], device: torch.device
+) -> Plan:
+    slots = [_Slots(layout) for layout in layouts]
+    widths_of_roles = np.max([its.counts for its in slots], axis=0)
+    bounds = np.concatenate([[0], np.cumsum(widths_of_roles)])
+    batch, rows = len(layouts), int(bounds[-1])
+    parts = [layout.compile_arrays(window, None, True) for layout in layouts]
+    positions = np.zeros((*axes, batch, rows), np.result_type(*(layout.positions.dtype for layout in layouts)))
+    order = np.zeros((batch, rows), np.int64)
+    for row, (its, (row_order, _, row_positions, _)) in enumerate(zip(slots, parts, strict=True)):
+        to = its.rows(bounds)
+        positions[..., row, to] = row_positions
+        # Padding takes the indices that are left, which keeps the order a permutation.
+        order[row] = len(row_order) + np.cumsum(np.bincount(to, minlength=rows) == 0) - 1
+        order[row, to] = row_order
+    plan = Plan(
+        _pad([its.moved(part[1], bounds) for its, part in zip(slots, parts, strict=True)]),
+        rows,
+        torch.from_numpy(positions),
+        torch.from_numpy(order),
+        slices={r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if widths_of_roles[r]},
+        reach=max(layout.reach for layout in layouts),
+    )
+    cuts = {
+        asked: _pad(
+            [
+                its.moved(layout.compile_arrays(width, None, True)[1], bounds)
+                for its, layout in zip(slots, layouts, strict=True)
+            ]
+        )
+        for asked, width in widths("compile_batch", windows, window).items()
+    }
+    return plan.with_windows(cuts).to(device)
+
+
+class _Slots:
+    """Where one layout's roles lie in its own grouped order, and the way from there to rows that begin elsewhere."""
+
+    def __init__(self, layout: Layout) -> None:
+        if layout.documents[0] != layout.documents[-1]:
+            raise ValueError("aligned: expected layouts of one document, got one of several")
+        self.counts = np.bincount(layout.roles, minlength=len(Role))
+        self.starts = np.concatenate([[0], np.cumsum(self.counts)])
+
+    def rows(self, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The new row of each of the layout's rows, where role r begins at bounds[r]."""
+        return np.arange(self.starts[-1]) + np.repeat(bounds[:-1] - self.starts[:-1], self.counts)
+
+    def moved(self, spans: NDArray[np.int32], bounds: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Spans [N, S, 2] of the layout's rows as spans of the new rows: cut where a role ends, moved, joined again."""
+        low = np.maximum(spans[:, :, None, 0], self.starts[:-1])
+        high = np.minimum(spans[:, :, None, 1], self.starts[1:])
+        there = low < high
+        row, _, role = np.nonzero(there)
+        shift = (bounds[:-1] - self.starts[:-1])[role]
+        low, high = low[there] + shift, high[there] + shift
+        # In this order they ascend in each row: a new one begins where it does not touch the one before.
+        new = np.append(True, (row[1:] != row[:-1]) | (low[1:] != high[:-1]))[: len(row)]
+        first = np.flatnonzero(new)
+        row, low, high = row[first], low[first], high[np.append(first[1:], len(high)) - 1] if len(first) else high
+        slot = np.arange(len(row)) - np.searchsorted(row, row)
+        moved = np.zeros((int(bounds[-1]), int(slot.max(initial=0)) + 1, 2), np.int32)
+        moved[self.rows(bounds)[row], slot] = np.stack([low, high], -1)
+        return moved
 
 
 def _pad(spans: Sequence[NDArray[np.int32]]) -> torch.Tensor:

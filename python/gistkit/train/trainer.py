@@ -117,7 +117,7 @@ class Trainer:
         self.eval_every, self.held_out, self.save_every, self.keep = eval_every, held_out, save_every, keep
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
         # Base weights that do not train are not in a checkpoint; these say whose they are.
-        self._model = compressor.structure if compressor.adapter is None else compressor.fingerprint()
+        self._model = compressor.structure if compressor.adapters is None else compressor.fingerprint()
         self._seconds = 0.0
         self._found: dict[str, float] = {}
 
@@ -132,10 +132,7 @@ class Trainer:
             "batches": self.batches.identity,
             "model": self._model,
             "method": compressor.method,
-            "layout": compressor.layout,
-            "chunk": compressor.chunk,
-            "memory tokens": compressor.memory_tokens,
-            "losses": dict(compressor.loss_weights),
+            "settings": compressor.settings,
             "precision": self.accelerator.mixed_precision,
         }
 

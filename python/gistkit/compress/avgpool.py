@@ -1,0 +1,65 @@
+"""AvgPool: means of the context's activations, which the text reads in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.in_place import InPlace
+from gistkit.compress.kept import PooledKeys
+from gistkit.compress.plans import InPlacePass
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+class AvgPool(InPlace):
+    """AvgPool (Getting to the Gist of Gisting, Section 4); with ratio 1 it is the model that reads the whole context.
+
+    Text sees, in layer l, BOS and the means of what layer l is given for every `ratio` context tokens, at the mean of
+    their position ids; no parameters but the model's.
+
+    Args:
+        ratio: context tokens a mean, a whole number >= 1; the last window may be shorter.
+        pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys, as they
+            are before rotation, and of values.
+        model, losses, lora, window, end_token, bos_token: as in `InPlace`.
+    """
+
+    method = "avgpool"
+    pooled = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int = 5,
+        pool: Literal["hidden", "kv"] = "hidden",
+        losses: Iterable[str] | Mapping[str, float] = ("qa",),
+        lora: int | LoraConfig | None = 64,
+        window: int | None = None,
+        end_token: int | None = None,
+        bos_token: int | None = None,
+    ) -> None:
+        if pool not in ("hidden", "kv"):
+            raise ValueError(f"pool: expected hidden or kv, got {pool!r}")
+        hf.check_projects(model)
+        super().__init__(
+            model,
+            ratio=ratio,
+            layout={},
+            options={"pool": pool},
+            losses=losses,
+            lora=lora,
+            window=window,
+            end_token=end_token,
+            bos_token=bos_token,
+        )
+        self.pool = pool
+
+    def _keeper(self, batch: InPlacePass) -> hf.Keeper:
+        positions = batch.positions[:, 1:].to(self.device)
+        return PooledKeys(batch.context, batch.windows, positions, self.pool == "hidden", self.as_text)

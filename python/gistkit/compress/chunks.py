@@ -1,0 +1,126 @@
+"""ChunkCompressor: chunks of a context encoded into learned memory tokens behind them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.base import Compressor
+from gistkit.compress.checks import check_divides
+from gistkit.compress.codec import Task, draw_like
+from gistkit.compress.memory import Memory
+from gistkit.compress.plans import encoder_pass
+from gistkit.compress.shared import adapter_config
+from gistkit.compress.tokens import Rows
+from gistkit.hf.attention import Recorder
+from gistkit.layouts.positions import SCHEMES
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ENCODER = "encoder"
+
+
+class ChunkCompressor(Compressor):
+    """Compresses chunks of a context into memory tokens that the same model reads in their place.
+
+    A context of p tokens is cut into k = ceil(p / chunk) chunks; each is followed by M = chunk / ratio learned memory
+    tokens and encoded by itself. What the memory tokens leave behind depends on the method (its carrier). The decoder
+    reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and 12-15).
+
+    Args:
+        model: a transformers causal language model; encoder and decoder share its one copy of the weights.
+        chunk: chunk size L in tokens.
+        ratio: compression ratio r >= 1, context tokens a memory token stands for; chunk / ratio must be whole.
+        layout: "dpl", "upl", "epl" or "cpl" (the decoder half of EPL alone).
+        losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
+            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
+            it as the base model does that reads the whole context).
+        lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
+            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
+            weights train, in encoder and decoder.
+        window: a longer context is compressed in its first `window` tokens, and the decoder reads the others as they
+            are, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all of it is compressed.
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
+        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        chunk: int = 510,
+        ratio: float = 5,
+        layout: str = "epl",
+        losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
+        lora: int | LoraConfig | None = 128,
+        window: int | None = None,
+        end_token: int | None = None,
+        joint_head: bool = False,
+    ) -> None:
+        memory_tokens = check_divides(chunk, ratio)
+        if layout not in SCHEMES:
+            raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
+        config = adapter_config(model, lora)
+        super().__init__(
+            model,
+            chunk=chunk,
+            memory_tokens=memory_tokens,
+            layout=layout,
+            losses=losses,
+            lora=None if config is None else {ENCODER: config},
+            window=window,
+            end_token=end_token,
+            joint_head=joint_head,
+        )
+        self.memory_embeddings = draw_like(self.embed, self.memory_tokens)
+        self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that made it, but `lora`; JSON values."""
+        own = {name: getattr(self, name) for name in ("chunk", "ratio", "layout", "window", "joint_head")}
+        return own | super().settings
+
+    @abstractmethod
+    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
+        """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
+
+    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+        """One pass over all chunks of all rows."""
+        batch = encoder_pass(
+            rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.windows, str(self.device)
+        )
+        self.check_positions("input_ids", batch.last)
+        columns = rows.ids.shape[1]
+        embedded = self.embed(rows.ids)
+        slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
+        inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
+        keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
+        use = ENCODER if self.adapters is not None else None
+        out = self.run(use, inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
+        hidden = out.last_hidden_state[:, columns:]
+        memory = Memory(
+            source=self.source,
+            lengths=batch.lengths,
+            context_lengths=rows.lengths,
+            # The pass is kept for other contexts of these lengths, the memory is its owner's.
+            positions=batch.positions.clone(),
+            starts=batch.starts,
+            **self._carried(hidden, keep),
+        )
+        return memory, hidden
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 1, d], the learned [AE] or [LM] token."""
+        embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
+        return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)

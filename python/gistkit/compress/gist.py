@@ -1,0 +1,88 @@
+"""Gist: memory tokens after the context summarise it, and the text sees those alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.in_place import InPlace, kept_rows
+from gistkit.compress.kept import OffsetKeys
+from gistkit.compress.plans import InPlacePass
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+class WithGists(InPlace):
+    """What compressors whose gists are tokens of the pass share; see `InPlace`.
+
+    Args:
+        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
+        model, layout, separate, gists, common: as in `InPlace`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        layout: Mapping[str, Any],
+        offset: bool,
+        separate: bool,
+        gists: int | None,
+        **common: Any,
+    ) -> None:
+        if offset:
+            hf.check_projects(model)
+        options = {"offset": bool(offset), "separate": bool(separate), "gists": gists}
+        super().__init__(model, layout=layout, options=options, separate=separate, gists=gists, **common)
+        self.offset = bool(offset)
+
+    def _keeper(self, batch: InPlacePass) -> hf.Keeper:
+        return OffsetKeys(batch.gists, self.as_text) if self.offset else kept_rows(batch)
+
+
+class Gist(WithGists):
+    """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
+
+    Args:
+        ratio: context tokens a gist, a whole number >= 1; there are ceil(n / ratio) gists after n context tokens.
+        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
+        separate: gists have parameters of their own.
+        separate_positions: gists have a counter of position ids of their own, and do not count for other tokens.
+        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        model, losses, lora, window, end_token, bos_token: as in `InPlace`.
+    """
+
+    method = "gist"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int = 5,
+        offset: bool = False,
+        separate: bool = False,
+        separate_positions: bool = False,
+        gists: int | None = None,
+        losses: Iterable[str] | Mapping[str, float] = ("qa",),
+        lora: int | LoraConfig | None = 64,
+        window: int | None = None,
+        end_token: int | None = None,
+        bos_token: int | None = None,
+    ) -> None:
+        super().__init__(
+            model,
+            ratio=ratio,
+            layout={"separate_positions": separate_positions},
+            offset=offset,
+            separate=separate,
+            gists=gists,
+            losses=losses,
+            lora=lora,
+            window=window,
+            end_token=end_token,
+            bos_token=bos_token,
+        )

@@ -1,0 +1,240 @@
+"""InPlace: one pass over [BOS][context][gists], whose activations the text reads in the context's place."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.base import Compressor
+from gistkit.compress.checks import check_count
+from gistkit.compress.codec import Task, draw_like
+from gistkit.compress.copies import Copies
+from gistkit.compress.memory import Memory
+from gistkit.compress.plans import Builder, InPlacePass, in_place_pass
+from gistkit.compress.shared import adapter_config
+from gistkit.compress.tokens import Rows, join_rows
+from gistkit.hf.attention import Recorder
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from gistkit.compress.adapters import Use
+
+TEXT, GISTS = "text", "memory"
+
+
+class InPlace(Compressor):
+    """What Gist, AvgPool and GistPool share (Getting to the Gist of Gisting).
+
+    The context is read once, behind BOS; of it remain the keys and values of BOS and of one compressed token for every
+    `ratio` context tokens. The text follows them directly, at the position ids of the uncompressed order; only a
+    reconstruction is asked for by a learned [AE] token.
+
+    Args:
+        model: a transformers causal language model; one copy of its weights reads context and text.
+        ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
+        layout: what the layout's builder takes beside context and ratio, by name.
+        options: what else of its arguments a method has, by name.
+        separate: gists have parameters of their own.
+        gists: gist embeddings, one for each place; None: one for all.
+        losses, end_token: as in `Compressor`.
+        lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
+            `separate` one for context and text and one for gists. The base weights are frozen. None: the model's own
+            weights train, and with `separate` a copy of its linear maps.
+        window: a longer context is compressed in its first `window` tokens, and the others are read as they are.
+        bos_token: id of the token that all others see; None: the first token, or else the end token, of the model's
+            configuration. A context that begins with it is not given another.
+    """
+
+    carrier = "kv"
+    # The compressed tokens are means of the context's activations, and no rows of the pass.
+    pooled = False
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int,
+        layout: Mapping[str, Any],
+        options: Mapping[str, Any],
+        separate: bool = False,
+        gists: int | None = None,
+        losses: Iterable[str] | Mapping[str, float],
+        lora: int | LoraConfig | None,
+        window: int | None,
+        end_token: int | None,
+        bos_token: int | None,
+    ) -> None:
+        if not isinstance(ratio, int) or isinstance(ratio, bool) or ratio < 1:
+            raise ValueError(f"ratio: expected a whole number >= 1, got {ratio!r}")
+        if gists is not None:
+            check_count("gists", gists)
+        config = adapter_config(model, lora, every=True)
+        roles = (TEXT, GISTS) if separate else (TEXT,)
+        self._options = {**layout, **options}
+        super().__init__(
+            model,
+            chunk=ratio,
+            memory_tokens=1,
+            layout=", ".join(f"{name}={value}" for name, value in sorted(self._options.items())) or "plain",
+            losses=losses,
+            lora=None if config is None else dict.fromkeys(roles, config),
+            reader=TEXT,
+            window=window,
+            end_token=end_token,
+        )
+        if "compression" in self.loss_weights and self.pooled:
+            raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
+        self.bos_token = self._bos(bos_token)
+        self.separate, self.gists = bool(separate), gists
+        self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
+        if separate and config is None:
+            self.copies = Copies(model, GISTS)
+        self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
+        self.memory_embeddings = None if self.pooled else draw_like(self.embed, gists or 1)
+
+    @abstractmethod
+    def _keeper(self, batch: InPlacePass) -> hf.Keeper:
+        """What keeps [BOS][compressed tokens] of every layer of the pass."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that made it, but `lora`; JSON values."""
+        own = {"ratio": self.chunk, "window": self.window, "bos_token": self.bos_token} | self._options
+        return own | super().settings
+
+    def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
+        """`rows` of contexts, each at least `ratio` tokens long beside BOS."""
+        rows = super().contexts(input_ids, attention_mask)
+        least = min(length - 1 for length in self.behind_bos(rows).lengths)
+        if least < self.chunk:
+            raise ValueError(f"input_ids: expected at least {self.chunk} tokens beside the first token, got {least}")
+        return rows
+
+    def uncompressed(self, contexts: Rows) -> Rows:
+        """Contexts as the base model reads them whole."""
+        return self.behind_bos(contexts)
+
+    def behind_bos(self, rows: Rows) -> Rows:
+        """The rows with BOS before them, where they do not begin with it."""
+        bos = rows.ids[:, 0] == self.bos_token
+        if bool(bos.all()):
+            return rows
+        first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), (1,) * rows.batch_size)
+        if bool(bos.any()):
+            first = Rows(first.ids, tuple(1 - int(there) for there in bos.tolist()))
+        return join_rows(first, rows)
+
+    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+        """One pass over BOS, all contexts, and their gists where there are any."""
+        whole = self._read(self.behind_bos(rows))
+        batch = in_place_pass(
+            self.builder, tuple(length - 1 for length in whole.lengths), self.pooled, self.windows, str(self.device)
+        )
+        self.check_positions("input_ids", max(batch.starts) - 1)
+        inputs = self.embed(whole.ids)
+        if self.memory_embeddings is not None:
+            inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
+        keep = self._keeper(batch)
+        out = self.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
+        hidden = out.last_hidden_state
+        memory = Memory(
+            source=self.source,
+            lengths=batch.lengths,
+            context_lengths=rows.lengths,
+            positions=batch.positions.clone(),
+            starts=batch.starts,
+            layers=keep.layers,
+            last=hidden[torch.arange(rows.batch_size), batch.last_rows],
+        )
+        return memory, hidden[:, batch.gists]
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 1, d], the learned [AE] token, or [B, 0, d]: any other text follows the memory directly."""
+        embedding = self.task_embeddings["ae"][: int(task == "ae")]
+        return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
+
+    def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """Sliding windows count position ids, which are places in the uncompressed order."""
+        return memory.positions.floor().long() if memory.positions.is_floating_point() else memory.positions, (
+            memory.starts
+        )
+
+    def as_text(self) -> Any:
+        """A context in which layers have the text's parameters for all rows they are given."""
+        return self.using(TEXT) if self.separate else nullcontext()
+
+    def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
+        """The parameters for an optimizer, those of the gists with a learning rate `memory_factor` times as high.
+
+        GistPool, Section 5.2: parameters that compress need a higher learning rate.
+        """
+        if not memory_factor > 0:
+            raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
+        own: list[nn.Parameter] = []
+        text: list[nn.Parameter] = []
+        for name, parameter in self.trainable():
+            (own if self.of_gists(name) else text).append(parameter)
+        groups = [{"params": text, "lr": learning_rate}, {"params": own, "lr": learning_rate * memory_factor}]
+        return [group for group in groups if group["params"]]
+
+    def of_gists(self, name: str) -> bool:
+        """Whether a parameter, by its name, serves gists alone."""
+        if name.startswith(("memory_embeddings", "copies.")):
+            return True
+        return self.separate and self.adapters is not None and self.adapters.names[GISTS] in name.split(".")
+
+    def join(self, memories: Sequence[Memory]) -> NoReturn:
+        """Refused: a document compressed in place has read those before it."""
+        raise ValueError(
+            f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
+            "the documents as one context"
+        )
+
+    def _segments(self, compressed: Rows) -> Tensor:
+        context = self.behind_bos(compressed)
+        return super()._segments(Rows(context.ids[:, 1:], tuple(length - 1 for length in context.lengths)))
+
+    def _read(self, whole: Rows) -> Rows:
+        """What is read of BOS and context."""
+        return whole
+
+    def _slots(self, count: int, rows: int) -> Tensor:
+        embeddings: Any = self.memory_embeddings
+        if self.gists is not None and count > self.gists:
+            raise ValueError(
+                f"input_ids: expected contexts of at most {self.gists} gists x {self.chunk} tokens, got {count} gists"
+            )
+        return (embeddings[:count] if self.gists is not None else embeddings.expand(count, -1)).expand(rows, -1, -1)
+
+    def _served(self, batch: InPlacePass) -> Use:
+        if not self.separate:
+            return TEXT
+        return {TEXT: slice(0, batch.gists.start), GISTS: batch.gists}
+
+    def _bos(self, token: int | None) -> int:
+        if token is None:
+            named = (getattr(self.config, f"{name}_token_id", None) for name in ("bos", "eos"))
+            found = [each[0] if isinstance(each, list) and each else each for each in named]
+            token = next((each for each in found if isinstance(each, int)), None)
+            if token is None:
+                raise ValueError(
+                    "bos_token: expected a token id, as the model's configuration names no first and no end token, "
+                    "got None"
+                )
+        if not isinstance(token, int) or not 0 <= token < self.vocabulary:
+            raise ValueError(f"bos_token: expected a token id in [0, {self.vocabulary}), got {token!r}")
+        return token
+
+
+def kept_rows(batch: InPlacePass) -> hf.KeptKeys:
+    """Keeps BOS and gists as attention made them."""
+    rows = [0, *range(batch.gists.start, batch.gists.stop)]
+    return hf.KeptKeys(torch.tensor(rows, device=batch.plan.spans.device))

@@ -1,0 +1,121 @@
+"""RoleLinear: a linear map with parameters of their own for the tokens of a role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class LowRank(nn.Module):
+    """What a LoRA adapter adds to a linear map: up(down(dropout(x))) times a scale (LoRA, arXiv 2106.09685, eq. 3).
+
+    Args:
+        down: [in -> rank], without bias.
+        up: [rank -> out], without bias.
+        scale: alpha / rank.
+        dropout: before `down`; None: none.
+    """
+
+    def __init__(self, down: nn.Module, up: nn.Module, scale: float = 1.0, dropout: nn.Module | None = None) -> None:
+        super().__init__()
+        self.down, self.up, self.scale = down, up, scale
+        self.dropout = nn.Identity() if dropout is None else dropout
+
+    @classmethod
+    def new(cls, base: nn.Linear, rank: int, scale: float = 1.0) -> LowRank:
+        """An adapter of `base` that changes nothing yet: `up` is zero."""
+        down = nn.Linear(base.in_features, rank, bias=False, device=base.weight.device, dtype=base.weight.dtype)
+        up = nn.Linear(rank, base.out_features, bias=False, device=base.weight.device, dtype=base.weight.dtype)
+        nn.init.zeros_(up.weight)
+        return cls(down, up, scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the map's output at x [.., in]; [.., out] in x's dtype."""
+        weight = getattr(self.down, "weight", x)
+        return (self.up(self.down(self.dropout(x).to(weight.dtype))) * self.scale).to(x.dtype)
+
+
+class RoleLinear(nn.Module):
+    """A linear map in which each role may have an adapter, or a whole map, of its own (GistPool, Section 5.2).
+
+    In the grouped order of a plan the tokens of a role are one slice, so its parameters see that slice alone: no second
+    pass over all tokens, no mask. Rows in no slice pass through the base map.
+
+    Args:
+        base: the map of every token that no role's own map takes.
+        roles: {name: LowRank, added to the base's output, or nn.Linear, in the base's place}.
+    """
+
+    def __init__(self, base: nn.Module, roles: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.base = base
+        self.roles = nn.ModuleDict(roles)
+
+    def forward(self, x: Tensor, slices: Mapping[str, slice]) -> Tensor:
+        """The map of x [.., N, in], as [.., N, out].
+
+        Args:
+            slices: {name: rows of x}, not overlapping; a plan's `slices` under the names given to `roles`.
+
+        Raises:
+            ValueError: if a slice names no role, leaves [0, N), or overlaps another.
+        """
+        parts = _ordered(slices, x.shape[-2], self.roles)
+        if any(not isinstance(self.roles[name], LowRank) for name, _ in parts):
+            return self._joined(x, parts)
+        out = self.base(x)
+        for name, rows in parts:
+            out = _add_rows(out, self.roles[name](x[..., rows, :]), rows)
+        return out
+
+    def _joined(self, x: Tensor, parts: list[tuple[str, slice]]) -> Tensor:
+        """Each row through one map: those of a role that has a whole one do not pass through the base."""
+        pieces, at = [], 0
+        for name, rows in [*parts, (None, slice(x.shape[-2], None))]:
+            if rows.start > at:
+                pieces.append(self.base(x[..., at : rows.start, :]))
+            if name is not None:
+                its, mine = x[..., rows, :], self.roles[name]
+                pieces.append(self.base(its) + mine(its) if isinstance(mine, LowRank) else mine(its))
+                at = rows.stop
+        return torch.cat(pieces, -2)
+
+
+def _ordered(slices: Mapping[str, slice], rows: int, roles: nn.ModuleDict) -> list[tuple[str, slice]]:
+    parts = sorted(
+        ((name, its) for name, its in slices.items() if its.start < its.stop), key=lambda part: part[1].start
+    )
+    at = 0
+    for name, its in parts:
+        if name not in roles:
+            raise ValueError(f"slices: expected roles among {', '.join(roles)}, got {name}")
+        if its.start < at or its.stop > rows or its.step not in (None, 1):
+            raise ValueError(f"slices: expected disjoint slices within [0, {rows}), got {dict(slices)}")
+        at = its.stop
+    return parts
+
+
+class _AddRows(torch.autograd.Function):
+    """Adds to some rows in place; unlike autograd's own slices it copies no gradient of all rows."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, added: Tensor, start: int, stop: int) -> Tensor:  # type: ignore[override]
+        ctx.rows = start, stop
+        ctx.mark_dirty(out)
+        out[..., start:stop, :] += added
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        start, stop = ctx.rows
+        return grad, grad[..., start:stop, :], None, None
+
+
+def _add_rows(out: Tensor, added: Tensor, rows: slice) -> Tensor:
+    if torch.compiler.is_compiling():
+        out[..., rows, :] += added
+        return out
+    return _AddRows.apply(out, added, rows.start, rows.stop)  # type: ignore[no-any-return]
