@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistkit.compress import ICAE
 from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.studies.in_place import PRESETS, Arm
 from gistkit.studies.needles import Needles
@@ -43,21 +42,6 @@ class Bar:
             self.left -= 1
             if self.left < 0:
                 raise KeyboardInterrupt
-
-
-class StandIn(ICAE):
-    """A compressor with the interface that the study asks for."""
-
-    def parameter_groups(self, learning_rate, memory_factor=3.0):
-        rates = {True: learning_rate * memory_factor, False: learning_rate}
-        return [
-            {"params": [p for name, p in self.trainable() if ("memory" in name) == own], "lr": rate}
-            for own, rate in rates.items()
-        ]
-
-
-def build(recipe, arm, model):
-    return StandIn(model, chunk=20, ratio=5 if arm.method == "gist" else 1, lora=None, losses=("qa",))
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +162,9 @@ def test_figures_count_tokens_within_a_kind_and_kinds_alike():
     assert found["all"] == pytest.approx({"loss": (7 / 4 + 3) / 2, "exact": 1 / 3})
 
 
-def train(corpus, out, *, seed=0, resume=False, bar=None):
-    arm = Arm("gist", 5)
-    return in_place_runs.train(RECIPE, arm, seed, corpus, out, resume=resume, bar=bar or Bar(), build=build)
+def train(corpus, out, method="gistpool", *, seed=0, resume=False, bar=None):
+    arm = Arm(method, 5)
+    return in_place_runs.train(RECIPE, arm, seed, corpus, out, resume=resume, bar=bar or Bar())
 
 
 def outcome(run):
@@ -202,10 +186,19 @@ def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):
     base = (tmp_path / "base-0.safetensors").read_bytes()
     # Found again, not trained again: a bar that would stop its first step is never asked.
     data = in_place_runs.questions(RECIPE, corpus, 0)
-    model = in_place_runs._base(RECIPE, 0, data, tmp_path, "cpu", Bar(0), build)
+    model = in_place_runs._base(RECIPE, 0, data, tmp_path, "cpu", Bar(0))
     assert (tmp_path / "base-0.safetensors").read_bytes() == base
     fresh = in_place.fresh_model(RECIPE, 0)
     assert not torch.equal(model.lm_head.weight, fresh.lm_head.weight)
+
+
+@pytest.mark.parametrize("arm", in_place.arms(ratios=[5]), ids=lambda arm: arm.name)
+def test_every_arm_trains(corpus, tmp_path, arm):
+    recipe = dataclasses.replace(RECIPE, steps=2, base_steps=0, eval_questions=2, final_questions=2)
+    run = in_place_runs.train(recipe, arm, 0, corpus, tmp_path, bar=Bar())
+    assert (run.method, run.ratio) == (arm.method, arm.ratio)
+    assert [step for step, *_ in run.curve] == [0, 2] and run.curve[1][1] < run.curve[0][1]
+    assert len(run.examples) == 4 and all(one["question"].startswith("\n...") for one in run.examples)
 
 
 def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monkeypatch):
@@ -221,8 +214,8 @@ def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monk
     monkeypatch.setattr(in_place_runs, "fit", watch)
     train(corpus, tmp_path)
     rate = RECIPE.learning_rate
-    assert seen[-2] == [3 * rate, rate]
-    assert seen[-1] == pytest.approx([3 * rate * 4 / RECIPE.warmup, rate * 4 / RECIPE.warmup])
+    assert seen[-2] == [rate, 3 * rate]
+    assert seen[-1] == pytest.approx([rate * 4 / RECIPE.warmup, 3 * rate * 4 / RECIPE.warmup])
 
 
 @pytest.fixture

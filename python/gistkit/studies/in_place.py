@@ -8,7 +8,7 @@ of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gistkit import compress
+from gistkit.compress.in_place import InPlace
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies.fitting import Training
 
@@ -94,10 +95,7 @@ def arms(methods: Sequence[str] = METHODS, ratios: Sequence[int] = RATIOS) -> li
     ]
 
 
-Build = Callable[[Recipe, Arm, PreTrainedModel], Any]
-
-
-def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Any:
+def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
     """The untrained compressor of an arm around `model`."""
     common: dict[str, Any] = {"lora": recipe.rank if recipe.model == "smollm2" else None, "losses": ("qa",)}
     gist = common | {"ratio": arm.ratio}

@@ -11,9 +11,10 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from gistkit.compress.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, fit
-from gistkit.studies.in_place import Arm, Build, Recipe, build_compressor, fresh_model, tokenizer
+from gistkit.studies.in_place import Arm, Recipe, build_compressor, fresh_model, tokenizer
 from gistkit.studies.needles import Needles, answer_tokens, as_batch
 from gistkit.train.data import Corpus
 from gistkit.train.questions import Question
@@ -49,7 +50,7 @@ def questions(recipe: Recipe, corpus: Corpus, seed: int) -> Needles:
 
 @torch.no_grad()
 def evaluate(
-    compressor: Any, data: Needles, split: str, count: int, device: str = "cpu"
+    compressor: InPlace, data: Needles, split: str, count: int, device: str = "cpu"
 ) -> dict[str, dict[str, float]]:
     """{"loss", "exact"} over `count` questions of each kind, by kind, and their mean as "all"."""
     found: dict[str, dict[str, float]] = {}
@@ -69,7 +70,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def answers(compressor: Any, group: Sequence[Question], device: str = "cpu") -> list[tuple[int, ...]]:
+def answers(compressor: InPlace, group: Sequence[Question], device: str = "cpu") -> list[tuple[int, ...]]:
     """What greedy decoding gives, as many tokens each as the answer has."""
     memory = compressor.encode(as_batch(group)["input_ids"].to(device))
     longest = max(len(question.answer) for question in group)
@@ -87,16 +88,15 @@ def train(
     device: str = "cpu",
     resume: bool = False,
     bar: Any,
-    build: Build = build_compressor,
 ) -> Run:
     """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
 
     With `base_steps` it also keeps the base model of the seed, and finds one that an earlier run has left.
     """
     data = questions(recipe, corpus, seed)
-    model = _base(recipe, seed, data, out, device, bar, build)
+    model = _base(recipe, seed, data, out, device, bar)
     torch.manual_seed(seed)
-    compressor = build(recipe, arm, model).to(device)
+    compressor = build_compressor(recipe, arm, model).to(device)
     run = Run(arm.method, arm.ratio, seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
     progress = _fit(
         recipe, compressor, arm.name, seed, data, out / f"{arm.name}-{seed}.safetensors", device, resume, bar
@@ -124,19 +124,18 @@ def run_study(
     *,
     device: str = "cpu",
     resume: bool = False,
-    build: Build = build_compressor,
 ) -> Iterator[Run]:
     """Yields one `Run` for each arm and seed, with a progress bar each."""
     out.mkdir(parents=True, exist_ok=True)
     for seed in seeds:
         for arm in chosen:
             with tqdm(desc=f"{arm.name} seed {seed}", unit="step", dynamic_ncols=True) as bar:
-                yield train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar, build=build)
+                yield train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar)
 
 
 def _fit(
     recipe: Recipe,
-    compressor: Any,
+    compressor: InPlace,
     name: str,
     seed: int,
     data: Needles,
@@ -163,12 +162,12 @@ def _fit(
     return fit(recipe, compressor, optimizer, loss, figures, state, identity, resume=resume, bar=bar)
 
 
-def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any, build: Build) -> PreTrainedModel:
+def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any) -> PreTrainedModel:
     """The model that the arms of a seed start from, each with a copy of its own."""
     model = fresh_model(recipe, seed)
     if recipe.base_steps:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
-        compressor = build(schedule, Arm("full"), model).to(device)
+        compressor = build_compressor(schedule, Arm("full"), model).to(device)
         _fit(schedule, compressor, "base", seed, data, out / f"base-{seed}.safetensors", device, True, bar)
     return model
 
