@@ -1,257 +1,270 @@
-"""The study `in-place`: its questions, its runs and its report."""
+"""Gist, AvgPool and GistPool on Hugging Face models, against the same written out on transformers' own attention."""
 
-import dataclasses
-import re
-from types import SimpleNamespace
+import math
 
 import pytest
 import torch
+from hf_models import double_angles, eager, tiny, tiny_llama
+from in_place_oracle import states, unsettle
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from gistkit.studies import in_place, in_place_report, in_place_runs
-from gistkit.studies.in_place import PRESETS, Arm
-from gistkit.studies.needles import Needles
-from gistkit.train import load_corpus
-from gistkit.train.questions import Question
+from gistkit.compress import AvgPool, Compressor, Gist, GistPool, Memory, NoContext
 
-RECIPE = dataclasses.replace(
-    PRESETS["quick"],
-    steps=4,
-    base_steps=3,
-    batch=4,
-    eval_every=2,
-    eval_questions=4,
-    final_questions=6,
-    min_length=20,
-    max_length=20,
-)
-NUMBERS = dict(min_length=300, max_length=400)
-
-
-class Bar:
-    """A silent progress bar that can interrupt the run after some steps."""
-
-    def __init__(self, interrupt_after=None):
-        self.left = interrupt_after
-
-    def reset(self, total): ...
-
-    def set_postfix_str(self, text): ...
-
-    def update(self, steps=1):
-        if self.left is not None and steps == 1:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+VARIANTS = {
+    "gist": (Gist, {}),
+    "offset gist": (Gist, {"offset": True}),
+    "separate gist": (Gist, {"separate": True}),
+    "separate offset gist": (Gist, {"offset": True, "separate": True, "gists": 5}),
+    "gist, own counter": (Gist, {"separate_positions": True}),
+    "avgpool": (AvgPool, {}),
+    "avgpool kv": (AvgPool, {"pool": "kv"}),
+    "gistpool": (GistPool, {}),
+    "gistpool, one window": (GistPool, {"windows": 1, "memory_sees_bos": False, "separate": False}),
+    "gistpool, all windows": (GistPool, {"windows": None, "memory_sees_memory": True, "offset": False}),
+    "gistpool, seen": (GistPool, {"context_sees_memory": True, "memory_sees_itself": False, "windows": 2}),
+}
 
 
-@pytest.fixture(scope="module")
-def corpus():
-    return load_corpus()
+def make(name, model=None, lora=2, ratio=3, **more):
+    method, options = VARIANTS[name]
+    model = tiny_llama() if model is None else model
+    return unsettle(method(model, ratio=ratio, bos_token=BOS, lora=lora, **options, **more).double())
 
 
-def text(ids):
-    return bytes(ids).decode()
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
 
 
-def plain(part):
-    return " ".join(bytes(part.tolist()).decode("utf-8", "replace").split())
+@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_reading_a_memory_equals_the_method_written_out(name, lora):
+    compressor = make(name, lora=lora)
+    ids, text = tokens(1, 13), tokens(1, 6)
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
 
 
-def test_the_answer_to_a_code_stands_in_the_context_once(corpus):
-    data = Needles(corpus, None, 6, **NUMBERS, lines=3)
-    for group in data.groups("held_out", 40, "code"):
-        assert len({len(question.context) for question in group}) == 1
-        for question in group:
-            assert 300 <= len(question.context) <= 400
-            (name,) = re.fullmatch(r"\nWhat is the code of (\w+)\? It is", text(question.question)).groups()
-            context = text(question.context)
-            assert context.count(" The code of ") == 3
-            assert context.count(f" The code of {name} is{text(question.answer)}") == 1
-            assert re.fullmatch(r" [a-z]+-\d\d\.", text(question.answer))
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("name", ["gist", "separate offset gist", "avgpool", "avgpool kv", "gistpool"])
+def test_families_with_norms_softcaps_and_sliding_windows(family, name):
+    compressor = make(name, tiny(family))
+    ids, text = tokens(1, 13), tokens(1, 6)
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
 
 
-def test_a_passage_goes_on_as_the_context_does(corpus):
-    data = Needles(corpus, None, 6, **NUMBERS, lines=3, cue=7, answer=9)
-    for group in data.groups("test", 40, "passage"):
-        for question in group:
-            assert question.question[:4] == tuple(b"\n...")
-            cue = question.question[4:]
-            assert (len(cue), len(question.answer)) == (7, 9)
-            at = bytes(question.context).find(bytes(cue))
-            assert question.context[at + 7 : at + 16] == question.answer
-            lines = re.finditer(rb" The code of \w+ is [a-z]+-\d\d\.", bytes(question.context))
-            codes = [line.span() for line in lines]
-            assert len(codes) == 3 and all(at + 16 <= start or end <= at for start, end in codes)
-
-
-def test_splits_share_no_sentence(corpus):
-    data = Needles(corpus, None, 4, **NUMBERS, lines=0)
-    sentences = {split: set(found) for split, found in data._sentences.items()}
-    assert not sentences["train"] & sentences["held_out"] and not sentences["test"] & (
-        sentences["train"] | sentences["held_out"]
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_are_those_of_the_method_written_out(name, monkeypatch):
+    # The model's own norm rounds to single precision.
+    norm = lambda self, x: x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight  # noqa: E731
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
+    compressor = make(name)
+    ids, text = tokens(1, 11), tokens(1, 5)
+    upstream = torch.randn(6, 48, dtype=torch.float64)
+    parameters = {n: p for n, p in compressor.trainable() if not n.startswith("task_embeddings")}
+    ours = torch.autograd.grad(
+        (compressor.decode(compressor.encode(ids), "lm", text)[0] * upstream).sum(),
+        parameters.values(),
+        allow_unused=True,
     )
-    train, rest = plain(corpus.train), plain(corpus.held_out)
-    assert all(text(row.tolist()).strip() in train for row in data(0)["input_ids"])
-    for split in ("held_out", "test"):
-        for group in data.groups(split, 30):
-            for question in group:
-                pieces = re.split(r"(?<=[.!?])\s+", text(question.context).strip())
-                assert all(piece in rest for piece in pieces)
+    expected = torch.autograd.grad(
+        (states(compressor, ids[0].tolist(), text[0].tolist()) * upstream).sum(), parameters.values(), allow_unused=True
+    )
+    for parameter, a, b in zip(parameters, ours, expected, strict=True):
+        assert a is not None, parameter
+        torch.testing.assert_close(a, b, msg=lambda m, p=parameter: f"{p}: {m}", **TOLERANCE)
 
 
-def test_batches_are_of_their_seed_and_step_and_held_out_questions_of_neither(corpus):
-    data, again, other = (Needles(corpus, None, 4, **NUMBERS, seed=seed) for seed in (0, 0, 1))
-    same = lambda one, two: all(torch.equal(one[name], two[name]) for name in one)  # noqa: E731
-    assert same(data(3), again(3)) and not same(data(3), data(4)) and not same(data(3), other(3))
-    assert data.identity == again.identity != other.identity
-    assert all(map(same, data.held_out(10), other.held_out(10)))
-    assert [len(batch["input_ids"]) for batch in data.held_out(10)] == [4, 4, 2]
-    assert data.groups("held_out", 8) != data.groups("test", 8)
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("pool", ["hidden", "kv"])
+def test_avgpool_at_ratio_1_is_the_model_that_reads_the_whole_context(family, pool):
+    model = tiny(family)
+    ids, text = tokens(2, 12), tokens(2, 7)
+    with eager(model):
+        whole = torch.cat([torch.full((2, 1), BOS), ids, text], 1)
+        expected = model(whole, use_cache=False).logits[:, 12:]
+    compressor = AvgPool(model, ratio=1, pool=pool, bos_token=BOS, lora=4)
+    ours = compressor.logits(compressor.decode(compressor.encode(ids), "lm", text))
+    torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"min_length": 10, "cue": 6}, r"cue \+ answer <= min <= max, got 6 \+ 8, 10 and 400"),
-        ({"min_length": 500}, r"got 8 \+ 8, 500 and 400"),
-        ({"max_length": 10**7}, r"corpus: expected at least 10000000 tokens in the split train, got \d+"),
-        ({"size": 0}, r"size: expected at least 1 row a batch, got 0"),
-    ],
-)
-def test_bad_sizes_are_named(corpus, changes, message):
-    with pytest.raises(ValueError, match=message):
-        Needles(corpus, None, **({"size": 2} | NUMBERS | changes))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ragged_rows_are_as_they_are_alone(name):
+    compressor = make(name)
+    contexts = [tokens(n).tolist() for n in (13, 3, 7, 12)]
+    contexts[2] = [BOS, *contexts[2]]
+    texts = [tokens(n).tolist() for n in (2, 5, 1, 0)]
+    memory = compressor.encode(contexts)
+    both = compressor.decode(memory, "qa", texts)
+    answers = compressor.generate(memory, texts, task="qa", max_new_tokens=4)
+    for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+        alone = compressor.encode([context])
+        assert alone.lengths[0] == memory.lengths[row] == 1 + math.ceil((len(context) - (row == 2)) / 3)
+        torch.testing.assert_close(both[row, : 1 + len(text)], compressor.decode(alone, "qa", [text])[0], **TOLERANCE)
+        read = list(text)
+        for _ in range(4):
+            read.append(int(compressor.logits(compressor.decode(memory[row], "qa", [read])[:, -1]).argmax(-1)))
+        assert answers[row].tolist() == read[len(text) :]
 
 
-def test_contexts_too_short_for_their_codes_are_named(corpus):
-    with pytest.raises(ValueError, match=r"min_length: expected more tokens than the codes take, got -\d+ left"):
-        Needles(corpus, None, 2, 40, 40, lines=3)(0)
+def test_a_context_with_its_own_first_token_gets_no_other():
+    compressor, ids = make("gistpool"), tokens(2, 9)
+    plain, given = compressor.encode(ids), compressor.encode(torch.cat([torch.full((2, 1), BOS), ids], 1))
+    for a, b in zip(plain.tensors, given.tensors, strict=True):
+        torch.testing.assert_close(a, b)
+    assert given.context_lengths == (10, 10) and given.starts == plain.starts
 
 
-def test_arms():
-    names = [arm.name for arm in in_place.arms()]
-    assert len(names) == len(set(names)) == 2 + 4 * 4 + 3
-    assert names[:3] == ["no", "full", "gist-1x"] and "avgpool-1x" not in names
-    assert [arm.name for arm in in_place.arms(["full", "gistpool"], [2])] == ["full", "gistpool-2x"]
-    assert set(in_place.METHODS) == set(in_place_report.TITLES) == set(in_place_report.PAPER)
+def test_a_window_leaves_the_rest_as_tokens():
+    compressor, ids, text = make("gistpool", window=9), tokens(1, 14), tokens(1, 4)
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    rest = states(compressor, ids[0, :9].tolist(), [*ids[0, 9:].tolist(), *text[0].tolist()])
+    torch.testing.assert_close(ours, rest[5:], **TOLERANCE)
 
 
-def test_figures_count_tokens_within_a_kind_and_kinds_alike():
-    groups = {
-        "code": [[Question((1, 2), (3,), (4, 5)), Question((1, 2), (3,), (6,))], [Question((1,), (3,), (4,))]],
-        "passage": [[Question((1, 2), (3,), (7,))] * 3],
+@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize("name", ["gist", "separate offset gist", "avgpool", "gistpool"])
+def test_gradient_checkpointing_gives_the_same_gradients(name, lora):
+    losses = ("qa", "ae") if lora is None else ("qa", "ae", "kl")
+    compressor = make(name, lora=lora, losses=losses).train()
+    batch = {"input_ids": tokens(2, 8), "question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)}
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            compressor.gradient_checkpointing_enable()
+        compressor.zero_grad()
+        compressor(**batch)["loss"].backward()
+        found.append({n: p.grad for n, p in compressor.trainable() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 4
+    for name_, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name_], gradient, **TOLERANCE)
+
+
+def test_losses_are_of_the_answers_tokens():
+    compressor = make("gistpool", losses=("qa", "kl", "compression"))
+    ids, question, answer = tokens(2, 9), [[5, 6], [7]], [[8, 9, 10], [11]]
+    pad = lambda rows: torch.tensor([row + [-100] * (3 - len(row)) for row in rows])  # noqa: E731
+    losses = compressor(ids, question_ids=pad(question), answer_ids=pad(answer))
+    memory, nats, divergence = compressor.encode(ids), [], []
+    for row in range(2):
+        text = question[row] + answer[row]
+        first = len(question[row])
+        found = compressor.logits(compressor.decode(memory[row], "qa", [text]))[0].log_softmax(-1)
+        whole = torch.tensor([[BOS, *ids[row].tolist(), *text]])
+        with compressor.using(None):
+            wanted = compressor.model(whole, use_cache=False).logits[0, 9:].float().log_softmax(-1)
+        nats += [-found[at, token] for at, token in enumerate(text) if at >= first]
+        divergence += [(w.exp() * (w - f)).sum() for f, w in list(zip(found, wanted, strict=True))[first:-1]]
+    torch.testing.assert_close(losses["qa"], torch.stack(nats).mean())
+    torch.testing.assert_close(losses["kl"], torch.stack(divergence).mean())
+    assert losses["compression"] > 0
+
+
+def test_full_context_diverges_from_the_base_model_by_nothing_before_training():
+    compressor = AvgPool(tiny_llama(), ratio=1, bos_token=BOS, lora=4, losses=("kl",))
+    loss = compressor(tokens(2, 6), question_ids=tokens(2, 2), answer_ids=tokens(2, 3))["kl"]
+    assert abs(float(loss)) < 1e-6
+    with pytest.raises(ValueError, match="losses: expected 'kl' beside LoRA"):
+        AvgPool(tiny_llama(), ratio=1, bos_token=BOS, lora=None, losses=("kl",))
+
+
+def test_no_context_reads_the_first_token_alone():
+    compressor = NoContext(tiny_llama(), bos_token=BOS)
+    text = tokens(2, 5)
+    memory = compressor.encode(tokens(2, 9))
+    assert memory.lengths == (1, 1)
+    with double_angles(compressor.model):
+        expected = compressor.model.get_decoder()(torch.cat([torch.full((2, 1), BOS), text], 1)).last_hidden_state
+    torch.testing.assert_close(compressor.decode(memory, "qa", text), expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize("name", ["gist", "avgpool", "gistpool", "separate offset gist"])
+def test_save_and_load(name, lora, tmp_path):
+    compressor, ids, text = make(name, lora=lora), tokens(2, 10), tokens(2, 3)
+    compressor.save_pretrained(tmp_path / "compressor")
+    loaded = Compressor.from_pretrained(tmp_path / "compressor", tiny_llama()).double()
+    assert type(loaded) is type(compressor) and loaded.settings == compressor.settings
+    expected = compressor.decode(compressor.encode(ids), "lm", text)
+    memory = compressor.encode(ids)
+    memory.save(tmp_path / "memory")
+    found = Memory.load(tmp_path / "memory")
+    torch.testing.assert_close(loaded.decode(found, "lm", text), expected, **TOLERANCE)
+    torch.testing.assert_close(loaded.decode(loaded.encode(ids), "lm", text), expected, **TOLERANCE)
+    assert found.nbytes == 2 * memory.lengths[0] * 2 * 2 * 2 * 12 * 8
+
+
+def test_each_role_is_a_peft_adapter_by_itself(tmp_path):
+    from peft import PeftModel
+
+    compressor, ids = make("gistpool"), tokens(2, 9)
+    compressor.save_pretrained(tmp_path)
+    folders = sorted(path.parent.name for path in tmp_path.glob("*/adapter_config.json"))
+    assert folders == sorted(compressor.adapters.names.values()) and len(folders) == 2
+    for role, name in compressor.adapters.names.items():
+        alone = PeftModel.from_pretrained(tiny_llama(), str(tmp_path / name)).eval()
+        with compressor.using(role):
+            expected = compressor.model(ids).logits
+        with double_angles(alone.get_base_model()):
+            torch.testing.assert_close(alone(ids).logits, expected, **TOLERANCE)
+
+
+def test_gists_have_a_learning_rate_of_their_own():
+    compressor = make("gistpool")
+    text, own = compressor.parameter_groups(1e-3, 4.0)
+    assert text["lr"] == 1e-3 and own["lr"] == 4e-3
+    names = {id(parameter): name for name, parameter in compressor.trainable()}
+    assert {names[id(p)].split(".")[-2] for p in own["params"] if "lora" in names[id(p)]} == {
+        compressor.adapters.names["memory"]
     }
-
-    class Fake:
-        """Loss: the number of contexts; answers: always 4, 5."""
-
-        def __call__(self, input_ids, question_ids, answer_ids):
-            return {"qa": torch.tensor(float(len(input_ids)))}
-
-        def encode(self, input_ids):
-            return input_ids
-
-        def generate(self, memory, questions, max_new_tokens):
-            assert questions == [[3]] * len(memory)
-            return torch.tensor([4, 5]).expand(len(memory), 2)[:, :max_new_tokens]
-
-    data = SimpleNamespace(kinds=("code", "passage"), groups=lambda split, count, kind: groups[kind])
-    found = in_place_runs.evaluate(Fake(), data, "test", 3)
-    assert found["code"] == {"loss": (2 * 3 + 1 * 1) / 4, "exact": 2 / 3}
-    assert found["passage"] == {"loss": 3.0, "exact": 0.0}
-    assert found["all"] == pytest.approx({"loss": (7 / 4 + 3) / 2, "exact": 1 / 3})
+    assert len(text["params"]) + len(own["params"]) == len(names)
+    assert any("memory_embeddings" in names[id(p)] for p in own["params"])
+    copied = make("gistpool", lora=None)
+    assert sum(p.numel() for p in copied.parameter_groups(1.0)[1]["params"]) > 10_000
 
 
-def train(corpus, out, method="gistpool", *, seed=0, resume=False, bar=None):
-    arm = Arm(method, 5)
-    return in_place_runs.train(RECIPE, arm, seed, corpus, out, resume=resume, bar=bar or Bar())
+def test_the_base_model_is_as_it_was():
+    model, ids = tiny_llama(), tokens(2, 9)
+    with double_angles(model):
+        before = model(ids).logits
+    compressor = make("gistpool", model)
+    compressor.encode(ids)
+    with compressor.using(None):
+        torch.testing.assert_close(model(ids).logits, before, **TOLERANCE)
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
-def outcome(run):
-    return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
+def test_odd_arguments_say_what_was_expected():
+    model = tiny_llama()
+    for method, settings, error, message in [
+        (GistPool, {"ratio": 0}, ValueError, "ratio: expected a whole number >= 1, got 0"),
+        (Gist, {"ratio": 2.5}, ValueError, "ratio: expected a whole number >= 1, got 2.5"),
+        (GistPool, {"windows": 0}, ValueError, "expected windows >= 1, got 0"),
+        (GistPool, {"gists": 0}, ValueError, "gists: expected at least 1 token, a whole number, got 0"),
+        (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),
+        (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected no 'compression' for avgpool"),
+        (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
+        (Gist, {"bos_token": 50}, ValueError, r"bos_token: expected a token id in \[0, 50\), got 50"),
+    ]:
+        with pytest.raises(error, match=message):
+            method(model, **{"bos_token": BOS, "lora": None} | settings)
+    with pytest.raises(TypeError, match="model: expected one of the families with RoPE"):
+        GistPool(tiny("gpt2"), bos_token=BOS)
+    compressor = make("gistpool", gists=2)
+    with pytest.raises(ValueError, match="input_ids: expected at least 3 tokens beside the first token, got 2"):
+        compressor.encode([[BOS, 5, 6]])
+    with pytest.raises(ValueError, match=r"input_ids: expected contexts of at most 2 gists x 3 tokens, got 3 gists"):
+        compressor.encode(tokens(1, 7))
+    memory = compressor.encode(tokens(1, 6))
+    with pytest.raises(ValueError, match="memories: expected those of a method that compresses chunks by themselves"):
+        compressor.join([memory])
+    with pytest.raises(ValueError, match="memory: expected one made with"):
+        make("gistpool, one window").decode(memory, "qa", tokens(1, 2))
 
 
-def test_an_interrupted_run_resumes_to_the_same_result(corpus, tmp_path):
-    whole = train(corpus, tmp_path)
-    assert [step for step, *_ in whole.curve] == [0, 2, 4]
-    assert set(whole.held_out) == set(whole.test) == {"passage", "all"} and whole.held_out != whole.test
-    with pytest.raises(KeyboardInterrupt):
-        train(corpus, tmp_path, bar=Bar(3))
-    assert outcome(train(corpus, tmp_path, resume=True)) == outcome(whole)
-    assert train(corpus, tmp_path, seed=1).curve != whole.curve
-
-
-def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):
-    train(corpus, tmp_path)
-    base = (tmp_path / "base-0.safetensors").read_bytes()
-    # Found again, not trained again: a bar that would stop its first step is never asked.
-    data = in_place_runs.questions(RECIPE, corpus, 0)
-    model = in_place_runs._base(RECIPE, 0, data, tmp_path, "cpu", Bar(0))
-    assert (tmp_path / "base-0.safetensors").read_bytes() == base
-    fresh = in_place.fresh_model(RECIPE, 0)
-    assert not torch.equal(model.lm_head.weight, fresh.lm_head.weight)
-
-
-@pytest.mark.parametrize("arm", in_place.arms(ratios=[5]), ids=lambda arm: arm.name)
-def test_every_arm_trains(corpus, tmp_path, arm):
-    recipe = dataclasses.replace(RECIPE, steps=2, base_steps=0, eval_questions=2, final_questions=2)
-    run = in_place_runs.train(recipe, arm, 0, corpus, tmp_path, bar=Bar())
-    assert (run.method, run.ratio) == (arm.method, arm.ratio)
-    assert [step for step, *_ in run.curve] == [0, 2] and run.curve[1][1] < run.curve[0][1]
-    assert len(run.examples) == 4 and all(one["question"].startswith("\n...") for one in run.examples)
-
-
-def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monkeypatch):
-    seen = []
-    fit = in_place_runs.fit
-
-    def watch(recipe, compressor, optimizer, *rest, **options):
-        seen.append([group["lr"] for group in optimizer.param_groups])
-        done = fit(recipe, compressor, optimizer, *rest, **options)
-        seen.append([group["lr"] for group in optimizer.param_groups])
-        return done
-
-    monkeypatch.setattr(in_place_runs, "fit", watch)
-    train(corpus, tmp_path)
-    rate = RECIPE.learning_rate
-    assert seen[-2] == [rate, 3 * rate]
-    assert seen[-1] == pytest.approx([rate * 4 / RECIPE.warmup, 3 * rate * 4 / RECIPE.warmup])
-
-
-@pytest.fixture
-def runs():
-    return [
-        in_place_runs.Run(
-            arm.method,
-            arm.ratio,
-            seed,
-            curve=[(0, 3.0, 0.0), (50, 2.0 + 0.1 * seed, 0.1), (100, 1.0 + 0.1 * arm.ratio + 0.1 * seed, 0.2)],
-            held_out={kind: {"loss": 1.0 + 0.1 * arm.ratio + 0.1 * seed, "exact": 0.5} for kind in ("code", "all")},
-            test={kind: {"loss": 2.0, "exact": 0.25} for kind in ("code", "all")},
-            examples=[{"question": "\n...a", "answer": "b", "given": arm.name}],
-        )
-        for seed in (0, 1)
-        for arm in in_place.arms()
-    ]
-
-
-def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
-    rows = in_place_report.table_rows(runs)
-    assert rows[0] == ["method", "ratio", "loss", "exact", "seeds", "paper: SQuAD loss"]
-    assert rows[1][:2] == ["No context", "-"] and len(rows) == 1 + len(in_place.arms())
-    (gistpool,) = (row for row in rows if row[:2] == ["GistPool", "5x"])
-    assert gistpool == ["GistPool", "5x", "1.550 (1.500-1.600)", "0.500 (0.500-0.500)", "2", "0.408"]
-    assert in_place_report.table_rows(runs, "test")[2][2] == "2.000 (2.000-2.000)"
-    assert "gistpool-5x" in in_place_report.format_examples(runs)
-    assert "gistpool-2x" not in in_place_report.format_examples(runs)
-
-
-def test_results_are_read_as_written_and_drawn(runs, corpus, tmp_path):
-    path = tmp_path / "results.json"
-    in_place_report.write_json(path, runs, RECIPE, corpus, {"processor": "some"})
-    again, recipe = in_place_report.read_json(path)
-    listed = [dataclasses.replace(run, curve=[list(point) for point in run.curve]) for run in runs]
-    assert (again, recipe) == (listed, RECIPE)
-    for some in (again, [run for run in again if run.method in ("no", "gist")], again[:1]):
-        for picture in in_place_report.draw(tmp_path, some, "some-"):
-            assert picture.read_bytes()[:4] == b"\x89PNG"
+def test_gist_needs_no_rope_without_offset():
+    compressor = Gist(tiny("gpt2"), ratio=2, bos_token=BOS, lora=None)
+    text = tokens(2, 3)
+    assert compressor.decode(compressor.encode(tokens(2, 8)), "qa", text).isfinite().all()

@@ -12,7 +12,8 @@ static inline int64_t rope_padded(int64_t freqs) {
 }
 
 // Bytes of one token's cosines and sines.
-static inline int64_t rope_table_row_bytes(const RopeParams& p) {
+template <class Params>
+static inline int64_t rope_table_row_bytes(const Params& p) {
   return rope_padded(p.angles.freqs) * (p.dtype == DType::kF64 ? 8 : 4) * (p.interleaved ? 4 : 2);
 }
 

@@ -19,21 +19,6 @@ namespace gistkit {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-inline PositionType position_type(const Tensor& x) {
-  switch (x.scalar_type()) {
-    case ScalarType::Int:
-      return PositionType::kI32;
-    case ScalarType::Long:
-      return PositionType::kI64;
-    case ScalarType::Float:
-      return PositionType::kF32;
-    case ScalarType::Double:
-      return PositionType::kF64;
-    default:
-      STD_TORCH_CHECK(false, "gistkit::rope: expected int32, int64, float32 or float64 positions");
-  }
-}
-
 inline void check_heads(const Tensor& x, const Tensor& like) {
   STD_TORCH_CHECK(same_device(x, like) && x.dim() == 4, "gistkit::rope: expected tensors [B, H, N, D] of one device");
   STD_TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.size(0) == like.size(0) && x.size(2) == like.size(2) &&

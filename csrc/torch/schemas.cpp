@@ -12,6 +12,12 @@ STABLE_TORCH_LIBRARY(gistkit, m) {
       "rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor positions,"
       " Tensor inv_freq, float scaling, bool interleaved, bool inverse) -> (Tensor, Tensor)");
   m.def(
+      "window_pool(Tensor key, Tensor value, Tensor offsets, Tensor? positions, Tensor? inv_freq, float scaling,"
+      " bool interleaved) -> (Tensor, Tensor)");
+  m.def(
+      "window_spread(Tensor key, Tensor value, Tensor offsets, Tensor? positions, Tensor? inv_freq, float scaling,"
+      " bool interleaved, SymInt tokens, bool tokens_first) -> (Tensor, Tensor)");
+  m.def(
       "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap)"
       " -> (Tensor, Tensor)");
   m.def(

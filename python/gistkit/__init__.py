@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     from gistkit.layouts.layout import Layout
     from gistkit.layouts.plan import Plan
     from gistkit.ops.attention import attention, merge_attention
+    from gistkit.ops.pool import window_pool
     from gistkit.ops.rope import rerotate, rope
 
 __version__ = version("gistkit")
-__all__ = ["Layout", "Plan", "attention", "layouts", "merge_attention", "ops", "rerotate", "rope"]
+__all__ = ["Layout", "Plan", "attention", "layouts", "merge_attention", "ops", "rerotate", "rope", "window_pool"]
 
 
 # Loaded at first use, so that gistkit.info can report a compiled part that does not load.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.arguments import add_command, device, number, positive
+from gistkit.cli.arguments import LAYOUTS, add_command, device, number, positive
 from gistkit.cli.models import METHODS, add_model, load_compressor, load_model, new_compressor, warn_untrained
 
 if TYPE_CHECKING:
@@ -92,7 +93,13 @@ def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> 
     source = memory.source
     if source.method not in METHODS:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
-    return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+    if source.layout in LAYOUTS:
+        return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+    try:
+        ratio = {} if source.method == "no_context" else {"ratio": source.chunk}
+        return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"MEMORY: expected one whose compressor can be made again, got {source}: {error}") from error
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:

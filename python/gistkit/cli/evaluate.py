@@ -18,6 +18,8 @@ example: gistkit evaluate --model smollm2 --compressor runs/small/compressor --o
 example: gistkit evaluate --model ./llama --compressor runs/first/compressor --text book.txt --context 1020 --tasks lm
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full"""
 
+CONTEXT = 510
+
 
 def add(commands: Any) -> None:
     """Adds the command."""
@@ -32,7 +34,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--questions", type=Path, metavar="FILE", help="JSON lines of context, question and answers, in place of a text"
     )
-    parser.add_argument("--context", type=positive, metavar="N", help="tokens of a context (default: one chunk)")
+    parser.add_argument(
+        "--context", type=positive, metavar="N", help="tokens of a context (default: one chunk; without chunks, 510)"
+    )
     parser.add_argument("--continuation", type=positive, metavar="N", help="tokens after it (default: as the context)")
     parser.add_argument("--examples", type=positive, default=64, metavar="N", help="at most (default: %(default)s)")
     parser.add_argument(
@@ -87,7 +91,8 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compres
 
     if arguments.questions is not None:
         return evaluate.load_questions(arguments.questions)[: arguments.examples]
-    context = arguments.context or compressor.chunk
+    # Methods that compress in place have no chunks.
+    context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
     length = context + (arguments.continuation or context)
     corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
     if arguments.cloze:

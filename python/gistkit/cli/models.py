@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor
 
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("x500", "icae")
+METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "no_context")
 # An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
 SEED = 0
 
@@ -84,6 +85,26 @@ def add_compressor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")
     parser.add_argument("--chunk", type=positive, help="chunk size in tokens, untrained (default: 510)")
+    add_option(parser)
+
+
+def add_option(parser: Any) -> None:
+    """--option, any other argument of a method."""
+    parser.add_argument(
+        "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
+        help="another argument of the method, such as windows=1 or offset=true for gistpool; may be repeated",
+    )  # fmt: skip
+
+
+def option(text: str) -> tuple[str, Any]:
+    """(name, value) of "name=value", the value as JSON or else as it is."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
@@ -101,16 +122,23 @@ def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any
     import torch
 
     from gistkit import compress
+    from gistkit.compress.pretrained import arguments_of
 
     with torch.random.fork_rng(devices=[]), model_errors():
         torch.manual_seed(SEED)
-        return compress.METHODS[method](model, **settings).eval().to(model.device)
+        kind = compress.METHODS[method]
+        takes = arguments_of(kind)
+        if unknown := sorted(settings.keys() - takes):
+            raise ValueError(
+                f"--{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}"
+            )
+        return kind(model, **settings).eval().to(model.device)
 
 
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> Compressor:
     """The compressor that the arguments of `add_compressor` ask for; an untrained one with a warning."""
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
-    settings = {name: value for name, value in settings.items() if value is not None}
+    settings = {name: value for name, value in settings.items() if value is not None} | dict(arguments.option)
     if arguments.compressor is None:
         warn_untrained()
         return new_compressor(model, **settings)

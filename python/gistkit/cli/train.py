@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.cli.arguments import LAYOUTS, add_command, device, number, positive
-from gistkit.cli.models import DTYPES, METHODS, add_model_name, load_model, model_errors
+from gistkit.cli.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors
 
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
+example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
-RECIPE = ("steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "min_length", "max_length", "seed")
+RECIPE = (
+    "steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "gist_factor", "min_length", "max_length",
+    "seed",
+)  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = ("text", "dataset", "questions", "limit")
 OPTIONS = (
@@ -48,7 +52,10 @@ def _add_data(group: Any) -> None:
     group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
     group.add_argument("--limit", type=positive, metavar="N", help="read at most so many training tokens")
     group.add_argument(
-        "--questions", type=Path, metavar="FILE", help="JSON lines of context, question and answers, for the loss qa"
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines of context, question and answers, for the losses qa and kl",
     )
 
 
@@ -56,10 +63,13 @@ def _add_settings(group: Any) -> None:
     group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained one to go on from")
     group.add_argument("--method", choices=METHODS, help="default: x500")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
-    group.add_argument("--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa")
+    group.add_argument(
+        "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl"
+    )
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
     group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
     group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
+    add_option(group)
     group.add_argument("--window", type=positive, help="tokens of a context that are compressed; the rest is kept")
     group.add_argument(
         "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"
@@ -74,6 +84,7 @@ def _add_recipe(group: Any) -> None:
         ("warmup", whole, "steps of linear warm-up"),
         ("weight-decay", number(0), "of AdamW"),
         ("clip", number(0), "largest norm of the gradient"),
+        ("gist-factor", number(0), "learning rate of gists' own parameters over that of the others"),
         ("min-length", positive, "shortest passage in tokens, context and continuation together"),
         ("max-length", positive, "longest passage in tokens"),
         ("seed", whole, "of new weights and batches"),
@@ -120,7 +131,7 @@ def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, A
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = _given(arguments, SETTINGS)
+    settings = _given(arguments, SETTINGS) | dict(arguments.option)
     made = _given(arguments, ("method", "layout"))
     if arguments.compressor is not None:
         for name, value in (made | settings).items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
@@ -39,13 +40,9 @@ class Compressor(Codec):
         joint_head: bool = False,
         **passes: Any,
     ) -> None:
-        loss_weights = check_losses(losses)
+        check_losses(losses)
         super().__init__(model, **passes)
-        if "kl" in loss_weights and self.adapters is None:
-            raise ValueError(
-                "losses: expected 'kl' beside LoRA, without which the base model is not kept, got lora None"
-            )
-        self.loss_weights = loss_weights
+        self.loss_weights = loss_weights = self._checked(losses)
         if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
             raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
         self.end_token = end_token
@@ -55,6 +52,24 @@ class Compressor(Codec):
             width, offsets = self.embed.embedding_dim, -(-self.chunk // self.memory_tokens)
             head = JointHead(width, offsets, self.vocabulary) if joint_head else CompressionHead(width, offsets)
             self.compression_head = head.to(self.device)
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What a table calls it, such as FiveHundredX EPL 5x."""
+
+    def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
+        """Changes what `forward` returns; a compressor made without the compression loss has no head for it."""
+        wanted = self._checked(losses)
+        if "compression" in wanted and self.compression_head is None:
+            raise ValueError("losses: expected no 'compression' for a compressor made without it, got it")
+        self.loss_weights = wanted
+
+    def _checked(self, losses: Iterable[str] | Mapping[str, float]) -> dict[str, float]:
+        wanted = check_losses(losses)
+        if "kl" in wanted and self.adapters is None:
+            raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
+        return wanted
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -102,6 +117,24 @@ class Compressor(Codec):
         weighted = [weight * losses[name] for name, weight in self.loss_weights.items()]
         losses["loss"] = torch.stack(weighted).sum() / sum(self.loss_weights.values())
         return losses
+
+    def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
+        """The parameters for an optimizer, those of the gists with a learning rate `memory_factor` times as high.
+
+        GistPool, Section 5.2: parameters that compress need a higher learning rate.
+        """
+        if not memory_factor > 0:
+            raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
+        own: list[nn.Parameter] = []
+        text: list[nn.Parameter] = []
+        for name, parameter in self.trainable():
+            (own if self.of_gists(name) else text).append(parameter)
+        groups = [{"params": text, "lr": learning_rate}, {"params": own, "lr": learning_rate * memory_factor}]
+        return [group for group in groups if group["params"]]
+
+    def of_gists(self, name: str) -> bool:
+        """Whether a parameter, by its name, serves gists alone."""
+        return False
 
     def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
         """Tokens that follow [memory][task token][prompt]; see `gistkit.compress.generation.generate`."""

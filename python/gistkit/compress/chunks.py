@@ -91,6 +91,11 @@ class ChunkCompressor(Compressor):
         own = {name: getattr(self, name) for name in ("chunk", "ratio", "layout", "window", "joint_head")}
         return own | super().settings
 
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
+
     @abstractmethod
     def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""

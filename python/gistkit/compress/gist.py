@@ -58,6 +58,11 @@ class Gist(WithGists):
 
     method = "gist"
 
+    @property
+    def title(self) -> str:
+        """The paper's name of the variant, and the ratio."""
+        return f"{'Sep' * self.separate}{'Offset' * self.offset}Gist {self.chunk}x"
+
     def __init__(
         self,
         model: PreTrainedModel,

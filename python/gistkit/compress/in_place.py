@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -72,8 +73,9 @@ class InPlace(Compressor):
         end_token: int | None,
         bos_token: int | None,
     ) -> None:
-        if not isinstance(ratio, int) or isinstance(ratio, bool) or ratio < 1:
+        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio < 1 or ratio != int(ratio):
             raise ValueError(f"ratio: expected a whole number >= 1, got {ratio!r}")
+        ratio = int(ratio)
         if gists is not None:
             check_count("gists", gists)
         config = adapter_config(model, lora, every=True)
@@ -83,7 +85,7 @@ class InPlace(Compressor):
             model,
             chunk=ratio,
             memory_tokens=1,
-            layout=", ".join(f"{name}={value}" for name, value in sorted(self._options.items())) or "plain",
+            layout=json.dumps(self._options, sort_keys=True),
             losses=losses,
             lora=None if config is None else dict.fromkeys(roles, config),
             reader=TEXT,
@@ -95,6 +97,8 @@ class InPlace(Compressor):
         self.bos_token = self._bos(bos_token)
         self.separate, self.gists = bool(separate), gists
         self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
+        # Options that the layout does not take are refused here rather than at the first context.
+        self.builder(ratio)
         if separate and config is None:
             self.copies = Copies(model, GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
@@ -109,6 +113,11 @@ class InPlace(Compressor):
         """The keyword arguments that made it, but `lora`; JSON values."""
         own = {"ratio": self.chunk, "window": self.window, "bos_token": self.bos_token} | self._options
         return own | super().settings
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{type(self).__name__} {self.chunk}x"
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each at least `ratio` tokens long beside BOS."""
@@ -170,20 +179,6 @@ class InPlace(Compressor):
     def as_text(self) -> Any:
         """A context in which layers have the text's parameters for all rows they are given."""
         return self.using(TEXT) if self.separate else nullcontext()
-
-    def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
-        """The parameters for an optimizer, those of the gists with a learning rate `memory_factor` times as high.
-
-        GistPool, Section 5.2: parameters that compress need a higher learning rate.
-        """
-        if not memory_factor > 0:
-            raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
-        own: list[nn.Parameter] = []
-        text: list[nn.Parameter] = []
-        for name, parameter in self.trainable():
-            (own if self.of_gists(name) else text).append(parameter)
-        groups = [{"params": text, "lr": learning_rate}, {"params": own, "lr": learning_rate * memory_factor}]
-        return [group for group in groups if group["params"]]
 
     def of_gists(self, name: str) -> bool:
         """Whether a parameter, by its name, serves gists alone."""

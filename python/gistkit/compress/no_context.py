@@ -54,6 +54,11 @@ class NoContext(InPlace):
         """The keyword arguments that made it, but `lora`; JSON values."""
         return {name: value for name, value in super().settings.items() if name not in ("ratio", "window")}
 
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return type(self).__name__
+
     def _read(self, whole: Rows) -> Rows:
         return Rows(whole.ids[:, :1], (1,) * whole.batch_size)
 

@@ -225,5 +225,6 @@ def _fed(layout: Layout, pooled: bool) -> Layout:
     """What the model runs of a layout: all but the text, and the memory where that is pooled."""
     left_out = (Role.MEMORY, Role.TEXT) if pooled else (Role.TEXT,)
     fed = layout.take(~np.isin(layout.roles, left_out))
-    # Means have fractional positions, the tokens of the pass have not.
-    return replace(fed, positions=fed.positions.astype(np.int64))
+    # Means take no place in logical order, and have fractional positions where the tokens of the pass have whole ones.
+    ordinals = np.arange(len(fed)) if pooled else fed.ordinals
+    return replace(fed, positions=fed.positions.astype(np.int64), ordinals=ordinals)

@@ -143,8 +143,13 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
+def arguments_of(method: type[Compressor]) -> set[str]:
+    """The keyword arguments that make a compressor of a method around a model."""
+    return set(inspect.signature(method).parameters) - {"model"}
+
+
 def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Path) -> None:
-    expected = set(inspect.signature(method).parameters) - {"model", "lora"}
+    expected = arguments_of(method) - {"lora"}
     odd = sorted(expected ^ settings.keys())
     if odd:
         found = "one that it does not have" if odd[0] in settings else "none"

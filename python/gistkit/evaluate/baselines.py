@@ -79,6 +79,11 @@ class Baseline(Compressor):
     name: ClassVar[str]
     carrier = "kv"
 
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return self.name
+
     def __init__(
         self,
         model: PreTrainedModel,

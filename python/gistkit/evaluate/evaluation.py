@@ -112,16 +112,9 @@ def compare(
 
 
 def method_name(reader: Any) -> str:
-    """What a row is called: the reader's `name`, or its class, layout and ratio."""
-    name = getattr(reader, "name", None)
-    if isinstance(name, str):
-        return name
-    parts = [type(reader).__name__]
-    if isinstance(getattr(reader, "layout", None), str):
-        parts.append(reader.layout.upper())
-    if getattr(reader, "ratio", None) is not None:
-        parts.append(f"{reader.ratio:g}x")
-    return " ".join(parts)
+    """What a row is called: the reader's `title`, or its class."""
+    title = getattr(reader, "title", None)
+    return title if isinstance(title, str) else type(reader).__name__
 
 
 def _described(reader: Reader) -> dict[str, Any]:

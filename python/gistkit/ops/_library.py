@@ -68,7 +68,7 @@ def _without_cuda(*_: object) -> None:
 
 
 if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::rope", "CUDA"):
-    for name in ("rope", "rope_", "rope_angle_grad", "attention", "attention_backward"):
+    for name in ("rope", "rope_", "rope_angle_grad", "window_pool", "window_spread", "attention", "attention_backward"):
         torch.library.impl(f"gistkit::{name}", "CUDA")(_without_cuda)
 
 

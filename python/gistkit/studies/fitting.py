@@ -14,7 +14,7 @@ from torch import Tensor
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
-from gistkit.train.recipe import warmed_up
+from gistkit.train.recipe import set_learning_rate, warmed_up
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ def fit(
     resume: bool,
     bar: Any,
 ) -> Progress:
-    """Trains to the recipe's last step; every group of `optimizer` warms up to the learning rate that it has.
+    """Trains to the recipe's last step.
 
     Args:
         compressor: trained in place; its model is attached meanwhile.
+        optimizer: from `adamw`.
         loss: of step 0, 1, ...; the same at every call.
         evaluate: figures of the compressor as it is, the first of them its held-out loss; called before the first
             step, every `eval_every` steps and after the last.
@@ -62,7 +63,6 @@ def fit(
         resume: go on from `state`, if it is there.
         bar: a tqdm progress bar.
     """
-    rates = [group["lr"] for group in optimizer.param_groups]
     parameters = [parameter for _, parameter in compressor.trainable()]
     done, first = Progress([], 0.0), 0
     if resume and state.exists():
@@ -86,8 +86,7 @@ def fit(
                 clock = time.perf_counter()
             if last:
                 break
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = warmed_up(rate, step, recipe.warmup)
+            set_learning_rate(optimizer, warmed_up(recipe.learning_rate, step, recipe.warmup))
             optimizer.zero_grad()
             loss(step).backward()
             torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)

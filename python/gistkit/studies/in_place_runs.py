@@ -18,6 +18,7 @@ from gistkit.studies.in_place import Arm, Recipe, build_compressor, fresh_model,
 from gistkit.studies.needles import Needles, answer_tokens, as_batch
 from gistkit.train.data import Corpus
 from gistkit.train.questions import Question
+from gistkit.train.recipe import adamw
 
 
 @dataclass
@@ -145,7 +146,7 @@ def _fit(
     bar: Any,
 ) -> Progress:
     groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=recipe.memory_factor)
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
+    optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
     def loss(step: int) -> torch.Tensor:
         compressor.train()

@@ -15,7 +15,7 @@ IGNORE = -100
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
 # The loss that reads each of the others.
-READERS = {"continuation_ids": "lm", "question_ids": "qa", "answer_ids": "qa"}
+READERS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
 
 Batch = dict[str, Tensor]
 
@@ -105,7 +105,7 @@ def check_size(size: int, seed: int) -> None:
 
 def needed(batch: Batch, losses: Collection[str]) -> Batch:
     """The part of a batch that these losses read."""
-    return {name: tensor for name, tensor in batch.items() if name not in READERS or READERS[name] in losses}
+    return {name: tensor for name, tensor in batch.items() if not {*READERS.get(name, losses)}.isdisjoint(losses)}
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
@@ -145,6 +145,7 @@ def targets(batch: Batch, *, end_token: bool = False) -> dict[str, int]:
         "compression": context,
         "lm": rest.get("continuation_ids", 0),
         "qa": rest.get("answer_ids", 0),
+        "kl": rest.get("answer_ids", 0),
     }
 
 

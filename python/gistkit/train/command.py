@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistkit.compress import METHODS, Compressor
-from gistkit.compress.checks import check_losses
+from gistkit.compress.pretrained import arguments_of
 from gistkit.evaluate import load_questions
 from gistkit.train.batches import Batches, Pretraining
 from gistkit.train.data import load_corpus
@@ -28,7 +28,7 @@ def run(
     *,
     preset: str = "pretrain",
     method: str = "x500",
-    layout: str = "epl",
+    layout: str | None = None,
     recipe: Mapping[str, Any] | None = None,
     compressor: Mapping[str, Any] | None = None,
     start: str | Path | None = None,
@@ -47,14 +47,15 @@ def run(
         tokenizer: of the model; None: bytes.
         out: folder of the run.
         preset: what the recipe and the compressor's settings start from: "pretrain", "finetune" or "smollm2-small".
-        method: of `gistkit.compress.METHODS`, "x500" (500xCompressor) or "icae".
-        layout: position layout, "dpl", "upl", "cpl" or "epl".
+        method: of `gistkit.compress.METHODS`, such as "x500" (500xCompressor), "icae" or "gistpool".
+        layout: position layout of a method that has them, "dpl", "upl", "cpl" or "epl" (the default).
         recipe: changes to the preset's `Recipe`, by field, such as {"steps": 1000, "learning_rate": 3e-4}.
-        compressor: changes to the preset's arguments of `Compressor`, such as {"chunk": 128, "losses": ("ae",)}.
+        compressor: changes to the preset's arguments of the method, such as {"chunk": 128, "losses": ("ae",)}; those of
+            the preset that the method does not have are left out.
         start: folder of a trained compressor to go on from; method, layout and the compressor's settings are then its
             own, but for the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
-        questions: JSON lines for the loss "qa", see `gistkit.evaluate.load_questions`; in place of a corpus.
+        questions: JSON lines for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a corpus.
         resume: whether to go on from the last checkpoint in `out`.
         progress: whether to show progress bars.
         options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
@@ -66,10 +67,10 @@ def run(
     found = find_preset(preset)
     schedule = _change(found.recipe, recipe or {})
     settings = {**found.compressor, **(compressor or {})}
-    if ("qa" in tuple(settings["losses"])) != (questions is not None):
+    if {"qa", "kl"}.isdisjoint(settings["losses"]) != (questions is None):
         wanted = "a file for" if questions is None else "none without"
         raise ValueError(
-            f"questions: expected {wanted} the loss qa, got {questions} with the losses {settings['losses']}"
+            f"questions: expected {wanted} the loss qa or kl, got {questions} with the losses {settings['losses']}"
         )
     if start is not None and (unknown := sorted(set(compressor or {}) - {"losses"})):
         raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
@@ -79,7 +80,7 @@ def run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         if start is None:
-            made = METHODS[method](model, layout=layout, **settings)
+            made = METHODS[method](model, **_taken(method, layout, found.compressor, compressor or {}))
         else:
             made = _started(Path(start), model, settings["losses"])
     # One bar, not one a process.
@@ -106,13 +107,17 @@ def run(
 def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
     """A trained compressor with other losses."""
     made = Compressor.from_pretrained(folder, model)
-    wanted = check_losses(losses)
-    if "compression" in wanted and made.compression_head is None:
-        raise ValueError(
-            f"losses: expected none but ae, lm and qa, as {folder} has no compression head, got compression"
-        )
-    made.loss_weights = wanted
+    made.set_losses(losses)
     return made
+
+
+def _taken(method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a preset and its changes a method takes."""
+    takes = arguments_of(METHODS[method])
+    given = dict(changes) if layout is None else {**changes, "layout": layout}
+    if unknown := sorted(given.keys() - takes):
+        raise ValueError(f"{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}")
+    return {name: value for name, value in preset.items() if name in takes} | given
 
 
 def _change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+# Parameters and their learning rate, as torch's optimizers take them.
+Group = Mapping[str, Any]
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -23,6 +26,7 @@ class Recipe:
         betas: of AdamW.
         weight_decay: of AdamW, on parameters with two or more axes alone.
         clip: largest norm of the gradient.
+        gist_factor: learning rate of parameters that gists have of their own, over that of the others (GistPool).
         min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
             cut to max_length.
         seed: of batches and dropout.
@@ -35,6 +39,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 2.0
+    gist_factor: float = 3.0
     min_length: int = 510
     max_length: int = 2040
     seed: int = 0
@@ -45,7 +50,7 @@ class Recipe:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
-        for name in ("learning_rate", "clip"):
+        for name in ("learning_rate", "clip", "gist_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if not 0 <= self.weight_decay < math.inf:
@@ -55,8 +60,8 @@ class Recipe:
         """The learning rate of step 0, 1, ..."""
         return warmed_up(self.learning_rate, step, self.warmup)
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """AdamW over `parameters`."""
+    def optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[Group]) -> torch.optim.AdamW:
+        """AdamW over `parameters`, or over groups of them with a learning rate each."""
         return adamw(parameters, self.learning_rate, self.weight_decay, self.betas)
 
 
@@ -66,18 +71,34 @@ def warmed_up(learning_rate: float, step: int, warmup: int) -> float:
 
 
 def adamw(
-    parameters: Iterable[nn.Parameter],
+    parameters: Iterable[nn.Parameter] | Iterable[Group],
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.95),
 ) -> torch.optim.AdamW:
-    """AdamW with weight decay on parameters with two or more axes alone."""
-    parameters = list(parameters)
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=learning_rate, betas=betas)
+    """AdamW with weight decay on parameters with two or more axes alone.
+
+    Args:
+        parameters: parameters, or groups {"params": .., "lr": ..} as `Compressor.parameter_groups` returns.
+        learning_rate: of parameters; a group's own, over this one, is its "factor" in the optimizer's groups.
+        weight_decay, betas: of AdamW.
+    """
+    given: list[Any] = list(parameters)
+    wanted: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given, "lr": learning_rate}]
+    groups = []
+    for group in wanted:
+        common = {"lr": group["lr"], "factor": group["lr"] / learning_rate}
+        for axes, decay in ((range(2, 99), weight_decay), (range(2), 0.0)):
+            mine = [parameter for parameter in group["params"] if parameter.dim() in axes]
+            if mine:
+                groups.append({"params": mine, "weight_decay": decay, **common})
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Gives the groups of `adamw` a learning rate, times the factor of each."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["factor"]
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from gistkit.train.accelerator import make_accelerator
 from gistkit.train.batches import Batches, needed, num_tokens
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
-from gistkit.train.recipe import Recipe
+from gistkit.train.recipe import Recipe, set_learning_rate
 from gistkit.train.sharding import gathers_kept_keys
 
 Measure = Callable[[Compressor], dict[str, float]]
@@ -183,7 +183,8 @@ class Trainer:
         """Everything prepared for passes, and undone at the end."""
         accelerator, compressor = self.accelerator, self.compressor
         training, device = compressor.training, accelerator.device
-        optimizer = self.recipe.optimizer(parameter for _, parameter in compressor.trainable())
+        groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.gist_factor)
+        optimizer = self.recipe.optimizer(groups)
         module, self._optimizer = accelerator.prepare(Losses(compressor), optimizer)
         self._passes = Passes(accelerator, module, compressor)
         if self.gradient_checkpointing:
@@ -208,8 +209,7 @@ class Trainer:
         torch.manual_seed(int(seeds.generate_state(1)[0]))
         self.compressor.train()
         rate = recipe.learning_rate_at(step)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
+        set_learning_rate(self._optimizer, rate)
         batch = needed(self.batches(step), self._passes.names)
         losses = self._passes.backward(batch)
         norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)

@@ -1,0 +1,176 @@
+"""Means of keys and values over windows of tokens, in one pass, the keys rotated on the way."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+import gistkit.ops._library  # noqa: F401
+from gistkit.ops._windows import check_pool
+
+_POOL = torch.ops.gistkit.window_pool.default
+_SPREAD = torch.ops.gistkit.window_spread.default
+
+
+@overload
+def window_pool(
+    key: Tensor,
+    value: None = None,
+    *,
+    windows: int | Tensor,
+    positions: Tensor | None = None,
+    inv_freq: Tensor | None = None,
+    scaling: float = 1.0,
+    interleaved: bool = False,
+) -> Tensor: ...
+
+
+@overload
+def window_pool(
+    key: Tensor,
+    value: Tensor,
+    *,
+    windows: int | Tensor,
+    positions: Tensor | None = None,
+    inv_freq: Tensor | None = None,
+    scaling: float = 1.0,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor]: ...
+
+
+def window_pool(
+    key: Tensor,
+    value: Tensor | None = None,
+    *,
+    windows: int | Tensor,
+    positions: Tensor | None = None,
+    inv_freq: Tensor | None = None,
+    scaling: float = 1.0,
+    interleaved: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Means over windows of tokens (AvgPool of GistPool's paper), and with positions the rotation of the pooled keys.
+
+    Differentiable, to any order, in key and value.
+
+    Args:
+        key: keys [B, H, N, D], or hidden states [B, N, D]; float32, float64, bfloat16 or float16, summed in float32
+            (float64) and rounded once.
+        value: as key, of its dtype, device and number of dims, B and N; H and D may be others. Never rotated.
+        windows: a number of tokens, 1 to N, for windows that begin with the first token, of which the last may be
+            shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), tokens
+            outside of all are left out. Offsets ascend within 0..N; every window has a token, but a row of [B, W + 1]
+            with fewer windows than others repeats its last offset, and its missing windows are 0 (unchecked while
+            compiling).
+        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats, such as the windows' mean positions,
+            by which keys [B, H, N, D] are rotated after pooling, as `rope` does; not differentiable.
+        inv_freq: [R/2] angle per unit of position, R <= D, given with positions; not differentiable.
+        scaling, interleaved: of the rotation, as `rope` has them.
+
+    Returns:
+        The pooled key [B, H, W, D] or [B, W, D]; with value both, as a pair.
+
+    Raises:
+        ValueError: shapes that do not match, a window without tokens or longer than the text, offsets that descend or
+            leave the text, positions without inv_freq, or a gradient of either.
+        TypeError: an unsupported or mismatched dtype.
+    """
+    offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)
+    hidden = key.dim() == 3
+    keys = key[:, None] if hidden else key
+    if value is None:
+        values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
+    else:
+        values = value[:, None] if hidden else value
+    pooled = _POOL(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    if hidden and value is not None:
+        pooled = pooled[0][:, 0], pooled[1][:, 0]
+    elif hidden:
+        return pooled[0][:, 0]
+    return pooled[0] if value is None else pooled
+
+
+def _rows(heads: Tensor) -> Tensor:
+    return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+@torch.library.register_fake("gistkit::window_pool")
+def _pool_fake(
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    positions: Tensor | None,
+    inv_freq: Tensor | None,
+    scaling: float,
+    interleaved: bool,
+) -> tuple[Tensor, Tensor]:
+    windows = offsets.shape[1] - 1
+    pooled = [x.new_empty((*x.shape[:2], windows, x.shape[3])) for x in (key, value)]
+    return pooled[0], pooled[1]
+
+
+@torch.library.register_fake("gistkit::window_spread")
+def _spread_fake(
+    key: Tensor,
+    value: Tensor,
+    offsets: Tensor,
+    positions: Tensor | None,
+    inv_freq: Tensor | None,
+    scaling: float,
+    interleaved: bool,
+    tokens: int,
+    tokens_first: bool,
+) -> tuple[Tensor, Tensor]:
+    def empty(x: Tensor) -> Tensor:
+        batch, heads, _, dim = x.shape
+        if tokens_first:
+            return x.new_empty((batch, tokens, heads, dim)).transpose(1, 2)
+        return x.new_empty((batch, heads, tokens, dim))
+
+    return empty(key), empty(value)
+
+
+def _save_windows(ctx: Any, inputs: tuple[Any, ...]) -> None:
+    ctx.save_for_backward(*inputs[2:5])
+    ctx.rotation = inputs[5:7]
+
+
+def _only(wanted: bool, rows: Tensor) -> Tensor:
+    """Rows to work on, or none of them where no gradient is wanted."""
+    return _rows(rows) if wanted else rows.new_empty((rows.shape[0], 0, *rows.shape[2:]))
+
+
+def _pool_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _save_windows(ctx, inputs)
+    key = inputs[0]
+    ctx.tokens, ctx.tokens_first = key.shape[2], key.stride(1) < key.stride(2)
+
+
+def _pool_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Tensor | None, ...]:
+    need_key, need_value = ctx.needs_input_grad[:2]
+    key, value = _SPREAD(
+        _only(need_key, grad_key),
+        _only(need_value, grad_value),
+        *ctx.saved_tensors,
+        *ctx.rotation,
+        ctx.tokens,
+        ctx.tokens_first,
+    )
+    return (key if need_key else None, value if need_value else None, *[None] * 5)
+
+
+def _spread_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _save_windows(ctx, inputs)
+
+
+def _spread_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Tensor | None, ...]:
+    # The transpose of the transpose.
+    need_key, need_value = ctx.needs_input_grad[:2]
+    grads = _only(need_key, grad_key), _only(need_value, grad_value)
+    key, value = _POOL(*grads, *ctx.saved_tensors, *ctx.rotation)
+    return (key if need_key else None, value if need_value else None, *[None] * 7)
+
+
+torch.library.register_autograd("gistkit::window_pool", _pool_backward, setup_context=_pool_setup)
+torch.library.register_autograd("gistkit::window_spread", _spread_backward, setup_context=_spread_setup)

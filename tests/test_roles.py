@@ -1,0 +1,124 @@
+"""RoleLinear: each role's rows through its own parameters, and nothing but those rows."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gistkit.nn import LowRank, RoleLinear
+
+IN, OUT, RANK, ROWS = 12, 10, 3, 16
+SLICES = {"text": slice(0, 11), "memory": slice(11, ROWS)}
+
+
+def adapter(base, scale=0.5):
+    made = LowRank.new(base, RANK, scale)
+    nn.init.normal_(made.up.weight)
+    return made
+
+
+def make(kinds):
+    torch.manual_seed(0)
+    base = nn.Linear(IN, OUT).double()
+    roles = {name: adapter(base) if kind == "adapter" else nn.Linear(IN, OUT).double() for name, kind in kinds.items()}
+    return base, roles
+
+
+def whole(base, role, x):
+    """All rows through one role's parameters."""
+    if isinstance(role, LowRank):
+        return x @ (base.weight + role.scale * role.up.weight @ role.down.weight).T + base.bias
+    return role(x)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        {"text": "adapter", "memory": "adapter"},
+        {"memory": "adapter"},
+        {"text": "adapter", "memory": "copy"},
+        {"memory": "copy"},
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, ROWS, IN), (ROWS, IN)])
+def test_rows_and_gradients_are_those_of_whole_maps_chosen_by_row(kinds, shape):
+    base, roles = make(kinds)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    slices = {name: SLICES[name] for name in kinds}
+    ours = RoleLinear(base, roles)(x, slices)
+    row = torch.arange(ROWS)[:, None]
+    expected = base(x)
+    for name, role in roles.items():
+        inside = (row >= slices[name].start) & (row < slices[name].stop)
+        expected = torch.where(inside, whole(base, role, x), expected)
+    torch.testing.assert_close(ours, expected)
+    weights = [x, *base.parameters(), *(p for role in roles.values() for p in role.parameters())]
+    upstream = torch.randn_like(ours)
+    for a, b in zip(
+        torch.autograd.grad(ours, weights, upstream), torch.autograd.grad(expected, weights, upstream), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_roles_gradients_come_from_its_rows_alone():
+    base, roles = make({"text": "adapter", "memory": "adapter"})
+    out = RoleLinear(base, roles)(torch.randn(ROWS, IN, dtype=torch.float64), SLICES)
+    text, memory = (list(role.parameters()) for role in roles.values())
+    for rows, own, other in ((SLICES["text"], text, memory), (SLICES["memory"], memory, text)):
+        loss = out[rows].square().sum()
+        assert all(g.abs().sum() > 0 for g in torch.autograd.grad(loss, own, retain_graph=True))
+        assert all((g == 0).all() for g in torch.autograd.grad(loss, other, retain_graph=True))
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_work_and_memory_are_those_of_the_slice(rows):
+    base, roles = make({"memory": "adapter"})
+    base.requires_grad_(False)
+    x = torch.randn(ROWS, IN, dtype=torch.float64, requires_grad=True)
+    saved = []
+    keep = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t)
+    with FlopCounterMode(display=False) as counter, keep:
+        out = RoleLinear(base, roles)(x, {"memory": slice(ROWS - rows, ROWS)})
+    with FlopCounterMode(display=False) as backward:
+        out.sum().backward()
+    plain, own = 2 * ROWS * IN * OUT, 2 * rows * RANK * (IN + OUT)
+    assert counter.get_total_flops() == plain + own
+    # Backward: the input's gradient through the frozen base, twice the adapter's own.
+    assert backward.get_total_flops() == plain + 2 * own
+    # Of activations only the slice is saved: its input and what `down` made of it.
+    activations = [
+        t
+        for t in saved
+        if not any(t.data_ptr() == p.data_ptr() for p in [*base.parameters(), *roles["memory"].parameters()])
+    ]
+    assert sum(t.shape[0] for t in activations if t.dim() == 2 and t.shape[0] in (rows, ROWS)) == 2 * rows
+
+
+def test_slices_may_be_empty_or_missing():
+    base, roles = make({"text": "adapter", "memory": "copy"})
+    module, x = RoleLinear(base, roles), torch.randn(ROWS, IN, dtype=torch.float64)
+    assert torch.equal(module(x, {}), base(x))
+    assert torch.equal(module(x, {"text": slice(3, 3), "memory": slice(9, 9)}), base(x))
+
+
+def test_odd_slices_say_what_was_expected():
+    base, roles = make({"text": "adapter", "memory": "adapter"})
+    module, x = RoleLinear(base, roles), torch.zeros(ROWS, IN, dtype=torch.float64)
+    with pytest.raises(ValueError, match="slices: expected roles among text, memory, got gist"):
+        module(x, {"gist": slice(0, 1)})
+    for odd in ({"text": slice(0, ROWS + 1)}, {"text": slice(0, 9), "memory": slice(8, 10)}, {"text": slice(0, 4, 2)}):
+        with pytest.raises(ValueError, match=r"slices: expected disjoint slices within \[0, 16\)"):
+            module(x, odd)
+
+
+def test_compiled_it_is_the_same():
+    base, roles = make({"text": "adapter", "memory": "adapter"})
+    module, x = RoleLinear(base, roles), torch.randn(ROWS, IN, dtype=torch.float64)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    weights = list(module.parameters())
+    ours, expected = (form(x, SLICES) for form in (compiled, module))
+    torch.testing.assert_close(ours, expected)
+    for a, b in zip(
+        torch.autograd.grad(ours.sum(), weights), torch.autograd.grad(expected.sum(), weights), strict=True
+    ):
+        torch.testing.assert_close(a, b)
