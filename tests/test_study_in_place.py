@@ -1,12 +1,18 @@
 """The study `in-place`: its questions, its runs and its report."""
 
 import dataclasses
+import json
 import re
+import runpy
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from gistkit import cli
+from gistkit.cli import study_in_place
 from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.studies.in_place import PRESETS, Arm
 from gistkit.studies.needles import Needles
@@ -253,3 +259,54 @@ def test_results_are_read_as_written_and_drawn(runs, corpus, tmp_path):
     for some in (again, [run for run in again if run.method in ("no", "gist")], again[:1]):
         for picture in in_place_report.draw(tmp_path, some, "some-"):
             assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The preset "quick" at a few steps."""
+    recipe = dataclasses.replace(RECIPE, steps=2, eval_questions=2, final_questions=2)
+    monkeypatch.setitem(in_place.PRESETS, "quick", recipe)
+
+
+def test_the_command_prints_tables_and_leaves_results(tiny, tmp_path, capsys):
+    arguments = ["study", "in-place", "--methods", "no,full,gistpool", "--ratios", "5", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "Questions that no choice was made on:" in shown and "paper: SQuAD loss" in shown
+    assert len(re.findall(r"^\| (?:No context|Full context|GistPool) +\|", shown, re.MULTILINE)) == 6
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [run["method"] for run in content["runs"]] == ["no", "full", "gistpool"]
+    assert all((tmp_path / f"{name}.png").exists() for name in ("ratios", "curves"))
+    assert cli.main([*arguments, "--resume"]) == 0
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert [run["test"] for run in again["runs"]] == [run["test"] for run in content["runs"]]
+
+
+def test_the_command_knows_what_the_study_does():
+    assert study_in_place.METHODS == in_place.METHODS
+    assert tuple(map(str, in_place.RATIOS)) == study_in_place.RATIOS
+    assert set(study_in_place.PRESETS) == set(in_place.PRESETS)
+
+
+def test_the_benchmark_makes_the_runs_that_are_missing(tiny, tmp_path, monkeypatch):
+    benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    command = runpy.run_path(str(benchmarks / "in_place.py"))
+    monkeypatch.setitem(command["main"].__globals__, "RESULTS", tmp_path / "results")
+
+    def run(*arguments):
+        work = ["--preset", "quick", "--work", str(tmp_path / "work")]
+        monkeypatch.setattr(sys, "argv", ["in_place.py", *work, *arguments])
+        assert command["main"]() == 0
+
+    run("--methods", "no,gist", "--ratios", "5")
+    files = sorted(path.name for path in (tmp_path / "results").glob("*"))
+    assert files == ["quick-2-gist-5x-0.json", "quick-2-no-0.json"]
+    before = (tmp_path / "results" / files[0]).read_bytes()
+    run("--methods", "gist", "--ratios", "5")
+    assert (tmp_path / "results" / files[0]).read_bytes() == before
+    (found,) = command["read_runs"](tmp_path / "results").items()
+    assert found[0] == "quick-2" and [run.method for run in found[1]] == ["gist", "no"]
+    monkeypatch.setitem(command["read_runs"].__globals__, "read_runs", lambda: dict([found]))
+    run("--draw")
+    assert (tmp_path / "results" / "quick-2-ratios.png").exists()
