@@ -2,7 +2,7 @@
 
 From a base point (B1 H8 N4096 D64 float32, every mask) the cases go one axis at a time with three of the masks, then
 decode; see benchmarks/README.md. A size option (--lengths, --batch, --heads, --key-heads, --dim, --dtype) replaces the
-axes by cases of one's own.
+axes by cases of one's own, and --study by those of a suite of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import contenders
 import harness
 import torch
-from masks import AXES, BASE, FEW, PLANS, QUICK, Point, Shape, shapes
+from masks import AXES, BASE, FEW, PLANS, QUICK, STUDIES, Point, Shape, shapes
 from roof import measure
 
 import gistkit
@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--axes", nargs="+", choices=[*AXES, "decode"], help="default: all but quick; quick and decode if --quick"
     )
+    options.add_argument("--study", choices=list(STUDIES), help="masks and sizes with results of their own")
     options.add_argument("--masks", nargs="+", choices=list(PLANS), help="default: as the axis has them")
     options.add_argument("--passes", nargs="+", choices=["forward", "both"], default=["forward", "both"])
     options.add_argument("--isa", nargs="+", choices=ISA_NAMES, help="default: the best; at the base all but generic")
@@ -114,9 +115,12 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
     own = own_points(options)
     names = options.axes or default_axes(options)
     points = own or [point for name in names for point in AXES.get(name, ())]
+    masks = options.masks
+    if options.study:
+        masks, points = masks or STUDIES[options.study][0], own or STUDIES[options.study][1]
 
     def case(shape: Shape) -> harness.Case:
-        at_base = shape.point in (BASE, QUICK, *own)
+        at_base = shape.point in (BASE, QUICK, *own) and not options.study
         make = partial(
             contenders.attention,
             shape,
@@ -126,11 +130,26 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
         )
         return harness.Case(shape.name, make, work=shape.work, facts=shape.facts, unrated=contenders.MASK_CREATION)
 
-    for shape in shapes(points, options.masks):
+    for shape in shapes(points, masks):
         if ("both" if shape.backward else "forward") in options.passes:
             yield case(shape)
-    if "decode" in names and not own and not options.masks:
+    if "decode" in names and not own and not masks:
         yield from decoding(options, options.isa or [best])
+
+
+def proportion(found: list[harness.Case], timings: list[harness.Timing]) -> list[str]:
+    """Lines that say between which bounds the first form's time for a visible pair lies, a pass each."""
+    visible = {case.name: case.facts for case in found if case.work}
+    ours = next(timing.form for timing in timings)
+    lines = []
+    for name in dict.fromkeys(facts["pass"] for facts in visible.values()):
+        each = [
+            timing.median * 1e9 / visible[timing.case]["visible"]
+            for timing in timings
+            if timing.form == ours and timing.case in visible and visible[timing.case]["pass"] == name
+        ]
+        lines.append(f"{ours}, {name}: {min(each):.0f} to {max(each):.0f} ps a visible pair of a head")
+    return lines
 
 
 def draw(path: Path) -> None:
@@ -156,10 +175,12 @@ def main() -> None:
     if options.torch_isa and any(case.facts["dtype"] != "float32" for case in found):
         command.error("--torch-isa: expected float32 cases only, as oneDNN has no bfloat16 or float16 kernels for AVX2")
     roof = measure(isas, options.threads, seconds=0.05) if options.quick else measure(isas, options.threads)
-    suite = f"attention-torch-{options.torch_isa}" if options.torch_isa else "attention"
+    suite = "-".join(["attention", *filter(None, [options.study, options.torch_isa and f"torch-{options.torch_isa}"])])
     if any(case.work and case.facts["n"] > contenders.LONGEST_DENSE for case in found):
         print(f"SDPA with a dense mask is left out beyond N {contenders.LONGEST_DENSE}")
-    harness.run(suite, found, options, seconds=5, least=3, roof=roof)
+    timings = harness.run(suite, found, options, seconds=5, least=3, roof=roof)
+    if options.study:
+        print("\n".join(proportion(found, timings)))
     if (path := harness.output(suite, options)) and any(case.work for case in found):
         draw(path)
 

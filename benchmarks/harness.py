@@ -126,6 +126,9 @@ def parser(description: str | None, example: str) -> argparse.ArgumentParser:
         action="store_true",
         help="write them to benchmarks/results/MACHINE, or with --quick to runs/benchmarks/MACHINE",
     )
+    options.add_argument(
+        "--append", action="store_true", help="keep the other cases that the file has, of the same machine and commit"
+    )
     return options
 
 
@@ -188,6 +191,10 @@ def run(
         seconds, least = seconds / 10, 3
     torch.set_num_threads(options.threads)
     found = environment()
+    path = output(suite, options)
+    earlier = json.loads(path.read_text()) if path and options.append and path.exists() else None
+    if earlier and earlier["machine"] != found:
+        raise SystemExit(f"--append: expected {path} to be of this machine and commit, got {earlier['machine']}")
     print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
     if roof:
         print("\n".join(roof_lines(roof)))
@@ -203,7 +210,7 @@ def run(
             rows.append({**case.facts, **asdict(timing), **derived})
             tqdm.write(line(timing, turns[0].form, derived))
         timings += turns
-    if path := output(suite, options):
+    if path:
         content: dict[str, object] = {"suite": suite, "machine": found}
         if roof:
             content["roof"] = asdict(roof)
@@ -211,6 +218,13 @@ def run(
             {"name": case.name, "work": case.work, "traffic": case.traffic, **case.facts} for case in cases
         ]
         content["milliseconds"] = [asdict(timing) for timing in timings]
+        if earlier:
+            again = {case.name for case in cases}
+            content["cases"] = [case for case in earlier["cases"] if case["name"] not in again] + content["cases"]
+            kept = [timing for timing in earlier["milliseconds"] if timing["case"] not in again]
+            content["milliseconds"] = kept + content["milliseconds"]
+            with path.with_suffix(".csv").open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if row["case"] not in again] + rows
         write(path, content, rows)
     return timings
 

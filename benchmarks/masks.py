@@ -16,17 +16,26 @@ def _every_tenth(tokens: int) -> np.ndarray:
     return np.arange(tokens) % 10 == 0
 
 
+def _gistpool(n: int, ratio: int) -> layouts.Layout:
+    """About n tokens, of which 256 are text."""
+    return layouts.gistpool((n - 257) * ratio // (ratio + 1), ratio, 256)
+
+
 # Plans of about n tokens for each method.
-PLANS: dict[str, Callable[[int], Plan]] = {
+METHODS: dict[str, Callable[[int], Plan]] = {
     "causal": lambda n: layouts.causal(n).compile(),
     "Gist 8x": lambda n: layouts.gist(n * 5 // 6, memory=n * 5 // 48, text=n // 16).compile(),
-    "GistPool 8x": lambda n: layouts.gistpool((n - 257) * 8 // 9, 8, 256).compile(),
-    "GistPool 8x, interleaved": lambda n: layouts.gistpool((n - 257) * 8 // 9, 8, 256).compile(grouped=False),
+    "GistPool 8x": lambda n: _gistpool(n, 8).compile(),
+    "GistPool 8x, interleaved": lambda n: _gistpool(n, 8).compile(grouped=False),
     "Dodo 10x, tau 128": lambda n: layouts.dodo(_every_tenth(n), 128).compile(),
     "Dodo 10x, tau 512": lambda n: layouts.dodo(_every_tenth(n), 512).compile(),
     "ICAE chunks of 510": lambda n: layouts.icae_encoder(n * 5 // 6, 510, 102).compile(),
     "VoCo, 576 to 128": lambda n: layouts.voco(576, 128, n // 4, images=max(1, n * 3 // 4 // 704)).compile(),
 }
+RATIOS: dict[str, Callable[[int], Plan]] = {
+    f"GistPool {ratio}x": lambda n, ratio=ratio: _gistpool(n, ratio).compile() for ratio in (2, 5, 10)
+}
+PLANS = METHODS | RATIOS
 FEW = ("causal", "GistPool 8x", "Dodo 10x, tau 128")
 
 
@@ -47,8 +56,8 @@ class Point:
 
 BASE = Point()
 QUICK = replace(BASE, n=2048)
-# Each axis leaves the base point in one direction, with the few masks; the base point itself has all masks. Quick runs
-# have an axis of their own.
+# Each axis leaves the base point in one direction, with the few masks; the base point itself has those of all methods.
+# Quick runs have an axis of their own.
 AXES: Mapping[str, tuple[Point, ...]] = {
     "base": (BASE,),
     "length": tuple(replace(BASE, n=n) for n in (1024, 2048, 8192, 16384)),
@@ -57,6 +66,11 @@ AXES: Mapping[str, tuple[Point, ...]] = {
     "gqa": (replace(BASE, key_heads=2),),
     "dtype": (replace(BASE, dtype="bfloat16"), replace(BASE, dtype="float16")),
     "quick": (QUICK,),
+}
+
+# Masks and points that are a suite by themselves.
+STUDIES: Mapping[str, tuple[tuple[str, ...], tuple[Point, ...]]] = {
+    "gistpool": (tuple(RATIOS), tuple(replace(BASE, n=n) for n in (2048, 4096, 8192))),
 }
 
 
@@ -108,6 +122,6 @@ def dense(plan: Plan) -> Tensor:
 def shapes(points: Iterable[Point], masks: Sequence[str] | None = None) -> Iterator[Shape]:
     """The cases of some points. `masks`: these everywhere; None: all at the base point, few elsewhere."""
     for point in points:
-        for mask in masks or (PLANS if point == BASE else FEW):
+        for mask in masks or (METHODS if point == BASE else FEW):
             for backward in (False, True):
                 yield Shape(mask, point, backward)

@@ -28,6 +28,7 @@ COMMANDS = [
     "compressor",
     "compression_loss",
     "smollm2",
+    "in_place",
 ]
 sys.path.insert(0, str(BENCHMARKS))
 
@@ -127,7 +128,7 @@ def test_the_cases_cover_the_axes():
     assert {shape.point.batch * shape.point.heads for shape in found} == {1, 8, 32}
     assert {shape.point.dtype for shape in found} == {"float32", "bfloat16", "float16"}
     assert any(shape.point.heads == 8 and shape.point.key_heads == 2 for shape in found)
-    assert {shape.mask for shape in found if shape.point == masks.BASE} == set(masks.PLANS)
+    assert {shape.mask for shape in found if shape.point == masks.BASE} == set(masks.METHODS)
     for shape in found:
         changed = [size for size in ("n", "dim", "dtype") if getattr(shape.point, size) != getattr(masks.BASE, size)]
         assert len(changed) <= 1, shape
@@ -145,10 +146,30 @@ def test_the_command_line_selects_single_cases():
     assert [name.split(",")[2] for name in names("--axes", "decode")] == [" 64 keys"] * 2 + [" 32768 keys"] * 2
     assert len(names()) == len(set(names())) > 70
     assert len(names("--quick")) < 12
+    study = names("--study", "gistpool")
+    assert len(study) == len(set(study)) == 18
+    assert {tuple(name.split(", ")[:2]) for name in study} == {
+        (f"GistPool {ratio}x", f"N {n}") for ratio in (2, 5, 10) for n in (2048, 4096, 8192)
+    }
+
+
+def test_time_for_a_visible_pair():
+    proportion = runpy.run_path(str(BENCHMARKS / "attention.py"))["proportion"]
+    found = [
+        harness.Case(name, dict, work=1, facts={"pass": "forward", "visible": visible})
+        for name, visible in (("short", 1e6), ("long", 4e6))
+    ]
+    timings = [
+        harness.Timing(case, form, 0, median, 0, 3)
+        for case, form, median in (("short", "ours", 2.0), ("short", "other", 9.0), ("long", "ours", 6.0))
+    ]
+    assert proportion(found, timings) == ["ours, forward: 1500 to 2000 ps a visible pair of a head"]
 
 
 def test_a_run_writes_json_and_csv(tmp_path, capsys):
-    options = argparse.Namespace(threads=torch.get_num_threads(), quick=True, json=tmp_path / "some.json", save=False)
+    options = argparse.Namespace(
+        threads=torch.get_num_threads(), quick=True, json=tmp_path / "some.json", save=False, append=False
+    )
     cases = [harness.Case("sum", lambda: {"ours": lambda: sum(range(99))}, work=99, facts={"n": 99})]
     harness.run("some", cases, options, seconds=0.01)
     content = json.loads(options.json.read_text())
@@ -158,6 +179,16 @@ def test_a_run_writes_json_and_csv(tmp_path, capsys):
         content["milliseconds"][0]["median"], rel=1e-4
     )
     assert "1.00 x ours" in capsys.readouterr().out
+    options.append = True
+    harness.run("some", [harness.Case("other", cases[0].make, work=99, facts={"n": 9}), *cases], options, seconds=0.01)
+    harness.run("some", cases, options, seconds=0.01)
+    content = json.loads(options.json.read_text())
+    rows = list(csv.DictReader(options.json.with_suffix(".csv").open()))
+    for found in ([case["name"] for case in content["cases"]], [row["case"] for row in rows]):
+        assert found == ["other", "sum"]
+    options.json.write_text(json.dumps(content | {"machine": {"commit": "another"}}))
+    with pytest.raises(SystemExit, match="of this machine and commit, got"):
+        harness.run("some", cases, options, seconds=0.01)
 
 
 def test_the_roof_is_measured_for_each_instruction_set():

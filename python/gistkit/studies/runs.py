@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,31 +14,24 @@ from tqdm import tqdm
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
+from gistkit.studies.fitting import Training, fit
 from gistkit.studies.tracking import measure_tracking, memory_attention
-from gistkit.train import checkpoint
 from gistkit.train.data import Corpus
-from gistkit.train.recipe import adamw, set_learning_rate, warmed_up
+from gistkit.train.recipe import adamw
 
 GOAL = 1.0
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Schedule(Training):
     """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when.
 
     `continuation` tokens follow each chunk, for the lm loss.
     """
 
-    steps: int = 450
     chunk: int = 80
     ratio: int = 5
     continuation: int = 0
-    batch: int = 16
-    learning_rate: float = 2e-3
-    warmup: int = 30
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    eval_every: int = 25
     eval_chunks: int = 64
     final_chunks: int = 1000
 
@@ -124,37 +116,19 @@ def train(
     starts = torch.randint(0, end, (recipe.steps, recipe.batch), generator=generator)
     chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
     run = Run(layout, seed, parameters=sum(parameter.numel() for parameter in parameters))
-    state = out / f"{layout}-{seed}.safetensors"
-    identity = {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed}
-    first = 0
-    if resume and state.exists():
-        progress = checkpoint.load(state, identity, compressor.trainable(), optimizer)
-        first, run.seconds = progress["step"], progress["seconds"]
-        run.curve = [(int(step), loss, accuracy) for step, loss, accuracy in progress["curve"]]
-    bar.reset(total=recipe.steps)
-    bar.update(first)
-
-    clock = time.perf_counter()
+    progress = fit(
+        recipe,
+        compressor,
+        optimizer,
+        lambda step: _losses(compressor, corpus.passages(starts[step], length).to(device))["loss"],
+        lambda: evaluate(compressor, chunks[: recipe.eval_chunks]),
+        out / f"{layout}-{seed}.safetensors",
+        {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed},
+        resume=resume,
+        bar=bar,
+    )
+    run.curve, run.seconds = progress.curve, progress.seconds
     with attach(compressor.model):
-        for step in range(first, recipe.steps + 1):
-            last = step == recipe.steps
-            fresh = not run.curve or run.curve[-1][0] < step
-            if fresh and (last or step % recipe.eval_every == 0):
-                run.seconds += time.perf_counter() - clock
-                run.curve.append((step, *evaluate(compressor, chunks[: recipe.eval_chunks])))
-                bar.set_postfix_str(f"held-out loss {run.curve[-1][1]:.3f}")
-                progress = {"step": step, "seconds": run.seconds, "curve": run.curve}
-                checkpoint.save(state, identity, progress, compressor.trainable(), optimizer)
-                clock = time.perf_counter()
-            if last:
-                break
-            set_learning_rate(optimizer, warmed_up(recipe.learning_rate, step, recipe.warmup))
-            rows = corpus.passages(starts[step], length).to(device)
-            optimizer.zero_grad()
-            _losses(compressor, rows)["loss"].backward()
-            torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
-            optimizer.step()
-            bar.update()
         run.loss, run.accuracy = evaluate(compressor, chunks)
         run.losses = held_out_losses(compressor, corpus.chunks(length, count=recipe.final_chunks).to(device))
         _reconstruct(run, compressor, corpus, chunks[: recipe.eval_chunks])

@@ -1,0 +1,144 @@
+"""Study `in-place`: a decoder answers from a context that each method compresses in place, at several ratios.
+
+The context is real text with codes between its sentences; asked for are a code, or what follows a passage. All arms
+have the same model, steps, batches and held-out questions (Long Context In-Context Compression by Getting to the Gist
+of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and the questions are SQuAD's and others).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from gistkit import compress
+from gistkit.compress.in_place import InPlace
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit.studies.fitting import Training
+
+
+@dataclass(frozen=True)
+class Recipe(Training):
+    """Everything that decides a run but its arm and seed.
+
+    Args:
+        model: "smollm2" (SmolLM2-135M, with LoRA of rank `rank`) or "small" (a Llama of 0.6M parameters on bytes, all
+            of whose weights train, after `base_steps` steps with the full context that the arms of a seed share).
+        min_length, max_length, lines, cue, answer: of the questions, see `Needles`.
+        memory_factor: the learning rate of what memory tokens alone have, in `learning_rate`.
+        eval_questions: held-out questions of each kind at every evaluation.
+        final_questions: questions of each kind at the end, held-out ones and as many of the test split.
+    """
+
+    steps: int = 100
+    batch: int = 4
+    learning_rate: float = 1e-3
+    warmup: int = 10
+    weight_decay: float = 0.0
+    model: str = "smollm2"
+    rank: int = 64
+    base_steps: int = 0
+    min_length: int = 96
+    max_length: int = 128
+    lines: int = 3
+    cue: int = 8
+    answer: int = 8
+    memory_factor: float = 3.0
+    eval_questions: int = 16
+    final_questions: int = 48
+
+
+PRESETS = {
+    # A model trained from scratch: a minute a run on two cores.
+    "quick": Recipe(
+        model="small", steps=300, base_steps=1500, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
+        min_length=40, max_length=80, lines=0, cue=6, eval_every=50, eval_questions=64, final_questions=256,
+    ),
+    # Minutes a run on two cores.
+    "short": Recipe(),
+    # Contexts of SQuAD's size, for a GPU.
+    "paper": Recipe(
+        steps=10_000, batch=16, learning_rate=2e-4, warmup=300, rank=128, min_length=128, max_length=512, lines=8,
+        eval_every=500, eval_questions=256, final_questions=1000,
+    ),
+}  # fmt: skip
+
+METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool")
+RATIOS = (1, 2, 5, 10)
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A method at a compression ratio; 1 for full context, and for no context, which has none."""
+
+    method: str
+    ratio: int = 1
+
+    @property
+    def name(self) -> str:
+        """Such as gistpool-5x."""
+        return self.method if self.method in ("no", "full") else f"{self.method}-{self.ratio}x"
+
+
+def arms(methods: Sequence[str] = METHODS, ratios: Sequence[int] = RATIOS) -> list[Arm]:
+    """The arms of these methods; AvgPool at 1x is full context and left out."""
+    return [
+        Arm(method, ratio)
+        for method in methods
+        for ratio in ((1,) if method in ("no", "full") else ratios)
+        if (method, ratio) != ("avgpool", 1)
+    ]
+
+
+def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
+    """The untrained compressor of an arm around `model`."""
+    common: dict[str, Any] = {"lora": recipe.rank if recipe.model == "smollm2" else None, "losses": ("qa",)}
+    gist = common | {"ratio": arm.ratio}
+    match arm.method:
+        case "no":
+            return compress.NoContext(model, **common)
+        case "full" | "avgpool":
+            return compress.AvgPool(model, **gist)
+        case "gist":
+            return compress.Gist(model, **gist)
+        case "offset-gist":
+            return compress.Gist(model, offset=True, **gist)
+        case "sep-offset-gist":
+            return compress.Gist(model, offset=True, separate=True, **gist)
+        case "gistpool":
+            return compress.GistPool(model, **gist)
+    raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {arm.method!r}")
+
+
+def tokenizer(recipe: Recipe) -> Any:
+    """The tokenizer of a recipe's model; None for bytes."""
+    return _smollm2()[1] if recipe.model == "smollm2" else None
+
+
+def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
+    """A copy of the pretrained model, or a small one with the random weights of a seed."""
+    if recipe.model == "smollm2":
+        return copy.deepcopy(_smollm2()[0])
+    torch.manual_seed(seed)
+    return _small_llama()
+
+
+@lru_cache(maxsize=1)
+def _smollm2() -> Any:
+    return load_smollm2()
+
+
+def _small_llama() -> PreTrainedModel:
+    # The width of the initial weights, and the base of the rotation, decide whether so small a model learns to look up.
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=257, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4,
+            max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=0.09,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e3}, bos_token_id=256, eos_token_id=None,
+        )
+    )  # fmt: skip

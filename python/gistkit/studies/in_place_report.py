@@ -1,0 +1,122 @@
+"""What the study `in-place` found: a table beside the paper's, JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+from gistkit.studies.in_place import METHODS, Arm, Recipe
+from gistkit.studies.in_place_runs import Run
+from gistkit.train.data import Corpus
+
+TITLES = {
+    "no": "No context",
+    "full": "Full context",
+    "gist": "Gist",
+    "offset-gist": "OffsetGist",
+    "sep-offset-gist": "SepOffsetGist",
+    "avgpool": "AvgPool",
+    "gistpool": "GistPool",
+}
+# GistPool, Table 3: evaluation loss on SQuAD with Gemma2 2B.
+PAPER = {
+    "no": {1: 2.139},
+    "full": {1: 0.270},
+    "gist": {1: 0.512, 2: 0.619, 5: 0.783, 10: 0.925},
+    "offset-gist": {1: 0.501, 2: 0.619, 5: 0.739, 10: 0.890},
+    "sep-offset-gist": {1: 0.493, 2: 0.547, 5: 0.636, 10: 0.786},
+    "avgpool": {2: 0.352, 5: 0.495, 10: 0.702},
+    "gistpool": {1: 0.340, 2: 0.357, 5: 0.408, 10: 0.545},
+}
+
+
+def by_arm(runs: Sequence[Run]) -> dict[Arm, list[Run]]:
+    """The runs of each arm, in the order of the methods and by ratio."""
+    found: dict[Arm, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (METHODS.index(run.method), run.ratio, run.seed)):
+        found.setdefault(Arm(run.method, run.ratio), []).append(run)
+    return found
+
+
+def table_rows(runs: Sequence[Run], split: str = "held_out") -> list[list[str]]:
+    """Header and one row an arm: loss and exact match of each kind of question, of "held_out" or "test".
+
+    Several seeds give mean (lowest-highest).
+    """
+    kinds = [kind for kind in getattr(runs[0], split) if kind != "all"]
+    shown = ["all", *(kinds if len(kinds) > 1 else [])]
+    header = ["method", "ratio"]
+    for kind in shown:
+        header += ["loss", "exact"] if kind == "all" else [f"{kind}: loss", "exact"]
+    rows = [[*header, "seeds", "paper: SQuAD loss"]]
+    for arm, mine in by_arm(runs).items():
+        row = [TITLES[arm.method], "-" if arm.method == "no" else f"{arm.ratio}x"]
+        for kind in shown:
+            for figure in ("loss", "exact"):
+                row.append(_spread([getattr(run, split)[kind][figure] for run in mine]))
+        paper = PAPER[arm.method].get(arm.ratio)
+        rows.append([*row, str(len(mine)), "-" if paper is None else f"{paper:.3f}"])
+    return rows
+
+
+def format_examples(runs: Sequence[Run], ratio: int = 5) -> str:
+    """The answers to one held-out question of each kind, as each method gives them at `ratio` (first seed)."""
+    first = {arm.method: mine[0] for arm, mine in by_arm(runs).items() if arm.ratio in (1, ratio)}
+    some = next(iter(first.values())).examples
+    lines = []
+    for index, example in enumerate(some[:2]):
+        lines.append(f"  {example['question'].strip()!r} -> {example['answer']!r}")
+        lines += [f"  {TITLES[method]:>14}  {run.examples[index]['given']!r}" for method, run in first.items()]
+    return "\n".join(lines)
+
+
+def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus, machine: Mapping[str, object]) -> None:
+    """Everything measured, with the recipe, the text and the machine."""
+    content = {
+        "study": "in-place",
+        "machine": dict(machine),
+        "text": {"name": corpus.name, "digest": corpus.digest},
+        "recipe": asdict(recipe),
+        "runs": [asdict(run) for run in runs],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> tuple[list[Run], Recipe]:
+    """The runs and recipe that `write_json` wrote."""
+    content = json.loads(path.read_text())
+    return [Run(**run) for run in content["runs"]], Recipe(**content["recipe"])
+
+
+def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
+    """Figures against the ratio, and curves of the training, as PNG files in `folder`."""
+    from gistkit.viz.in_place import draw_curves, draw_ratios
+
+    arms = by_arm(runs)
+    ours: dict[str, dict[str, dict[int, list[float]]]] = {
+        figure: {TITLES[arm.method]: {} for arm in arms} for figure in ("loss", "exact")
+    }
+    for arm, mine in arms.items():
+        for figure, methods in ours.items():
+            methods[TITLES[arm.method]][arm.ratio] = [run.held_out["all"][figure] for run in mine]
+    paper = {TITLES[method]: {ratio: [loss] for ratio, loss in PAPER[method].items()} for method in PAPER}
+    panels = {
+        "held-out loss (nats a token)": ours["loss"],
+        "answers without a wrong token": ours["exact"],
+        "paper: loss on SQuAD, Gemma2 2B": {title: paper[title] for title in ours["loss"]},
+    }
+    curves = {(TITLES[arm.method], arm.ratio): [run.curve for run in mine] for arm, mine in arms.items()}
+    paths = []
+    for name, picture in (("ratios", draw_ratios(panels)), ("curves", draw_curves(curves))):
+        paths.append(folder / f"{prefix}{name}.png")
+        picture.savefig(paths[-1], dpi=150)
+    return paths
+
+
+def _spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"

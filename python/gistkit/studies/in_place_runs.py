@@ -1,0 +1,180 @@
+"""A run of the study `in-place`: one arm and seed, trained and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from gistkit.compress.in_place import InPlace
+from gistkit.hf import attach
+from gistkit.studies.fitting import Progress, fit
+from gistkit.studies.in_place import Arm, Recipe, build_compressor, fresh_model, tokenizer
+from gistkit.studies.needles import Needles, answer_tokens, as_batch
+from gistkit.train.data import Corpus
+from gistkit.train.questions import Question
+from gistkit.train.recipe import adamw
+
+
+@dataclass
+class Run:
+    """What one arm and seed gave; losses in nats an answer token, `exact` the share of answers without a wrong token.
+
+    `held_out` and `test` hold {"loss", "exact"} of the trained model for each kind of question, and their mean as
+    "all"; the test split is read once, at the end. `curve` holds (step, loss, exact) over held-out questions, the mean
+    of the kinds. `examples` are held-out questions with the answers given.
+    """
+
+    method: str
+    ratio: int
+    seed: int
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    held_out: dict[str, dict[str, float]] = field(default_factory=dict)
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    parameters: int = 0
+    examples: list[dict[str, str]] = field(default_factory=list)
+
+
+def questions(recipe: Recipe, corpus: Corpus, seed: int) -> Needles:
+    """The questions of a seed; the held-out ones are the same for all."""
+    return Needles(
+        corpus, tokenizer(recipe), recipe.batch, recipe.min_length, recipe.max_length,
+        lines=recipe.lines, cue=recipe.cue, answer=recipe.answer, seed=seed,
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def evaluate(
+    compressor: InPlace, data: Needles, split: str, count: int, device: str = "cpu"
+) -> dict[str, dict[str, float]]:
+    """{"loss", "exact"} over `count` questions of each kind, by kind, and their mean as "all"."""
+    found: dict[str, dict[str, float]] = {}
+    for kind in data.kinds:
+        loss = tokens = exact = 0.0
+        for group in data.groups(split, count, kind):
+            batch = {name: tensor.to(device) for name, tensor in as_batch(group).items()}
+            loss += float(compressor(**batch)["qa"]) * answer_tokens(batch)
+            tokens += answer_tokens(batch)
+            given = answers(compressor, group, device)
+            exact += sum(one == question.answer for one, question in zip(given, group, strict=True))
+        found[kind] = {"loss": loss / tokens, "exact": exact / count}
+    # The kinds count alike, however many tokens their answers have.
+    names = ("loss", "exact")
+    found["all"] = {name: sum(found[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
+    return found
+
+
+@torch.no_grad()
+def answers(compressor: InPlace, group: Sequence[Question], device: str = "cpu") -> list[tuple[int, ...]]:
+    """What greedy decoding gives, as many tokens each as the answer has."""
+    memory = compressor.encode(as_batch(group)["input_ids"].to(device))
+    longest = max(len(question.answer) for question in group)
+    given = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
+    return [tuple(row[: len(question.answer)]) for row, question in zip(given.tolist(), group, strict=True)]
+
+
+def train(
+    recipe: Recipe,
+    arm: Arm,
+    seed: int,
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    bar: Any,
+) -> Run:
+    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
+
+    With `base_steps` it also keeps the base model of the seed, and finds one that an earlier run has left.
+    """
+    data = questions(recipe, corpus, seed)
+    model = _base(recipe, seed, data, out, device, bar)
+    torch.manual_seed(seed)
+    compressor = build_compressor(recipe, arm, model).to(device)
+    run = Run(arm.method, arm.ratio, seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
+    progress = _fit(
+        recipe, compressor, arm.name, seed, data, out / f"{arm.name}-{seed}.safetensors", device, resume, bar
+    )
+    run.curve, run.seconds = progress.curve, progress.seconds
+    compressor.eval()
+    with attach(compressor.model):
+        run.held_out = evaluate(compressor, data, "held_out", recipe.final_questions, device)
+        run.test = evaluate(compressor, data, "test", recipe.final_questions, device)
+        group = data.groups("held_out", 4)[0]
+        for question, given in zip(group, answers(compressor, group, device), strict=True):
+            run.examples.append(
+                {"question": _text(recipe, question.question), "answer": _text(recipe, question.answer),
+                 "given": _text(recipe, given)}
+            )  # fmt: skip
+    return run
+
+
+def run_study(
+    recipe: Recipe,
+    chosen: Sequence[Arm],
+    seeds: Sequence[int],
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+) -> Iterator[Run]:
+    """Yields one `Run` for each arm and seed, with a progress bar each."""
+    out.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        for arm in chosen:
+            with tqdm(desc=f"{arm.name} seed {seed}", unit="step", dynamic_ncols=True) as bar:
+                yield train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar)
+
+
+def _fit(
+    recipe: Recipe,
+    compressor: InPlace,
+    name: str,
+    seed: int,
+    data: Needles,
+    state: Path,
+    device: str,
+    resume: bool,
+    bar: Any,
+) -> Progress:
+    groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=recipe.memory_factor)
+    optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
+
+    def loss(step: int) -> torch.Tensor:
+        compressor.train()
+        return compressor(**{name: tensor.to(device) for name, tensor in data(step).items()})["loss"]
+
+    def figures() -> tuple[float, float]:
+        compressor.eval()
+        found = evaluate(compressor, data, "held_out", recipe.eval_questions, device)["all"]
+        return found["loss"], found["exact"]
+
+    # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
+    torch.manual_seed(seed)
+    identity = {"recipe": asdict(recipe), "questions": data.identity, "arm": name, "seed": seed}
+    return fit(recipe, compressor, optimizer, loss, figures, state, identity, resume=resume, bar=bar)
+
+
+def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any) -> PreTrainedModel:
+    """The model that the arms of a seed start from, each with a copy of its own."""
+    model = fresh_model(recipe, seed)
+    if recipe.base_steps:
+        schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
+        compressor = build_compressor(schedule, Arm("full"), model).to(device)
+        _fit(schedule, compressor, "base", seed, data, out / f"base-{seed}.safetensors", device, True, bar)
+    return model
+
+
+def _text(recipe: Recipe, ids: Sequence[int]) -> str:
+    known = tokenizer(recipe)
+    if known is None:
+        return bytes(min(token, 255) for token in ids).decode("utf-8", "replace")
+    return known.decode(list(ids))

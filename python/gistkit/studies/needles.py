@@ -1,0 +1,189 @@
+"""Questions whose answers stand in real text: codes put between its sentences, and passages to go on with."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gistkit.train.batches import IGNORE, Batch, Batches, check_size
+from gistkit.train.data import Corpus, token_ids
+from gistkit.train.questions import Question, collate
+
+# A code's name and its word are among so many frequent words of the text.
+WORDS = 256
+# Of the random numbers: questions to train on, and the two held-out splits.
+SPLITS = {"train": 0, "held_out": 1, "test": 2}
+
+Ids = tuple[int, ...]
+
+
+class Needles(Batches):
+    """Contexts of consecutive sentences with `lines` codes between them, and a question about each context.
+
+    The questions of a batch are of each kind in turn: "code" asks for one of the codes, and "passage" gives `cue`
+    tokens of the context, for the `answer` tokens that follow there. All contexts of a batch have one length, uniform
+    in [min_length, max_length], so that nothing is padded in them. The sentences of the text's held-out tenth that
+    stand nowhere in the rest make two splits: "held_out", and "test" for figures that no choice is made on.
+
+    Args:
+        corpus: bytes, from `load_corpus` without a tokenizer.
+        tokenizer: as in `load_corpus`; None: bytes.
+        size: rows B of a batch.
+        min_length, max_length: tokens of a context.
+        lines: codes in a context; 0: passages alone are asked for.
+        cue, answer: tokens of a passage that are given, and that are asked for.
+        seed: of the batches to train on, at least 0; the held-out splits are the same for every seed.
+    """
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Any,
+        size: int,
+        min_length: int,
+        max_length: int,
+        *,
+        lines: int = 3,
+        cue: int = 8,
+        answer: int = 8,
+        seed: int = 0,
+    ) -> None:
+        check_size(size, seed)
+        if corpus.tokenizer is not None:
+            raise ValueError("corpus: expected one of bytes, got one that a tokenizer has made")
+        if not cue + answer <= min_length <= max_length:
+            raise ValueError(
+                f"min_length, max_length: expected cue + answer <= min <= max, got {cue} + {answer}, {min_length} and "
+                f"{max_length}"
+            )
+        self.tokenizer, self.size, self.seed = tokenizer, size, seed
+        self.min_length, self.max_length = min_length, max_length
+        self.lines, self.cue, self.answer = lines, cue, answer
+        self.kinds = ("code", "passage") if lines else ("passage",)
+        self._digest = corpus.digest
+        train, rest = (_sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in
+                       (corpus.train, corpus.held_out))  # fmt: skip
+        self._words = _frequent_words(train)
+        # Texts repeat themselves: a sentence is held out where it is nowhere trained on.
+        known = set(train)
+        rest = [sentence for sentence in dict.fromkeys(rest) if sentence not in known]
+        half = len(rest) // 2
+        self._sentences = {
+            split: [self._ids(sentence) for sentence in sentences]
+            for split, sentences in (("train", train), ("held_out", rest[:half]), ("test", rest[half:]))
+        }
+        for split, sentences in self._sentences.items():
+            tokens = sum(map(len, sentences))
+            if tokens < max_length:
+                raise ValueError(f"corpus: expected at least {max_length} tokens in the split {split}, got {tokens}")
+
+    def __call__(self, step: int) -> Batch:
+        """{"input_ids": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}; the last two are padded with -100."""
+        return as_batch(self._questions("train", [self.seed, step], self.size))
+
+    def held_out(self, rows: int) -> list[Batch]:
+        """Questions about held-out text, of each kind in turn."""
+        return [as_batch(group) for group in self.groups("held_out", rows, size=self.size)]
+
+    def groups(self, split: str, rows: int, kind: str | None = None, *, size: int = 16) -> list[list[Question]]:
+        """Questions of the split "held_out" or "test", in groups of at most `size` with contexts of one length.
+
+        Args:
+            rows: questions in all.
+            kind: the questions are all of this kind; None: of each in turn.
+        """
+        counts = [min(size, rows - start) for start in range(0, rows, size)]
+        return [self._questions(split, [index], count, kind) for index, count in enumerate(counts)]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The text, the sizes and the seed."""
+        return {
+            "text": self._digest,
+            "size": self.size,
+            "lengths": [self.min_length, self.max_length],
+            "lines": self.lines,
+            "passages": [self.cue, self.answer],
+            "seed": self.seed,
+        }
+
+    def _questions(self, split: str, numbers: Sequence[int], count: int, kind: str | None = None) -> list[Question]:
+        random = np.random.default_rng([SPLITS[split], *numbers])
+        length = int(random.integers(self.min_length, self.max_length + 1))
+        kinds = [kind or self.kinds[row % len(self.kinds)] for row in range(count)]
+        return [self._question(random, split, length, kind) for kind in kinds]
+
+    def _question(self, random: np.random.Generator, split: str, length: int, kind: str) -> Question:
+        names = random.choice(self._words, 2 * self.lines, replace=False).tolist()
+        codes = [
+            (name, f" {word}-{number}.")
+            for name, word, number in zip(
+                names[::2], names[1::2], random.integers(10, 100, self.lines).tolist(), strict=True
+            )
+        ]
+        needles = [self._ids(f" The code of {name} is{code}") for name, code in codes]
+        pieces = [(piece, True) for piece in self._text(random, split, length - sum(map(len, needles)))]
+        # Each line before a sentence: none follows the last one, which may be cut.
+        for needle, place in zip(needles, random.integers(0, len(pieces), len(needles)).tolist(), strict=True):
+            pieces.insert(place, (needle, False))
+        context = sum((piece for piece, _ in pieces), ())
+        if kind == "code":
+            name, code = codes[int(random.integers(self.lines))]
+            return Question(context, self._ids(f"\nWhat is the code of {name}? It is"), self._ids(code))
+        given, answer = self._passage(random, context, [text for piece, text in pieces for _ in piece])
+        return Question(context, self._ids("\n...") + given, answer)
+
+    def _text(self, random: np.random.Generator, split: str, length: int) -> list[Ids]:
+        """Consecutive sentences of `length` tokens together; the last one may be cut."""
+        if length < 1:
+            raise ValueError(f"min_length: expected more tokens than the codes take, got {length} left for text")
+        sentences = self._sentences[split]
+        left = np.cumsum([len(sentence) for sentence in reversed(sentences)])[::-1]
+        at, pieces = int(random.integers(0, int((left >= length).sum()))), []
+        while length > 0:
+            pieces.append(sentences[at][:length])
+            length -= len(pieces[-1])
+            at += 1
+        return pieces
+
+    def _passage(self, random: np.random.Generator, context: Ids, text: Sequence[bool]) -> tuple[Ids, Ids]:
+        """A cue and what follows it, of tokens that are `text`, and a cue that stands there once, where that can be."""
+        span = self.cue + self.answer
+        places = range(len(context) - span + 1)
+        plain = [at for at in places if all(text[at : at + span])] or list(places)
+        count = Counter(context[at : at + self.cue] for at in range(len(context) - self.cue + 1))
+        unique = [at for at in plain if count[context[at : at + self.cue]] == 1] or plain
+        at = int(random.choice(unique))
+        middle = at + self.cue
+        return context[at:middle], context[middle : middle + self.answer]
+
+    def _ids(self, text: str) -> Ids:
+        return tuple(token_ids(self.tokenizer, text))
+
+
+def as_batch(questions: Sequence[Question]) -> Batch:
+    """Questions with contexts of one length, as keyword arguments of a compressor."""
+    batch = collate(questions)
+    return {name: batch[name] for name in ("input_ids", "question_ids", "answer_ids")}
+
+
+def answer_tokens(batch: Batch) -> int:
+    """How many tokens the loss of a batch is the mean over."""
+    return int((batch["answer_ids"] != IGNORE).sum())
+
+
+def _sentences(text: str) -> list[str]:
+    """Sentences, each after a space, with single spaces in them."""
+    parts = (" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text))
+    return [" " + part for part in parts if part]
+
+
+def _frequent_words(sentences: Sequence[str]) -> list[str]:
+    """The most frequent words of 5 to 8 small letters, in the order of the alphabet."""
+    found = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{5,8}\b", sentence))
+    ordered = sorted(found, key=lambda word: (-found[word], word))
+    return sorted(ordered[:WORDS])

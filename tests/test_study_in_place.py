@@ -1,0 +1,312 @@
+"""The study `in-place`: its questions, its runs and its report."""
+
+import dataclasses
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gistkit import cli
+from gistkit.cli import study_in_place
+from gistkit.studies import in_place, in_place_report, in_place_runs
+from gistkit.studies.in_place import PRESETS, Arm
+from gistkit.studies.needles import Needles
+from gistkit.train import load_corpus
+from gistkit.train.questions import Question
+
+RECIPE = dataclasses.replace(
+    PRESETS["quick"],
+    steps=4,
+    base_steps=3,
+    batch=4,
+    eval_every=2,
+    eval_questions=4,
+    final_questions=6,
+    min_length=20,
+    max_length=20,
+)
+NUMBERS = dict(min_length=300, max_length=400)
+
+
+class Bar:
+    """A silent progress bar that can interrupt the run after some steps."""
+
+    def __init__(self, interrupt_after=None):
+        self.left = interrupt_after
+
+    def reset(self, total): ...
+
+    def set_postfix_str(self, text): ...
+
+    def update(self, steps=1):
+        if self.left is not None and steps == 1:
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+def text(ids):
+    return bytes(ids).decode()
+
+
+def plain(part):
+    return " ".join(bytes(part.tolist()).decode("utf-8", "replace").split())
+
+
+def test_the_answer_to_a_code_stands_in_the_context_once(corpus):
+    data = Needles(corpus, None, 6, **NUMBERS, lines=3)
+    for group in data.groups("held_out", 40, "code"):
+        assert len({len(question.context) for question in group}) == 1
+        for question in group:
+            assert 300 <= len(question.context) <= 400
+            (name,) = re.fullmatch(r"\nWhat is the code of (\w+)\? It is", text(question.question)).groups()
+            context = text(question.context)
+            assert context.count(" The code of ") == 3
+            assert context.count(f" The code of {name} is{text(question.answer)}") == 1
+            assert re.fullmatch(r" [a-z]+-\d\d\.", text(question.answer))
+
+
+def test_a_passage_goes_on_as_the_context_does(corpus):
+    data = Needles(corpus, None, 6, **NUMBERS, lines=3, cue=7, answer=9)
+    for group in data.groups("test", 40, "passage"):
+        for question in group:
+            assert question.question[:4] == tuple(b"\n...")
+            cue = question.question[4:]
+            assert (len(cue), len(question.answer)) == (7, 9)
+            at = bytes(question.context).find(bytes(cue))
+            assert question.context[at + 7 : at + 16] == question.answer
+            lines = re.finditer(rb" The code of \w+ is [a-z]+-\d\d\.", bytes(question.context))
+            codes = [line.span() for line in lines]
+            assert len(codes) == 3 and all(at + 16 <= start or end <= at for start, end in codes)
+
+
+def test_splits_share_no_sentence(corpus):
+    data = Needles(corpus, None, 4, **NUMBERS, lines=0)
+    sentences = {split: set(found) for split, found in data._sentences.items()}
+    assert not sentences["train"] & sentences["held_out"] and not sentences["test"] & (
+        sentences["train"] | sentences["held_out"]
+    )
+    train, rest = plain(corpus.train), plain(corpus.held_out)
+    assert all(text(row.tolist()).strip() in train for row in data(0)["input_ids"])
+    for split in ("held_out", "test"):
+        for group in data.groups(split, 30):
+            for question in group:
+                pieces = re.split(r"(?<=[.!?])\s+", text(question.context).strip())
+                assert all(piece in rest for piece in pieces)
+
+
+def test_batches_are_of_their_seed_and_step_and_held_out_questions_of_neither(corpus):
+    data, again, other = (Needles(corpus, None, 4, **NUMBERS, seed=seed) for seed in (0, 0, 1))
+    same = lambda one, two: all(torch.equal(one[name], two[name]) for name in one)  # noqa: E731
+    assert same(data(3), again(3)) and not same(data(3), data(4)) and not same(data(3), other(3))
+    assert data.identity == again.identity != other.identity
+    assert all(map(same, data.held_out(10), other.held_out(10)))
+    assert [len(batch["input_ids"]) for batch in data.held_out(10)] == [4, 4, 2]
+    assert data.groups("held_out", 8) != data.groups("test", 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_length": 10, "cue": 6}, r"cue \+ answer <= min <= max, got 6 \+ 8, 10 and 400"),
+        ({"min_length": 500}, r"got 8 \+ 8, 500 and 400"),
+        ({"max_length": 10**7}, r"corpus: expected at least 10000000 tokens in the split train, got \d+"),
+        ({"size": 0}, r"size: expected at least 1 row a batch, got 0"),
+    ],
+)
+def test_bad_sizes_are_named(corpus, changes, message):
+    with pytest.raises(ValueError, match=message):
+        Needles(corpus, None, **({"size": 2} | NUMBERS | changes))
+
+
+def test_contexts_too_short_for_their_codes_are_named(corpus):
+    with pytest.raises(ValueError, match=r"min_length: expected more tokens than the codes take, got -\d+ left"):
+        Needles(corpus, None, 2, 40, 40, lines=3)(0)
+
+
+def test_arms():
+    names = [arm.name for arm in in_place.arms()]
+    assert len(names) == len(set(names)) == 2 + 4 * 4 + 3
+    assert names[:3] == ["no", "full", "gist-1x"] and "avgpool-1x" not in names
+    assert [arm.name for arm in in_place.arms(["full", "gistpool"], [2])] == ["full", "gistpool-2x"]
+    assert set(in_place.METHODS) == set(in_place_report.TITLES) == set(in_place_report.PAPER)
+
+
+def test_figures_count_tokens_within_a_kind_and_kinds_alike():
+    groups = {
+        "code": [[Question((1, 2), (3,), (4, 5)), Question((1, 2), (3,), (6,))], [Question((1,), (3,), (4,))]],
+        "passage": [[Question((1, 2), (3,), (7,))] * 3],
+    }
+
+    class Fake:
+        """Loss: the number of contexts; answers: always 4, 5."""
+
+        def __call__(self, input_ids, question_ids, answer_ids):
+            return {"qa": torch.tensor(float(len(input_ids)))}
+
+        def encode(self, input_ids):
+            return input_ids
+
+        def generate(self, memory, questions, max_new_tokens):
+            assert questions == [[3]] * len(memory)
+            return torch.tensor([4, 5]).expand(len(memory), 2)[:, :max_new_tokens]
+
+    data = SimpleNamespace(kinds=("code", "passage"), groups=lambda split, count, kind: groups[kind])
+    found = in_place_runs.evaluate(Fake(), data, "test", 3)
+    assert found["code"] == {"loss": (2 * 3 + 1 * 1) / 4, "exact": 2 / 3}
+    assert found["passage"] == {"loss": 3.0, "exact": 0.0}
+    assert found["all"] == pytest.approx({"loss": (7 / 4 + 3) / 2, "exact": 1 / 3})
+
+
+def train(corpus, out, method="gistpool", *, seed=0, resume=False, bar=None):
+    arm = Arm(method, 5)
+    return in_place_runs.train(RECIPE, arm, seed, corpus, out, resume=resume, bar=bar or Bar())
+
+
+def outcome(run):
+    return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
+
+
+def test_an_interrupted_run_resumes_to_the_same_result(corpus, tmp_path):
+    whole = train(corpus, tmp_path)
+    assert [step for step, *_ in whole.curve] == [0, 2, 4]
+    assert set(whole.held_out) == set(whole.test) == {"passage", "all"} and whole.held_out != whole.test
+    with pytest.raises(KeyboardInterrupt):
+        train(corpus, tmp_path, bar=Bar(3))
+    assert outcome(train(corpus, tmp_path, resume=True)) == outcome(whole)
+    assert train(corpus, tmp_path, seed=1).curve != whole.curve
+
+
+def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):
+    train(corpus, tmp_path)
+    base = (tmp_path / "base-0.safetensors").read_bytes()
+    # Found again, not trained again: a bar that would stop its first step is never asked.
+    data = in_place_runs.questions(RECIPE, corpus, 0)
+    model = in_place_runs._base(RECIPE, 0, data, tmp_path, "cpu", Bar(0))
+    assert (tmp_path / "base-0.safetensors").read_bytes() == base
+    fresh = in_place.fresh_model(RECIPE, 0)
+    assert not torch.equal(model.lm_head.weight, fresh.lm_head.weight)
+
+
+@pytest.mark.parametrize("arm", in_place.arms(ratios=[5]), ids=lambda arm: arm.name)
+def test_every_arm_trains(corpus, tmp_path, arm):
+    recipe = dataclasses.replace(RECIPE, steps=2, base_steps=0, eval_questions=2, final_questions=2)
+    run = in_place_runs.train(recipe, arm, 0, corpus, tmp_path, bar=Bar())
+    assert (run.method, run.ratio) == (arm.method, arm.ratio)
+    assert [step for step, *_ in run.curve] == [0, 2] and run.curve[1][1] < run.curve[0][1]
+    assert len(run.examples) == 4 and all(one["question"].startswith("\n...") for one in run.examples)
+
+
+def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monkeypatch):
+    seen = []
+    fit = in_place_runs.fit
+
+    def watch(recipe, compressor, optimizer, *rest, **options):
+        done = fit(recipe, compressor, optimizer, *rest, **options)
+        seen.append({group["lr"] for group in optimizer.param_groups})
+        return done
+
+    monkeypatch.setattr(in_place_runs, "fit", watch)
+    train(corpus, tmp_path)
+    rate = RECIPE.learning_rate * RECIPE.steps / RECIPE.warmup
+    assert sorted(seen[-1]) == pytest.approx([rate, 3 * rate])
+
+
+@pytest.fixture
+def runs():
+    return [
+        in_place_runs.Run(
+            arm.method,
+            arm.ratio,
+            seed,
+            curve=[(0, 3.0, 0.0), (50, 2.0 + 0.1 * seed, 0.1), (100, 1.0 + 0.1 * arm.ratio + 0.1 * seed, 0.2)],
+            held_out={kind: {"loss": 1.0 + 0.1 * arm.ratio + 0.1 * seed, "exact": 0.5} for kind in ("code", "all")},
+            test={kind: {"loss": 2.0, "exact": 0.25} for kind in ("code", "all")},
+            examples=[{"question": "\n...a", "answer": "b", "given": arm.name}],
+        )
+        for seed in (0, 1)
+        for arm in in_place.arms()
+    ]
+
+
+def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
+    rows = in_place_report.table_rows(runs)
+    assert rows[0] == ["method", "ratio", "loss", "exact", "seeds", "paper: SQuAD loss"]
+    assert rows[1][:2] == ["No context", "-"] and len(rows) == 1 + len(in_place.arms())
+    (gistpool,) = (row for row in rows if row[:2] == ["GistPool", "5x"])
+    assert gistpool == ["GistPool", "5x", "1.550 (1.500-1.600)", "0.500 (0.500-0.500)", "2", "0.408"]
+    assert in_place_report.table_rows(runs, "test")[2][2] == "2.000 (2.000-2.000)"
+    assert "gistpool-5x" in in_place_report.format_examples(runs)
+    assert "gistpool-2x" not in in_place_report.format_examples(runs)
+
+
+def test_results_are_read_as_written_and_drawn(runs, corpus, tmp_path):
+    path = tmp_path / "results.json"
+    in_place_report.write_json(path, runs, RECIPE, corpus, {"processor": "some"})
+    again, recipe = in_place_report.read_json(path)
+    listed = [dataclasses.replace(run, curve=[list(point) for point in run.curve]) for run in runs]
+    assert (again, recipe) == (listed, RECIPE)
+    for some in (again, [run for run in again if run.method in ("no", "gist")], again[:1]):
+        for picture in in_place_report.draw(tmp_path, some, "some-"):
+            assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The preset "quick" at a few steps."""
+    recipe = dataclasses.replace(RECIPE, steps=2, eval_questions=2, final_questions=2)
+    monkeypatch.setitem(in_place.PRESETS, "quick", recipe)
+
+
+def test_the_command_prints_tables_and_leaves_results(tiny, tmp_path, capsys):
+    arguments = ["study", "in-place", "--methods", "no,full,gistpool", "--ratios", "5", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "Questions that no choice was made on:" in shown and "paper: SQuAD loss" in shown
+    assert len(re.findall(r"^\| (?:No context|Full context|GistPool) +\|", shown, re.MULTILINE)) == 6
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [run["method"] for run in content["runs"]] == ["no", "full", "gistpool"]
+    assert all((tmp_path / f"{name}.png").exists() for name in ("ratios", "curves"))
+    assert cli.main([*arguments, "--resume"]) == 0
+    again = json.loads((tmp_path / "results.json").read_text())
+    assert [run["test"] for run in again["runs"]] == [run["test"] for run in content["runs"]]
+
+
+def test_the_command_knows_what_the_study_does():
+    assert study_in_place.METHODS == in_place.METHODS
+    assert tuple(map(str, in_place.RATIOS)) == study_in_place.RATIOS
+    assert set(study_in_place.PRESETS) == set(in_place.PRESETS)
+
+
+def test_the_benchmark_makes_the_runs_that_are_missing(tiny, tmp_path, monkeypatch):
+    benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"
+    monkeypatch.syspath_prepend(str(benchmarks))
+    command = runpy.run_path(str(benchmarks / "in_place.py"))
+    monkeypatch.setitem(command["main"].__globals__, "RESULTS", tmp_path / "results")
+
+    def run(*arguments):
+        work = ["--preset", "quick", "--work", str(tmp_path / "work")]
+        monkeypatch.setattr(sys, "argv", ["in_place.py", *work, *arguments])
+        assert command["main"]() == 0
+
+    run("--methods", "no,gist", "--ratios", "5")
+    files = sorted(path.name for path in (tmp_path / "results").glob("*"))
+    assert files == ["quick-2-gist-5x-0.json", "quick-2-no-0.json"]
+    before = (tmp_path / "results" / files[0]).read_bytes()
+    run("--methods", "gist", "--ratios", "5")
+    assert (tmp_path / "results" / files[0]).read_bytes() == before
+    (found,) = command["read_runs"](tmp_path / "results").items()
+    assert found[0] == "quick-2" and [run.method for run in found[1]] == ["gist", "no"]
+    monkeypatch.setitem(command["read_runs"].__globals__, "read_runs", lambda: dict([found]))
+    run("--draw")
+    assert (tmp_path / "results" / "quick-2-ratios.png").exists()
