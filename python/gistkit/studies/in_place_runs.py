@@ -177,7 +177,8 @@ def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar:
     model = fresh_model(recipe, seed)
     if recipe.base_steps:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
-        compressor = build_compressor(schedule, Arm("full"), model).to(device)
+        # So small a model learns to look things up much sooner where it reconstructs too.
+        compressor = build_compressor(schedule, Arm("full"), model, losses=("ae", "qa")).to(device)
         _fit(schedule, compressor, "base", seed, data, out / f"base-{seed}.safetensors", device, True, bar)
     return model
 
