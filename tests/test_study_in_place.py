@@ -13,6 +13,7 @@ import torch
 
 from gistkit import cli
 from gistkit.cli import study_in_place
+from gistkit.hf import attach
 from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.studies.in_place import PRESETS, Arm
 from gistkit.studies.needles import Needles, as_batch
@@ -196,6 +197,19 @@ def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):
     assert (tmp_path / "base-0.safetensors").read_bytes() == base
     fresh = in_place.fresh_model(RECIPE, 0)
     assert not torch.equal(model.lm_head.weight, fresh.lm_head.weight)
+
+
+def test_the_language_loss_is_the_models_own(corpus):
+    model = in_place.fresh_model(RECIPE, 0)
+    batch = in_place_runs.questions(RECIPE, corpus, 0)(0)
+    bos = torch.full((len(batch["input_ids"]), 1), 256)
+    whole = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
+    with torch.no_grad():
+        own = model(input_ids=whole, labels=whole).loss
+        compressor = in_place.build_compressor(RECIPE, Arm("full"), model)
+        with attach(compressor.model):
+            found = in_place_runs.language_loss(compressor, batch)
+    torch.testing.assert_close(found, own, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("arm", in_place.arms(ratios=[5]), ids=lambda arm: arm.name)

@@ -28,8 +28,8 @@ class Recipe(Training):
 
     Args:
         model: "smollm2" (SmolLM2-135M, with LoRA of rank `rank`) or "small" (a Llama of 0.6M parameters on bytes, all
-            of whose weights train, after `base_steps` steps that the arms of a seed share: answering from the full
-            context and reconstructing it).
+            of whose weights train, after `base_steps` steps that the arms of a seed share: answers from the full
+            context and, as a language model, every token of context, question and answer).
         min_length, max_length, lines, cue, answer: of the questions, see `Needles`.
         memory_factor: the learning rate of what memory tokens alone have, in `learning_rate`.
         eval_questions: held-out questions of each kind at every evaluation.
@@ -57,7 +57,7 @@ class Recipe(Training):
 PRESETS = {
     # A model trained from scratch: minutes for the base of a seed and for each of its arms.
     "quick": Recipe(
-        model="small", steps=300, base_steps=1000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
+        model="small", steps=300, base_steps=2000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
         min_length=40, max_length=80, lines=0, cue=6, eval_every=50, eval_questions=64, final_questions=256,
     ),
     # A few minutes a run on two cores.
@@ -96,9 +96,9 @@ def arms(methods: Sequence[str] = METHODS, ratios: Sequence[int] = RATIOS) -> li
     ]
 
 
-def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel, losses: Sequence[str] = ("qa",)) -> InPlace:
+def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
     """The untrained compressor of an arm around `model`."""
-    common: dict[str, Any] = {"lora": recipe.rank if recipe.model == "smollm2" else None, "losses": losses}
+    common: dict[str, Any] = {"lora": recipe.rank if recipe.model == "smollm2" else None, "losses": ("qa",)}
     gist = common | {"ratio": arm.ratio}
     match arm.method:
         case "no":

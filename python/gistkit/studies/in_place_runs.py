@@ -17,6 +17,7 @@ from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, fit
 from gistkit.studies.in_place import Arm, Recipe, build_compressor, fresh_model, tokenizer
 from gistkit.studies.needles import Needles, as_batch
+from gistkit.train.batches import Batch
 from gistkit.train.data import Corpus
 from gistkit.train.questions import Question
 from gistkit.train.recipe import adamw
@@ -153,13 +154,17 @@ def _fit(
     device: str,
     resume: bool,
     bar: Any,
+    language: bool = False,
 ) -> Progress:
+    """Trains on the answers, or as a language model too."""
     groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=recipe.memory_factor)
     optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
     def loss(step: int) -> torch.Tensor:
         compressor.train()
-        return compressor(**{name: tensor.to(device) for name, tensor in data(step).items()})["loss"]
+        batch = {name: tensor.to(device) for name, tensor in data(step).items()}
+        found = compressor(**batch)["loss"]
+        return found + language_loss(compressor, batch) if language else found
 
     def figures() -> tuple[float, float]:
         compressor.eval()
@@ -177,10 +182,17 @@ def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar:
     model = fresh_model(recipe, seed)
     if recipe.base_steps:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
-        # So small a model learns to look things up much sooner where it reconstructs too.
-        compressor = build_compressor(schedule, Arm("full"), model, losses=("ae", "qa")).to(device)
-        _fit(schedule, compressor, "base", seed, data, out / f"base-{seed}.safetensors", device, True, bar)
+        compressor = build_compressor(schedule, Arm("full"), model).to(device)
+        _fit(schedule, compressor, "base", seed, data, out / f"base-{seed}.safetensors", device, True, bar, True)
     return model
+
+
+def language_loss(compressor: InPlace, batch: Batch) -> torch.Tensor:
+    """Mean loss of every token of [BOS][context][question][answer]; questions of one length, so that none is padded."""
+    bos = torch.full_like(batch["input_ids"][:, :1], compressor.bos_token)
+    whole = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
+    logits = compressor.model(input_ids=whole[:, :-1]).logits
+    return cross_entropy(logits.flatten(0, 1), whole[:, 1:].flatten())
 
 
 def _text(recipe: Recipe, ids: Sequence[int]) -> str:
