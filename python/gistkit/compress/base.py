@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,12 @@ class Compressor(Codec):
         if "kl" in wanted and self.adapters is None:
             raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
         return wanted
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The keyword arguments that make one around a model."""
+        parameters = inspect.signature(cls).parameters.values()
+        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
     @property
     def settings(self) -> dict[str, Any]:
