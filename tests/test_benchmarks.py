@@ -28,6 +28,7 @@ COMMANDS = [
     "compressor",
     "compression_loss",
     "smollm2",
+    "pooling",
 ]
 sys.path.insert(0, str(BENCHMARKS))
 

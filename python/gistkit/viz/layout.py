@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from gistkit.layouts._checks import at_least
@@ -124,6 +125,10 @@ def _draw_mask(axes: Axes, mask: NDArray[np.bool_], roles: NDArray[np.uint8], do
         axes.axvline(edge, color="black", linewidth=0.8)
     axes.set_xlim(-0.8 - width, count - 0.5)
     axes.set_ylim(count - 0.5, -0.8 - width)
+    ticks = MaxNLocator(6, integer=True).tick_values(0, count - 1)
+    ticks = ticks[(ticks >= 0) & (ticks < count)]
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
     axes.set_xlabel("key")
     axes.set_ylabel("query")
     for spine in axes.spines.values():
