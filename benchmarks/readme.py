@@ -88,8 +88,8 @@ def pooling_table() -> str:
     runs, recipe = pooling_report.read_json(path)
     machine = machine_line(json.loads(path.read_text())["machine"])
     return (
-        f"{format_table(pooling_report.table_rows(runs))}\n\n{pooling_report.CAPTION}\nAt most {recipe.steps} steps of "
-        f"{recipe.batch} sequences. {machine}."
+        f"{pooling_report.format_results(runs, recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
+        f"{machine}."
     )
 
 

@@ -143,16 +143,20 @@ def test_the_pool_mask_learns_and_an_untrained_layer_guesses(tmp_path):
     standard = pooling.train(SMALL, Setting(mask="standard", **cell), tmp_path / "standard")
     assert standard.share < 0.6 and standard.in_window < 0.5
     untrained = pooling.train(dataclasses.replace(SMALL, steps=0), Setting(**cell), tmp_path / "none")
-    assert untrained.share == pytest.approx(untrained.setting.chance, abs=0.1)
+    assert untrained.share == pytest.approx(pooling.chance(SMALL, untrained.setting), abs=0.1)
     # Training ends where nothing is left to learn.
     assert pool.curve[-1][0] <= SMALL.steps
     assert all(share < SMALL.enough for _, _, share in pool.curve[:-1])
 
 
-def test_chance_is_the_mean_over_lengths():
-    assert Setting(context="fixed", ratio=2, length=20).chance == pytest.approx(0.1)
-    variable = Setting(context="at-zero", ratio=2, length=4)
-    assert variable.lengths == (2, 4) and variable.chance == pytest.approx((1 + 1 / 2 + 1 / 2) / 3)
+def test_chance_is_that_of_guessing_on_what_is_measured(tmp_path, monkeypatch):
+    recipe = dataclasses.replace(TINY, steps=0, batch=64, final_batches=8)
+    assert pooling.chance(recipe, Setting(length=20)) == pytest.approx(0.1)
+    setting = Setting(context="at-zero", length=8)
+    guess = lambda predicted, means: float((torch.randint(means.shape[1], means.shape[:2]) == 0).float().mean())  # noqa: E731
+    monkeypatch.setattr(pooling, "share_right", guess)
+    shares = [pooling.train(recipe, setting, tmp_path / "state").share for _ in range(4)]
+    assert sum(shares) / 4 == pytest.approx(pooling.chance(recipe, setting), abs=0.02)
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -255,10 +259,10 @@ def test_the_table_shows_best_and_median_beside_the_paper():
         for mask, seed, share in [("pool", 0, 1.0), ("pool", 1, 0.5), ("standard", 0, 0.2)]
     ]
     runs.append(pooling.Run(Setting(inputs="sphere+common", heads=8, kv_heads=4), share=0.25))
-    header, paper, sphere, common = pooling_report.table_rows(runs)
+    header, paper, sphere, common = pooling_report.table_rows(runs, Recipe())
     assert header[5] == "pool, variable" and header[8] == "standard, variable" and header[10:] == ["chance", "runs"]
     assert paper[0] == "paper: sphere" and paper[5] == "near perfect" and paper[8] == "much reduced"
-    assert sphere == ["sphere", "1/1", "2", "20", "-", "1.00 (0.75)", "-", "-", "0.20", "-", "0.10 / 0.14", "1-2"]
+    assert sphere == ["sphere", "1/1", "2", "20", "-", "1.00 (0.75)", "-", "-", "0.20", "-", "0.10 / 0.13", "1-2"]
     assert common[:5] == ["sphere+common", "8/4", "2", "20", "0.25"] and common[-1] == "1"
 
 

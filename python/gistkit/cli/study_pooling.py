@@ -105,7 +105,7 @@ def run_settings(recipe: Any, settings: Sequence[Any], out: Path, *, where: str 
     for run in pooling.run_study(recipe, settings, out, device=where, done=done, resume=resume):
         runs.append(run)
         pooling_report.write_json(results, [*kept, *runs], recipe)
-    print("\n" + pooling_report.format_results(runs))
+    print("\n" + pooling_report.format_results(runs, recipe))
     pictures = pooling_report.draw(out, runs)
     print("\nWritten: " + ", ".join(map(str, [results, *pictures])))
     return 0

@@ -39,9 +39,9 @@ class Run:
     """What one setting gave, on embeddings it was not trained on.
 
     `share` is the share of predicted vectors whose nearest window mean of their sequence is their own; `error` the
-    mean squared error divided by that of predicting zeros; `in_window` the share of a gist's attention in its own
-    window, and `attention` [m, n] the weights of gists over the context, means over sequences and heads at the longest
-    context. `curve` holds (step, error, share).
+    mean squared error divided by that of predicting zeros; `in_window` the share of a gist's attention on the context
+    that lies in its own window, and `attention` [m, n] the weights of gists over the context, means over sequences and
+    heads at the longest context. `curve` holds (step, error, share).
     """
 
     setting: Setting
@@ -56,10 +56,21 @@ class Run:
 
 def draw(inputs: Inputs, setting: Setting, batch: int, seed: int) -> Tensor:
     """A batch of contexts [B, n, width], all of one length."""
+    length, generator = _draw_length(setting, seed)
+    return inputs.draw(batch, length, generator)
+
+
+def _draw_length(setting: Setting, seed: int) -> tuple[int, torch.Generator]:
+    """The length of the contexts of a seed, and what draws these."""
     generator = torch.Generator().manual_seed(seed)
     low, high = setting.lengths
-    length = int(torch.randint(low, high + 1, (1,), generator=generator))
-    return inputs.draw(batch, length, generator)
+    return int(torch.randint(low, high + 1, (1,), generator=generator)), generator
+
+
+def chance(recipe: Recipe, setting: Setting) -> float:
+    """Share of right vectors of a guess on what a trained layer is measured on, whose lengths may vary."""
+    lengths = [_draw_length(setting, seed)[0] for seed in _seeds(2, recipe.final_batches)]
+    return sum(1 / -(-length // setting.ratio) for length in lengths) / len(lengths)
 
 
 @torch.no_grad()

@@ -69,12 +69,6 @@ class Setting:
         """The shortest and the longest context."""
         return (self.length if self.context == "fixed" else max(1, self.length // 2)), self.length
 
-    @property
-    def chance(self) -> float:
-        """Expected share of right vectors of a guess, the mean of 1 / number of windows over the lengths."""
-        low, high = self.lengths
-        return sum(1 / -(-length // self.ratio) for length in range(low, high + 1)) / (high - low + 1)
-
 
 @dataclass(frozen=True)
 class Recipe:

@@ -12,7 +12,7 @@ from statistics import median
 from gistkit.compress.files import replacing
 from gistkit.evaluate.report import format_table
 from gistkit.info import machine
-from gistkit.studies.pooling import Run
+from gistkit.studies.pooling import Run, chance
 from gistkit.studies.pooling_layer import CONTEXTS, MASKS, Recipe, Setting
 
 # What GistPool, Section 6.1, says of Table 11, by inputs, mask and context: 50,000 steps of 64 sequences, the best of
@@ -43,7 +43,7 @@ def group_of(setting: Setting) -> Group:
     return setting.inputs, setting.heads, setting.kv_heads, setting.ratio, setting.length
 
 
-def table_rows(runs: Sequence[Run]) -> list[list[str]]:
+def table_rows(runs: Sequence[Run], recipe: Recipe) -> list[list[str]]:
     """Header and one row a group, after those of the paper for the inputs that it has."""
     columns = list(product(MASKS, CONTEXTS))
     names = {"fixed": "fixed", "variable": "variable", "at-zero": "gists at 0"}
@@ -59,13 +59,13 @@ def table_rows(runs: Sequence[Run]) -> list[list[str]]:
         shares = [
             [run.share for run in mine if (run.setting.mask, run.setting.context) == column] for column in columns
         ]
-        chance = [Setting(context=context, ratio=ratio, length=length).chance for context in ("fixed", "variable")]
+        guesses = [chance(recipe, Setting(context=one, ratio=ratio, length=length)) for one in ("fixed", "variable")]
         counts = sorted({len(cell) for cell in shares if cell})
         rows.append(
             [
                 *(inputs, f"{heads}/{keys}", str(ratio), str(length)),
                 *map(_cell, shares),
-                " / ".join(f"{one:.2f}" for one in chance),
+                " / ".join(f"{one:.2f}" for one in guesses),
                 "-".join(map(str, dict.fromkeys([counts[0], counts[-1]]))),
             ]
         )
@@ -78,9 +78,9 @@ def _cell(shares: Sequence[float]) -> str:
     return f"{max(shares):.2f}" + (f" ({median(shares):.2f})" if len(shares) > 1 else "")
 
 
-def format_results(runs: Sequence[Run]) -> str:
+def format_results(runs: Sequence[Run], recipe: Recipe) -> str:
     """The table and what its cells are."""
-    return f"{format_table(table_rows(runs))}\n\n{CAPTION}"
+    return f"{format_table(table_rows(runs, recipe))}\n\n{CAPTION}"
 
 
 def write_json(path: Path, runs: Sequence[Run], recipe: Recipe) -> None:

@@ -125,8 +125,7 @@ def _draw_mask(axes: Axes, mask: NDArray[np.bool_], roles: NDArray[np.uint8], do
         axes.axvline(edge, color="black", linewidth=0.8)
     axes.set_xlim(-0.8 - width, count - 0.5)
     axes.set_ylim(count - 0.5, -0.8 - width)
-    ticks = MaxNLocator(6, integer=True).tick_values(0, count - 1)
-    ticks = ticks[(ticks >= 0) & (ticks < count)]
+    ticks = [tick for tick in MaxNLocator(6, integer=True).tick_values(0, count - 1) if 0 <= tick < count]
     axes.set_xticks(ticks)
     axes.set_yticks(ticks)
     axes.set_xlabel("key")
