@@ -1,7 +1,7 @@
 """Runs the study `pooling` over its axes and keeps the figures for the README.
 
-One axis changes at a time: heads, then ratio and length, then the learning rate. An interrupted run goes on with
---resume; with --keep what is finished is kept as it is.
+One axis changes at a time: heads, ratio and length for each kind of inputs, then the learning rate. An interrupted run
+goes on with --resume; --keep keeps what is finished so far.
 
 example: python benchmarks/pooling.py --out runs/pooling-all --resume
 """
@@ -28,14 +28,17 @@ CELLS = {"inputs": INPUTS, "mask": MASKS, "context": CONTEXTS}
 
 def settings() -> list[Setting]:
     """What is run, in this order; each setting once."""
-    grids = [
-        grid(seeds=2, **CELLS),
-        grid(heads=[(8, 8), (8, 4)], **CELLS),
-        grid(ratio=[1], **CELLS),
-        grid(ratio=[8], length=[40], **CELLS),
-        grid(ratio=[2], length=[40], **CELLS),
-        grid(seeds=2, learning_rate=[3e-3], **CELLS),
+    axes = [
+        {"heads": [(8, 8), (8, 4)]},
+        {"ratio": [1]},
+        {"ratio": [8], "length": [40]},
+        {"ratio": [2], "length": [40]},
     ]
+    grids = [grid(seeds=2, **CELLS)]
+    # The vocabulary first, on which the cells differ most.
+    for inputs in ("vocabulary", "sphere", "sphere+common"):
+        grids += [grid(**CELLS | axis | {"inputs": [inputs]}) for axis in axes]
+    grids.append(grid(seeds=2, learning_rate=[3e-3], **CELLS))
     return list(dict.fromkeys(setting for one in grids for setting in one))
 
 

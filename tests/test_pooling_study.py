@@ -266,7 +266,10 @@ def test_the_table_shows_best_and_median_beside_the_paper():
     assert common[:5] == ["sphere+common", "8/4", "2", "20", "0.25"] and common[-1] == "1"
 
 
-def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
+def test_the_command_leaves_results_and_pictures(tmp_path, capsys, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
     words = ["study", "pooling", "--quick", "--steps", "2", "--batch", "2", "--lengths", "8", "--inputs", "sphere"]
     words += ["--contexts", "fixed,at-zero", "--heads", "1/1,8/4", "--out", str(tmp_path)]
     assert cli.main(words) == 0
@@ -279,6 +282,12 @@ def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
     assert (tmp_path / "attention-sphere.png").read_bytes().startswith(b"\x89PNG")
     # More settings join what is there.
     assert cli.main([*words[:-4], "--heads", "8/8", "--out", str(tmp_path), "--resume"]) == 0
+    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
+    # None of them is lost when the next study is interrupted.
+    monkeypatch.setattr(pooling, "train", interrupted)
+    assert cli.main([*words[:-4], "--ratios", "4", "--out", str(tmp_path), "--resume"]) == 130
+    assert "--resume goes on" in capsys.readouterr().err
+    assert cli.main([*words, "--resume"]) == 0
     assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
     assert cli.main([*words, "--steps", "3", "--resume"]) == 2
     assert "the saved runs differ in steps" in capsys.readouterr().err

@@ -99,12 +99,13 @@ def run_settings(recipe: Any, settings: Sequence[Any], out: Path, *, where: str 
 
     results = out / "results.json"
     done = pooling_report.read_same(results, recipe) if resume and results.exists() else []
-    kept = [run for run in done if run.setting not in set(settings)]
-    runs = []
+    # What is there stays there until it is replaced, of whatever settings it is.
+    found, runs = {run.setting: run for run in done}, []
     print(f"{len(settings)} settings, {recipe.steps} steps of {recipe.batch} sequences at most")
     for run in pooling.run_study(recipe, settings, out, device=where, done=done, resume=resume):
         runs.append(run)
-        pooling_report.write_json(results, [*kept, *runs], recipe)
+        found[run.setting] = run
+        pooling_report.write_json(results, list(found.values()), recipe)
     print("\n" + pooling_report.format_results(runs, recipe))
     pictures = pooling_report.draw(out, runs)
     print("\nWritten: " + ", ".join(map(str, [results, *pictures])))
