@@ -15,9 +15,8 @@ from gistkit import cli
 from gistkit.cli import study_in_place
 from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.studies.in_place import PRESETS, Arm
-from gistkit.studies.needles import Needles
+from gistkit.studies.needles import Needles, as_batch
 from gistkit.train import load_corpus
-from gistkit.train.questions import Question
 
 RECIPE = dataclasses.replace(
     PRESETS["quick"],
@@ -142,30 +141,31 @@ def test_arms():
     assert set(in_place.METHODS) == set(in_place_report.TITLES) == set(in_place_report.PAPER)
 
 
-def test_figures_count_tokens_within_a_kind_and_kinds_alike():
-    groups = {
-        "code": [[Question((1, 2), (3,), (4, 5)), Question((1, 2), (3,), (6,))], [Question((1,), (3,), (4,))]],
-        "passage": [[Question((1, 2), (3,), (7,))] * 3],
-    }
-
-    class Fake:
-        """Loss: the number of contexts; answers: always 4, 5."""
-
-        def __call__(self, input_ids, question_ids, answer_ids):
-            return {"qa": torch.tensor(float(len(input_ids)))}
-
-        def encode(self, input_ids):
-            return input_ids
-
-        def generate(self, memory, questions, max_new_tokens):
-            assert questions == [[3]] * len(memory)
-            return torch.tensor([4, 5]).expand(len(memory), 2)[:, :max_new_tokens]
-
-    data = SimpleNamespace(kinds=("code", "passage"), groups=lambda split, count, kind: groups[kind])
-    found = in_place_runs.evaluate(Fake(), data, "test", 3)
-    assert found["code"] == {"loss": (2 * 3 + 1 * 1) / 4, "exact": 2 / 3}
-    assert found["passage"] == {"loss": 3.0, "exact": 0.0}
-    assert found["all"] == pytest.approx({"loss": (7 / 4 + 3) / 2, "exact": 1 / 3})
+@pytest.mark.parametrize("method", ["gistpool", "no"])
+def test_figures_are_those_of_the_losses_and_of_greedy_answers(corpus, method):
+    compressor = in_place.build_compressor(RECIPE, Arm(method, 5), in_place.fresh_model(RECIPE, 0)).eval()
+    asked = Needles(corpus, None, 4, 20, 20, lines=0, cue=5, answer=3).groups("test", 6, size=2)
+    # Questions that are answered right, but for the last token of one in each group.
+    groups = []
+    for group in asked:
+        given = in_place_runs.answers(compressor, group)
+        wrong = (*given[0][:-1], (given[0][-1] + 1) % 256)
+        pair = [dataclasses.replace(question, answer=answer) for question, answer in zip(group, given, strict=True)]
+        groups.append([dataclasses.replace(pair[0], answer=wrong), pair[1]])
+    groups[0][1] = dataclasses.replace(groups[0][1], answer=groups[0][1].answer[:1])
+    data = SimpleNamespace(
+        kinds=("code", "passage"), groups=lambda split, count, kind: groups if kind == "code" else groups[1:]
+    )
+    counts = [sum(len(question.answer) for question in group) for group in groups]
+    assert counts == [4, 6, 6]
+    with torch.no_grad():
+        losses = [float(compressor(**as_batch(group))["qa"]) for group in groups]
+    found = in_place_runs.evaluate(compressor, data, "test", 6)
+    mean = sum(loss * count for loss, count in zip(losses, counts, strict=True)) / sum(counts)
+    assert found["code"] == pytest.approx({"loss": mean, "exact": 3 / 6}, rel=1e-5)
+    assert found["passage"] == pytest.approx({"loss": sum(losses[1:]) / 2, "exact": 2 / 6}, rel=1e-5)
+    for name, value in found["all"].items():
+        assert value == pytest.approx((found["code"][name] + found["passage"][name]) / 2)
 
 
 def train(corpus, out, method="gistpool", *, seed=0, resume=False, bar=None):

@@ -50,7 +50,7 @@ def table_rows(runs: Sequence[Run], split: str = "held_out") -> list[list[str]]:
     shown = ["all", *(kinds if len(kinds) > 1 else [])]
     header = ["method", "ratio"]
     for kind in shown:
-        header += ["loss", "exact"] if kind == "all" else [f"{kind}: loss", "exact"]
+        header += ["loss", "exact"] if kind == "all" else [f"{kind}: loss", f"{kind}: exact"]
     rows = [[*header, "seeds", "paper: SQuAD loss"]]
     for arm, mine in by_arm(runs).items():
         row = [TITLES[arm.method], "-" if arm.method == "no" else f"{arm.ratio}x"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -15,7 +16,7 @@ from gistkit.compress.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, fit
 from gistkit.studies.in_place import Arm, Recipe, build_compressor, fresh_model, tokenizer
-from gistkit.studies.needles import Needles, answer_tokens, as_batch
+from gistkit.studies.needles import Needles, as_batch
 from gistkit.train.data import Corpus
 from gistkit.train.questions import Question
 from gistkit.train.recipe import adamw
@@ -53,16 +54,24 @@ def questions(recipe: Recipe, corpus: Corpus, seed: int) -> Needles:
 def evaluate(
     compressor: InPlace, data: Needles, split: str, count: int, device: str = "cpu"
 ) -> dict[str, dict[str, float]]:
-    """{"loss", "exact"} over `count` questions of each kind, by kind, and their mean as "all"."""
+    """{"loss", "exact"} over `count` questions of each kind, by kind, and their mean as "all".
+
+    An answer is exact where each of its tokens is the likeliest behind those before it, so that greedy decoding gives
+    it.
+    """
     found: dict[str, dict[str, float]] = {}
     for kind in data.kinds:
         loss = tokens = exact = 0.0
         for group in data.groups(split, count, kind):
-            batch = {name: tensor.to(device) for name, tensor in as_batch(group).items()}
-            loss += float(compressor(**batch)["qa"]) * answer_tokens(batch)
-            tokens += answer_tokens(batch)
-            given = answers(compressor, group, device)
-            exact += sum(one == question.answer for one, question in zip(given, group, strict=True))
+            contexts = torch.tensor([question.context for question in group], device=device)
+            texts = [[*question.question, *question.answer[:-1]] for question in group]
+            hidden = compressor.decode(compressor.encode(contexts), "qa", texts)
+            for states, question in zip(hidden, group, strict=True):
+                start, answer = len(question.question), torch.tensor(question.answer, device=device)
+                logits = compressor.logits(states[start : start + len(answer)])
+                loss += float(cross_entropy(logits, answer, reduction="sum"))
+                tokens += len(answer)
+                exact += bool((logits.argmax(-1) == answer).all())
         found[kind] = {"loss": loss / tokens, "exact": exact / count}
     # The kinds count alike, however many tokens their answers have.
     names = ("loss", "exact")

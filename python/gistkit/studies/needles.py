@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gistkit.train.batches import IGNORE, Batch, Batches, check_size
+from gistkit.train.batches import Batch, Batches, check_size
 from gistkit.train.data import Corpus, token_ids
 from gistkit.train.questions import Question, collate
 
@@ -169,11 +169,6 @@ def as_batch(questions: Sequence[Question]) -> Batch:
     """Questions with contexts of one length, as keyword arguments of a compressor."""
     batch = collate(questions)
     return {name: batch[name] for name in ("input_ids", "question_ids", "answer_ids")}
-
-
-def answer_tokens(batch: Batch) -> int:
-    """How many tokens the loss of a batch is the mean over."""
-    return int((batch["answer_ids"] != IGNORE).sum())
 
 
 def _sentences(text: str) -> list[str]:
