@@ -19,7 +19,7 @@ from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import compression_loss
+from gistkit.studies import compression_loss, pooling_report
 from gistkit.studies.report import read_json, table_rows
 from gistkit.studies.runs import Run
 
@@ -80,6 +80,17 @@ def smollm2_table() -> str:
             f"{machine_line(machine)}."
         )
     return "\n\n".join(tables)
+
+
+def pooling_table() -> str:
+    """The single-layer study, from `benchmarks/results/pooling.json`."""
+    path = RESULTS / "pooling.json"
+    runs, recipe = pooling_report.read_json(path)
+    machine = machine_line(json.loads(path.read_text())["machine"])
+    return (
+        f"{pooling_report.format_results(runs, recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
+        f"{machine}."
+    )
 
 
 def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
@@ -158,6 +169,8 @@ def updated(readme: str) -> str:
         replaced("smollm2", "smollm2 table", lambda _: smollm2_table())
     if (RESULTS / "compression-loss.json").exists():
         replaced("ablation", "ablation table", lambda _: ablation_table())
+    if (RESULTS / "pooling.json").exists():
+        replaced("pooling", "pooling table", lambda _: pooling_table())
     replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
     return readme
 

@@ -29,6 +29,7 @@ COMMANDS = [
     "compression_loss",
     "smollm2",
     "in_place",
+    "pooling",
 ]
 sys.path.insert(0, str(BENCHMARKS))
 

@@ -243,6 +243,7 @@ def test_odd_arguments_say_what_was_expected():
         (Gist, {"ratio": 2.5}, ValueError, "ratio: expected a whole number >= 1, got 2.5"),
         (GistPool, {"windows": 0}, ValueError, "expected windows >= 1, got 0"),
         (GistPool, {"gists": 0}, ValueError, "gists: expected at least 1 token, a whole number, got 0"),
+        (NoContext, {"window": 3}, ValueError, "window: expected none for NoContext, which reads no context, got 3"),
         (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),
         (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected no 'compression' for avgpool"),
         (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),

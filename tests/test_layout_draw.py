@@ -34,6 +34,23 @@ def test_layouts_of_every_kind_can_be_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"{i}.png").stat().st_size > 0
 
 
+def test_masks_side_by_side_are_those_of_the_layouts() -> None:
+    pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+    from gistkit.viz.layout import draw_masks
+
+    named = {"causal": layouts.causal(6), "Gist": layouts.gist(6, 3, 2), "GistPool": layouts.gistpool(7, 3, 2)}
+    for order in ("logical", "physical"):
+        figure = draw_masks(named, order=order, columns=2)
+        assert [axes.get_title() for axes in figure.axes] == list(named)
+        for axes, layout in zip(figure.axes, named.values(), strict=True):
+            assert ((np.asarray(axes.images[0].get_array()) > 0) == layout.dense_mask(order)).all()
+        assert [text.get_text() for text in figure.legends[0].get_texts()] == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
+    with pytest.raises(ValueError, match="draw_masks: expected at least one layout, got none"):
+        draw_masks({})
+    with pytest.raises(ValueError, match="draw_masks: expected columns >= 1, got 0"):
+        draw_masks(named, columns=0)
+
+
 def test_too_many_tokens() -> None:
     pytest.importorskip("matplotlib", reason="the viz extra is not installed")
     with pytest.raises(ValueError, match=r"draw: expected a layout of at most 1024 tokens, got 1025"):

@@ -1,6 +1,7 @@
 """Memory: rows, joining, bytes, and files that are refused when they are not what they should be."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +26,7 @@ def encode(compressor, contexts):
 
 
 def assert_same(a, b):
-    for name in ("source", "lengths", "context_lengths", "starts", "rest", "fingerprint"):
+    for name in ("source", "lengths", "context_lengths", "starts", "rest", "fingerprint", "maker"):
         assert getattr(a, name) == getattr(b, name), name
     assert torch.equal(a.positions, b.positions)
     assert len(a.tensors) == len(b.tensors) and all(map(torch.equal, a.tensors, b.tensors))
@@ -228,3 +229,19 @@ def test_only_like_memories_are_put_together():
         Memory.stack([memory, replace(memory, fingerprint="other")])
     with pytest.raises(ValueError, match=r"memories: expected torch\.float64 in each, got one of torch\.float16"):
         compressor.join([memory, memory.to(dtype=torch.float16)])
+
+
+def test_a_memory_says_which_weights_made_it(tmp_path):
+    compressor, ids = build(FiveHundredX), torch.randint(0, 50, (1, 8))
+    memory = compressor.encode(ids)
+    assert memory.maker == compressor.own_fingerprint() == build(FiveHundredX).own_fingerprint()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compressor.decode(memory, "lm", ids)
+    with torch.no_grad():
+        compressor.memory_embeddings.mul_(2)
+    assert compressor.own_fingerprint() != memory.maker
+    with pytest.warns(UserWarning, match="memory: expected one of this compressor's own weights"):
+        compressor.decode(memory, "lm", ids)
+    with pytest.raises(ValueError, match="stack: expected memories of one compressor"):
+        Memory.stack([memory, compressor.encode(ids)])

@@ -19,9 +19,10 @@ struct RopeSplit {
   int32_t splits;  // of the heads, where they share their frequencies; else each head is its own block
 };
 
-// cosines [tokens, freqs], then sines, of the heads that `group` of the frequencies belongs to.
-template <class Compute>
-GISTKIT_DEVICE void fill_angles(const RopeParams& p, int64_t b, int64_t first, int tokens, int64_t group,
+// cosines [tokens, freqs], then sines, of the heads that `group` of the frequencies belongs to. Params say angles,
+// scaling and inverse.
+template <class Params, class Compute>
+GISTKIT_DEVICE void fill_angles(const Params& p, int64_t b, int64_t first, int tokens, int64_t group,
                                 Compute* cosines, Compute* sines) {
   const RopeAngles& angles = p.angles;
   const int freqs = static_cast<int>(angles.freqs);

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
+
+Value = TypeVar("Value")
 
 
 def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str) -> argparse.ArgumentParser:
@@ -52,6 +54,18 @@ def names(*known: str, empty: bool = False) -> Callable[[str], list[str]]:
         found = [name.strip().lower() for name in text.split(",") if name.strip()]
         if not (found or empty) or not set(found) <= set(known) or len(set(found)) < len(found):
             raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, each once, got {text!r}")
+        return found
+
+    return convert
+
+
+def several(one: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+    """A kind of argument: comma-separated values of the kind `one`, at least one and each once."""
+
+    def convert(text: str) -> list[Value]:
+        found = [one(part.strip()) for part in text.split(",")]
+        if len(set(found)) < len(found):
+            raise argparse.ArgumentTypeError(f"expected each value once, got {text!r}")
         return found
 
     return convert

@@ -122,12 +122,11 @@ def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any
     import torch
 
     from gistkit import compress
-    from gistkit.compress.pretrained import arguments_of
 
     with torch.random.fork_rng(devices=[]), model_errors():
         torch.manual_seed(SEED)
         kind = compress.METHODS[method]
-        takes = arguments_of(kind)
+        takes = kind.arguments()
         if unknown := sorted(settings.keys() - takes):
             raise ValueError(
                 f"--{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}"

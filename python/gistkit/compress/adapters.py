@@ -92,6 +92,11 @@ class Adapters:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
         return not set(self.names.values()).isdisjoint(name.split("."))
 
+    def plain(self, name: str) -> str:
+        """A parameter's name with its role in place of the adapter's name, which depends on what else there is."""
+        roles = {adapter: role for role, adapter in self.names.items()}
+        return ".".join(roles.get(part, part) for part in name.split("."))
+
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
         """The adapter of one role for all rows, of several for the rows of each, or the model as it was before.

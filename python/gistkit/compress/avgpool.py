@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import Literal, Unpack
 
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.in_place import InPlace
+from gistkit.compress.in_place import Common, InPlace
 from gistkit.compress.kept import PooledKeys
 from gistkit.compress.plans import InPlacePass
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 
 class AvgPool(InPlace):
@@ -26,7 +22,7 @@ class AvgPool(InPlace):
         ratio: context tokens a mean, a whole number >= 1; the last window may be shorter.
         pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys, as they
             are before rotation, and of values.
-        model, losses, lora, window, end_token, bos_token: as in `InPlace`.
+        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
     method = "avgpool"
@@ -38,11 +34,7 @@ class AvgPool(InPlace):
         *,
         ratio: int = 5,
         pool: Literal["hidden", "kv"] = "hidden",
-        losses: Iterable[str] | Mapping[str, float] = ("qa",),
-        lora: int | LoraConfig | None = 64,
-        window: int | None = None,
-        end_token: int | None = None,
-        bos_token: int | None = None,
+        **common: Unpack[Common],
     ) -> None:
         if pool not in ("hidden", "kv"):
             raise ValueError(f"pool: expected hidden or kv, got {pool!r}")
@@ -52,11 +44,7 @@ class AvgPool(InPlace):
             ratio=ratio,
             layout={},
             options={"pool": pool},
-            losses=losses,
-            lora=lora,
-            window=window,
-            end_token=end_token,
-            bos_token=bos_token,
+            **common,
         )
         self.pool = pool
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -71,6 +72,12 @@ class Compressor(Codec):
             raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
         return wanted
 
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The keyword arguments that make one around a model."""
+        parameters = inspect.signature(cls).parameters.values()
+        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
     @property
     def settings(self) -> dict[str, Any]:
         """The keyword arguments that made it, but `lora`; JSON values."""
@@ -107,7 +114,7 @@ class Compressor(Codec):
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
                     targets = self._segments(compressed)
-                    losses[name] = self.compression_head(hidden, self.head.weight, targets, softcap=self.softcap)
+                    losses[name] = self.compression_head(self.readout(hidden), targets=targets, **self._head)
                 elif name == "ae":
                     losses[name] = self._loss(memory, "ae", self._ended(compressed))
                 elif name == "lm":
@@ -184,6 +191,11 @@ class Compressor(Codec):
             return rows
         return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
 
+    @property
+    def _head(self) -> dict[str, Any]:
+        """What the losses make logits with."""
+        return {"weight": self.head.weight, "bias": self.head.bias, "softcap": self.softcap}
+
     def _segments(self, compressed: Rows) -> Tensor:
         """The context tokens that each memory token's compression loss asks for."""
         return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
@@ -192,7 +204,7 @@ class Compressor(Codec):
         """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
         hidden = self.read(memory, task, _but_last(text))
         targets = text.ids.where(text.valid, IGNORE)
-        return token_loss(hidden, self.head.weight, targets, softcap=self.softcap)
+        return token_loss(self.readout(hidden), targets=targets, **self._head)
 
     def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
         """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
@@ -203,10 +215,11 @@ class Compressor(Codec):
         losses = {}
         if "qa" in self.loss_weights:
             targets = text.ids.where(asked, IGNORE)
-            losses["qa"] = token_loss(hidden, self.head.weight, targets, softcap=self.softcap)
+            losses["qa"] = token_loss(self.readout(hidden), targets=targets, **self._head)
         if "kl" in self.loss_weights:
             teacher = self._taught(self.uncompressed(contexts), text)
-            losses["kl"] = divergence_loss(hidden[asked], teacher[asked], self.head.weight, softcap=self.softcap)
+            states = (self.readout(each[asked]) for each in (hidden, teacher))
+            losses["kl"] = divergence_loss(*states, **self._head)
         return losses
 
     @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -103,7 +104,7 @@ class Codec(SharedModel, ABC):
             recorder: called with (layer index, query, key) in every layer.
         """
         memory, _, _ = self.compress(self.contexts(input_ids, attention_mask), recorder)
-        return replace(memory, fingerprint=self.fingerprint())
+        return replace(memory, fingerprint=self.fingerprint(), maker=self.own_fingerprint())
 
     def decode(
         self,
@@ -207,6 +208,12 @@ class Codec(SharedModel, ABC):
             raise ValueError(
                 f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "
                 "a model of the same shape with other weights"
+            )
+        if memory.maker is not None and memory.maker != self.own_fingerprint():
+            warnings.warn(
+                f"memory: expected one of this compressor's own weights, {self.own_fingerprint()}, got one of "
+                f"{memory.maker}: another compressor, or this one before it was trained further",
+                stacklevel=3,
             )
         if memory.device != self.device:
             raise ValueError(f"memory: expected it on {self.device}, got it on {memory.device}; use memory.to(device)")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any, Unpack
 
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.in_place import InPlace, kept_rows
+from gistkit.compress.in_place import Common, InPlace, kept_rows
 from gistkit.compress.kept import OffsetKeys
 from gistkit.compress.plans import InPlacePass
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 
 class WithGists(InPlace):
@@ -53,7 +50,7 @@ class Gist(WithGists):
         separate: gists have parameters of their own.
         separate_positions: gists have a counter of position ids of their own, and do not count for other tokens.
         gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
-        model, losses, lora, window, end_token, bos_token: as in `InPlace`.
+        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
     method = "gist"
@@ -72,11 +69,7 @@ class Gist(WithGists):
         separate: bool = False,
         separate_positions: bool = False,
         gists: int | None = None,
-        losses: Iterable[str] | Mapping[str, float] = ("qa",),
-        lora: int | LoraConfig | None = 64,
-        window: int | None = None,
-        end_token: int | None = None,
-        bos_token: int | None = None,
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(
             model,
@@ -85,9 +78,5 @@ class Gist(WithGists):
             offset=offset,
             separate=separate,
             gists=gists,
-            losses=losses,
-            lora=lora,
-            window=window,
-            end_token=end_token,
-            bos_token=bos_token,
+            **common,
         )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import Unpack
 
 from transformers import PreTrainedModel
 
 from gistkit.compress.gist import WithGists
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
+from gistkit.compress.in_place import Common
 
 
 class GistPool(WithGists):
@@ -24,7 +21,7 @@ class GistPool(WithGists):
         offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
         separate: gists have parameters of their own.
         gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
-        model, losses, lora, window, end_token, bos_token: as in `InPlace`.
+        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
     method = "gistpool"
@@ -43,11 +40,7 @@ class GistPool(WithGists):
         offset: bool = True,
         separate: bool = True,
         gists: int | None = None,
-        losses: Iterable[str] | Mapping[str, float] = ("qa",),
-        lora: int | LoraConfig | None = 64,
-        window: int | None = None,
-        end_token: int | None = None,
-        bos_token: int | None = None,
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(
             model,
@@ -63,9 +56,5 @@ class GistPool(WithGists):
             offset=offset,
             separate=separate,
             gists=gists,
-            losses=losses,
-            lora=lora,
-            window=window,
-            end_token=end_token,
-            bos_token=bos_token,
+            **common,
         )

@@ -6,7 +6,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from gistkit.compress.adapters import Use
 
 TEXT, GISTS = "text", "memory"
+
+
+class Common(TypedDict, total=False):
+    """The keyword arguments that all in-place methods share, as `InPlace` tells; NoContext has no window."""
+
+    losses: Iterable[str] | Mapping[str, float]
+    lora: int | LoraConfig | None
+    window: int | None
+    end_token: int | None
+    bos_token: int | None
 
 
 class InPlace(Compressor):
@@ -67,11 +77,11 @@ class InPlace(Compressor):
         options: Mapping[str, Any],
         separate: bool = False,
         gists: int | None = None,
-        losses: Iterable[str] | Mapping[str, float],
-        lora: int | LoraConfig | None,
-        window: int | None,
-        end_token: int | None,
-        bos_token: int | None,
+        losses: Iterable[str] | Mapping[str, float] = ("qa",),
+        lora: int | LoraConfig | None = 64,
+        window: int | None = None,
+        end_token: int | None = None,
+        bos_token: int | None = None,
     ) -> None:
         if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio < 1 or ratio != int(ratio):
             raise ValueError(f"ratio: expected a whole number >= 1, got {ratio!r}")
@@ -107,6 +117,11 @@ class InPlace(Compressor):
     @abstractmethod
     def _keeper(self, batch: InPlacePass) -> hf.Keeper:
         """What keeps [BOS][compressed tokens] of every layer of the pass."""
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The keyword arguments that make one around a model."""
+        return super().arguments() | Common.__annotations__.keys()
 
     @property
     def settings(self) -> dict[str, Any]:

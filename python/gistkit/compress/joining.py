@@ -77,6 +77,7 @@ def _append(codec: Codec, first: Memory, second: Memory) -> Memory:
         embeddings=embeddings,
         layers=layers,
         fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
+        maker=first.maker if first.maker == second.maker else None,
     )
 
 

@@ -14,21 +14,32 @@ from gistkit.compress.tokens import IGNORE
 LOGITS = 2**25
 
 
-def _summed_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None) -> Tensor:
-    logits = F.linear(hidden, weight).float()
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
+    logits = F.linear(hidden, weight, bias).float()
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _summed_cross_entropy(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None
+) -> Tensor:
+    logits = _logits(hidden, weight, bias, softcap)
     return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
 
 def token_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, chunk: int | None = None, softcap: float | None = None
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
-    """Mean cross entropy of `hidden @ weight.T` against `targets`, with at most `chunk` rows of logits alive.
+    """Mean cross entropy of `hidden @ weight.T + bias` against `targets`, with at most `chunk` rows of logits alive.
 
     Args:
         hidden: [..., d] hidden states.
-        weight: [V, d] output embedding.
+        weight, bias: [V, d] and [V], the output embedding.
         targets: int64 [...], vocabulary ids; -100 is left out of the mean.
         chunk: rows of logits computed at a time; they are computed again in the backward pass. None: as many as hold
             2^25 logits, an eighth of a gigabyte.
@@ -47,29 +58,34 @@ def token_loss(
     rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     count = (labels != IGNORE).sum().clamp(min=1)
     if rows.shape[0] <= chunk:
-        return _summed_cross_entropy(rows, weight, labels, softcap) / count
+        return _summed_cross_entropy(rows, weight, bias, labels, softcap) / count
     total = hidden.new_zeros((), dtype=torch.float32)
     for part, part_labels in zip(rows.split(chunk), labels.split(chunk), strict=True):
-        total = total + checkpoint(_summed_cross_entropy, part, weight, part_labels, softcap, use_reentrant=False)
+        total = total + checkpoint(_summed_cross_entropy, part, weight, bias, part_labels, softcap, use_reentrant=False)
     return total / count
 
 
-def _summed_divergence(hidden: Tensor, teacher: Tensor, weight: Tensor, softcap: float | None) -> Tensor:
-    logits = [F.linear(states, weight).float() for states in (teacher, hidden)]
-    if softcap is not None:
-        logits = [softcap * torch.tanh(each / softcap) for each in logits]
-    wanted, found = (each.log_softmax(-1) for each in logits)
+def _summed_divergence(
+    hidden: Tensor, teacher: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None
+) -> Tensor:
+    wanted, found = (_logits(states, weight, bias, softcap).log_softmax(-1) for states in (teacher, hidden))
     return F.kl_div(found, wanted, reduction="sum", log_target=True)
 
 
 def divergence_loss(
-    hidden: Tensor, teacher: Tensor, weight: Tensor, *, chunk: int | None = None, softcap: float | None = None
+    hidden: Tensor,
+    teacher: Tensor,
+    weight: Tensor,
+    *,
+    bias: Tensor | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
 ) -> Tensor:
     """Mean Kullback-Leibler divergence KL(teacher || model) of next tokens, at most `chunk` rows of logits alive.
 
     Args:
         hidden, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
-        weight, chunk, softcap: as in `token_loss`.
+        weight, bias, chunk, softcap: as in `token_loss`.
 
     Returns:
         A scalar in nats a token, fp32; 0 where there are no tokens.
@@ -77,7 +93,7 @@ def divergence_loss(
     chunk = max(1, LOGITS // 2 // weight.shape[0]) if chunk is None else chunk
     total = hidden.new_zeros((), dtype=torch.float32)
     for part, wanted in zip(hidden.split(chunk), teacher.split(chunk), strict=True):
-        total = total + checkpoint(_summed_divergence, part, wanted, weight, softcap, use_reentrant=False)
+        total = total + checkpoint(_summed_divergence, part, wanted, weight, bias, softcap, use_reentrant=False)
     return total / max(hidden.shape[0], 1)
 
 
@@ -122,10 +138,17 @@ class CompressionHead(nn.Module):
         self.projection = nn.Linear(hidden_size, offsets * hidden_size, bias=False)
         nn.init.normal_(self.projection.weight, std=hidden_size**-0.5)
 
-    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
         """Mean cross entropy over all targets; hidden [B, kM, d], weight [V, d], targets [B, kM, offsets]."""
         projected = self.projection(hidden.to(self.projection.weight.dtype)).unflatten(-1, (self.offsets, -1))
-        return token_loss(projected.to(weight.dtype), weight, targets, softcap=softcap)
+        return token_loss(projected.to(weight.dtype), weight, targets, bias=bias, softcap=softcap)
 
 
 class JointHead(nn.Module):
@@ -144,8 +167,15 @@ class JointHead(nn.Module):
         self.offsets = offsets
         self.projection = nn.Linear(hidden_size, offsets * vocabulary, bias=False)
 
-    def forward(self, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None = None) -> Tensor:
-        """Mean cross entropy over all targets; hidden [B, kM, d], targets [B, kM, offsets]; weight is not used."""
+    def forward(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Mean cross entropy over all targets; hidden [B, kM, d], targets [B, kM, offsets]; weight and bias unused."""
         hidden = hidden.to(self.projection.weight.dtype)
         count = (targets != IGNORE).sum().clamp(min=1)
         total = hidden.new_zeros((), dtype=torch.float32)

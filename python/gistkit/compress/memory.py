@@ -59,6 +59,7 @@ class Memory:
         last: [B, hidden], the output that predicts what follows the memory where there is no task token between them.
         rest: token ids of each row beyond the compressor's window, which the decoder reads as they are.
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
+        maker: of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
     """
 
     source: Source
@@ -71,6 +72,7 @@ class Memory:
     last: Tensor | None = None
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
+    maker: str | None = None
 
     def __post_init__(self) -> None:
         if not self.rest:
@@ -181,6 +183,8 @@ class Memory:
                 raise ValueError(
                     f"stack: expected memories of one base model, got {first.fingerprint} and {other.fingerprint}"
                 )
+            if other.maker != first.maker:
+                raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {other.maker}")
             if (other.device, other.dtype) != (first.device, first.dtype):
                 raise ValueError(
                     f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "

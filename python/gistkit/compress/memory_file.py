@@ -36,6 +36,7 @@ def save(memory: Memory, path: Path) -> None:
         "starts": memory.starts,
         "rest": memory.rest,
         "fingerprint": memory.fingerprint,
+        "maker": memory.maker,
         "layers": len(memory.layers or ()),
     }
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
@@ -71,6 +72,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         last=tensors.get("last"),
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
         fingerprint=content["fingerprint"],
+        maker=content.get("maker"),
     )
     batch, width = memory.positions.shape
     rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.in_place import InPlace, kept_rows
+from gistkit.compress.in_place import Common, InPlace, kept_rows
 from gistkit.compress.plans import InPlacePass
 from gistkit.compress.tokens import Rows
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 
 class NoContext(InPlace):
@@ -22,32 +18,21 @@ class NoContext(InPlace):
     Text sees BOS and no context; its position ids begin behind BOS.
 
     Args:
-        model, losses, lora, end_token, bos_token: as in `InPlace`.
+        model, common: as in `InPlace`: losses, lora, end_token, bos_token.
     """
 
     method = "no_context"
     pooled = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        losses: Iterable[str] | Mapping[str, float] = ("qa",),
-        lora: int | LoraConfig | None = 64,
-        end_token: int | None = None,
-        bos_token: int | None = None,
-    ) -> None:
-        super().__init__(
-            model,
-            ratio=1,
-            layout={},
-            options={},
-            losses=losses,
-            lora=lora,
-            window=None,
-            end_token=end_token,
-            bos_token=bos_token,
-        )
+    def __init__(self, model: PreTrainedModel, **common: Unpack[Common]) -> None:
+        if common.get("window") is not None:
+            raise ValueError(f"window: expected none for NoContext, which reads no context, got {common['window']}")
+        super().__init__(model, ratio=1, layout={}, options={}, **common)
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The keyword arguments that make one around a model."""
+        return super().arguments() - {"window"}
 
     @property
     def settings(self) -> dict[str, Any]:

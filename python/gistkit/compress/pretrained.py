@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -143,13 +142,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def arguments_of(method: type[Compressor]) -> set[str]:
-    """The keyword arguments that make a compressor of a method around a model."""
-    return set(inspect.signature(method).parameters) - {"model"}
-
-
 def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Path) -> None:
-    expected = arguments_of(method) - {"lora"}
+    expected = method.arguments() - {"lora"}
     odd = sorted(expected ^ settings.keys())
     if odd:
         found = "one that it does not have" if odd[0] in settings else "none"

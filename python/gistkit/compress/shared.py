@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -50,10 +50,13 @@ class SharedModel(nn.Module):
         self.model = model
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
+        if self.logit_scale != 1.0 and self.head.bias is not None:
+            raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
         self.vocabulary = self.embed.weight.shape[0]
         self.windows = hf.sliding_windows(model)
         self._use: Use = None
         self._fingerprint: tuple[Any, str] | None = None
+        self._own_fingerprint: tuple[Any, str] | None = None
         self.adapters = None
         if lora is not None:
             from gistkit.compress.adapters import Adapters
@@ -94,9 +97,20 @@ class SharedModel(nn.Module):
         """The model's cap on its final logits, if it has one."""
         return getattr(self.config, "final_logit_softcapping", None)
 
+    @property
+    def logit_scale(self) -> float:
+        """The model's factor of its logits (Cohere's logit_scale, Granite's 1 / logits_scaling)."""
+        scale = getattr(self.config, "logit_scale", None)
+        divisor = getattr(self.config, "logits_scaling", None)
+        return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
+
+    def readout(self, hidden: Tensor) -> Tensor:
+        """Hidden states as the losses take them, of which the output embedding and its bias make the logits."""
+        return hidden if self.logit_scale == 1.0 else hidden * self.logit_scale
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states, fp32, capped where the model caps them."""
-        logits = self.head(hidden).float()
+        """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
+        logits = self.head(self.readout(hidden)).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def run(self, use: Use, **inputs: Any) -> Any:
@@ -117,11 +131,23 @@ class SharedModel(nn.Module):
     def fingerprint(self) -> str:
         """The base model's, computed again only where its weights have changed."""
         base = (p for name, p in self.model.named_parameters() if self.adapters is None or not self.adapters.owns(name))
-        # Weights made in inference mode count no versions, and cannot be changed outside it.
-        state = tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in base)
+        state = _versions(base)
         if self._fingerprint is None or self._fingerprint[0] != state:
             self._fingerprint = state, hf.fingerprint(self.model)
         return self._fingerprint[1]
+
+    def own_fingerprint(self) -> str:
+        """Of the weights that are the compressor's and not the base model's, computed again only where they changed."""
+        own = []
+        for name, parameter in self.named_parameters():
+            if not name.startswith("model."):
+                own.append((name, parameter))
+            elif self.adapters is not None and self.adapters.owns(name):
+                own.append((self.adapters.plain(name), parameter))
+        state = _versions(parameter for _, parameter in own)
+        if self._own_fingerprint is None or self._own_fingerprint[0] != state:
+            self._own_fingerprint = state, hf.digest(own)
+        return self._own_fingerprint[1]
 
     def gradient_checkpointing_enable(self) -> None:
         """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
@@ -191,3 +217,8 @@ class SharedModel(nn.Module):
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         # A layer that runs again in the backward pass does so as it ran: attached, the same adapters in use.
         return nullcontext(), self.using(self._use)
+
+
+def _versions(weights: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+    # Weights made in inference mode count no versions, and cannot be changed outside it.
+    return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)

@@ -3,7 +3,7 @@
 from gistkit.hf.attach import attach
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.families import ATTENTION_NAME, sliding_windows
-from gistkit.hf.fingerprint import fingerprint, structure
+from gistkit.hf.fingerprint import digest, fingerprint, structure
 from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.projection import check_projects, project_keys
 from gistkit.hf.rotation import rerotate
@@ -14,6 +14,7 @@ __all__ = [
     "KeptKeys",
     "attach",
     "check_projects",
+    "digest",
     "fingerprint",
     "memory_cache",
     "project_keys",

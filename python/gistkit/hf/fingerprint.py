@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -61,14 +61,23 @@ def fingerprint(model: nn.Module) -> str:
     Raises:
         ValueError: if a weight has no values (device "meta").
     """
-    digest = hashlib.sha256()
-    for name, weight in sorted(_base_weights(model), key=lambda item: item[0]):
+    return f"{structure(model)}-{digest(_base_weights(model))}"
+
+
+def digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Hex of 16 digits for named weights, in any order: a few hundred values of each, rounded to bfloat16.
+
+    Raises:
+        ValueError: if a weight has no values (device "meta").
+    """
+    found = hashlib.sha256()
+    for name, weight in sorted(weights, key=lambda item: item[0]):
         if weight.is_meta:
             raise ValueError(f"model: expected weights with values, got {name} on device meta")
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        found.update(f"{name} {tuple(weight.shape)}".encode())
         sample = weight.detach().flatten()[_spread(weight.numel()).to(weight.device)]
-        digest.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return f"{structure(model)}-{digest.hexdigest()[:_DIGITS]}"
+        found.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return found.hexdigest()[:_DIGITS]
 
 
 def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -106,9 +106,7 @@ def _checked_angles(key: Tensor, windows: int, positions: Tensor, inv_freq: Tens
         )
     for name, tensor in (("positions", positions), ("inv_freq", inv_freq)):
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ValueError(
-                f"{name}: expected no gradient to be recorded, got {name} that requires grad: pool, then rope"
-            )
+            raise ValueError(f"{name}: expected no gradient to be recorded, got one that requires grad")
     if positions.is_floating_point() and not torch.compiler.is_compiling() and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")

@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from gistkit.compress import METHODS, Compressor
-from gistkit.compress.pretrained import arguments_of
 from gistkit.evaluate import load_questions
 from gistkit.train.batches import Batches, Pretraining
 from gistkit.train.data import load_corpus
@@ -113,7 +112,7 @@ def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
 
 def _taken(method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """What of a preset and its changes a method takes."""
-    takes = arguments_of(METHODS[method])
+    takes = METHODS[method].arguments()
     given = dict(changes) if layout is None else {**changes, "layout": layout}
     if unknown := sorted(given.keys() - takes):
         raise ValueError(f"{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}")

@@ -1,4 +1,4 @@
-"""Picture of a layout: who sees whom, in logical and in physical order, and the position ids."""
+"""Pictures of layouts: who sees whom, in logical and in physical order, and the position ids."""
 
 from __future__ import annotations
 
@@ -8,13 +8,17 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from gistkit.layouts._checks import at_least
 from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.relations import Role
 from gistkit.viz.style import COLOURS, Picture
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from matplotlib.axes import Axes
 
     from gistkit.layouts.layout import Layout
@@ -40,9 +44,7 @@ def draw(layout: Layout, *, window: int | None = None, title: str | None = None)
         window: sliding window, as in `Layout.compile`.
         title: heading; None is the layout's name.
     """
-    count = len(layout)
-    if count > MOST_TOKENS:
-        raise ValueError(f"draw: expected a layout of at most {MOST_TOKENS} tokens, got {count}; draw a smaller one")
+    count = _checked_count("draw", layout)
     figure = Picture(figsize=(11, 8.2), layout="constrained", dpi=120)
     figure.suptitle(layout.name if title is None else title, fontsize=14)
     grid = figure.add_gridspec(2, 2, height_ratios=[2.4, 1])
@@ -53,16 +55,53 @@ def draw(layout: Layout, *, window: int | None = None, title: str | None = None)
         _draw_mask(axes, mask, layout.roles[order], layout.documents[order])
         axes.set_title(name, fontsize=11)
     _draw_positions(figure.add_subplot(grid[1, :]), layout)
-    shown = [role for role in Role if (layout.roles == role).any()]
+    _draw_legend(figure, [layout])
+    return figure
+
+
+def draw_masks(named: Mapping[str, Layout], *, order: str = "logical", columns: int = 3) -> Figure:
+    """A figure with the masks of several layouts side by side, each under its name.
+
+    Args:
+        named: layouts of at most 1024 tokens, at least one.
+        order: "logical" or "physical", as in `Layout.dense_mask`.
+        columns: masks in a row, at least 1.
+    """
+    if not named:
+        raise ValueError("draw_masks: expected at least one layout, got none")
+    columns = min(at_least("draw_masks", "columns", columns, 1), len(named))
+    rows = -(-len(named) // columns)
+    figure = Picture(figsize=(3.7 * columns, 3.9 * rows + 0.5), layout="constrained", dpi=120)
+    for place, (name, layout) in enumerate(named.items(), start=1):
+        count = _checked_count("draw_masks", layout)
+        chosen = physical_order(layout) if order == "physical" else np.arange(count)
+        axes = figure.add_subplot(rows, columns, place)
+        _draw_mask(axes, layout.dense_mask(order), layout.roles[chosen], layout.documents[chosen])
+        axes.set_title(name, fontsize=11)
+    _draw_legend(figure, list(named.values()))
+    return figure
+
+
+def _checked_count(function: str, layout: Layout) -> int:
+    count = len(layout)
+    if count > MOST_TOKENS:
+        raise ValueError(
+            f"{function}: expected a layout of at most {MOST_TOKENS} tokens, got {count}; draw a smaller one"
+        )
+    return count
+
+
+def _draw_legend(figure: Figure, layouts: Sequence[Layout]) -> None:
+    """The roles that any of the layouts has, below the figure."""
     handles = [
         Line2D(
             [], [], color=ROLE_COLOURS[role], marker=MARKERS[role], label=role.name, linestyle="", markersize=9,
             markeredgecolor="black", markeredgewidth=0.5,
         )
-        for role in shown
+        for role in Role
+        if any((layout.roles == role).any() for layout in layouts)
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
-    return figure
 
 
 def _draw_mask(axes: Axes, mask: NDArray[np.bool_], roles: NDArray[np.uint8], documents: NDArray[np.int32]) -> None:
@@ -86,6 +125,9 @@ def _draw_mask(axes: Axes, mask: NDArray[np.bool_], roles: NDArray[np.uint8], do
         axes.axvline(edge, color="black", linewidth=0.8)
     axes.set_xlim(-0.8 - width, count - 0.5)
     axes.set_ylim(count - 0.5, -0.8 - width)
+    ticks = [tick for tick in MaxNLocator(6, integer=True).tick_values(0, count - 1) if 0 <= tick < count]
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
     axes.set_xlabel("key")
     axes.set_ylabel("query")
     for spine in axes.spines.values():

@@ -21,7 +21,7 @@ def window_pool(
     """Same contract as `gistkit.ops.window_pool`; sums by scatter_add, the rotation by `reference.rope`."""
     tokens = key.shape[-2]
     if isinstance(windows, Tensor):
-        offsets = windows if windows.dim() == 2 else windows[None]
+        offsets = (windows if windows.dim() == 2 else windows[None]).contiguous()
     else:
         offsets = torch.arange(0, tokens + windows, windows, device=key.device).clamp(max=tokens)[None]
     keys = _means(key, offsets)

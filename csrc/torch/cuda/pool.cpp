@@ -1,0 +1,28 @@
+// window_pool and window_spread on CUDA tensors.
+#include "torch/pool.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "cuda/pool.h"
+#include "torch/cuda/device.h"
+
+namespace {
+
+using gistkit::cuda::Launch;
+using torch::stable::Tensor;
+
+struct Cuda {
+  static constexpr const char* kName = "CUDA";
+  static bool holds(const Tensor& t) { return t.is_cuda(); }
+  static void pool(const gistkit::PoolParams& params, const Tensor& key) {
+    const Launch launch(key);
+    Launch::check(gistkit::cuda::window_pool(params, launch.stream()), params.inverse ? "window_spread" : "window_pool");
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gistkit, CUDA, m) {
+  m.impl("window_pool", TORCH_BOX(&gistkit::window_pool<Cuda>));
+  m.impl("window_spread", TORCH_BOX(&gistkit::window_spread<Cuda>));
+}

@@ -1,0 +1,139 @@
+"""What the study `pooling` found: a table beside what the paper says, JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from gistkit.compress.files import replacing
+from gistkit.evaluate.report import format_table
+from gistkit.info import machine
+from gistkit.studies.pooling import Run, chance
+from gistkit.studies.pooling_layer import CONTEXTS, MASKS, Recipe, Setting
+
+# What GistPool, Section 6.1, says of Table 11, by inputs, mask and context: 50,000 steps of 64 sequences, the best of
+# 3 seeds and several learning rates. Its vocabulary is Gemma2's.
+PAPER = {
+    ("sphere", "pool", "fixed"): "near perfect",
+    ("sphere", "pool", "variable"): "near perfect",
+    ("sphere", "pool", "at-zero"): "near perfect",
+    ("sphere", "standard", "fixed"): "much worse",
+    ("sphere", "standard", "variable"): "much reduced",
+    ("sphere", "standard", "at-zero"): "better, short of pool",
+    ("vocabulary", "pool", "fixed"): "near perfect",
+    ("vocabulary", "pool", "variable"): "near perfect",
+    ("vocabulary", "pool", "at-zero"): "near perfect",
+    ("vocabulary", "standard", "fixed"): "as pool",
+    ("vocabulary", "standard", "variable"): "much reduced",
+    ("vocabulary", "standard", "at-zero"): "better, short of pool",
+}
+CAPTION = (
+    "Share of predicted vectors whose nearest window mean is their own: the best of the runs over seeds and learning "
+    "rates (their median).\nChance: of a guess, fixed / variable length. Words: what the paper says of its own runs."
+)
+Group = tuple[str, int, int, int, int]
+
+
+def group_of(setting: Setting) -> Group:
+    """What the row of a setting is about: inputs, heads, key heads, ratio and length."""
+    return setting.inputs, setting.heads, setting.kv_heads, setting.ratio, setting.length
+
+
+def table_rows(runs: Sequence[Run], recipe: Recipe) -> list[list[str]]:
+    """Header and one row a group, after those of the paper for the inputs that it has."""
+    columns = list(product(MASKS, CONTEXTS))
+    names = {"fixed": "fixed", "variable": "variable", "at-zero": "gists at 0"}
+    rows = [["inputs", "heads", "ratio", "length", *(f"{mask}, {names[context]}" for mask, context in columns)]]
+    rows[0] += ["chance", "runs"]
+    for inputs in dict.fromkeys(run.setting.inputs for run in runs):
+        if (inputs, *columns[0]) in PAPER:
+            said = [PAPER[inputs, *column] for column in columns]
+            rows.append([f"paper: {inputs}", "", "", "", *said, "", ""])
+    for group in dict.fromkeys(group_of(run.setting) for run in runs):
+        mine = [run for run in runs if group_of(run.setting) == group]
+        inputs, heads, keys, ratio, length = group
+        shares = [
+            [run.share for run in mine if (run.setting.mask, run.setting.context) == column] for column in columns
+        ]
+        guesses = [chance(recipe, Setting(context=one, ratio=ratio, length=length)) for one in ("fixed", "variable")]
+        counts = sorted({len(cell) for cell in shares if cell})
+        rows.append(
+            [
+                *(inputs, f"{heads}/{keys}", str(ratio), str(length)),
+                *map(_cell, shares),
+                " / ".join(f"{one:.2f}" for one in guesses),
+                "-".join(map(str, dict.fromkeys([counts[0], counts[-1]]))),
+            ]
+        )
+    return rows
+
+
+def _cell(shares: Sequence[float]) -> str:
+    if not shares:
+        return "-"
+    return f"{max(shares):.2f}" + (f" ({median(shares):.2f})" if len(shares) > 1 else "")
+
+
+def format_results(runs: Sequence[Run], recipe: Recipe) -> str:
+    """The table and what its cells are."""
+    return f"{format_table(table_rows(runs, recipe))}\n\n{CAPTION}"
+
+
+def write_json(path: Path, runs: Sequence[Run], recipe: Recipe) -> None:
+    """Everything measured, with the recipe and the machine."""
+    content = {"study": "pooling", "machine": machine(), "recipe": asdict(recipe), "runs": [asdict(r) for r in runs]}
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(content) + "\n")
+
+
+def read_json(path: Path) -> tuple[list[Run], Recipe]:
+    """The runs and the recipe that `write_json` wrote; runs kept without attention have none.
+
+    Raises:
+        ValueError: if the file holds something else.
+    """
+    try:
+        content = json.loads(path.read_text())
+        runs = [Run(**run | {"setting": Setting(**run["setting"])}) for run in content["runs"]]
+        return runs, Recipe(**content["recipe"])
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: expected results of the study pooling, got another file ({error})") from error
+
+
+def read_same(path: Path, recipe: Recipe) -> list[Run]:
+    """The runs of a file, a ValueError if they are of another recipe."""
+    runs, theirs = read_json(path)
+    changed = [name for name, value in asdict(recipe).items() if asdict(theirs)[name] != value]
+    if changed:
+        raise ValueError(
+            f"{path}: the saved runs differ in {', '.join(changed)}; use the same settings, or another --out folder"
+        )
+    return runs
+
+
+def draw(folder: Path, runs: Sequence[Run]) -> list[Path]:
+    """Attention of the gists as PNG files in `folder`, a file for each kind of inputs: its first group's best runs."""
+    from gistkit.viz.pooling import draw_gist_attention
+
+    paths = []
+    for inputs in dict.fromkeys(run.setting.inputs for run in runs if run.attention):
+        mine = [run for run in runs if run.setting.inputs == inputs and run.attention]
+        group = group_of(mine[0].setting)
+        best: dict[tuple[str, str], Run] = {}
+        for run in sorted((run for run in mine if group_of(run.setting) == group), key=lambda run: run.share):
+            best[run.setting.context, run.setting.mask] = run
+        # In the order of the study, whichever came first.
+        shown = {cell: best[cell] for cell in product(CONTEXTS, MASKS) if cell in best}
+        _, heads, keys, ratio, length = group
+        figure = draw_gist_attention(
+            {cell: (run.attention, run.share) for cell, run in shown.items()},
+            ratio,
+            title=f"{inputs}, {ratio}x, {length} embeddings, heads {heads}/{keys}",
+        )
+        paths.append(folder / f"attention-{inputs}.png")
+        figure.savefig(paths[-1], dpi=150)
+    return paths

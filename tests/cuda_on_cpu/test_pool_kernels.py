@@ -1,0 +1,130 @@
+"""window_pool's CUDA kernel against float64, with the plain torch form of the same precision as the measure."""
+
+from __future__ import annotations
+
+import emulation
+import pytest
+import torch
+from pool_params import pool
+from torch import Tensor
+
+from gistkit.ops import reference
+
+FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
+
+
+def rows_of(batch: int, heads: int, rows: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(batch, heads, rows, dim).to(dtype)
+
+
+def frequencies(rotary: int) -> Tensor:
+    return 10000.0 ** (-torch.arange(0, rotary, 2) / max(rotary, 1))
+
+
+def equal_windows(tokens: int, ratio: int) -> Tensor:
+    return torch.arange(0, tokens + ratio, ratio).clamp(max=tokens)[None]
+
+
+def assert_close(got: tuple[Tensor, ...], plain: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
+    for mine, torch_form, exact in zip(got, plain, right, strict=True):
+        if mine.numel() == 0:
+            continue
+        # In float64 the plain form is what it is compared with.
+        rounding = 1e-11 if mine.dtype == torch.float64 else torch.finfo(mine.dtype).eps
+        allowed = 2 * (torch_form.double() - exact).abs().max() + rounding * exact.abs().max()
+        assert (mine.double() - exact).abs().max() <= allowed
+
+
+def check(key: Tensor, value: Tensor, offsets: Tensor, order: str = "forward", **rotation: object) -> None:
+    """Both directions: the means, and the gradient of the plain form."""
+
+    def both(dtype: torch.dtype) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        inputs = [x.to(dtype).requires_grad_() for x in (key, value)]
+        out = reference.window_pool(*inputs, windows=offsets.expand(len(key), -1), **rotation)
+        found = torch.autograd.grad(out, inputs, [g.to(dtype) for g in grads])
+        return tuple(x.detach() for x in out), found
+
+    grads = [rows_of(*x.shape[:2], offsets.size(1) - 1, x.size(3), x.dtype) for x in (key, value)]
+    right, plain = both(torch.float64), both(key.dtype)
+    how = {"order": order, "seed": key.size(2)}
+    if "positions" in rotation:
+        rotation["positions"] = rotation["positions"].view(-1, offsets.size(1) - 1)
+    assert_close(pool(key, value, offsets, **rotation, **how), plain[0], right[0])
+    assert_close(pool(*grads, offsets, tokens=key.size(2), **rotation, **how), plain[1], right[1])
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(
+    ("batch", "heads", "tokens", "dim", "value_dim", "ratio"),
+    [(1, 1, 1, 1, 1, 1), (2, 3, 37, 64, 80, 5), (1, 2, 203, 16, 8, 10), (1, 1, 65, 9, 24, 65), (2, 2, 63, 32, 32, 1)],
+)
+def test_parity(
+    batch: int, heads: int, tokens: int, dim: int, value_dim: int, ratio: int, dtype: torch.dtype, order: str
+) -> None:
+    key, value = rows_of(batch, heads, tokens, dim, dtype), rows_of(batch, heads + 1, tokens, value_dim, dtype)
+    check(key, value, equal_windows(tokens, ratio), order)
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize(("heads", "dim", "rotary"), [(3, 64, 64), (1, 80, 32), (2, 21, 14)])
+def test_rotation(heads: int, dim: int, rotary: int, dtype: torch.dtype, interleaved: bool, order: str) -> None:
+    key, value = rows_of(2, heads, 83, dim, dtype), rows_of(2, heads, 83, dim, dtype)
+    options = {"inv_freq": frequencies(rotary), "scaling": 1.25, "interleaved": interleaved}
+    offsets = equal_windows(83, 4)
+    check(key, value, offsets, order, positions=torch.rand(2, 21, dtype=torch.float64) * 900, **options)
+    check(key, value[:, :0], offsets, order, positions=torch.arange(21), **options)
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+def test_ragged_rows_and_tokens_outside(order: str) -> None:
+    key, value = rows_of(3, 2, 70, 24), rows_of(3, 2, 70, 12)
+    offsets = torch.tensor([[0, 1, 69, 69, 69], [5, 40, 41, 42, 60], [70, 70, 70, 70, 70]])
+    check(key, value, offsets, order)
+    check(key, value, offsets, order, positions=torch.arange(4), inv_freq=frequencies(24))
+    check(key, value, torch.tensor([[3, 60]]), order)
+
+
+def test_long_windows() -> None:
+    key = rows_of(1, 1, 3000, 8) + 10
+    got, _ = pool(key, key[:, :0], torch.tensor([[0, 3000]]), checked=False)
+    torch.testing.assert_close(got[0, 0, 0].double(), key.double().mean((0, 1, 2)), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_strided_views(dtype: torch.dtype) -> None:
+    key, offsets = rows_of(2, 3, 18, 32, dtype), equal_windows(18, 4)
+    rotation = {"positions": torch.arange(5).view(1, 5), "inv_freq": frequencies(16)}
+    expected = pool(key, key, offsets, **rotation)
+    flat = torch.zeros(key.numel() + 1, dtype=dtype)
+    flat[1:] = key.flatten()
+    wide = torch.randn(2, 3, 18, 40).to(dtype)
+    wide[..., 8:] = key
+    for view in (key.transpose(1, 2).contiguous().transpose(1, 2), flat[1:].view(key.shape), wide[..., 8:]):
+        assert all(torch.equal(a, b) for a, b in zip(pool(view, view, offsets, **rotation), expected, strict=True))
+
+
+def test_a_window_of_one_token_is_a_copy() -> None:
+    key = rows_of(1, 2, 9, 20, torch.bfloat16)
+    key[0, 0, 3, 5], key[0, 1, 4, 0] = float("inf"), -0.0
+    out, _ = pool(key, key, equal_windows(9, 1))
+    assert torch.equal(out.view(torch.int16), key.view(torch.int16))
+
+
+def test_offsets_that_leave_the_tokens_are_cut_off() -> None:
+    key = rows_of(1, 1, 9, 8)
+    offsets = torch.tensor([[-5, 3, 2, 2000]])
+    out, _ = pool(key, key, offsets)
+    torch.testing.assert_close(out[:, :, 0], key[:, :, :3].mean(2))
+    torch.testing.assert_close(out[:, :, 2], key[:, :, 2:].mean(2))
+    assert not out[:, :, 1].any()
+    pool(out, out, offsets, tokens=9, checked=False)
+
+
+def test_heads_are_shared_out_when_windows_are_few() -> None:
+    key, value, offsets = rows_of(2, 13, 20, 16), rows_of(2, 5, 20, 16), equal_windows(20, 20)
+    emulation.statistics()
+    check(key, value, offsets)
+    assert emulation.statistics().blocks == 2 * (2 * 13 * 2)
