@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MethodType
+from functools import partial
 from typing import Any
 
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -84,9 +84,11 @@ class Adapters:
             parts = set(name.split("."))
             # Other adapters are left as they were; the base weights are frozen.
             parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
-        self._by_role: dict[nn.Module, RoleLinear] = {}
+        self._by_role: dict[Any, RoleLinear] = {}
+        self._use: str | Mapping[str, slice] | None = None
         if others:
-            self._by_role = {layer: self._roles_of(layer) for layer in self._layers}
+            mine = self.names[first]
+            self._by_role = {each: self._roles_of(each) for each in self._layers if mine in getattr(each, "lora_A", ())}
 
     def owns(self, name: str) -> bool:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
@@ -103,8 +105,9 @@ class Adapters:
 
         Those that were active before the adapters were made are active beside the adapter of one role, and alone.
         """
-        if isinstance(use, Mapping):
-            with self._rows(use):
+        # Within a pass by role the target modules ask who serves them: a layer may change that for a moment.
+        if isinstance(use, Mapping) or self._use is not None:
+            with self._by_rows({} if use is None else use):
                 yield
             return
         with self._switched(self._before if use is None else [*self._before, self.names[use]]):
@@ -112,38 +115,36 @@ class Adapters:
 
     @contextmanager
     def _switched(self, names: list[str]) -> Iterator[None]:
-        with self._forwards(None):
-            layer = self._layers[0]
-            before = layer.active_adapters if not layer._disable_adapters else []
-            if before == names:
-                yield
-                return
-            self._set(names)
-            try:
-                yield
-            finally:
-                self._set(before)
-
-    @contextmanager
-    def _rows(self, slices: Mapping[str, slice]) -> Iterator[None]:
-        with self._forwards(slices):
+        layer = self._layers[0]
+        before = layer.active_adapters if not layer._disable_adapters else []
+        if before == names:
             yield
-
-    @contextmanager
-    def _forwards(self, slices: Mapping[str, slice] | None) -> Iterator[None]:
-        """Every target module maps the rows of `slices` by role; None: as PEFT does."""
-        before = {layer: vars(layer).get("forward") for layer in self._by_role}
-
-        def forward(layer: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            return self._by_role[layer](x, slices)  # type: ignore[no-any-return]
-
+            return
+        self._set(names)
         try:
-            for layer in self._by_role:
-                _assign(layer, None if slices is None else MethodType(forward, layer))
             yield
         finally:
-            for layer, its in before.items():
-                _assign(layer, its)
+            self._set(before)
+
+    @contextmanager
+    def _by_rows(self, use: str | Mapping[str, slice]) -> Iterator[None]:
+        """Every target module maps rows by role; a role alone is that of all rows."""
+        before, self._use = self._use, use
+        try:
+            if before is None:
+                for layer, by_role in self._by_role.items():
+                    layer.forward = partial(self._map, by_role)
+            yield
+        finally:
+            self._use = before
+            if before is None:
+                for layer in self._by_role:
+                    vars(layer).pop("forward", None)
+
+    def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        use: Any = self._use
+        slices = {use: slice(0, x.shape[-2])} if isinstance(use, str) else use
+        return by_role(x, slices)  # type: ignore[no-any-return]
 
     def _roles_of(self, layer: Any) -> RoleLinear:
         if self._before or not isinstance(layer, LoraLinear) or any(layer.use_dora.values()):
@@ -166,13 +167,6 @@ class Adapters:
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
     return {role: f"gistkit_{number}_{role}" for role in roles}
-
-
-def _assign(layer: nn.Module, forward: Any) -> None:
-    if forward is not None:
-        layer.forward = forward
-    else:
-        vars(layer).pop("forward", None)
 
 
 def _tuned(model: nn.Module) -> list[Any]:

@@ -37,22 +37,29 @@ class Copies(nn.Module):
             (module, RoleLinear(_Plain(module), {role: self.maps[name.replace(".", "/")]}))
             for name, module in linear.items()
         ]
+        self._slices: Mapping[str, slice] = {}
+        self._patched = False
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
         """The copies for their role's rows of `use`, where it is {role: rows}; elsewhere none."""
-        slices = {self.role: use[self.role]} if isinstance(use, Mapping) else None
-        before = [vars(module).pop("forward", None) for module, _ in self._by_role]
+        before, self._slices = self._slices, {self.role: use[self.role]} if isinstance(use, Mapping) else {}
+        outermost = not self._patched
         try:
-            if slices is not None:
+            if outermost and self._slices:
+                self._patched = True
                 for module, by_role in self._by_role:
-                    module.forward = partial(by_role, slices=slices)  # type: ignore[method-assign]
+                    module.forward = partial(self._map, by_role)  # type: ignore[method-assign]
             yield
         finally:
-            for (module, _), forward in zip(self._by_role, before, strict=True):
-                vars(module).pop("forward", None)
-                if forward is not None:
-                    module.forward = forward  # type: ignore[method-assign]
+            self._slices = before
+            if outermost and self._patched:
+                self._patched = False
+                for module, _ in self._by_role:
+                    vars(module).pop("forward", None)
+
+    def _map(self, by_role: RoleLinear, x: Tensor) -> Tensor:
+        return by_role(x, self._slices)  # type: ignore[no-any-return]
 
 
 class _Plain(nn.Module):
