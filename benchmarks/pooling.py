@@ -18,6 +18,7 @@ from pathlib import Path
 import harness
 
 from gistkit.cli.study_pooling import run_settings
+from gistkit.studies import pooling_report
 from gistkit.studies.pooling import grid
 from gistkit.studies.pooling_inputs import INPUTS
 from gistkit.studies.pooling_layer import CONTEXTS, MASKS, Recipe, Setting
@@ -52,7 +53,8 @@ def keep(folder: Path, found: dict[str, object]) -> None:
     # A line a run.
     lines = ",\n  ".join(json.dumps(run) for run in content.pop("runs"))
     (RESULTS / "pooling.json").write_text(f'{json.dumps(content, indent=1)[:-2]},\n "runs": [\n  {lines}\n ]\n}}\n')
-    for path in folder.glob("attention-*.png"):
+    runs, _ = pooling_report.read_json(folder / "results.json")
+    for path in pooling_report.draw(folder, runs):
         shutil.copyfile(path, RESULTS / f"pooling-{path.name}")
 
 
