@@ -92,9 +92,7 @@ def rotated_forms(shape: Shape, backward: bool) -> harness.Forms:
         return gistkit.rope(pooled, pooled[:, :0], positions, inv_freq)[0], pooled_value
 
     ways: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
-        "gistkit": lambda: gistkit.window_pool(
-            key, value, windows=shape.ratio, positions=positions, inv_freq=inv_freq
-        ),
+        "gistkit": lambda: gistkit.window_pool(key, value, windows=shape.ratio, positions=positions, inv_freq=inv_freq),
         "gistkit, then rope": apart,
     }
     return with_copy(shape, ways, (key, value), backward)

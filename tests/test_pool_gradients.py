@@ -24,9 +24,7 @@ def frequencies(rotary):
 def rotation(windows, rotary, interleaved=False):
     """A fractional position of each window."""
     count = windows.shape[-1] - 1 if isinstance(windows, torch.Tensor) else windows
-    return dict(
-        positions=torch.arange(count) * 3.7, inv_freq=frequencies(rotary), scaling=1.3, interleaved=interleaved
-    )
+    return dict(positions=torch.arange(count) * 3.7, inv_freq=frequencies(rotary), scaling=1.3, interleaved=interleaved)
 
 
 @pytest.mark.parametrize("turned", [None, False, True], ids=["plain", "halves", "interleaved"])
