@@ -31,6 +31,7 @@ lint: $(VENV)/lint
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/planner.py --save $(ARGS)
 	$(BIN)/python benchmarks/rope.py --save $(ARGS)
+	$(BIN)/python benchmarks/pool.py --save $(ARGS)
 	$(BIN)/python benchmarks/memory.py --save $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --study gistpool $(ARGS)
@@ -71,7 +72,7 @@ $(SANITIZED)/ready: $(VENV)/installed $(SOURCES)
 sanitize: $(SANITIZED)/ready
 	PYTHONPATH=$(SANITIZED)/site $(BIN)/python -c "import importlib.util as u; path = u.find_spec('gistkit').origin; print(path); exit('$(SANITIZED)' not in path)"
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest $(wildcard tests/test_attention*.py tests/test_rope*.py tests/test_layout*.py tests/test_planner*.py) \
+	  $(BIN)/python -m pytest $(wildcard tests/test_attention*.py tests/test_rope*.py tests/test_pool*.py tests/test_layout*.py tests/test_planner*.py) \
 	  -k "not compiles and not opcheck and not torch_compile" $(ARGS)
 
 cuda: $(VENV)/installed

@@ -9,6 +9,7 @@ example: python benchmarks/in_place.py --methods no,full,avgpool,gistpool --rati
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +23,17 @@ from gistkit.train.data import load_corpus
 RESULTS = harness.ROOT / "benchmarks" / "results" / "in_place"
 
 
-def read_runs(folder: Path = RESULTS) -> dict[str, list[in_place_runs.Run]]:
-    """The committed runs by preset and number of steps, such as short-100."""
-    found: dict[str, list[in_place_runs.Run]] = {}
+Found = tuple[in_place_runs.Run, in_place.Recipe, dict[str, object]]
+
+
+def read_runs(folder: Path = RESULTS) -> dict[str, list[Found]]:
+    """The committed runs, with recipe and machine, by preset and number of steps, such as short-100."""
+    found: dict[str, list[Found]] = {}
     for path in sorted(folder.glob("*.json")):
         name = "-".join(path.name.split("-")[:2])
-        found.setdefault(name, []).extend(in_place_report.read_json(path)[0])
+        machine = json.loads(path.read_text())["machine"]
+        runs, recipe = in_place_report.read_json(path)
+        found.setdefault(name, []).extend((run, recipe, machine) for run in runs)
     return found
 
 
@@ -44,8 +50,9 @@ def main() -> int:
     parser.add_argument("--draw", action="store_true", help="make no runs; draw those that are there")
     options = parser.parse_args()
     if options.draw:
-        for name, runs in read_runs().items():
-            print("\n".join(map(str, in_place_report.draw(RESULTS, runs, prefix=f"{name}-"))))
+        for name, found in read_runs().items():
+            pictures = in_place_report.draw(RESULTS, [run for run, *_ in found], prefix=f"{name}-")
+            print("\n".join(map(str, pictures)))
         return 0
     recipe = in_place.PRESETS[options.preset]
     recipe = replace(recipe, steps=options.steps or recipe.steps)

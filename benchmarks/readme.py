@@ -14,12 +14,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from in_place import read_runs as in_place_runs
 from masks import FEW
 from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import compression_loss, pooling_report
+from gistkit.studies import compression_loss, in_place_report, pooling_report
 from gistkit.studies.report import read_json, table_rows
 from gistkit.studies.runs import Run
 
@@ -93,6 +94,20 @@ def pooling_table() -> str:
     )
 
 
+def in_place_table() -> str:
+    """The methods that compress in place, a table a preset, from `benchmarks/results/in_place`."""
+    tables = []
+    for found in in_place_runs().values():
+        runs = [run for run, *_ in found]
+        recipe, machine = found[0][1:]
+        tables.append(
+            f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\nTest split, on which nothing was chosen; "
+            f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens. "
+            f"{machine_line(machine)}."
+        )
+    return "\n\n".join(tables)
+
+
 def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
     """Median milliseconds of a suite's JSON: a column a form, a row a case that the pattern `cases` matches.
 
@@ -146,6 +161,11 @@ def speed_table(machine: str) -> str:
     )
     if (memory := folder / "memory.json").exists():
         tables.append(memory_table(memory))
+    if (gistpool := folder / "attention-gistpool.json").exists():
+        cases = r"(GistPool \d+x, N \d+), B1 H8/8 D64 float32, (.*)"
+        tables.append(timing_table(gistpool, "attention under GistPool's mask", cases, "creation alone"))
+    if (pool := folder / "pool.json").exists():
+        tables.append(timing_table(pool, "window_pool, keys and values, H8 D128", "(.*)"))
     if (compressor := folder / "compressor.json").exists():
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
     if (picture := folder / "attention.png").exists():
@@ -171,6 +191,8 @@ def updated(readme: str) -> str:
         replaced("ablation", "ablation table", lambda _: ablation_table())
     if (RESULTS / "pooling.json").exists():
         replaced("pooling", "pooling table", lambda _: pooling_table())
+    if in_place_runs():
+        replaced("in-place", "in-place table", lambda _: in_place_table())
     replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
     return readme
 

@@ -17,6 +17,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 COMMANDS = [
     "attention",
     "rope",
+    "pool",
     "planner",
     "memory",
     "roof",

@@ -147,6 +147,24 @@ def test_rope_gradients() -> None:
         torch.testing.assert_close(device, cpu, atol=1e-4, rtol=1e-4)
 
 
+@gpu
+@pytest.mark.parametrize("rotated", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("windows", [1, 5, 37, torch.tensor([[0, 1, 30, 30], [3, 4, 5, 36]])], ids=str)
+def test_window_pool(windows: int | Tensor, dtype: torch.dtype, rotated: bool) -> None:
+    key, value = (heads_of(2, 3, 37, dim, dtype, dim).requires_grad_() for dim in (64, 24))
+    count = windows.shape[1] - 1 if isinstance(windows, Tensor) else -(-37 // windows)
+    options: dict[str, Any] = {"windows": windows}
+    if rotated:
+        options |= {"positions": torch.arange(count) * 2.5, "inv_freq": frequencies(48), "scaling": 1.25}
+    found = []
+    for form in (gistkit.window_pool, on_gpu(gistkit.window_pool)):
+        out = form(key, value, **options)
+        found.append([*out, *torch.autograd.grad([x.square().sum() for x in out], (key, value))])
+    for cpu, device in zip(*found, strict=True):
+        torch.testing.assert_close(device, cpu, atol=1e-5, rtol=4 * torch.finfo(dtype).eps)
+
+
 def example(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, length: int = 500) -> tuple[Any, ...]:
     """Query, key, value and a plan."""
     heads = [torch.randn(1, 4, length, 64, device=device, dtype=dtype) for _ in range(3)]

@@ -1,5 +1,7 @@
 """window_pool forward: parity with a loop over windows, memory layouts, ragged windows, rotation, instruction sets."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,7 @@ def oracle(x, windows, positions=None, inv_freq=None, scaling=1.0, interleaved=F
     windows = windows.expand(batch, -1).tolist()
     out = np.zeros((batch, heads, len(windows[0]) - 1, dim), dtype=np.longdouble)
     for b, offsets in enumerate(windows):
-        for w, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        for w, (begin, end) in enumerate(pairwise(offsets)):
             if end == begin:
                 continue
             total = np.zeros((heads, dim), dtype=np.longdouble)

@@ -1,6 +1,6 @@
-// Means over windows: a block takes a few windows and heads, forms the windows' cosines and sines once in shared memory,
-// and each thread sums 16 bytes of columns (32 where they are rotated) over a window's tokens. The transpose likewise.
-// Bound by memory.
+// Means over windows: a block takes a few windows and heads, forms the windows' cosines and sines once in shared
+// memory, and each thread sums 16 bytes of columns (32 where they are rotated) over a window's tokens. The transpose
+// likewise. Bound by memory.
 #pragma once
 #include "cuda/elements.cuh"
 #include "cuda/pool.h"
@@ -106,18 +106,20 @@ GISTKIT_DEVICE void zero_other_tokens(const PoolParams& p, const PoolTensor& x, 
                                       int64_t chunk, int64_t chunks, int64_t heads) {
   const int64_t before = clamped_offset(offsets[0], 0, p.tokens);
   const int64_t behind = p.tokens - clamped_offset(offsets[p.windows], before, p.tokens), others = before + behind;
-  const int64_t from = others * chunk / chunks, to = others * (chunk + 1) / chunks, groups = x.dim / kCount;
-  for (int64_t i = threadIdx.x; i < heads * (to - from) * groups; i += kRopeThreads) {
-    const int64_t group = i % groups, other = from + i / groups % (to - from), h = i / groups / (to - from);
-    const int64_t token = other < before ? other : p.tokens - others + other;
-    T* row = out + h * x.out_stride[1] + token * x.out_stride[2];
-    *reinterpret_cast<Elements<T, kCount>*>(row + group * kCount) = Elements<T, kCount>{};
+  const int64_t from = others * chunk / chunks, to = others * (chunk + 1) / chunks;
+  const int groups = static_cast<int>(x.dim / kCount), thread = static_cast<int>(threadIdx.x);
+  const int rows = groups < kRopeThreads ? kRopeThreads / groups : 1;
+  for (int64_t other = from + thread / groups; thread / groups < rows && other < to; other += rows) {
+    T* row = out + (other < before ? other : p.tokens - others + other) * x.out_stride[2];
+    for (int64_t h = 0; h < heads; ++h)
+      for (int group = thread % groups; group < groups; group += kRopeThreads)
+        *reinterpret_cast<Elements<T, kCount>*>(row + h * x.out_stride[1] + group * kCount) = Elements<T, kCount>{};
   }
 }
 
 // Grid: (batch * chunks, parts, keys and values).
 template <class T, int kCount, bool kInterleaved>
-__global__ void __launch_bounds__(kRopeThreads)
+__global__ void __launch_bounds__(kRopeThreads, 2)
     pool_kernel(const __grid_constant__ PoolParams p, const PoolSplit split) {
   using Compute = typename ComputeOf<T>::Type;
   GISTKIT_DYNAMIC_SHARED(shared);

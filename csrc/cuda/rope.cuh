@@ -22,8 +22,8 @@ struct RopeSplit {
 // cosines [tokens, freqs], then sines, of the heads that `group` of the frequencies belongs to. Params say angles,
 // scaling and inverse.
 template <class Params, class Compute>
-GISTKIT_DEVICE void fill_angles(const Params& p, int64_t b, int64_t first, int tokens, int64_t group,
-                                Compute* cosines, Compute* sines) {
+GISTKIT_DEVICE void fill_angles(const Params& p, int64_t b, int64_t first, int tokens, int64_t group, Compute* cosines,
+                                Compute* sines) {
   const RopeAngles& angles = p.angles;
   const int freqs = static_cast<int>(angles.freqs);
   const double sine_scaling = p.inverse ? -p.scaling : p.scaling;

@@ -16,7 +16,8 @@ struct Cuda {
   static bool holds(const Tensor& t) { return t.is_cuda(); }
   static void pool(const gistkit::PoolParams& params, const Tensor& key) {
     const Launch launch(key);
-    Launch::check(gistkit::cuda::window_pool(params, launch.stream()), params.inverse ? "window_spread" : "window_pool");
+    Launch::check(gistkit::cuda::window_pool(params, launch.stream()),
+                  params.inverse ? "window_spread" : "window_pool");
   }
 };
 

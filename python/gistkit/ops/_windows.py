@@ -80,7 +80,8 @@ def _check_values(rows: Tensor, tokens: int, *, padded: bool) -> None:
     # What follows a row's last offset are missing windows; where all rows share theirs, none is missing.
     if at := first((begin == end) & (begin < rows[:, -1:]) if padded else begin == end):
         raise ValueError(
-            f"windows: expected a token in every window, got window {at[1]} of row {at[0]} from {begin[*at]} to {end[*at]}"
+            f"windows: expected a token in every window, got window {at[1]} of row {at[0]} from {begin[*at]} to "
+            f"{end[*at]}"
         )
 
 

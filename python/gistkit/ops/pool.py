@@ -59,12 +59,12 @@ def window_pool(
             (float64) and rounded once.
         value: as key, of its dtype, device and number of dims, B and N; H and D may be others. Never rotated.
         windows: a number of tokens, 1 to N, for windows that begin with the first token, of which the last may be
-            shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), tokens
-            outside of all are left out. Offsets ascend within 0..N; every window has a token, but a row of [B, W + 1]
-            with fewer windows than others repeats its last offset, and its missing windows are 0 (unchecked while
-            compiling).
-        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats, such as the windows' mean positions,
-            by which keys [B, H, N, D] are rotated after pooling, as `rope` does; not differentiable.
+            shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and
+            tokens outside of all are left out. Offsets ascend within 0..N and every window has a token, but a row of
+            [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0 (unchecked
+            while compiling).
+        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats, such as the windows' mean
+            positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does; not differentiable.
         inv_freq: [R/2] angle per unit of position, R <= D, given with positions; not differentiable.
         scaling, interleaved: of the rotation, as `rope` has them.
 
