@@ -1,14 +1,19 @@
 """Gist, AvgPool and GistPool on Hugging Face models, against the same written out on transformers' own attention."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
 from hf_models import double_angles, eager, tiny, tiny_llama
 from in_place_oracle import states, unsettle
+from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from gistkit import hf, layouts
 from gistkit.compress import AvgPool, Compressor, Gist, GistPool, Memory, NoContext
+from gistkit.layouts import Role
 
 BOS = 1
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -25,6 +30,9 @@ VARIANTS = {
     "gistpool, all windows": (GistPool, {"windows": None, "memory_sees_memory": True, "offset": False}),
     "gistpool, seen": (GistPool, {"context_sees_memory": True, "memory_sees_itself": False, "windows": 2}),
 }
+
+
+PLAIN = {Gist: {}, GistPool: {"offset": False, "separate": False}}
 
 
 def make(name, model=None, lora=2, ratio=3, **more):
@@ -242,8 +250,16 @@ def test_odd_arguments_say_what_was_expected():
         (GistPool, {"ratio": 0}, ValueError, "ratio: expected a whole number >= 1, got 0"),
         (Gist, {"ratio": 2.5}, ValueError, "ratio: expected a whole number >= 1, got 2.5"),
         (GistPool, {"windows": 0}, ValueError, "expected windows >= 1, got 0"),
-        (GistPool, {"gists": 0}, ValueError, "gists: expected at least 1 token, a whole number, got 0"),
-        (NoContext, {"window": 3}, ValueError, "window: expected none for NoContext, which reads no context, got 3"),
+        (GistPool, {"gists": 0}, ValueError, "gists: expected a whole number >= 1, got 0"),
+        (
+            NoContext,
+            {"window": 3},
+            TypeError,
+            "window: expected some of bos_token, end_token, lora, losses, got window",
+        ),
+        (Gist, {"ratio": float("inf")}, ValueError, "ratio: expected a whole number >= 1, got inf"),
+        (GistPool, {"memory_sees_bos": 1}, ValueError, "memory_sees_bos: expected True or False, got 1"),
+        (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
         (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),
         (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected no 'compression' for avgpool"),
         (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
@@ -269,3 +285,113 @@ def test_gist_needs_no_rope_without_offset():
     compressor = Gist(tiny("gpt2"), ratio=2, bos_token=BOS, lora=None)
     text = tokens(2, 3)
     assert compressor.decode(compressor.encode(tokens(2, 8)), "qa", text).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+@pytest.mark.parametrize("method", [Gist, GistPool])
+def test_gists_with_a_counter_of_their_own_keep_their_place_for_sliding_windows(family, method):
+    model = tiny(family)
+    compressor = method(model, ratio=3, bos_token=BOS, lora=None, separate_positions=True, **PLAIN[method]).double()
+    ids, text = tokens(2, 11), tokens(2, 4)
+    layout = compressor.builder(11)
+    full = getattr(layouts, compressor.method)(11, 3, 4, separate_positions=True)
+    assert len(full) == len(layout) + 3
+    plan = full.compile(windows=(model.config.sliding_window,))
+    parts = [torch.full((2, 1), BOS), ids]
+    inputs = torch.zeros(2, len(full), 48, dtype=torch.float64)
+    with torch.no_grad():
+        for role, value in zip((Role.BOS, Role.CONTEXT, Role.TEXT), (*parts, text), strict=True):
+            inputs[:, full.roles == role] = compressor.embed(value)
+        inputs[:, full.roles == Role.MEMORY] = compressor.memory_embeddings.double()
+        with hf.attach(model):
+            out = model.get_decoder()(inputs_embeds=plan.arrange(inputs), plan=plan, use_cache=False).last_hidden_state
+    expected = plan.restore(out)[:, full.roles == Role.TEXT]
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[:, 1:]
+    torch.testing.assert_close(ours, expected, **TOLERANCE)
+
+
+REFUSED = [
+    (Gist, {"bos_token": None}),
+    (GistPool, {"windows": 0}),
+    (GistPool, {"windows": "4"}),
+    (AvgPool, {"losses": ("compression",)}),
+    (Gist, {"end_token": 50}),
+    (GistPool, {"offset": "False"}),
+    (GistPool, {"window": 2}),
+    (GistPool, {"lora": "dora"}),
+    (GistPool, {"lora": "pissa"}),
+    (GistPool, {"lora": "embedding"}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), REFUSED)
+def test_a_refused_model_stays_as_it_was(method, settings):
+    from peft import LoraConfig
+
+    made = {
+        "dora": LoraConfig(r=2, target_modules=["q_proj"], use_dora=True),
+        "pissa": LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa"),
+        "embedding": LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"]),
+    }
+    model = tiny_llama()
+    names, ids = [name for name, _ in model.named_modules()], tokens(1, 9)
+    before = model(ids).logits
+    settings = {"bos_token": BOS, "lora": 2} | settings
+    settings["lora"] = made.get(settings["lora"], settings["lora"])
+    with pytest.raises((ValueError, TypeError)):
+        method(model, ratio=3, **settings)
+    assert [name for name, _ in model.named_modules()] == names and not hasattr(model, "peft_config")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_the_models_own_weights_train_beside_no_adapters(tmp_path):
+    model = tiny_llama()
+    first = AvgPool(model, ratio=2, bos_token=BOS, lora=None)
+    names = [name for name, _ in first.trainable()]
+    second = AvgPool(model, ratio=2, bos_token=BOS, lora=2)
+    assert not any("lora" in name for name, _ in first.trainable()) and len(names) > 10
+    with pytest.raises(ValueError, match="model: expected no adapters in a model whose own weights were trained"):
+        first.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="lora: expected a model without adapters for None"):
+        GistPool(model, ratio=2, bos_token=BOS, lora=None)
+    second.save_pretrained(tmp_path)
+    frozen = tiny_llama().requires_grad_(False)
+    own = GistPool(frozen, ratio=2, bos_token=BOS, lora=None)
+    assert any(name.startswith("copies.") for name, _ in own.trainable())
+
+
+@pytest.mark.parametrize("losses", [("compression",), ("qa",)])
+def test_a_step_under_checkpointing_holds_nothing_afterwards(losses):
+    compressor = make("gistpool" if "qa" in losses else "gist", losses=losses).train()
+    compressor.gradient_checkpointing_enable()
+    keepers, kept = [], compressor._keeper
+
+    def watched(batch):
+        keeper = kept(batch)
+        keepers.append(weakref.ref(keeper))
+        return keeper
+
+    compressor._keeper = watched
+    batch = {"question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)} if "qa" in losses else {}
+    for _ in range(3):
+        compressor(tokens(2, 9), **batch)["loss"].backward()
+    del batch
+    gc.collect()
+    assert len(keepers) == 3 and not any(keeper() for keeper in keepers)
+
+
+def test_separate_parameters_need_tokens_in_a_row():
+    # Some families flatten a batch before their linear maps, where a slice of tokens is no slice of rows.
+    with pytest.raises(TypeError, match="model: expected one of the families with RoPE"):
+        Gist(tiny("gpt2"), ratio=2, bos_token=BOS, separate=True)
+
+
+def test_a_users_own_forward_is_called_and_comes_back():
+    compressor, ids = make("gistpool", lora=None), tokens(1, 9)
+    plain = compressor.encode(ids)
+    module = compressor.model.model.layers[0].self_attn.q_proj
+    module.forward = lambda x: 2 * nn.Linear.forward(module, x)
+    patched, mine = compressor.encode(ids), module.forward
+    assert vars(module)["forward"] is mine
+    assert not torch.equal(plain.layers[1][0], patched.layers[1][0])

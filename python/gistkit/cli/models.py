@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,10 +101,22 @@ def option(text: str) -> tuple[str, Any]:
     name, sign, value = text.partition("=")
     if not sign or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value in ("True", "False", "None"):
+        return name, {"True": True, "False": False, "None": None}[value]
     try:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A method's arguments, those of `--option` among them; none may be given twice."""
+    found = dict(settings)
+    for name, value in options:
+        if name in found:
+            raise ValueError(f"--option {name}: expected one value, got {found[name]} and {value}")
+        found[name] = value
+    return found
 
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
@@ -137,7 +149,7 @@ def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> Compressor:
     """The compressor that the arguments of `add_compressor` ask for; an untrained one with a warning."""
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
-    settings = {name: value for name, value in settings.items() if value is not None} | dict(arguments.option)
+    settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)
     if arguments.compressor is None:
         warn_untrained()
         return new_compressor(model, **settings)

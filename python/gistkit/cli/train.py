@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.cli.arguments import LAYOUTS, add_command, device, number, positive
-from gistkit.cli.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors
+from gistkit.cli.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors, with_options
 
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
@@ -131,7 +131,7 @@ def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, A
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = _given(arguments, SETTINGS) | dict(arguments.option)
+    settings = with_options(_given(arguments, SETTINGS), arguments.option)
     made = _given(arguments, ("method", "layout"))
     if arguments.compressor is not None:
         for name, value in (made | settings).items():

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from gistkit.compress.copies import put_back, replaced
 from gistkit.nn import LowRank, RoleLinear
 
 # Which adapter serves a pass: one by role, each role's own for its rows, or none.
@@ -60,6 +61,8 @@ class Adapters:
     """
 
     def __init__(self, model: PreTrainedModel, configs: Mapping[str, LoraConfig]) -> None:
+        for config in configs.values():
+            _check_config(config)
         taken = {name for layer in _tuned(model) for name in layer.active_adapters}
         taken |= set(getattr(model, "peft_config", None) or {})
         free = (number for number in range(len(taken) + 1) if not taken & set(_names(number, configs).values()))
@@ -85,10 +88,14 @@ class Adapters:
             # Other adapters are left as they were; the base weights are frozen.
             parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
         self._by_role: dict[Any, RoleLinear] = {}
+        self._own: list[Any] = []
         self._use: str | Mapping[str, slice] | None = None
         if others:
-            mine = self.names[first]
-            self._by_role = {each: self._roles_of(each) for each in self._layers if mine in getattr(each, "lora_A", ())}
+            try:
+                self._by_role = {layer: self._roles_of(layer) for layer in self._layers if self._targets(layer)}
+            except ValueError:
+                self._remove(bool(taken), trained)
+                raise
 
     def owns(self, name: str) -> bool:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
@@ -132,22 +139,36 @@ class Adapters:
         before, self._use = self._use, use
         try:
             if before is None:
-                for layer, by_role in self._by_role.items():
-                    layer.forward = partial(self._map, by_role)
+                self._own = replaced({layer: partial(self._map, each) for layer, each in self._by_role.items()})
             yield
         finally:
             self._use = before
             if before is None:
-                for layer in self._by_role:
-                    vars(layer).pop("forward", None)
+                put_back(self._by_role, self._own)
 
     def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         use: Any = self._use
         slices = {use: slice(0, x.shape[-2])} if isinstance(use, str) else use
         return by_role(x, slices)  # type: ignore[no-any-return]
 
+    def _targets(self, layer: Any) -> bool:
+        held = ("lora_A", "lora_embedding_A", "modules_to_save")
+        return any(name in getattr(layer, part, ()) for part in held for name in self.names.values())
+
+    def _remove(self, others: bool, trained: Mapping[str, bool]) -> None:
+        """Leaves the model as it was found."""
+        for name in self.names.values():
+            self.peft.delete_adapter(name)
+        base: Any = self.peft.base_model
+        model = base.model
+        if not others:
+            base.unload()
+            vars(model).pop("peft_config", None)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained[name])
+
     def _roles_of(self, layer: Any) -> RoleLinear:
-        if self._before or not isinstance(layer, LoraLinear) or any(layer.use_dora.values()):
+        if self._before or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
             raise ValueError(
                 "lora: expected plain LoRA on linear maps, and no other active adapter, for adapters by role, got "
                 f"{self._before or type(layer).__name__}"
@@ -163,6 +184,15 @@ class Adapters:
         for layer in self._layers:
             layer._active_adapter = list(names) if names else list(self.names.values())
             layer._disable_adapters = not names
+
+
+def _check_config(config: LoraConfig) -> None:
+    """Refuses what makes an adapter of another model than the one it is put into."""
+    start = config.init_lora_weights
+    if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq")):
+        raise ValueError(f"lora: expected a start that leaves the base model as it is, got init_lora_weights {start!r}")
+    if config.use_dora:
+        raise ValueError("lora: expected plain LoRA, got use_dora=True")
 
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:

@@ -38,7 +38,6 @@ class AvgPool(InPlace):
     ) -> None:
         if pool not in ("hidden", "kv"):
             raise ValueError(f"pool: expected hidden or kv, got {pool!r}")
-        hf.check_projects(model)
         super().__init__(
             model,
             ratio=ratio,
@@ -47,6 +46,11 @@ class AvgPool(InPlace):
             **common,
         )
         self.pool = pool
+
+    @property
+    def needs_projections(self) -> bool:
+        """Whether keys are made of hidden states beside the pass."""
+        return True
 
     def _keeper(self, batch: InPlacePass) -> hf.Keeper:
         positions = batch.positions[:, 1:].to(self.device)

@@ -6,7 +6,7 @@ import inspect
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,15 @@ from gistkit.compress.losses import CompressionHead, JointHead, divergence_loss,
 from gistkit.compress.memory import Memory
 from gistkit.compress.tokens import IGNORE, Rows, join_rows, label_rows, pad
 
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
 
 class Compressor(Codec):
     """What all methods share: losses from one compression, generation, joining, and their files.
 
     Args:
-        model, chunk, memory_tokens, layout, lora, reader, window: see `Codec`.
+        model, chunk, memory_tokens, layout, reader, window: see `Codec`.
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
             it as the base model does that reads the whole context).
@@ -41,9 +44,9 @@ class Compressor(Codec):
         joint_head: bool = False,
         **passes: Any,
     ) -> None:
-        check_losses(losses)
+        loss_weights = check_losses(losses)
         super().__init__(model, **passes)
-        self.loss_weights = loss_weights = self._checked(losses)
+        self.loss_weights = loss_weights
         if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
             raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
         self.end_token = end_token
@@ -61,22 +64,32 @@ class Compressor(Codec):
 
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
         """Changes what `forward` returns; a compressor made without the compression loss has no head for it."""
-        wanted = self._checked(losses)
+        wanted = check_losses(losses)
+        self._check_base(wanted, self.adapters is not None)
         if "compression" in wanted and self.compression_head is None:
             raise ValueError("losses: expected no 'compression' for a compressor made without it, got it")
         self.loss_weights = wanted
 
-    def _checked(self, losses: Iterable[str] | Mapping[str, float]) -> dict[str, float]:
-        wanted = check_losses(losses)
-        if "kl" in wanted and self.adapters is None:
+    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
+        """See `SharedModel.install`."""
+        self._check_base(self.loss_weights, lora is not None)
+        super().install(lora)
+
+    @staticmethod
+    def _check_base(losses: Mapping[str, float], kept: bool) -> None:
+        if "kl" in losses and not kept:
             raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
-        return wanted
 
     @classmethod
     def arguments(cls) -> set[str]:
         """The keyword arguments that make one around a model."""
         parameters = inspect.signature(cls).parameters.values()
         return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    @classmethod
+    @abstractmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose adapters one made with these settings has, where it has any."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from gistkit.compress.plans import encoder_pass
 from gistkit.compress.shared import adapter_config
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attention import Recorder
+from gistkit.hf.keep import Layers
 from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
@@ -77,13 +78,18 @@ class ChunkCompressor(Compressor):
             memory_tokens=memory_tokens,
             layout=layout,
             losses=losses,
-            lora=None if config is None else {ENCODER: config},
             window=window,
             end_token=end_token,
             joint_head=joint_head,
         )
+        self.install(None if config is None else {ENCODER: config})
         self.memory_embeddings = draw_like(self.embed, self.memory_tokens)
         self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
+
+    @classmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose adapters one made with these settings has, where it has any."""
+        return (ENCODER,)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -97,7 +103,7 @@ class ChunkCompressor(Compressor):
         return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
 
     @abstractmethod
-    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
+    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
 
     def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
@@ -121,7 +127,7 @@ class ChunkCompressor(Compressor):
             # The pass is kept for other contexts of these lengths, the memory is its owner's.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._carried(hidden, keep),
+            **self._carried(hidden, () if keep is None else keep.close()),
         )
         return memory, hidden
 

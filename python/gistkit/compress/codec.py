@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,6 @@ from gistkit.compress.shared import SharedModel
 from gistkit.compress.tokens import Rows, as_rows, pad
 from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
-
-if TYPE_CHECKING:
-    from peft import LoraConfig
 
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
@@ -40,7 +37,6 @@ class Codec(SharedModel, ABC):
         model: a transformers causal language model.
         chunk, memory_tokens: every chunk of so many context tokens, and a shorter last one, has so many memory tokens.
         layout: see `Source`.
-        lora: {role: config} of LoRA adapters, or None.
         reader: the role whose adapter the decoder runs with; None: none.
         window: see `Compressor`.
     """
@@ -55,13 +51,12 @@ class Codec(SharedModel, ABC):
         chunk: int,
         memory_tokens: int,
         layout: str,
-        lora: Mapping[str, LoraConfig] | None,
         reader: str | None = None,
         window: int | None = None,
     ) -> None:
         if window is not None:
             check_count("window", window)
-        super().__init__(model, lora)
+        super().__init__(model)
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.reader = reader
 
@@ -115,7 +110,7 @@ class Codec(SharedModel, ABC):
         *,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """Hidden states [B, 1 + T, d] at the token before `input_ids` [B, T] (the task token) and at each of them.
+        """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
 
         Args:
             memory: what `encode` returned; where it has a rest, the decoder reads that between task token and text.
@@ -138,10 +133,16 @@ class Codec(SharedModel, ABC):
         self.refuse_foreign_checkpointing()
         rest: tuple[tuple[int, ...], ...] = ()
         if self.window is not None and max(rows.lengths) > self.window:
-            rest = tuple(tuple(row[self.window :]) for row in rows.lists())
-            rows = Rows(rows.ids[:, : self.window], tuple(min(length, self.window) for length in rows.lengths))
+            limits = self.limits(rows, self.window)
+            rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
+            lengths = tuple(map(min, rows.lengths, limits))
+            rows = Rows(rows.ids[:, : max(lengths)], lengths)
         memory, hidden = self.encode_rows(rows, recorder)
         return replace(memory, rest=rest or memory.rest), hidden, rows
+
+    def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
+        """How many tokens of each row a window compresses."""
+        return (window,) * rows.batch_size
 
     def read(self, memory: Memory, task: Task, rows: Rows, recorder: Recorder | None = None) -> Tensor:
         """`decode` of checked rows."""

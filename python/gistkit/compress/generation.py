@@ -48,7 +48,7 @@ def generate(
         memory: what `encode` returned; one row serves any number of prompts.
         prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
         attention_mask: [B, T], 0 on padding at either end of a row.
-        task: "ae" reconstructs the context, "lm" continues it, "qa" answers the prompt (after [LM] too).
+        task: "ae" reconstructs the context, "lm" continues it, "qa" answers the prompt.
         max_new_tokens: tokens to generate at most, at least 1.
         do_sample: sample from the distribution; greedy otherwise.
         temperature: above 0, divides the logits before sampling.

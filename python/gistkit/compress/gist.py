@@ -31,11 +31,14 @@ class WithGists(InPlace):
         gists: int | None,
         **common: Any,
     ) -> None:
-        if offset:
-            hf.check_projects(model)
-        options = {"offset": bool(offset), "separate": bool(separate), "gists": gists}
+        self.offset = offset
+        options = {"offset": offset, "separate": separate, "gists": gists}
         super().__init__(model, layout=layout, options=options, separate=separate, gists=gists, **common)
-        self.offset = bool(offset)
+
+    @property
+    def needs_projections(self) -> bool:
+        """Whether keys are made of hidden states beside the pass."""
+        return self.offset
 
     def _keeper(self, batch: InPlacePass) -> hf.Keeper:
         return OffsetKeys(batch.gists, self.as_text) if self.offset else kept_rows(batch)

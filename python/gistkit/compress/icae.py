@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistkit import hf
 from gistkit.compress.chunks import ChunkCompressor
+from gistkit.hf.keep import Layers
 
 
 class ICAE(ChunkCompressor):
@@ -17,6 +17,6 @@ class ICAE(ChunkCompressor):
     method = "icae"
     carrier = "embedding"
 
-    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
+    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
         # Without gradients a copy, for a view would keep the hidden states of the context alive.
         return {"embeddings": hidden if torch.is_grad_enabled() else hidden.clone()}

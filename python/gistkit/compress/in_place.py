@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress.base import Compressor
-from gistkit.compress.checks import check_count
 from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.copies import Copies
 from gistkit.compress.memory import Memory
@@ -22,6 +23,7 @@ from gistkit.compress.plans import Builder, InPlacePass, in_place_pass
 from gistkit.compress.shared import adapter_config
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.attention import Recorder
+from gistkit.layouts import Role
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from gistkit.compress.adapters import Use
 
 TEXT, GISTS = "text", "memory"
+FLAGS = {
+    "offset", "separate", "separate_positions", "memory_sees_memory", "memory_sees_itself", "memory_sees_bos",
+    "context_sees_memory",
+}  # fmt: skip
 
 
 class Common(TypedDict, total=False):
@@ -68,6 +74,11 @@ class InPlace(Compressor):
     # The compressed tokens are means of the context's activations, and no rows of the pass.
     pooled = False
 
+    @property
+    def needs_projections(self) -> bool:
+        """Whether keys are made of hidden states beside the pass."""
+        return False
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -83,32 +94,35 @@ class InPlace(Compressor):
         end_token: int | None = None,
         bos_token: int | None = None,
     ) -> None:
-        if isinstance(ratio, bool) or not isinstance(ratio, int | float) or ratio < 1 or ratio != int(ratio):
-            raise ValueError(f"ratio: expected a whole number >= 1, got {ratio!r}")
-        ratio = int(ratio)
-        if gists is not None:
-            check_count("gists", gists)
-        config = adapter_config(model, lora, every=True)
-        roles = (TEXT, GISTS) if separate else (TEXT,)
+        ratio = _whole("ratio", ratio)
+        gists = None if gists is None else _whole("gists", gists)
         self._options = {**layout, **options}
+        for name in FLAGS & self._options.keys():
+            if not isinstance(self._options[name], bool):
+                raise ValueError(f"{name}: expected True or False, got {self._options[name]!r}")
         super().__init__(
             model,
             chunk=ratio,
             memory_tokens=1,
             layout=json.dumps(self._options, sort_keys=True),
             losses=losses,
-            lora=None if config is None else dict.fromkeys(roles, config),
             reader=TEXT,
             window=window,
             end_token=end_token,
         )
+        if self.needs_projections or separate:
+            hf.check_projects(model)
+        if window is not None and window < ratio:
+            raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
         if "compression" in self.loss_weights and self.pooled:
             raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
         self.bos_token = self._bos(bos_token)
-        self.separate, self.gists = bool(separate), gists
+        self.separate, self.gists = separate, gists
         self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
         # Options that the layout does not take are refused here rather than at the first context.
         self.builder(ratio)
+        config = adapter_config(model, lora, every=True)
+        self.install(None if config is None else dict.fromkeys(self.roles(self._options), config))
         if separate and config is None:
             self.copies = Copies(model, GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
@@ -117,6 +131,11 @@ class InPlace(Compressor):
     @abstractmethod
     def _keeper(self, batch: InPlacePass) -> hf.Keeper:
         """What keeps [BOS][compressed tokens] of every layer of the pass."""
+
+    @classmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose adapters one made with these settings has, where it has any."""
+        return (TEXT, GISTS) if settings.get("separate") else (TEXT,)
 
     @classmethod
     def arguments(cls) -> set[str]:
@@ -175,7 +194,7 @@ class InPlace(Compressor):
             context_lengths=rows.lengths,
             positions=batch.positions.clone(),
             starts=batch.starts,
-            layers=keep.layers,
+            layers=keep.close(),
             last=hidden[torch.arange(rows.batch_size), batch.last_rows],
         )
         return memory, hidden[:, batch.gists]
@@ -186,10 +205,22 @@ class InPlace(Compressor):
         return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
 
     def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """Sliding windows count position ids, which are places in the uncompressed order."""
-        return memory.positions.floor().long() if memory.positions.is_floating_point() else memory.positions, (
-            memory.starts
-        )
+        """Places in the uncompressed order, gists and all: what position ids are where all tokens share a counter."""
+        if not self._options.get("separate_positions"):
+            return memory.positions.floor().long(), memory.starts
+        places = torch.zeros(memory.positions.shape, dtype=torch.int64)
+        behind = []
+        for row, start in enumerate(memory.starts):
+            # The context has the positions between BOS and the text.
+            layout = self.builder(start - 1)
+            kept = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
+            places[row, : int(kept.sum())] = torch.from_numpy(layout.ordinals[kept])
+            behind.append(int(layout.ordinals[-1]))
+        return places, tuple(behind)
+
+    def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
+        """How many tokens of each row a window compresses; BOS is none of them."""
+        return tuple(window + int(first == self.bos_token) for first in rows.ids[:, 0].tolist())
 
     def as_text(self) -> Any:
         """A context in which layers have the text's parameters for all rows they are given."""
@@ -239,9 +270,17 @@ class InPlace(Compressor):
                     "bos_token: expected a token id, as the model's configuration names no first and no end token, "
                     "got None"
                 )
-        if not isinstance(token, int) or not 0 <= token < self.vocabulary:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocabulary:
             raise ValueError(f"bos_token: expected a token id in [0, {self.vocabulary}), got {token!r}")
         return token
+
+
+def _whole(name: str, value: Any) -> int:
+    """`value` as an int of at least 1; a float that is one will do."""
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
+    if not number or not 1 <= value < math.inf or value != int(value):
+        raise ValueError(f"{name}: expected a whole number >= 1, got {value!r}")
+    return int(value)
 
 
 def kept_rows(batch: InPlacePass) -> hf.KeptKeys:

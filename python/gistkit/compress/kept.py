@@ -30,8 +30,7 @@ class _WithBos(hf.Keeper):
         """Keeps [BOS][made rows]; only the first call of a layer counts."""
         key, value = self._given.pop(layer_idx)
         made_key, made_value = self._made(layer, before, after, key, value, rope)
-        kept = torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2)
-        self._layers.setdefault(layer_idx, kept)
+        self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
 
     def _made(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope

@@ -183,6 +183,8 @@ class Memory:
                 raise ValueError(
                     f"stack: expected memories of one base model, got {first.fingerprint} and {other.fingerprint}"
                 )
+            if (other.last is None) != (first.last is None):
+                raise ValueError("stack: expected `last` in all memories or in none, got it in some")
             if other.maker != first.maker:
                 raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {other.maker}")
             if (other.device, other.dtype) != (first.device, first.dtype):
@@ -234,6 +236,9 @@ class Memory:
                 f"memory: expected {len(expected)} tensors {expected[0]} of the {self.source.carrier} carrier, "
                 f"got {len(found)}" + (f", the first {tuple(found[0].shape)}" if found else "")
             )
+
+        if self.last is not None and tuple(self.last.shape) != (rows, hidden):
+            raise ValueError(f"memory: expected last of shape {(rows, hidden)}, got {tuple(self.last.shape)}")
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header, replacing `path` in one move."""

@@ -25,14 +25,14 @@ class NoContext(InPlace):
     pooled = True
 
     def __init__(self, model: PreTrainedModel, **common: Unpack[Common]) -> None:
-        if common.get("window") is not None:
-            raise ValueError(f"window: expected none for NoContext, which reads no context, got {common['window']}")
+        if unknown := sorted(common.keys() - self.arguments()):
+            raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(self.arguments()))}, got {unknown[0]}")
         super().__init__(model, ratio=1, layout={}, options={}, **common)
 
     @classmethod
     def arguments(cls) -> set[str]:
         """The keyword arguments that make one around a model."""
-        return super().arguments() - {"window"}
+        return super().arguments() - {"ratio", "window"}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress.files import read_tensors, replacing
+from gistkit.compress.shared import tuned
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -32,6 +33,10 @@ def save(compressor: Compressor, folder: Path) -> None:
         save_file(own, path)
     adapters = compressor.adapters
     if adapters is None:
+        if (found := tuned(compressor.model)) is not None:
+            raise ValueError(
+                f"model: expected no adapters in a model whose own weights were trained, got one at {found}"
+            )
         compressor.model.save_pretrained(folder / MODEL)
     else:
         names = list(adapters.names.values())
@@ -57,7 +62,7 @@ def load(cls: type[Compressor], folder: Path, model: PreTrainedModel | None) -> 
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
     if model is None:
         model = _trained(folder)
-    _check_names(method, settings["settings"], folder)
+    _check_names(method, settings, folder)
     # Before anything is changed in it.
     _check_model(model, settings, folder)
     if given and settings["adapters"] is None:
@@ -84,7 +89,11 @@ def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
 def _trained(folder: Path) -> PreTrainedModel:
     if not (folder / MODEL).is_dir():
         raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
-    return AutoModelForCausalLM.from_pretrained(folder / MODEL)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"{folder / MODEL}: expected all weights of the model, got none for {missing[0]}")
+    return cast(PreTrainedModel, model)
 
 
 def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
@@ -105,6 +114,12 @@ def _load_tensors(compressor: Compressor, folder: Path, adapters: dict[str, str]
     own = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
     if tensors.keys() != own.keys():
         raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(own)}, got {sorted(tensors)}")
+    for name, parameter in own.items():
+        if tensors[name].shape != parameter.shape:
+            raise ValueError(
+                f"{folder / TENSORS}: expected {name} of shape {tuple(parameter.shape)}, got "
+                f"{tuple(tensors[name].shape)}"
+            )
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(tensors[name])
@@ -144,18 +159,22 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Path) -> None:
     expected = method.arguments() - {"lora"}
-    odd = sorted(expected ^ settings.keys())
+    own, adapters = settings["settings"], settings["adapters"]
+    odd = sorted(expected ^ own.keys())
     if odd:
-        found = "one that it does not have" if odd[0] in settings else "none"
+        found = "one that it does not have" if odd[0] in own else "none"
         raise ValueError(
             f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, got {found} "
             f"for {odd[0]}"
         )
+    roles = set(method.roles(own))
+    if adapters is not None and (adapters.keys() != roles or not all(isinstance(n, str) for n in adapters.values())):
+        raise ValueError(f"{folder / SETTINGS}: expected the names of adapters for {sorted(roles)}, got {adapters}")
 
 
 def _method(cls: type[Compressor], name: str, folder: Path) -> type[Compressor]:
     known = {vars(kind)["method"]: kind for kind in _subclasses(cls) | {cls} if "method" in vars(kind)}
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(known))}, got {name}")
     return known[name]
 

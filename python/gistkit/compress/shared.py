@@ -1,7 +1,8 @@
-"""SharedModel: one transformers model that encodes with an adapter and decodes without it."""
+"""SharedModel: one transformers model in all passes, each with the adapters of its rows."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -16,7 +17,7 @@ from gistkit import hf
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from gistkit.compress.adapters import Use
+    from gistkit.compress.adapters import Adapters, Use
     from gistkit.compress.copies import Copies
 
 
@@ -27,22 +28,30 @@ def adapter_config(model: PreTrainedModel, lora: int | LoraConfig | None, *, eve
     """
     if isinstance(lora, bool | str | float):
         raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
-    if not isinstance(model, nn.Module) or not isinstance(lora, int):
-        return None if isinstance(lora, int) else lora
+    if not isinstance(lora, int):
+        # PEFT writes into what it is given.
+        return copy.deepcopy(lora)
+    if not isinstance(model, nn.Module):
+        return None
     from gistkit.compress.adapters import lora_config, lora_config_of_all
 
     return (lora_config_of_all if every else lora_config)(model, lora)
+
+
+def tuned(model: nn.Module) -> str | None:
+    """The name of a module in `model` that PEFT has put an adapter around; None if there is none."""
+    return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)
 
 
 class SharedModel(nn.Module):
     """A causal language model that encodes and decodes, on gistkit's attention, with LoRA adapters by role.
 
     Args:
-        model: a transformers causal language model; its one copy of the weights serves all passes.
-        lora: {role: config} of the adapters, or None: the model's own weights train.
+        model: a transformers causal language model; its one copy of the weights serves all passes. It is changed by
+            `install` alone, which comes after everything that may be refused.
     """
 
-    def __init__(self, model: PreTrainedModel, lora: Mapping[str, LoraConfig] | None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a transformers causal language model, got {type(model).__name__}")
@@ -57,12 +66,20 @@ class SharedModel(nn.Module):
         self._use: Use = None
         self._fingerprint: tuple[Any, str] | None = None
         self._own_fingerprint: tuple[Any, str] | None = None
-        self.adapters = None
+        self.adapters: Adapters | None = None
+        self.copies: Copies | None = None
+
+    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
+        """Puts LoRA adapters {role: config} into the model; None: its own weights train, beside no adapters."""
         if lora is not None:
             from gistkit.compress.adapters import Adapters
 
-            self.adapters = Adapters(model, lora)
-        self.copies: Copies | None = None
+            self.adapters = Adapters(cast(Any, self.model), lora)
+        elif (found := tuned(self.model)) is not None:
+            raise ValueError(
+                f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
+                f"an adapter at {found}"
+            )
 
     @property
     def embed(self) -> nn.Embedding:
@@ -124,8 +141,8 @@ class SharedModel(nn.Module):
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that train, by name; other adapters in the model are not this compressor's."""
         for name, parameter in self.named_parameters():
-            of_others = self.adapters is not None and name.startswith("model.") and not self.adapters.owns(name)
-            if parameter.requires_grad and not of_others:
+            own = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
+            if parameter.requires_grad and (own or not name.startswith("model.")):
                 yield name, parameter
 
     def fingerprint(self) -> str:

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gistkit import hf
 from gistkit.compress.chunks import ChunkCompressor
+from gistkit.hf.keep import Layers
 
 
 class FiveHundredX(ChunkCompressor):
@@ -19,7 +19,5 @@ class FiveHundredX(ChunkCompressor):
     method = "x500"
     carrier = "kv"
 
-    def _carried(self, hidden: Tensor, keep: hf.KeptKeys | None) -> dict[str, Any]:
-        if keep is None:
-            raise RuntimeError("the encoder pass kept no keys; expected those of the memory tokens")
-        return {"layers": keep.layers}
+    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+        return {"layers": layers}

@@ -79,6 +79,11 @@ class Baseline(Compressor):
     name: ClassVar[str]
     carrier = "kv"
 
+    @classmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """None: it has no adapters."""
+        return ()
+
     @property
     def title(self) -> str:
         """What a table calls it."""
@@ -92,7 +97,7 @@ class Baseline(Compressor):
         losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
         end_token: int | None = None,
     ) -> None:
-        super().__init__(model, chunk=1, memory_tokens=1, layout="epl", losses=losses, lora=None, end_token=end_token)
+        super().__init__(model, chunk=1, memory_tokens=1, layout="epl", losses=losses, end_token=end_token)
         self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
         self.task_tokens = task_tokens
 

@@ -66,7 +66,9 @@ def attach(model: Model) -> Iterator[Model]:
         for module in attentions:
             _replace_forward(undo, module, _attention_forward(window_of(module), softcap_of(module)))
             layer = decoder.get_submodule(names[module].rpartition(".")[0])
-            undo.callback(layer.register_forward_hook(_leave(cast(int, module.layer_idx)), with_kwargs=True).remove)
+            # Before the hooks that others have: one that shards weights again must not come first.
+            hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
+            undo.callback(hook.remove)
         for module in rotaries:
             _replace_forward(undo, module, _rotary_forward)
         yield model

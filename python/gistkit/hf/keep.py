@@ -1,4 +1,4 @@
-"""Keeper: keys and values that a pass leaves behind, for training with gradient checkpointing."""
+"""Keeper: keys and values that a pass leaves behind, with their gradients and under gradient checkpointing too."""
 
 from __future__ import annotations
 
@@ -20,11 +20,22 @@ class Keeper:
 
     def __init__(self) -> None:
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._closed = False
 
     @property
     def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
         """The (key, value) kept of each layer in order, [B, Hk, K, D]; what a pass takes as `memory`."""
         return tuple(self._layers[index] for index in sorted(self._layers))
+
+    def close(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """What was kept, and an end of keeping: a pass that runs again in checkpointing does not hold its graph."""
+        kept, self._layers, self._closed = self.layers, {}, True
+        return kept
+
+    def keep(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
+        """Keeps what a layer leaves, unless it has left something before."""
+        if not self._closed:
+            self._layers.setdefault(layer_idx, (key, value))
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Receives the rotated keys and the values [B, Hk, N, D] that attention layer `layer_idx` made."""
@@ -50,8 +61,7 @@ class KeptKeys(Keeper):
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Keeps the rows of key and value [B, Hk, N, D]; only the first call of a layer counts."""
         # Taken in every call: a layer that runs again must save the same tensors as the first time.
-        kept = self._take(key), self._take(value)
-        self._layers.setdefault(layer_idx, kept)
+        self.keep(layer_idx, self._take(key), self._take(value))
 
     def _take(self, tensor: Tensor) -> Tensor:
         if isinstance(self.rows, Tensor) and self.rows.dim() == 2:

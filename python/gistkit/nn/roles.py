@@ -67,6 +67,8 @@ class RoleLinear(nn.Module):
         if any(not isinstance(self.roles[name], LowRank) for name, _ in parts):
             return self._joined(x, parts)
         out = self.base(x)
+        if out is x and parts:
+            out = x.clone()
         for name, rows in parts:
             out = _add_rows(out, self.roles[name](x[..., rows, :]), rows)
         return out
@@ -85,9 +87,11 @@ class RoleLinear(nn.Module):
 
 
 def _ordered(slices: Mapping[str, slice], rows: int, roles: nn.ModuleDict) -> list[tuple[str, slice]]:
-    parts = sorted(
-        ((name, its) for name, its in slices.items() if its.start < its.stop), key=lambda part: part[1].start
-    )
+    bounds = {
+        name: slice(its.start or 0, rows if its.stop is None else its.stop, its.step) for name, its in slices.items()
+    }
+    filled = ((name, its) for name, its in bounds.items() if its.start < its.stop)
+    parts = sorted(filled, key=lambda part: part[1].start)
     at = 0
     for name, its in parts:
         if name not in roles:

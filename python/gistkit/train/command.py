@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistkit.compress import METHODS, Compressor
+from gistkit.compress.checks import check_losses
 from gistkit.evaluate import load_questions
 from gistkit.train.batches import Batches, Pretraining
 from gistkit.train.data import load_corpus
@@ -66,7 +67,7 @@ def run(
     found = find_preset(preset)
     schedule = _change(found.recipe, recipe or {})
     settings = {**found.compressor, **(compressor or {})}
-    if {"qa", "kl"}.isdisjoint(settings["losses"]) != (questions is None):
+    if {"qa", "kl"}.isdisjoint(check_losses(settings["losses"])) != (questions is None):
         wanted = "a file for" if questions is None else "none without"
         raise ValueError(
             f"questions: expected {wanted} the loss qa or kl, got {questions} with the losses {settings['losses']}"
