@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistkit.compress import FiveHundredX
+from gistkit.compress import FiveHundredX, GistPool
 from gistkit.evaluate import Example
 from gistkit.hf import attach
 from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
@@ -27,7 +27,7 @@ RECIPE = Recipe(steps=8, batch=4, learning_rate=1e-2, warmup=3, clip=1.0, min_le
 NUMBERS = ("step", "loss", "ae", "lm", "qa", "lr", "grad_norm", "held_out")
 
 
-def make_compressor(losses=("ae", "lm"), *, lora=4, dropout=0.0, dtype=torch.float32, method=FiveHundredX):
+def make_model(dtype=torch.float32):
     """The same weights at every call."""
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -43,10 +43,20 @@ def make_compressor(losses=("ae", "lm"), *, lora=4, dropout=0.0, dtype=torch.flo
         bos_token_id=None,
         eos_token_id=None,
     )
-    model = LlamaForCausalLM(config).to(dtype)
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def make_compressor(losses=("ae", "lm"), *, lora=4, dropout=0.0, dtype=torch.float32, method=FiveHundredX):
+    """The same weights at every call."""
+    model = make_model(dtype)
     if lora and dropout:
         lora = LoraConfig(r=lora, lora_alpha=2 * lora, lora_dropout=dropout, target_modules=["q_proj", "v_proj"])
     return method(model, chunk=8, ratio=4, layout="epl", losses=losses, lora=lora)
+
+
+def make_gistpool():
+    """One that makes keys of a layer's output, with adapters by role."""
+    return GistPool(make_model(), ratio=4, losses=("ae", "lm"), lora=4, bos_token=0)
 
 
 def make_batches(recipe=RECIPE):
@@ -97,7 +107,8 @@ def processes(out):
     (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
-    sharded(out / "sharded.safetensors")
+    sharded(out / "sharded.safetensors", make_compressor)
+    sharded(out / "sharded-gistpool.safetensors", make_gistpool)
 
 
 def steps(compressor, count=2):
@@ -112,12 +123,12 @@ def steps(compressor, count=2):
     return optimizer
 
 
-def sharded(path):
+def sharded(path, build):
     """Training of weights that are sharded, layer by layer, to a checkpoint and back."""
     mesh = init_device_mesh("cpu", (2,))
 
     def make():
-        compressor = make_compressor()
+        compressor = build()
         compressor.gradient_checkpointing_enable()
         for layer in compressor.model.model.layers:
             fully_shard(layer, mesh=mesh, reshard_after_forward=True)
