@@ -139,6 +139,7 @@ def main() -> int:
     """Times the cases and writes compressor.json and .csv where asked."""
     parser = harness.parser(__doc__, "python benchmarks/compressor.py --context 8160")
     parser.add_argument("--context", type=int, default=8160, help="tokens of the long context (default: %(default)s)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this in them, such as after")
     options = parser.parse_args()
     context = 2040 if options.quick else options.context
     cases = []
@@ -149,6 +150,9 @@ def main() -> int:
         )
     for part, what in (("read", f"read {context} tokens"), ("decode", f"{NEW_TOKENS} tokens after {context}")):
         cases.append(harness.Case(f"{what}, float32", partial(reading, torch.float32, context, part)))
+    cases = [case for case in cases if options.only in case.name]
+    if not cases:
+        parser.error(f"--only: expected a part of a case's name, got {options.only!r}")
     harness.run("compressor", cases, options, seconds=20, least=3)
     return 0
 

@@ -162,10 +162,11 @@ def speed_table(machine: str) -> str:
     if (memory := folder / "memory.json").exists():
         tables.append(memory_table(memory))
     if (gistpool := folder / "attention-gistpool.json").exists():
-        cases = r"(GistPool \d+x, N \d+), B1 H8/8 D64 float32, (.*)"
+        cases = r"(GistPool \d+x, N (?:2048|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(gistpool, "attention under GistPool's mask", cases, "creation alone"))
     if (pool := folder / "pool.json").exists():
-        tables.append(timing_table(pool, "window_pool, keys and values, H8 D128", "(.*)"))
+        cases = r"(pool \d+x), N 16384, B1 H8 D128 (\w+), (.*)"
+        tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
     if (compressor := folder / "compressor.json").exists():
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
     if (picture := folder / "attention.png").exists():

@@ -82,6 +82,10 @@ def _check_lengths(texts: Sequence[Text], rows: Sequence[array[int]], compressor
             raise ValueError(
                 f"{text.name}: expected at least {shortest} tokens, what one memory token stands for, got {len(row)}"
             )
+        try:
+            compressor.contexts([row.tolist()])
+        except ValueError as error:
+            raise ValueError(f"{text.name}: {error}") from error
 
 
 class Total:
