@@ -165,7 +165,7 @@ def speed_table(machine: str) -> str:
         cases = r"(GistPool \d+x, N (?:2048|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(gistpool, "attention under GistPool's mask", cases, "creation alone"))
     if (pool := folder / "pool.json").exists():
-        cases = r"(pool \d+x), N 16384, B1 H8 D128 (\w+), (.*)"
+        cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
     if (compressor := folder / "compressor.json").exists():
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))

@@ -16,7 +16,7 @@ VOCABULARY, SURE = 50, 0.9
 class Known:
     """A reader that gives the right token probability 0.9, or, where that is a multiple of 5, the token after it."""
 
-    name = "known"
+    title = "known"
     end_token = None
 
     def __init__(self):

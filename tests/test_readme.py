@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from gistkit.compress import AvgPool
+from gistkit.hf import attach
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -27,9 +30,25 @@ def test_the_compressor_example_runs(tmp_path, monkeypatch):
     assert names["answer"].shape == (2, 10) and names["memory"].num_tokens == 60
 
 
+def test_the_in_place_example_runs_and_ratio_1_is_the_whole_context():
+    names = {}
+    exec(BLOCKS[2], names)
+    compressor, memory = names["compressor"], names["memory"]
+    assert names["answer"].shape == (2, 10) and memory.lengths == (51, 51)
+    assert [group["lr"] for group in names["optimizer"].param_groups] == pytest.approx([1e-4, 3e-4])
+    assert set(compressor.adapters.names) == {"text", "memory"}
+    model, text = names["LlamaForCausalLM"](names["model"].config).double(), names["text"]
+    whole = AvgPool(model, ratio=1)
+    ours = whole.decode(whole.encode(text[:, :200]), "lm", text[:, 200:])
+    with attach(model), whole.using(None):
+        ids = torch.cat([torch.full((2, 1), whole.bos_token), text], 1)
+        expected = model.get_decoder()(ids).last_hidden_state[:, 200:]
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 2, "a new example needs a test of what it claims"
+    assert block < 3, "a new example needs a test of what it claims"
 
 
 def test_tables_and_pictures_are_those_of_the_committed_results():
