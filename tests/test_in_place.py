@@ -11,7 +11,7 @@ from in_place_oracle import states, unsettle
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from gistkit import hf, layouts
+from gistkit import evaluate, hf, layouts
 from gistkit.compress import AvgPool, Compressor, Gist, GistPool, Memory, NoContext
 from gistkit.layouts import Role
 
@@ -186,6 +186,21 @@ def test_no_context_reads_the_first_token_alone():
     with double_angles(compressor.model):
         expected = compressor.model.get_decoder()(torch.cat([torch.full((2, 1), BOS), text], 1)).last_hidden_state
     torch.testing.assert_close(compressor.decode(memory, "qa", text), expected, **TOLERANCE)
+
+
+def test_no_context_is_loaded_beside_the_baseline_of_that_name(tmp_path):
+    assert evaluate.NoContext.method == NoContext.method
+    NoContext(tiny_llama(), bos_token=BOS, lora=2).save_pretrained(tmp_path)
+    assert type(Compressor.from_pretrained(tmp_path, tiny_llama())) is NoContext
+
+
+def test_copies_say_that_the_model_was_moved_alone():
+    compressor = make("gistpool", lora=None)
+    compressor.model.float()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"model: expected torch.float64 on cpu, as the gists' copies"):
+            compressor.encode(tokens(1, 9))
+    assert not any("forward" in vars(module) for module in compressor.model.modules())
 
 
 @pytest.mark.parametrize("lora", [2, None])

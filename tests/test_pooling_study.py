@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from silent_bar import Bar
 
 from gistkit import cli
 from gistkit.hf import attach
@@ -17,23 +18,6 @@ from gistkit.studies.pooling_layer import CONTEXTS, MASKS, PoolingLayer, Recipe,
 TINY = Recipe(steps=6, batch=4, width=16, mlp=32, warmup=2, eval_every=2, eval_batches=1, final_batches=1)
 # Learns in seconds.
 SMALL = Recipe(steps=150, batch=32, width=32, mlp=64, warmup=10, init_std=0.1, eval_every=25, final_batches=4)
-
-
-class Bar:
-    """A silent progress bar that can interrupt the run after some steps."""
-
-    def __init__(self, interrupt_after=None):
-        self.left = interrupt_after
-
-    def reset(self, total): ...
-
-    def set_postfix_str(self, text): ...
-
-    def update(self, steps=1):
-        if self.left is not None and steps == 1:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
 
 
 def plain_mask(mask, context, ratio):

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from views import VIEWS, as_slice_of_wider, as_token_major
 
 import gistkit
 from gistkit.ops import reference
@@ -85,25 +86,7 @@ def test_no_rotary_dims_is_a_copy():
     assert torch.equal(out, query) and out.data_ptr() != query.data_ptr()
 
 
-def as_token_major(x):
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-def as_slice_of_wider(x):
-    wide = torch.full((*x.shape[:-1], 3 * x.shape[-1] + 1), float("nan"), dtype=x.dtype)
-    wide[..., x.shape[-1] : 2 * x.shape[-1]] = x
-    return wide[..., x.shape[-1] : 2 * x.shape[-1]]
-
-
-def as_unaligned(x):
-    return torch.cat([x.new_full((1,), float("nan")), x.flatten()])[1:].view(x.shape)
-
-
-def as_columns(x):
-    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
-
-
-@pytest.mark.parametrize("layout", [as_token_major, as_slice_of_wider, as_unaligned, as_columns])
+@pytest.mark.parametrize("layout", VIEWS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_strided_views(isa, layout, dtype):
     query, key = heads_of(2, 3, 35, 24, dtype), heads_of(2, 1, 35, 24, dtype, 1)

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
+from silent_bar import Bar
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
@@ -19,23 +20,6 @@ from gistkit.train import checkpoint, load_corpus
 RECIPE = epl.Recipe(
     steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, hidden_size=32, intermediate_size=48
 )
-
-
-class Bar:
-    """A silent progress bar that can interrupt the run after some steps."""
-
-    def __init__(self, interrupt_after=None):
-        self.left = interrupt_after
-
-    def reset(self, total): ...
-
-    def set_postfix_str(self, text): ...
-
-    def update(self, steps=1):
-        if self.left is not None and steps == 1:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")

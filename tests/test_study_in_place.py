@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from silent_bar import Bar
 
 from gistkit import cli
 from gistkit.cli import study_in_place
@@ -31,23 +32,6 @@ RECIPE = dataclasses.replace(
     max_length=20,
 )
 NUMBERS = dict(min_length=300, max_length=400)
-
-
-class Bar:
-    """A silent progress bar that can interrupt the run after some steps."""
-
-    def __init__(self, interrupt_after=None):
-        self.left = interrupt_after
-
-    def reset(self, total): ...
-
-    def set_postfix_str(self, text): ...
-
-    def update(self, steps=1):
-        if self.left is not None and steps == 1:
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
 
 
 @pytest.fixture(scope="module")

@@ -303,7 +303,7 @@ def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
     )
     shared = {"preset": "finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
     shared |= {"compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa", "kl")}, "progress": False}
-    recipe = {"batch": 2, "learning_rate": 1e-3, "warmup": 0, "weight_decay": 0.0, "gist_factor": 4.0}
+    recipe = {"batch": 2, "learning_rate": 1e-3, "warmup": 0, "weight_decay": 0.0, "memory_factor": 4.0}
     whole = run(make_compressor(lora=None).model, None, tmp_path / "whole", recipe=recipe | {"steps": 4}, **shared)
     run(make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 2}, **shared)
     resumed = run(

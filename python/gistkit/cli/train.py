@@ -16,7 +16,7 @@ example: gistkit train --model ./llama --compressor runs/first/compressor --pres
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
 RECIPE = (
-    "steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "gist_factor", "min_length", "max_length",
+    "steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "memory_factor", "min_length", "max_length",
     "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
@@ -84,7 +84,7 @@ def _add_recipe(group: Any) -> None:
         ("warmup", whole, "steps of linear warm-up"),
         ("weight-decay", number(0), "of AdamW"),
         ("clip", number(0), "largest norm of the gradient"),
-        ("gist-factor", number(0), "learning rate of gists' own parameters over that of the others"),
+        ("memory-factor", number(0), "learning rate of gists' own parameters over that of the others"),
         ("min-length", positive, "shortest passage in tokens, context and continuation together"),
         ("max-length", positive, "longest passage in tokens"),
         ("seed", whole, "of new weights and batches"),

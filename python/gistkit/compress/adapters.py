@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from gistkit.compress.copies import put_back, replaced
+from gistkit.hf import forwards
 from gistkit.nn import LowRank, RoleLinear
 
 # Which adapter serves a pass: one by role, each role's own for its rows, or none.
@@ -88,7 +88,6 @@ class Adapters:
             # Other adapters are left as they were; the base weights are frozen.
             parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
         self._by_role: dict[Any, RoleLinear] = {}
-        self._own: list[Any] = []
         self._use: str | Mapping[str, slice] | None = None
         if others:
             try:
@@ -136,15 +135,14 @@ class Adapters:
     @contextmanager
     def _by_rows(self, use: str | Mapping[str, slice]) -> Iterator[None]:
         """Every target module maps rows by role; a role alone is that of all rows."""
-        before, self._use = self._use, use
-        try:
-            if before is None:
-                self._own = replaced({layer: partial(self._map, each) for layer, each in self._by_role.items()})
-            yield
-        finally:
-            self._use = before
-            if before is None:
-                put_back(self._by_role, self._own)
+        before = self._use
+        own = {layer: partial(self._map, by_role) for layer, by_role in self._by_role.items()} if before is None else {}
+        with forwards(own):
+            self._use = use
+            try:
+                yield
+            finally:
+                self._use = before
 
     def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         use: Any = self._use

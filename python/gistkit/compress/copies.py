@@ -3,35 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
+from gistkit.hf import forwards
 from gistkit.hf.families import decoder_of
 from gistkit.nn import RoleLinear
 
 if TYPE_CHECKING:
     from gistkit.compress.adapters import Use
-
-
-def replaced(forwards: Mapping[nn.Module, Any]) -> list[Any]:
-    """Gives modules a forward of their own; returns what their instances had in that place, None where nothing."""
-    before = [vars(module).get("forward") for module in forwards]
-    for module, forward in forwards.items():
-        module.forward = forward
-    return before
-
-
-def put_back(modules: Iterable[nn.Module], before: Sequence[Any]) -> None:
-    """Undoes `replaced`."""
-    for module, forward in zip(modules, before, strict=True):
-        if forward is None:
-            vars(module).pop("forward", None)
-        else:
-            module.forward = forward
 
 
 class Copies(nn.Module):
@@ -53,7 +37,6 @@ class Copies(nn.Module):
         self._by_role = {
             module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
         }
-        self._own: list[Any] = []
         self._slices: Mapping[str, slice] | None = None
 
     @contextmanager
@@ -64,20 +47,26 @@ class Copies(nn.Module):
         if before is None and not rows:
             yield
             return
-        self._slices = rows
+        with nullcontext() if before is not None else self._mapped():
+            self._slices = rows
+            try:
+                yield
+            finally:
+                self._slices = before
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """The originals' modules map each row as `_slices` says."""
+        self._check_dtype()
+        plain = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
+        for its, module in zip(plain, self._by_role, strict=True):
+            its.plain = module.forward
         try:
-            if before is None:
-                self._check_dtype()
-                for module, by_role in self._by_role.items():
-                    cast(_Plain, by_role.base).plain = module.forward
-                self._own = replaced({module: partial(self._map, each) for module, each in self._by_role.items()})
-            yield
+            with forwards({module: partial(self._map, by_role) for module, by_role in self._by_role.items()}):
+                yield
         finally:
-            self._slices = before
-            if before is None:
-                put_back(self._by_role, self._own)
-                for by_role in self._by_role.values():
-                    cast(_Plain, by_role.base).plain = None
+            for its in plain:
+                its.plain = None
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))

@@ -116,7 +116,7 @@ class InPlace(Compressor):
             raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
         if "compression" in self.loss_weights and self.pooled:
             raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
-        self.bos_token = self._bos(bos_token)
+        self.bos_token = self.first_token("bos_token", bos_token)
         self.separate, self.gists = separate, gists
         self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
         # Options that the layout does not take are refused here rather than at the first context.
@@ -156,7 +156,7 @@ class InPlace(Compressor):
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each at least `ratio` tokens long beside BOS."""
         rows = super().contexts(input_ids, attention_mask)
-        least = min(length - 1 for length in self.behind_bos(rows).lengths)
+        least = min(length - given for length, given in zip(rows.lengths, self._given_bos(rows), strict=True))
         if least < self.chunk:
             raise ValueError(f"input_ids: expected at least {self.chunk} tokens beside the first token, got {least}")
         return rows
@@ -167,12 +167,10 @@ class InPlace(Compressor):
 
     def behind_bos(self, rows: Rows) -> Rows:
         """The rows with BOS before them, where they do not begin with it."""
-        bos = rows.ids[:, 0] == self.bos_token
-        if bool(bos.all()):
+        given = self._given_bos(rows)
+        if all(given):
             return rows
-        first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), (1,) * rows.batch_size)
-        if bool(bos.any()):
-            first = Rows(first.ids, tuple(1 - int(there) for there in bos.tolist()))
+        first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - there for there in given))
         return join_rows(first, rows)
 
     def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
@@ -220,7 +218,7 @@ class InPlace(Compressor):
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses; BOS is none of them."""
-        return tuple(window + int(first == self.bos_token) for first in rows.ids[:, 0].tolist())
+        return tuple(window + given for given in self._given_bos(rows))
 
     def as_text(self) -> Any:
         """A context in which layers have the text's parameters for all rows they are given."""
@@ -238,6 +236,10 @@ class InPlace(Compressor):
             f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
             "the documents as one context"
         )
+
+    def _given_bos(self, rows: Rows) -> list[int]:
+        """1 for each row that begins with BOS, 0 for the others."""
+        return (rows.ids[:, 0] == self.bos_token).int().tolist()  # type: ignore[no-any-return]
 
     def _segments(self, compressed: Rows) -> Tensor:
         context = self.behind_bos(compressed)
@@ -259,20 +261,6 @@ class InPlace(Compressor):
         if not self.separate:
             return TEXT
         return {TEXT: slice(0, batch.gists.start), GISTS: batch.gists}
-
-    def _bos(self, token: int | None) -> int:
-        if token is None:
-            named = (getattr(self.config, f"{name}_token_id", None) for name in ("bos", "eos"))
-            found = [each[0] if isinstance(each, list) and each else each for each in named]
-            token = next((each for each in found if isinstance(each, int)), None)
-            if token is None:
-                raise ValueError(
-                    "bos_token: expected a token id, as the model's configuration names no first and no end token, "
-                    "got None"
-                )
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocabulary:
-            raise ValueError(f"bos_token: expected a token id in [0, {self.vocabulary}), got {token!r}")
-        return token
 
 
 def _whole(name: str, value: Any) -> int:

@@ -173,7 +173,9 @@ def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Pat
 
 
 def _method(cls: type[Compressor], name: str, folder: Path) -> type[Compressor]:
-    known = {vars(kind)["method"]: kind for kind in _subclasses(cls) | {cls} if "method" in vars(kind)}
+    # A baseline may have the name of a compressor, but writes files of its own.
+    saved = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
+    known = {vars(kind)["method"]: kind for kind in saved}
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(known))}, got {name}")
     return known[name]

@@ -121,6 +121,24 @@ class SharedModel(nn.Module):
         divisor = getattr(self.config, "logits_scaling", None)
         return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
 
+    def first_token(self, name: str, token: int | None) -> int:
+        """`token`, or where it is None the first token, or else the end token, of the model's configuration.
+
+        `name` is the argument that errors are about.
+        """
+        if token is None:
+            named = (getattr(self.config, f"{kind}_token_id", None) for kind in ("bos", "eos"))
+            found = (each[0] if isinstance(each, list) and each else each for each in named)
+            token = next((each for each in found if isinstance(each, int)), None)
+            if token is None:
+                raise ValueError(
+                    f"{name}: expected a token id, as the model's configuration names no first and no end token, "
+                    "got None"
+                )
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocabulary:
+            raise ValueError(f"{name}: expected a token id in [0, {self.vocabulary}), got {token!r}")
+        return token
+
     def readout(self, hidden: Tensor) -> Tensor:
         """Hidden states as the losses take them, of which the output embedding and its bias make the logits."""
         return hidden if self.logit_scale == 1.0 else hidden * self.logit_scale

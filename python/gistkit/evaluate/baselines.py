@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -76,18 +76,12 @@ class Baseline(Compressor):
         losses, end_token: what `forward` returns and what ends a reconstruction, as in a compressor.
     """
 
-    name: ClassVar[str]
     carrier = "kv"
 
     @classmethod
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """None: it has no adapters."""
         return ()
-
-    @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return self.name
 
     def __init__(
         self,
@@ -188,7 +182,7 @@ class Baseline(Compressor):
 class FullContext(Baseline):
     """The model reads the whole context, uncompressed. See `Baseline`."""
 
-    name = "FullContext"
+    title = "FullContext"
     method = "full_context"
 
     def _fed(self, rows: Rows) -> Fed:
@@ -207,27 +201,14 @@ class NoContext(Baseline):
         ValueError: if the token is not in the vocabulary, or the configuration names none.
     """
 
-    name = "NoContext"
+    title = "NoContext"
     method = "no_context"
 
     def __init__(self, model: PreTrainedModel, *, start_token: int | None = None, **settings: Any) -> None:
         super().__init__(model, **settings)
-        if start_token is None and not self.task_tokens:
-            start_token = next((token for token in map(self._named, ("bos", "eos")) if token is not None), None)
-            if start_token is None:
-                raise ValueError(
-                    "start_token: expected a token id, as the model's configuration names no first and no end token, "
-                    "got None"
-                )
-        if start_token is not None and not 0 <= start_token < self.vocabulary:
-            raise ValueError(f"start_token: expected a token id in [0, {self.vocabulary}), got {start_token}")
+        if start_token is not None or not self.task_tokens:
+            start_token = self.first_token("start_token", start_token)
         self.start_token = start_token or 0
-
-    def _named(self, name: str) -> int | None:
-        token = getattr(self.config, f"{name}_token_id", None)
-        if isinstance(token, list):
-            token = token[0] if token else None
-        return None if token is None else int(token)
 
     def _fed(self, rows: Rows) -> Fed:
         count = rows.batch_size

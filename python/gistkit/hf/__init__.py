@@ -4,6 +4,7 @@ from gistkit.hf.attach import attach
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.families import ATTENTION_NAME, sliding_windows
 from gistkit.hf.fingerprint import digest, fingerprint, structure
+from gistkit.hf.forwards import forwards
 from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.projection import check_projects, project_keys
 from gistkit.hf.rotation import rerotate
@@ -16,6 +17,7 @@ __all__ = [
     "check_projects",
     "digest",
     "fingerprint",
+    "forwards",
     "memory_cache",
     "project_keys",
     "rerotate",

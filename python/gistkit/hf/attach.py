@@ -15,6 +15,7 @@ from transformers.modeling_rope_utils import dynamic_rope_update
 from gistkit import ops
 from gistkit.hf import attention as hooks
 from gistkit.hf.families import ATTENTION_NAME, decoder_of, rope_modules, softcap_of, window_of
+from gistkit.hf.forwards import forwards
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -63,24 +64,14 @@ def attach(model: Model) -> Iterator[Model]:
         undo.callback(handle.remove)
         attentions, rotaries = rope_modules(decoder)
         names = {module: name for name, module in decoder.named_modules()}
+        own = {it: MethodType(_attention_forward(window_of(it), softcap_of(it)), it) for it in attentions}
+        undo.enter_context(forwards(own | {it: MethodType(_rotary_forward, it) for it in rotaries}))
         for module in attentions:
-            _replace_forward(undo, module, _attention_forward(window_of(module), softcap_of(module)))
             layer = decoder.get_submodule(names[module].rpartition(".")[0])
             # Before the hooks that others have: one that shards weights again must not come first.
             hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
             undo.callback(hook.remove)
-        for module in rotaries:
-            _replace_forward(undo, module, _rotary_forward)
         yield model
-
-
-def _replace_forward(undo: ExitStack, module: nn.Module, forward: Any) -> None:
-    """Gives one instance a forward of its own; undoing it puts back the instance's or uncovers the class's."""
-    if "forward" in vars(module):
-        undo.callback(setattr, module, "forward", vars(module)["forward"])
-    else:
-        undo.callback(delattr, module, "forward")
-    module.forward = MethodType(forward, module)
 
 
 def _check_and_place(

@@ -26,7 +26,7 @@ class Recipe:
         betas: of AdamW.
         weight_decay: of AdamW, on parameters with two or more axes alone.
         clip: largest norm of the gradient.
-        gist_factor: learning rate of parameters that gists have of their own, over that of the others (GistPool).
+        memory_factor: learning rate of parameters that gists have of their own, over that of the others (GistPool).
         min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
             cut to max_length.
         seed: of batches and dropout.
@@ -39,7 +39,7 @@ class Recipe:
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 2.0
-    gist_factor: float = 3.0
+    memory_factor: float = 3.0
     min_length: int = 510
     max_length: int = 2040
     seed: int = 0
@@ -50,7 +50,7 @@ class Recipe:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
-        for name in ("learning_rate", "clip", "gist_factor"):
+        for name in ("learning_rate", "clip", "memory_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
         if not 0 <= self.weight_decay < math.inf:

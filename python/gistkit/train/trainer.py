@@ -183,7 +183,7 @@ class Trainer:
         """Everything prepared for passes, and undone at the end."""
         accelerator, compressor = self.accelerator, self.compressor
         training, device = compressor.training, accelerator.device
-        groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.gist_factor)
+        groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.memory_factor)
         optimizer = self.recipe.optimizer(groups)
         module, self._optimizer = accelerator.prepare(Losses(compressor), optimizer)
         self._passes = Passes(accelerator, module, compressor)
