@@ -23,12 +23,14 @@ from gistkit.layouts import (
     older,
     recent,
     windows,
+    windows_causal,
 )
 
 sized = st.integers(1, 12)
 relations = st.one_of(
     st.sampled_from([ALL, CAUSAL, SEGMENT, SEGMENT_CAUSAL, SELF]),
     sized.map(windows),
+    sized.map(windows_causal),
     sized.map(recent),
     sized.map(older),
 )

@@ -234,6 +234,26 @@ def test_dodo(tau: int) -> None:
     check(layouts.dodo(selected, tau), tokens, sees, list(range(23)))
 
 
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(("tau", "segment"), [(4, 4), (6, 2), (6, 3), (40, 8)])
+def test_dodo_whose_segments_share_a_split(tau: int, segment: int, bos: bool) -> None:
+    selected = np.zeros(23, bool)
+    selected[[0, 2, 3, 9, 14, 20, 22]] = True
+    tokens: list[Token] = [("memory" if nugget else "context", i // segment) for i, nugget in enumerate(selected)]
+    if bos:
+        tokens[0] = ("bos", 0)
+
+    # What is uncompressed begins at the same token for a whole segment.
+    def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        if j > i:
+            return False
+        return k[0] != "context" or j >= i // segment * segment - (tau - segment)
+
+    layout = layouts.dodo(selected, tau, segment=segment, bos=bos)
+    check(layout, tokens, sees, list(range(23)))
+    assert layout.compile().spans.shape[2] <= 3
+
+
 def test_methods_compile_to_few_intervals() -> None:
     for layout in (
         layouts.gist(50, 4, 9),
@@ -272,6 +292,8 @@ def test_methods_compile_to_few_intervals() -> None:
         (lambda: layouts.voco(4, 2, positions="cpl"), ValueError, r"voco: expected positions to be one of dpl, epl"),
         (lambda: layouts.dodo([1, 0], 2), TypeError, r"dodo: expected selected of dtype bool, got int64"),
         (lambda: layouts.dodo([True], 0), ValueError, r"dodo: expected tau >= 1, got 0"),
+        (lambda: layouts.dodo([True], 4, segment=3), ValueError, r"expected tau to be a multiple of segment, 3, got 4"),
+        (lambda: layouts.dodo([True], 4, segment=0), ValueError, r"dodo: expected segment >= 1, got 0"),
         (lambda: layouts.dodo(np.zeros(0, bool), 1), ValueError, r"dodo: expected selected of shape \[N\] with N >= 1"),
     ],
 )

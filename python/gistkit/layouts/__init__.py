@@ -22,6 +22,7 @@ from gistkit.layouts.relations import (
     older,
     recent,
     windows,
+    windows_causal,
 )
 from gistkit.layouts.voco import voco
 
@@ -52,4 +53,5 @@ __all__ = [
     "upl",
     "voco",
     "windows",
+    "windows_causal",
 ]

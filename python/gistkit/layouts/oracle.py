@@ -53,6 +53,8 @@ def _related(layout: Layout, relation: Relation) -> NDArray[np.bool_]:
         return key == query
     if kind == "windows":
         return (its <= mine) & (its > mine - size)
+    if kind == "windows_causal":
+        return (its <= mine) & (its > mine - size) & (key <= query)
     if kind == "recent":
         return (key <= query) & (key > query - size)
     if kind == "older":

@@ -29,6 +29,7 @@ _BOUNDS: dict[str, tuple[int | str | None, int | str | None, int | str | None]] 
     "segment_causal": (1, 0, None),
     "self": (None, 0, 1),
     "windows": ("size", None, None),
+    "windows_causal": ("size", 0, None),
     "recent": (None, 0, "size"),
     "older": (None, "size", None),
 }
@@ -39,7 +40,8 @@ class Relation:
     """Which tokens of a key role a query sees, in its own document. Use this module's values and functions.
 
     Args:
-        kind: one of "all", "causal", "segment", "segment_causal", "self", "windows", "recent", "older".
+        kind: one of "all", "causal", "segment", "segment_causal", "self", "windows", "windows_causal", "recent",
+            "older".
         size: number of windows or tokens, at least 1, where the kind has one; otherwise 0.
     """
 
@@ -73,6 +75,11 @@ SELF = Relation("self")
 def windows(count: int) -> Relation:
     """The query's own segment and the `count - 1` before it. `count`: int, at least 1."""
     return Relation("windows", at_least("windows", "count", count, 1))
+
+
+def windows_causal(count: int) -> Relation:
+    """Of `windows(count)` what is not later than the query. `count`: int, at least 1."""
+    return Relation("windows_causal", at_least("windows_causal", "count", count, 1))
 
 
 def recent(tokens: int) -> Relation:
