@@ -1,5 +1,15 @@
 """Drop-in torch modules for models over layouts."""
 
+from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
 from gistkit.nn.roles import LowRank, RoleLinear
 
-__all__ = ["LowRank", "RoleLinear"]
+__all__ = [
+    "LowRank",
+    "NuggetScorer",
+    "Nuggets",
+    "RoleLinear",
+    "nuggets_above",
+    "straight_through",
+    "threshold_for",
+    "top_nuggets",
+]

@@ -1,0 +1,152 @@
+"""Nuggets: a scorer of tokens, and which of them its scores select."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class NuggetScorer(nn.Module):
+    """How well a token may stand for those before it: a feed-forward network of two layers (Dodo, Equation 6).
+
+    Args:
+        hidden_size: d of the hidden states that are scored, those of a low layer of the model.
+        inner_size: of the layer between; None: d.
+    """
+
+    def __init__(self, hidden_size: int, inner_size: int | None = None) -> None:
+        super().__init__()
+        inner_size = hidden_size if inner_size is None else inner_size
+        self.up = nn.Linear(hidden_size, inner_size)
+        self.down = nn.Linear(inner_size, 1)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Scores [.., N] of hidden states [.., N, d], float32, or float64 where the scorer is."""
+        dtype = self.up.weight.dtype
+        scores = self.down(torch.relu(self.up(hidden.to(dtype))))[..., 0]
+        return scores if scores.dtype == torch.float64 else scores.float()
+
+
+class Nuggets(NamedTuple):
+    """Selected tokens of each row of a batch.
+
+    Args:
+        index: int64 [B, K], in the order of the text; shorter rows repeat their last nugget.
+        counts: nuggets of each row, K at most.
+    """
+
+    index: Tensor
+    counts: tuple[int, ...]
+
+
+def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nuggets:
+    """The k = ceil(n / ratio) tokens of the highest scores of each row, the last token always among them.
+
+    Of equal scores the earlier token's counts as the higher. Takes one transfer from the device, for the mask.
+
+    Args:
+        scores: [B, N] floating point, without NaN where the mask is True.
+        ratio: tokens a nugget, at least 1; a ratio beyond a row's length leaves its last token.
+        mask: bool [B, N], False on padding, anywhere in a row; at least one token of each row is none. None: no padding.
+
+    Paper: Dodo, Equations 14 and 15; the last token in footnote 4.
+    """
+    _check_ratio(ratio)
+    mask = _checked(scores, mask)
+    lengths = [scores.shape[1]] * scores.shape[0] if mask is None else mask.sum(1).tolist()
+    counts = tuple(math.ceil(length / ratio) for length in lengths)
+    # No score is below padding's, and none above the last token's.
+    limits = torch.finfo(scores.dtype)
+    ranked = scores.detach().clamp(limits.min, limits.max)
+    ranked = ranked if mask is None else ranked.where(mask, -math.inf)
+    ranked = ranked.masked_fill(_last(scores, mask), math.inf)
+    order = ranked.argsort(dim=1, descending=True, stable=True)[:, : max(counts)]
+    if min(counts) < order.shape[1]:
+        # What comes first in the ranking is the last token, which no other index is beyond.
+        extra = torch.arange(order.shape[1], device=order.device) >= torch.tensor(counts, device=order.device)[:, None]
+        order = torch.where(extra, order[:, :1], order)
+    return Nuggets(order.sort(1).values, counts)
+
+
+def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None, *, keep_last: bool = True) -> Tensor:
+    """bool [B, N]: the tokens whose score is above a threshold (Dodo, Equation 8).
+
+    Args:
+        scores, mask: as in `top_nuggets`.
+        threshold: Lambda, as `threshold_for` finds it; where no score is above it the last token alone is selected.
+        keep_last: the last token of each row is selected in any case.
+    """
+    if math.isnan(threshold):
+        raise ValueError("threshold: expected a number, got NaN")
+    mask = _checked(scores, mask)
+    chosen = scores.detach() > threshold
+    chosen = chosen if mask is None else chosen & mask
+    return chosen | _last(scores, mask) if keep_last else chosen
+
+
+def threshold_for(scores: Tensor, ratio: float) -> float:
+    """The threshold Lambda that one in `ratio` of these scores is above: their quantile at 1 - 1 / ratio.
+
+    Args:
+        scores: of tokens of sampled text, any shape, at least one, without NaN.
+        ratio: tokens a nugget, at least 1. With 1 all scores are above it.
+
+    Paper: Dodo, Section 2.2.
+    """
+    _check_ratio(ratio)
+    if not scores.numel() or not scores.is_floating_point():
+        raise ValueError(f"scores: expected numbers of at least one token, got {scores.dtype} {tuple(scores.shape)}")
+    if bool(scores.isnan().any()):
+        raise ValueError("scores: expected numbers, got NaN")
+    ranked = scores.detach().flatten().sort(descending=True).values
+    nuggets = max(1, round(len(ranked) / ratio))
+    if nuggets == len(ranked):
+        return -math.inf
+    # Between two scores, so that rounding of either decides nothing; equal ones are on one side together.
+    return float(ranked[nuggets - 1 : nuggets + 1].double().mean())
+
+
+def straight_through(scores: Tensor) -> Tensor:
+    """scores - scores.detach(): zeros whose gradient is that of the scores (Dodo, Section 2.4).
+
+    As the attention's `key_bias` it leaves the logits as they are and gives a score the sum, over queries, heads and
+    layers, of the gradients of its key's logits.
+    """
+    return scores - scores.detach()
+
+
+def _last(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """bool [B or 1, N]: the last token of each row."""
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    if mask is None:
+        return (columns == scores.shape[1] - 1)[None]
+    return columns == columns.where(mask, -1).amax(1, keepdim=True)
+
+
+def _checked(scores: Tensor, mask: Tensor | None) -> Tensor | None:
+    if not isinstance(scores, Tensor) or scores.dim() != 2 or not scores.numel() or not scores.is_floating_point():
+        raise ValueError(f"scores: expected floating point [B, N] with B, N >= 1, got {_described(scores)}")
+    nan = scores.detach().isnan()
+    if mask is not None:
+        if not isinstance(mask, Tensor) or mask.shape != scores.shape or mask.dtype != torch.bool:
+            raise ValueError(f"mask: expected bool {list(scores.shape)} as scores has, got {_described(mask)}")
+        nan = nan & mask
+        if not bool(mask.any(1).all()):
+            row = int((~mask.any(1)).nonzero()[0])
+            raise ValueError(f"mask: expected at least one token in each row, got padding alone in row {row}")
+    if bool(nan.any()):
+        row, column = nan.nonzero()[0].tolist()
+        raise ValueError(f"scores: expected numbers, got NaN at token {column} of row {row}")
+    return mask
+
+
+def _check_ratio(ratio: float) -> None:
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 <= ratio < math.inf:
+        raise ValueError(f"ratio: expected a number >= 1, got {ratio!r}")
+
+
+def _described(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,127 @@
+"""Scores of tokens and what they select, against the definitions read out token by token."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gistkit.nn import NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
+
+numbers = st.one_of(st.integers(-3, 3).map(float), st.floats(-9, 9), st.sampled_from([math.inf, -math.inf]))
+
+
+@st.composite
+def batches(draw):
+    """Scores [B, N] and a mask with padding at either end of its rows, or anywhere."""
+    rows, columns = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    scores = [draw(st.lists(numbers, min_size=columns, max_size=columns)) for _ in range(rows)]
+    mask = []
+    for _ in range(rows):
+        row = draw(st.lists(st.booleans(), min_size=columns, max_size=columns))
+        row[draw(st.integers(0, columns - 1))] = True
+        mask.append(row)
+    return torch.tensor(scores), torch.tensor(mask)
+
+
+@settings(deadline=None)
+@given(batches(), st.one_of(st.integers(1, 15), st.floats(1, 20)))
+def test_the_highest_scores_and_the_last_token_in_the_order_of_the_text(batch, ratio):
+    scores, mask = batch
+    found = top_nuggets(scores, ratio, mask)
+    for row, index, count in zip(range(len(scores)), found.index.tolist(), found.counts, strict=True):
+        tokens = [i for i, real in enumerate(mask[row].tolist()) if real]
+        assert count == math.ceil(len(tokens) / ratio)
+        # The last token, and of the others the highest; of equal ones those that come first.
+        best = sorted(tokens[:-1], key=lambda i: (-scores[row, i].item(), i))[: count - 1]
+        wanted = sorted([*best, tokens[-1]])
+        assert index == wanted + [tokens[-1]] * (found.index.shape[1] - count)
+
+
+def test_without_a_mask_no_token_is_padding():
+    scores = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
+    index, counts = top_nuggets(scores, 2)
+    assert index.tolist() == [[0, 3], [2, 3]]
+    assert counts == (2, 2)
+    # A ratio beyond the length leaves the last token, and 1 leaves all.
+    assert top_nuggets(scores, 100).index.tolist() == [[3], [3]]
+    assert top_nuggets(scores, 1).index.tolist() == [[0, 1, 2, 3]] * 2
+
+
+@settings(deadline=None)
+@given(batches(), numbers)
+def test_tokens_above_a_threshold(batch, threshold):
+    scores, mask = batch
+    above = (scores > threshold) & mask
+    assert torch.equal(nuggets_above(scores, threshold, mask, keep_last=False), above)
+    for row, real in enumerate(mask.tolist()):
+        above[row, max(i for i, it in enumerate(real) if it)] = True
+    assert torch.equal(nuggets_above(scores, threshold, mask), above)
+
+
+def test_a_threshold_that_no_score_exceeds_leaves_the_last_token():
+    scores = torch.zeros(2, 5)
+    assert nuggets_above(scores, 0.0).tolist() == [[False] * 4 + [True]] * 2
+    assert not nuggets_above(scores, math.inf, keep_last=False).any()
+
+
+@pytest.mark.parametrize("ratio", [1, 1.5, 3, 10, 64, 1000])
+def test_the_threshold_that_one_in_ratio_scores_is_above(ratio):
+    torch.manual_seed(0)
+    scores = torch.randn(7, 100)
+    chosen = nuggets_above(scores, threshold_for(scores, ratio), keep_last=False)
+    assert int(chosen.sum()) == max(1, round(700 / ratio))
+
+
+def test_the_scorer_is_two_layers_with_a_relu():
+    torch.manual_seed(0)
+    scorer, hidden = NuggetScorer(6, 5).double(), torch.randn(2, 7, 6)
+    hidden = hidden.double().requires_grad_()
+    inner = hidden @ scorer.up.weight.T + scorer.up.bias
+    wanted = inner.clamp(min=0) @ scorer.down.weight[0] + scorer.down.bias
+    torch.testing.assert_close(scorer(hidden), wanted)
+    assert NuggetScorer(6).bfloat16()(torch.randn(2, 7, 6).bfloat16()).dtype == torch.float32
+
+
+def test_straight_through_is_zero_to_the_bit_with_the_gradient_of_the_scores():
+    scores = torch.tensor([1e30, -3.7, 0.1], requires_grad=True)
+    bias = straight_through(scores)
+    assert bias.tolist() == [0.0, 0.0, 0.0]
+    (bias * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert scores.grad.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: top_nuggets(s, 0.5), r"ratio: expected a number >= 1, got 0.5"),
+        (lambda s: top_nuggets(s, math.nan), r"ratio: expected a number >= 1, got nan"),
+        (lambda s: top_nuggets(s, math.inf), r"ratio: expected a number >= 1, got inf"),
+        (lambda s: top_nuggets(s[0], 2), r"scores: expected floating point \[B, N\] .* got torch.float32 \(3,\)"),
+        (lambda s: top_nuggets(s.long(), 2), r"scores: expected floating point .* got torch.int64"),
+        (lambda s: top_nuggets(s[:, :0], 2), r"scores: expected floating point .* got torch.float32 \(2, 0\)"),
+        (lambda s: top_nuggets(s, 2, torch.ones(2, 4).bool()), r"mask: expected bool \[2, 3\] .* got torch.bool \(2, 4\)"),
+        (lambda s: top_nuggets(s, 2, torch.ones(2, 3)), r"mask: expected bool \[2, 3\] .* got torch.float32"),
+        (
+            lambda s: top_nuggets(s, 2, torch.tensor([[True] * 3, [False] * 3])),
+            r"mask: expected at least one token in each row, got padding alone in row 1",
+        ),
+        (lambda s: top_nuggets(s / 0 * 0, 2), r"scores: expected numbers, got NaN at token 0 of row 0"),
+        (lambda s: nuggets_above(s / 0 * 0, 2.0), r"scores: expected numbers, got NaN at token 0 of row 0"),
+        (lambda s: nuggets_above(s, math.nan), r"threshold: expected a number, got NaN"),
+        (lambda s: threshold_for(s / 0 * 0, 2), r"scores: expected numbers, got NaN"),
+        (lambda s: threshold_for(s[:0], 2), r"scores: expected numbers of at least one token"),
+        (lambda s: threshold_for(s, 0), r"ratio: expected a number >= 1, got 0"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.ones(2, 3))
+
+
+def test_nan_in_padding_does_not_matter():
+    scores = torch.tensor([[math.nan, 1.0, 2.0]])
+    mask = torch.tensor([[False, True, True]])
+    assert top_nuggets(scores, 2, mask).index.tolist() == [[2]]
+    assert nuggets_above(scores, 0.0, mask).tolist() == [[False, True, True]]
