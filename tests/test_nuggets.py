@@ -41,9 +41,9 @@ def test_the_highest_scores_and_the_last_token_in_the_order_of_the_text(batch, r
 
 def test_without_a_mask_no_token_is_padding():
     scores = torch.tensor([[3.0, 1.0, 2.0, 0.0], [0.0, 1.0, 2.0, 3.0]])
-    index, counts = top_nuggets(scores, 2)
-    assert index.tolist() == [[0, 3], [2, 3]]
-    assert counts == (2, 2)
+    found = top_nuggets(scores, 2)
+    assert found.index.tolist() == [[0, 3], [2, 3]]
+    assert found.counts == (2, 2)
     # A ratio beyond the length leaves the last token, and 1 leaves all.
     assert top_nuggets(scores, 100).index.tolist() == [[3], [3]]
     assert top_nuggets(scores, 1).index.tolist() == [[0, 1, 2, 3]] * 2
@@ -101,7 +101,10 @@ def test_straight_through_is_zero_to_the_bit_with_the_gradient_of_the_scores():
         (lambda s: top_nuggets(s[0], 2), r"scores: expected floating point \[B, N\] .* got torch.float32 \(3,\)"),
         (lambda s: top_nuggets(s.long(), 2), r"scores: expected floating point .* got torch.int64"),
         (lambda s: top_nuggets(s[:, :0], 2), r"scores: expected floating point .* got torch.float32 \(2, 0\)"),
-        (lambda s: top_nuggets(s, 2, torch.ones(2, 4).bool()), r"mask: expected bool \[2, 3\] .* got torch.bool \(2, 4\)"),
+        (
+            lambda s: top_nuggets(s, 2, torch.ones(2, 4).bool()),
+            r"mask: expected bool \[2, 3\] .* got torch.bool \(2, 4\)",
+        ),
         (lambda s: top_nuggets(s, 2, torch.ones(2, 3)), r"mask: expected bool \[2, 3\] .* got torch.float32"),
         (
             lambda s: top_nuggets(s, 2, torch.tensor([[True] * 3, [False] * 3])),

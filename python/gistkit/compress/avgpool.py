@@ -7,12 +7,13 @@ from typing import Literal, Unpack
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.in_place import Common, InPlace
+from gistkit.compress.fixed_layout import FixedLayout
+from gistkit.compress.in_place import Common
 from gistkit.compress.kept import PooledKeys
 from gistkit.compress.plans import InPlacePass
 
 
-class AvgPool(InPlace):
+class AvgPool(FixedLayout):
     """AvgPool (Getting to the Gist of Gisting, Section 4); with ratio 1 it is the model that reads the whole context.
 
     Text sees, in layer l, BOS and the means of what layer l is given for every `ratio` context tokens, at the mean of
@@ -26,7 +27,6 @@ class AvgPool(InPlace):
     """
 
     method = "avgpool"
-    pooled = True
 
     def __init__(
         self,

@@ -8,18 +8,21 @@ from typing import Any, Unpack
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.in_place import Common, InPlace, kept_rows
+from gistkit.compress.fixed_layout import FixedLayout, kept_rows
+from gistkit.compress.in_place import Common
 from gistkit.compress.kept import OffsetKeys
 from gistkit.compress.plans import InPlacePass
 
 
-class WithGists(InPlace):
+class WithGists(FixedLayout):
     """What compressors whose gists are tokens of the pass share; see `InPlace`.
 
     Args:
         offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        model, layout, separate, gists, common: as in `InPlace`.
+        model, layout, separate, gists, common: as in `FixedLayout` and `InPlace`.
     """
+
+    has_gists = True
 
     def __init__(
         self,

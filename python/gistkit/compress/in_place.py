@@ -1,10 +1,9 @@
-"""InPlace: one pass over [BOS][context][gists], whose activations the text reads in the context's place."""
+"""InPlace: one pass over [BOS][context], of whose activations the text reads some in the context's place."""
 
 from __future__ import annotations
 
 import json
 import math
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
@@ -19,16 +18,12 @@ from gistkit.compress.base import Compressor
 from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.copies import Copies
 from gistkit.compress.memory import Memory
-from gistkit.compress.plans import Builder, InPlacePass, in_place_pass
 from gistkit.compress.shared import adapter_config
 from gistkit.compress.tokens import Rows, join_rows
-from gistkit.hf.attention import Recorder
-from gistkit.layouts import Role
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from gistkit.compress.adapters import Use
 
 TEXT, GISTS = "text", "memory"
 FLAGS = {
@@ -48,7 +43,7 @@ class Common(TypedDict, total=False):
 
 
 class InPlace(Compressor):
-    """What Gist, AvgPool and GistPool share (Getting to the Gist of Gisting).
+    """What methods that compress in place share: Gist, AvgPool and GistPool (Getting to the Gist of Gisting), Dodo.
 
     The context is read once, behind BOS; of it remain the keys and values of BOS and of one compressed token for every
     `ratio` context tokens. The text follows them directly, at the position ids of the uncompressed order; only a
@@ -57,10 +52,8 @@ class InPlace(Compressor):
     Args:
         model: a transformers causal language model; one copy of its weights reads context and text.
         ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
-        layout: what the layout's builder takes beside context and ratio, by name.
-        options: what else of its arguments a method has, by name.
-        separate: gists have parameters of their own.
-        gists: gist embeddings, one for each place; None: one for all.
+        options: what else of its arguments a method has, by name; JSON values.
+        separate: what compresses has parameters of its own.
         losses, end_token: as in `Compressor`.
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
             `separate` one for context and text and one for gists. The base weights are frozen. None: the model's own
@@ -71,8 +64,8 @@ class InPlace(Compressor):
     """
 
     carrier = "kv"
-    # The compressed tokens are means of the context's activations, and no rows of the pass.
-    pooled = False
+    # Compressed tokens are learned tokens of the pass, beside the context's.
+    has_gists = False
 
     @property
     def needs_projections(self) -> bool:
@@ -84,19 +77,16 @@ class InPlace(Compressor):
         model: PreTrainedModel,
         *,
         ratio: int,
-        layout: Mapping[str, Any],
         options: Mapping[str, Any],
         separate: bool = False,
-        gists: int | None = None,
         losses: Iterable[str] | Mapping[str, float] = ("qa",),
         lora: int | LoraConfig | None = 64,
         window: int | None = None,
         end_token: int | None = None,
         bos_token: int | None = None,
     ) -> None:
-        ratio = _whole("ratio", ratio)
-        gists = None if gists is None else _whole("gists", gists)
-        self._options = {**layout, **options}
+        ratio = whole("ratio", ratio)
+        self._options = dict(options)
         for name in FLAGS & self._options.keys():
             if not isinstance(self._options[name], bool):
                 raise ValueError(f"{name}: expected True or False, got {self._options[name]!r}")
@@ -114,23 +104,15 @@ class InPlace(Compressor):
             hf.check_projects(model)
         if window is not None and window < ratio:
             raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
-        if "compression" in self.loss_weights and self.pooled:
+        if "compression" in self.loss_weights and not self.has_gists:
             raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
         self.bos_token = self.first_token("bos_token", bos_token)
-        self.separate, self.gists = separate, gists
-        self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
-        # Options that the layout does not take are refused here rather than at the first context.
-        self.builder(ratio)
+        self.separate = separate
         config = adapter_config(model, lora, every=True)
         self.install(None if config is None else dict.fromkeys(self.roles(self._options), config))
         if separate and config is None:
             self.copies = Copies(model, GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
-        self.memory_embeddings = None if self.pooled else draw_like(self.embed, gists or 1)
-
-    @abstractmethod
-    def _keeper(self, batch: InPlacePass) -> hf.Keeper:
-        """What keeps [BOS][compressed tokens] of every layer of the pass."""
 
     @classmethod
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -173,48 +155,10 @@ class InPlace(Compressor):
         first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - there for there in given))
         return join_rows(first, rows)
 
-    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
-        """One pass over BOS, all contexts, and their gists where there are any."""
-        whole = self._read(self.behind_bos(rows))
-        batch = in_place_pass(
-            self.builder, tuple(length - 1 for length in whole.lengths), self.pooled, self.windows, str(self.device)
-        )
-        self.check_positions("input_ids", max(batch.starts) - 1)
-        inputs = self.embed(whole.ids)
-        if self.memory_embeddings is not None:
-            inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
-        keep = self._keeper(batch)
-        out = self.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
-        hidden = out.last_hidden_state
-        memory = Memory(
-            source=self.source,
-            lengths=batch.lengths,
-            context_lengths=rows.lengths,
-            positions=batch.positions.clone(),
-            starts=batch.starts,
-            layers=keep.close(),
-            last=hidden[torch.arange(rows.batch_size), batch.last_rows],
-        )
-        return memory, hidden[:, batch.gists]
-
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] token, or [B, 0, d]: any other text follows the memory directly."""
         embedding = self.task_embeddings["ae"][: int(task == "ae")]
         return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
-
-    def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """Places in the uncompressed order, gists and all: what position ids are where all tokens share a counter."""
-        if not self._options.get("separate_positions"):
-            return memory.positions.floor().long(), memory.starts
-        places = torch.zeros(memory.positions.shape, dtype=torch.int64)
-        behind = []
-        for row, start in enumerate(memory.starts):
-            # The context has the positions between BOS and the text.
-            layout = self.builder(start - 1)
-            kept = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
-            places[row, : int(kept.sum())] = torch.from_numpy(layout.ordinals[kept])
-            behind.append(int(layout.ordinals[-1]))
-        return places, tuple(behind)
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses; BOS is none of them."""
@@ -245,33 +189,10 @@ class InPlace(Compressor):
         context = self.behind_bos(compressed)
         return super()._segments(Rows(context.ids[:, 1:], tuple(length - 1 for length in context.lengths)))
 
-    def _read(self, whole: Rows) -> Rows:
-        """What is read of BOS and context."""
-        return whole
 
-    def _slots(self, count: int, rows: int) -> Tensor:
-        embeddings: Any = self.memory_embeddings
-        if self.gists is not None and count > self.gists:
-            raise ValueError(
-                f"input_ids: expected contexts of at most {self.gists} gists x {self.chunk} tokens, got {count} gists"
-            )
-        return (embeddings[:count] if self.gists is not None else embeddings.expand(count, -1)).expand(rows, -1, -1)
-
-    def _served(self, batch: InPlacePass) -> Use:
-        if not self.separate:
-            return TEXT
-        return {TEXT: slice(0, batch.gists.start), GISTS: batch.gists}
-
-
-def _whole(name: str, value: Any) -> int:
+def whole(name: str, value: Any) -> int:
     """`value` as an int of at least 1; a float that is one will do."""
     number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
     if not number or not 1 <= value < math.inf or value != int(value):
         raise ValueError(f"{name}: expected a whole number >= 1, got {value!r}")
     return int(value)
-
-
-def kept_rows(batch: InPlacePass) -> hf.KeptKeys:
-    """Keeps BOS and gists as attention made them."""
-    rows = [0, *range(batch.gists.start, batch.gists.stop)]
-    return hf.KeptKeys(torch.tensor(rows, device=batch.plan.spans.device))

@@ -7,12 +7,13 @@ from typing import Any, Unpack
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.in_place import Common, InPlace, kept_rows
+from gistkit.compress.fixed_layout import FixedLayout, kept_rows
+from gistkit.compress.in_place import Common
 from gistkit.compress.plans import InPlacePass
 from gistkit.compress.tokens import Rows
 
 
-class NoContext(InPlace):
+class NoContext(FixedLayout):
     """The No context baseline (Getting to the Gist of Gisting, Section 2), trained like the other methods.
 
     Text sees BOS and no context; its position ids begin behind BOS.
@@ -22,7 +23,6 @@ class NoContext(InPlace):
     """
 
     method = "no_context"
-    pooled = True
 
     def __init__(self, model: PreTrainedModel, **common: Unpack[Common]) -> None:
         if unknown := sorted(common.keys() - self.arguments()):

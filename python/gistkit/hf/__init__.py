@@ -2,6 +2,7 @@
 
 from gistkit.hf.attach import attach
 from gistkit.hf.cache import memory_cache
+from gistkit.hf.depth import first_layers
 from gistkit.hf.families import ATTENTION_NAME, sliding_windows
 from gistkit.hf.fingerprint import digest, fingerprint, structure
 from gistkit.hf.forwards import forwards
@@ -17,6 +18,7 @@ __all__ = [
     "check_projects",
     "digest",
     "fingerprint",
+    "first_layers",
     "forwards",
     "memory_cache",
     "project_keys",

@@ -35,6 +35,11 @@ def attach(model: Model) -> Iterator[Model]:
       `past_key_values`; num_keys of the plan counts them.
     - keep: a `Keeper`, such as `KeptKeys`: its `store` is given each layer's own rotated keys and values (those of
       `past_key_values` are among them), and its `leave` the hidden states before and after each layer.
+    - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
+      layer, as by `ops.attention`; it counts all keys, memory and cache too.
+    - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
+      [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. Gradient
+      checkpointing calls it again.
     - recorder: a function of (layer index, query, key), called in every layer with the rotated tensors.
 
     Args:

@@ -16,6 +16,7 @@ from gistkit.layouts import Plan
 _REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 
 Recorder = Callable[[int, Tensor, Tensor], None]
+Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def causal_plan(num_queries: int, num_keys: int, device: torch.device, window: int | None = None) -> Plan:
@@ -42,6 +43,8 @@ def attention(
     recorder: Recorder | None = None,
     memory: Layers | None = None,
     keep: Keeper | None = None,
+    key_bias: Tensor | None = None,
+    extend: Extend | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention under `plan`, in transformers' calling convention; without a plan, plain causal attention.
@@ -50,7 +53,7 @@ def attention(
         query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
         attention_mask: None or what `mask` returned; visibility is the plan's alone.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
-        plan, recorder, memory, keep: the keyword arguments of `model(...)`, see `attach`.
+        plan, recorder, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
         The output as [B, Nq, Hq, D], and None in place of attention weights.
@@ -81,10 +84,12 @@ def attention(
         keep.store(layer, key, value)
     if memory is not None:
         key, value = _behind(memory, layer, key, value)
+    if extend is not None:
+        key, value = extend(layer, key, value)
     own = _layer_plan(plan, sliding_window, query, key)
     if recorder is not None:
         recorder(layer, query, key)
-    out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap))
+    out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap, key_bias=key_bias))
     return out.transpose(1, 2), None
 
 

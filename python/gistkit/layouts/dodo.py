@@ -39,7 +39,8 @@ def dodo(selected: ArrayLike, tau: int, *, segment: int = 1, bos: bool = False) 
         roles[0] = Role.BOS
         sees[Role.BOS] = ALL
         table[Role.BOS] = {Role.BOS: ALL}
-    return Layout(roles=roles, segments=np.arange(len(chosen)) // segment, sees=table, name="Dodo")
+    segments = (np.arange(len(chosen)) // segment).astype(np.int32)
+    return Layout(roles=roles, segments=segments, sees=table, name="Dodo")
 
 
 def check_segment(tau: int, segment: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,8 @@ class NuggetScorer(nn.Module):
         return scores if scores.dtype == torch.float64 else scores.float()
 
 
-class Nuggets(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Nuggets:
     """Selected tokens of each row of a batch.
 
     Args:
@@ -50,7 +51,7 @@ def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nug
     Args:
         scores: [B, N] floating point, without NaN where the mask is True.
         ratio: tokens a nugget, at least 1; a ratio beyond a row's length leaves its last token.
-        mask: bool [B, N], False on padding, anywhere in a row; at least one token of each row is none. None: no padding.
+        mask: bool [B, N], False on padding, anywhere in a row; at least one token a row is none. None: no padding.
 
     Paper: Dodo, Equations 14 and 15; the last token in footnote 4.
     """

@@ -1,0 +1,40 @@
+"""first_layers: a model that ends after some of its layers, for as long as a context is open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import nn
+
+from gistkit.hf.families import decoder_of
+
+
+@contextmanager
+def first_layers(model: nn.Module, count: int) -> Iterator[None]:
+    """Inside, the decoder of `model` runs its first `count` layers and its final norm; afterwards it is as it was.
+
+    Open it inside `attach`, which takes a whole decoder.
+
+    Args:
+        model: what `attach` takes.
+        count: layers that are left, 1 to all of them.
+
+    Raises:
+        ValueError: if there are no so many layers.
+        TypeError: if the model does not hold its layers in one list.
+    """
+    decoder = cast(Any, decoder_of(model))
+    total = decoder.config.num_hidden_layers
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= total:
+        raise ValueError(f"count: expected 1 to {total} layers, got {count!r}")
+    lists = {name: child for name, child in decoder.named_children() if isinstance(child, nn.ModuleList)}
+    name = next((name for name, child in lists.items() if len(child) == total), None)
+    if name is None:
+        raise TypeError(f"model: expected a decoder with a list of its {total} layers, got {type(decoder).__name__}")
+    setattr(decoder, name, lists[name][:count])
+    try:
+        yield
+    finally:
+        setattr(decoder, name, lists[name])
