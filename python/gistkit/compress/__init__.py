@@ -3,6 +3,7 @@
 from gistkit.compress.avgpool import AvgPool
 from gistkit.compress.base import Compressor
 from gistkit.compress.chunks import ChunkCompressor
+from gistkit.compress.dodo import Dodo
 from gistkit.compress.gist import Gist
 from gistkit.compress.gistpool import GistPool
 from gistkit.compress.icae import ICAE
@@ -13,7 +14,7 @@ from gistkit.compress.x500 import FiveHundredX
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]
-    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, NoContext)
+    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, NoContext)
 }
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "ChunkCompressor",
     "CompressionHead",
     "Compressor",
+    "Dodo",
     "FiveHundredX",
     "Gist",
     "GistPool",

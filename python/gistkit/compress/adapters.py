@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from gistkit.compress.shared import Maps
 from gistkit.hf import forwards
 from gistkit.nn import LowRank, RoleLinear
 
@@ -23,33 +24,30 @@ from gistkit.nn import LowRank, RoleLinear
 Use = str | Mapping[str, slice] | None
 
 
-def lora_config(model: PreTrainedModel, rank: int) -> LoraConfig:
-    """LoRA on query and value projections with alpha 2 rank, as Position IDs Matter trains its encoders.
+def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -> LoraConfig:
+    """LoRA on linear maps of the decoder layers, with alpha 2 rank.
+
+    Args:
+        maps: "query_value", the projections that Position IDs Matter trains its encoders with; "query_key_value", three
+            of the attention's, as many weights as Dodo's Table 5 counts; "all", for a model fine-tuned as a whole.
 
     Raises:
         ValueError: if the rank is below 1, or no projection of the model has a known name.
     """
-    _check_rank(rank)
+    if rank < 1:
+        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    if maps == "all":
+        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    targets = next((known for known in (["q_proj", "v_proj"], ["c_attn"]) if names >= set(known)), None)
+    wanted = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
+    targets = next((known for known in (wanted, ["c_attn"]) if names >= set(known)), None)
     if targets is None:
         raise ValueError(
-            f"lora: expected a model with q_proj and v_proj (or c_attn), got {type(model).__name__}; "
+            f"lora: expected a model with {' and '.join(wanted)} (or c_attn), got {type(model).__name__}; "
             "pass a peft.LoraConfig with its target_modules"
         )
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
-
-
-def lora_config_of_all(model: PreTrainedModel, rank: int) -> LoraConfig:
-    """LoRA on every linear map of the decoder layers with alpha 2 rank, for a model that is fine-tuned as a whole."""
-    _check_rank(rank)
-    transposed = any(isinstance(module, Conv1D) for module in model.modules())
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
-
-
-def _check_rank(rank: int) -> None:
-    if rank < 1:
-        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
 
 
 class Adapters:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit.compress.checks import check_count
@@ -157,7 +158,13 @@ class Codec(SharedModel, ABC):
             inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
         hidden = inputs
         if inputs.shape[1]:
-            out = self.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, recorder=recorder)
+            bias = None
+            if memory.key_bias is not None and torch.is_grad_enabled():
+                # The text's keys have none. Without gradients it is zeros.
+                bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
+            out = self.run(
+                self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, recorder=recorder, key_bias=bias
+            )
             hidden = out.last_hidden_state[:, skip:]
         if tokens == rest.ids.shape[1] + rows.ids.shape[1]:
             hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)

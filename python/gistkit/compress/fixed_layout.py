@@ -88,7 +88,7 @@ class FixedLayout(InPlace):
     def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """Places in the uncompressed order, gists and all: what position ids are where all tokens share a counter."""
         if not self._options.get("separate_positions"):
-            return memory.positions.floor().long(), memory.starts
+            return super().places(memory)
         places = torch.zeros(memory.positions.shape, dtype=torch.int64)
         behind = []
         for row, start in enumerate(memory.starts):

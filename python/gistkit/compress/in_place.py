@@ -18,7 +18,7 @@ from gistkit.compress.base import Compressor
 from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.copies import Copies
 from gistkit.compress.memory import Memory
-from gistkit.compress.shared import adapter_config
+from gistkit.compress.shared import Maps, adapter_config
 from gistkit.compress.tokens import Rows, join_rows
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 TEXT, GISTS = "text", "memory"
 FLAGS = {
     "offset", "separate", "separate_positions", "memory_sees_memory", "memory_sees_itself", "memory_sees_bos",
-    "context_sees_memory",
+    "context_sees_memory", "train_scorer",
 }  # fmt: skip
 
 
@@ -66,6 +66,10 @@ class InPlace(Compressor):
     carrier = "kv"
     # Compressed tokens are learned tokens of the pass, beside the context's.
     has_gists = False
+    # Which linear maps a rank given as `lora` is of.
+    maps: Maps = "all"
+    # Tokens a context has at least, BOS not counted; None: the ratio.
+    shortest: int | None = None
 
     @property
     def needs_projections(self) -> bool:
@@ -108,7 +112,7 @@ class InPlace(Compressor):
             raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
         self.bos_token = self.first_token("bos_token", bos_token)
         self.separate = separate
-        config = adapter_config(model, lora, every=True)
+        config = adapter_config(model, lora, self.maps)
         self.install(None if config is None else dict.fromkeys(self.roles(self._options), config))
         if separate and config is None:
             self.copies = Copies(model, GISTS)
@@ -136,11 +140,12 @@ class InPlace(Compressor):
         return f"{type(self).__name__} {self.chunk}x"
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, each at least `ratio` tokens long beside BOS."""
-        rows = super().contexts(input_ids, attention_mask)
+        """`rows` of contexts, each long enough beside BOS."""
+        shortest = self.shortest or self.chunk
+        rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
         least = min(length - given for length, given in zip(rows.lengths, self._given_bos(rows), strict=True))
-        if least < self.chunk:
-            raise ValueError(f"input_ids: expected at least {self.chunk} tokens beside the first token, got {least}")
+        if least < shortest:
+            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {least}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:
@@ -159,6 +164,10 @@ class InPlace(Compressor):
         """[B, 1, d], the learned [AE] token, or [B, 0, d]: any other text follows the memory directly."""
         embedding = self.task_embeddings["ae"][: int(task == "ae")]
         return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
+
+    def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """Places in the uncompressed order: what position ids are where all tokens share a counter."""
+        return memory.positions.floor().long(), memory.starts
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses; BOS is none of them."""

@@ -57,6 +57,8 @@ class Memory:
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
         last: [B, hidden], the output that predicts what follows the memory where there is no task token between them.
+        key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which training
+            passes a gradient to what chose them (Dodo); in no file.
         rest: token ids of each row beyond the compressor's window, which the decoder reads as they are.
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
         maker: of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
@@ -70,6 +72,7 @@ class Memory:
     embeddings: Tensor | None = None
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
     last: Tensor | None = None
+    key_bias: Tensor | None = None
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
     maker: str | None = None
@@ -121,7 +124,11 @@ class Memory:
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
         moved = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
-        return replace(moved, last=None if self.last is None else self.last.to(device=device, dtype=dtype))
+        return replace(
+            moved,
+            last=None if self.last is None else self.last.to(device=device, dtype=dtype),
+            key_bias=None if self.key_bias is None else self.key_bias.to(device),
+        )
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
         """The memory of some of the rows."""
@@ -147,7 +154,11 @@ class Memory:
             rest=pick(self.rest),
         )
         picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
-        return replace(picked, last=None if self.last is None else self.last.index_select(0, index))
+        return replace(
+            picked,
+            last=None if self.last is None else self.last.index_select(0, index),
+            key_bias=None if self.key_bias is None else self.key_bias.index_select(0, index)[:, :width],
+        )
 
     def repeat(self, count: int) -> Memory:
         """The one row `count` times, without copying it.
@@ -168,7 +179,11 @@ class Memory:
             rest=self.rest * count,
         )
         repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
-        return replace(repeated, last=None if self.last is None else self.last.expand(count, -1))
+        return replace(
+            repeated,
+            last=None if self.last is None else self.last.expand(count, -1),
+            key_bias=None if self.key_bias is None else self.key_bias.expand(count, -1),
+        )
 
     @staticmethod
     def stack(memories: Sequence[Memory]) -> Memory:
@@ -187,6 +202,8 @@ class Memory:
                 raise ValueError("stack: expected `last` in all memories or in none, got it in some")
             if other.maker != first.maker:
                 raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {other.maker}")
+            if (other.key_bias is None) != (first.key_bias is None):
+                raise ValueError("stack: expected `key_bias` in all memories or in none, got it in some")
             if (other.device, other.dtype) != (first.device, first.dtype):
                 raise ValueError(
                     f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "
@@ -202,6 +219,9 @@ class Memory:
 
         every = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
         positions = [torch.nn.functional.pad(m.positions, (0, width - m.num_tokens)) for m in memories]
+        biases = [
+            torch.nn.functional.pad(m.key_bias, (0, width - m.num_tokens)) for m in memories if m.key_bias is not None
+        ]
         return replace(
             first,
             lengths=every("lengths"),
@@ -210,6 +230,7 @@ class Memory:
             starts=every("starts"),
             rest=every("rest"),
             last=None if first.last is None else torch.cat([m.last for m in memories if m.last is not None]),
+            key_bias=torch.cat(biases) if biases else None,
             embeddings=None
             if first.embeddings is None
             else joined(*(m.embeddings for m in memories if m.embeddings is not None)),

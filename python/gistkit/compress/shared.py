@@ -6,7 +6,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,10 +21,15 @@ if TYPE_CHECKING:
     from gistkit.compress.copies import Copies
 
 
-def adapter_config(model: PreTrainedModel, lora: int | LoraConfig | None, *, every: bool = False) -> LoraConfig | None:
+Maps = Literal["query_value", "query_key_value", "all"]
+
+
+def adapter_config(
+    model: PreTrainedModel, lora: int | LoraConfig | None, maps: Maps = "query_value"
+) -> LoraConfig | None:
     """The LoRA configuration that a compressor's `lora` stands for: a rank, one as it is, or None.
 
-    `every`: a rank is that of all linear maps, not of query and value projections alone.
+    `maps` says which linear maps of the layers a rank is that of.
     """
     if isinstance(lora, bool | str | float):
         raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
@@ -33,9 +38,9 @@ def adapter_config(model: PreTrainedModel, lora: int | LoraConfig | None, *, eve
         return copy.deepcopy(lora)
     if not isinstance(model, nn.Module):
         return None
-    from gistkit.compress.adapters import lora_config, lora_config_of_all
+    from gistkit.compress.adapters import lora_config
 
-    return (lora_config_of_all if every else lora_config)(model, lora)
+    return lora_config(model, lora, maps)
 
 
 def tuned(model: nn.Module) -> str | None:

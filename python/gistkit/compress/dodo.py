@@ -1,0 +1,208 @@
+"""Dodo: some tokens of the context, the nuggets, stand for all of it with their keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from gistkit import hf, layouts
+from gistkit.compress.checks import check_count
+from gistkit.compress.in_place import GISTS, TEXT, Common, InPlace, whole
+from gistkit.compress.memory import Memory
+from gistkit.compress.selection import RULES, Rule, rule_scores, rule_threshold
+from gistkit.compress.tokens import Rows
+from gistkit.hf.attention import Recorder
+from gistkit.layouts import Plan
+from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from gistkit.compress.adapters import Use
+
+
+class Dodo(InPlace):
+    """Dodo (Qin et al.): a context's ceil(n / ratio) best tokens, at every layer, are its memory.
+
+    An encoder with parameters of its own reads BOS and the context. A scorer says from the hidden states of a low layer
+    of the base model which tokens stay: those of the highest scores, and the last one. The decoder reads their keys and
+    values where they stood (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score
+    (Section 2.4). BOS stays too, as with all methods in place. `MixedResolution` makes a language model of it.
+
+    Args:
+        ratio: context tokens a nugget, a whole number >= 1.
+        selection: "learned", or what it is measured against: "strided" (every `ratio`-th token), "random", "delimiters"
+            (some of the tokens `delimiters`, at random), "none" (the last token alone).
+        layer: iota, the layer of the base model whose hidden states are scored, 1 to all; behind its final norm.
+        train_scorer: False leaves the scorer as it was drawn.
+        separate: encoder and nuggets have parameters of their own (phi) beside those of the decoder (theta).
+        delimiters: token ids.
+        threshold: Lambda, the score that nuggets of a `MixedResolution` are above; `calibrate` there finds it.
+        model, common: as in `InPlace`: losses, lora (a rank is that of query, key and value projections), window,
+            end_token, bos_token.
+    """
+
+    method = "dodo"
+    maps = "query_key_value"
+    shortest = 1
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int = 10,
+        selection: Rule = "learned",
+        layer: int = 3,
+        train_scorer: bool = True,
+        separate: bool = True,
+        delimiters: Sequence[int] = (),
+        threshold: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        ratio = whole("ratio", ratio)
+        if selection not in RULES:
+            raise ValueError(f"selection: expected one of {', '.join(RULES)}, got {selection!r}")
+        check_count("layer", layer)
+        if (selection == "delimiters") != bool(len(delimiters)):
+            raise ValueError(
+                f"delimiters: expected token ids for selection='delimiters' alone, got {tuple(delimiters)} for "
+                f"{selection!r}"
+            )
+        options = {"selection": selection, "layer": layer, "separate": separate, "delimiters": list(delimiters)}
+        options["train_scorer"] = train_scorer
+        self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
+        self._threshold = threshold
+        common = {"losses": ("ae",), "lora": 32, **common}
+        super().__init__(model, ratio=ratio, options=options, separate=separate, **common)
+        self.scorer: NuggetScorer | None = None
+        if selection == "learned":
+            self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
+            self.scorer.requires_grad_(train_scorer)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        learned = "" if self._options["train_scorer"] else ", frozen scorer"
+        return f"Dodo {self.chunk}x" + (learned if self.selection == "learned" else f", {self.selection}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that made it, but `lora`, and the threshold as it is now; JSON values."""
+        return {"threshold": self._threshold} | super().settings
+
+    @property
+    def threshold(self) -> float:
+        """Lambda: the score that nuggets of a `MixedResolution` are above (Equation 8)."""
+        found = rule_threshold(self.selection, self.chunk) if self._threshold is None else self._threshold
+        if found is None:
+            raise ValueError(
+                "threshold: expected one for this selection, which sampled text has to tell, got None; see "
+                "MixedResolution.calibrate"
+            )
+        return found
+
+    @threshold.setter
+    def threshold(self, value: float | None) -> None:
+        self._threshold = None if value is None else float(value)
+
+    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
+        """See `SharedModel.install`."""
+        if not self.layer <= self.config.num_hidden_layers:
+            raise ValueError(f"layer: expected 1 to {self.config.num_hidden_layers}, got {self.layer}")
+        super().install(lora)
+
+    def of_gists(self, name: str) -> bool:
+        """False: all its parameters have one learning rate (Appendix B)."""
+        return False
+
+    def scores(self, rows: Rows, plan: Plan) -> Tensor:
+        """Scores [B, N] of the tokens of rows behind BOS, whose own is no one's; gradients reach the scorer alone.
+
+        Args:
+            rows: what `behind_bos` returned.
+            plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
+        """
+        if self.scorer is None:
+            places = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
+            return rule_scores(self.selection, rows.ids, places, self.chunk, self.delimiters)
+        with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
+            hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
+        return self.scorer(hidden)  # type: ignore[no-any-return]
+
+    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+        """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
+        read = self.behind_bos(rows)
+        self.check_positions("input_ids", max(read.lengths) - 1)
+        # Padding is at the end, where causal attention does not see it.
+        plan = layouts.causal(read.ids.shape[1]).compile(windows=self.windows, device=self.device)
+        scores = self.scores(read, plan)
+        return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan, recorder=recorder)
+
+    def nuggets(self, read: Rows, scores: Tensor) -> Nuggets:
+        """The tokens of rows behind BOS that stay, by their scores [B, N]; indices count BOS, which is none of them."""
+        chosen = top_nuggets(scores[:, 1:], self.chunk, _without_bos(read.valid))
+        return Nuggets(chosen.index + 1, chosen.counts)
+
+    def encode_nuggets(
+        self,
+        rows: Rows,
+        chosen: Nuggets,
+        scores: Tensor | None = None,
+        *,
+        plan: Plan | None = None,
+        recorder: Recorder | None = None,
+    ) -> tuple[Memory, Tensor]:
+        """The memory of contexts whose nuggets are known, and the hidden states [B, 1 + K, d] of BOS and nuggets.
+
+        Args:
+            rows: contexts, as `contexts` returns them.
+            chosen: nuggets, by their places in the rows behind BOS; the last token is that of each row.
+            scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
+            plan: causal attention over the rows, with the model's sliding windows; None: is made.
+            recorder: as in `encode`.
+        """
+        read = self.behind_bos(rows)
+        if plan is None:
+            plan = layouts.causal(read.ids.shape[1]).compile(windows=self.windows, device=self.device)
+        index = F.pad(chosen.index, (1, 0))
+        keep = hf.KeptKeys(index)
+        out = self.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, recorder=recorder, keep=keep)
+        hidden = out.last_hidden_state.take_along_dim(index[..., None], 1)
+        last = torch.tensor(read.lengths, device=index.device)[:, None] - 1
+        bias = None
+        if scores is not None and scores.requires_grad:
+            # BOS and the last token stay whatever their scores, and get no gradient.
+            bias = straight_through(scores.gather(1, index)).masked_fill((index == last) | (index == 0), 0)
+        lengths = tuple(count + 1 for count in chosen.counts)
+        there = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
+        memory = Memory(
+            source=self.source,
+            lengths=lengths,
+            context_lengths=rows.lengths,
+            positions=index.cpu().where(there, 0),
+            starts=read.lengths,
+            layers=keep.close(),
+            last=out.last_hidden_state.take_along_dim(last[..., None], 1)[:, 0],
+            key_bias=bias,
+        )
+        return memory, hidden
+
+    @property
+    def _encoder(self) -> Use:
+        if not self.separate:
+            return TEXT
+        return GISTS if self.adapters is not None else {GISTS: slice(None)}
+
+
+def _at_least_float32(weight: Tensor) -> torch.dtype:
+    # Scores are compared with each other: their rounding would decide.
+    return weight.dtype if weight.dtype == torch.float64 else torch.float32
+
+
+def _without_bos(valid: Tensor) -> Tensor | None:
+    return None if bool(valid.all()) else valid[:, 1:]
