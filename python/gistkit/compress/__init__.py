@@ -9,6 +9,7 @@ from gistkit.compress.gistpool import GistPool
 from gistkit.compress.icae import ICAE
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
+from gistkit.compress.mixed import MixedResolution
 from gistkit.compress.no_context import NoContext
 from gistkit.compress.x500 import FiveHundredX
 
@@ -30,6 +31,7 @@ __all__ = [
     "GistPool",
     "JointHead",
     "Memory",
+    "MixedResolution",
     "NoContext",
     "Source",
     "token_loss",

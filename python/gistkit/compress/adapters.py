@@ -20,8 +20,9 @@ from gistkit.compress.shared import Maps
 from gistkit.hf import forwards
 from gistkit.nn import LowRank, RoleLinear
 
-# Which adapter serves a pass: one by role, each role's own for its rows, or none.
-Use = str | Mapping[str, slice] | None
+# Which adapter serves a pass: one by role, each role's own for its tokens, that of the role of each row of the batch,
+# or none.
+Use = str | Mapping[str, slice] | tuple[str, ...] | None
 
 
 def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -> LoraConfig:
@@ -86,7 +87,7 @@ class Adapters:
             # Other adapters are left as they were; the base weights are frozen.
             parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
         self._by_role: dict[Any, RoleLinear] = {}
-        self._use: str | Mapping[str, slice] | None = None
+        self._use: Use = None
         if others:
             try:
                 self._by_role = {layer: self._roles_of(layer) for layer in self._layers if self._targets(layer)}
@@ -105,12 +106,12 @@ class Adapters:
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
-        """The adapter of one role for all rows, of several for the rows of each, or the model as it was before.
+        """The adapter of one role for all tokens, of several for those of each, or the model as it was before.
 
         Those that were active before the adapters were made are active beside the adapter of one role, and alone.
         """
         # Within a pass by role the target modules ask who serves them: a layer may change that for a moment.
-        if isinstance(use, Mapping) or self._use is not None:
+        if isinstance(use, Mapping | tuple) or self._use is not None:
             with self._by_rows({} if use is None else use):
                 yield
             return
@@ -131,7 +132,7 @@ class Adapters:
             self._set(before)
 
     @contextmanager
-    def _by_rows(self, use: str | Mapping[str, slice]) -> Iterator[None]:
+    def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
         """Every target module maps rows by role; a role alone is that of all rows."""
         before = self._use
         own = {layer: partial(self._map, by_role) for layer, by_role in self._by_role.items()} if before is None else {}
@@ -144,6 +145,8 @@ class Adapters:
 
     def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         use: Any = self._use
+        if isinstance(use, tuple):
+            return by_role.of_rows(x, use)
         slices = {use: slice(0, x.shape[-2])} if isinstance(use, str) else use
         return by_role(x, slices)  # type: ignore[no-any-return]
 

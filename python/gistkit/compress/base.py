@@ -127,7 +127,7 @@ class Compressor(Codec):
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
                     targets = self._segments(compressed)
-                    losses[name] = self.compression_head(self.readout(hidden), targets=targets, **self._head)
+                    losses[name] = self.compression_head(self.readout(hidden), targets=targets, **self.output_embedding)
                 elif name == "ae":
                     losses[name] = self._loss(memory, "ae", self._ended(compressed))
                 elif name == "lm":
@@ -205,7 +205,7 @@ class Compressor(Codec):
         return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
 
     @property
-    def _head(self) -> dict[str, Any]:
+    def output_embedding(self) -> dict[str, Any]:
         """What the losses make logits with."""
         return {"weight": self.head.weight, "bias": self.head.bias, "softcap": self.softcap}
 
@@ -217,7 +217,7 @@ class Compressor(Codec):
         """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
         hidden = self.read(memory, task, _but_last(text))
         targets = text.ids.where(text.valid, IGNORE)
-        return token_loss(self.readout(hidden), targets=targets, **self._head)
+        return token_loss(self.readout(hidden), targets=targets, **self.output_embedding)
 
     def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
         """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
@@ -228,11 +228,11 @@ class Compressor(Codec):
         losses = {}
         if "qa" in self.loss_weights:
             targets = text.ids.where(asked, IGNORE)
-            losses["qa"] = token_loss(self.readout(hidden), targets=targets, **self._head)
+            losses["qa"] = token_loss(self.readout(hidden), targets=targets, **self.output_embedding)
         if "kl" in self.loss_weights:
             teacher = self._taught(self.uncompressed(contexts), text)
             states = (self.readout(each[asked]) for each in (hidden, teacher))
-            losses["kl"] = divergence_loss(*states, **self._head)
+            losses["kl"] = divergence_loss(*states, **self.output_embedding)
         return losses
 
     @torch.no_grad()

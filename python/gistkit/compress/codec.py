@@ -85,11 +85,6 @@ class Codec(SharedModel, ABC):
         width = 2 * self.config.num_hidden_layers * heads * head_dim
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.structure, width)
 
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self.embed.weight.device
-
     def encode(self, input_ids: Any, attention_mask: Any = None, *, recorder: Recorder | None = None) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 

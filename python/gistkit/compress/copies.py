@@ -37,26 +37,28 @@ class Copies(nn.Module):
         self._by_role = {
             module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
         }
-        self._slices: Mapping[str, slice] | None = None
+        self._use: Mapping[str, slice] | tuple[str, ...] | None = None
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
-        """The copies for their role's rows of `use`, where it is {role: rows}; elsewhere none."""
-        rows = {self.role: use[self.role]} if isinstance(use, Mapping) else {}
-        before = self._slices
-        if before is None and not rows:
+        """The copies for their role's tokens of `use`, where it is {role: tokens}, or for its rows of the batch."""
+        mine: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
+        if isinstance(use, Mapping):
+            mine = {self.role: use[self.role]}
+        before = self._use
+        if before is None and not mine:
             yield
             return
         with nullcontext() if before is not None else self._mapped():
-            self._slices = rows
+            self._use = mine
             try:
                 yield
             finally:
-                self._slices = before
+                self._use = before
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
-        """The originals' modules map each row as `_slices` says."""
+        """The originals' modules map each token as `_use` says."""
         self._check_dtype()
         plain = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
         for its, module in zip(plain, self._by_role, strict=True):
@@ -78,7 +80,9 @@ class Copies(nn.Module):
             )
 
     def _map(self, by_role: RoleLinear, x: Tensor) -> Tensor:
-        return by_role(x, self._slices)  # type: ignore[no-any-return]
+        if isinstance(self._use, tuple):
+            return by_role.of_rows(x, self._use)
+        return by_role(x, self._use)  # type: ignore[no-any-return]
 
 
 class _Plain(nn.Module):

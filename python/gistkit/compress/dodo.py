@@ -120,18 +120,19 @@ class Dodo(InPlace):
         """False: all its parameters have one learning rate (Appendix B)."""
         return False
 
-    def scores(self, rows: Rows, plan: Plan) -> Tensor:
+    def scores(self, rows: Rows, plan: Plan, keep: hf.Keeper | None = None) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS, whose own is no one's; gradients reach the scorer alone.
 
         Args:
             rows: what `behind_bos` returned.
             plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
+            keep: is given what these layers make, if there is such a pass.
         """
         if self.scorer is None:
             places = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.selection, rows.ids, places, self.chunk, self.delimiters)
         with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
-            hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
+            hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
         return self.scorer(hidden)  # type: ignore[no-any-return]
 
     def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:

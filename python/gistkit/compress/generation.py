@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from operator import index
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 from gistkit import hf
 from gistkit.compress.codec import Codec, Task, check_memory, check_rows
 from gistkit.compress.memory import Memory
+from gistkit.compress.shared import SharedModel
 from gistkit.compress.tokens import Rows, pad
 
 
@@ -64,7 +65,7 @@ def generate(
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
     check_memory(memory)
-    choose = _chooser(do_sample, temperature, top_k, top_p, generator)
+    choose = chooser(do_sample, temperature, top_k, top_p, generator)
     prompt = (
         pad(((),) * memory.batch_size, codec.device)
         if prompt_ids is None
@@ -75,24 +76,45 @@ def generate(
     check_rows("prompt_ids", prompt, memory)
     if not torch.is_autocast_enabled(codec.device.type):
         memory = memory.to(dtype=codec.embed.weight.dtype)
-    stops = torch.tensor(_stop_ids(stop_tokens), dtype=torch.int64, device=codec.device)
-    ended = torch.zeros(memory.batch_size, dtype=torch.bool, device=codec.device)
     answer: list[Tensor] = []
     with hf.attach(codec.model), codec.without_checkpointing():
-        for hidden in _hidden(codec, memory, task, prompt, max_new_tokens, answer):
-            token = choose(codec.logits(hidden)).masked_fill(ended, pad_token)
-            answer.append(token)
-            if streamer is not None:
-                streamer.put(token.cpu())
-            ended |= torch.isin(token, stops)
-            if len(stops) and bool(ended.all()):
-                break
+        states = _hidden(codec, memory, task, prompt, max_new_tokens, answer)
+        return write(codec, states, answer, choose, stop_ids(stop_tokens), pad_token, streamer)
+
+
+def write(
+    codec: SharedModel,
+    states: Iterable[Tensor],
+    answer: list[Tensor],
+    choose: Callable[[Tensor], Tensor],
+    stops: Sequence[int],
+    pad_token: int,
+    streamer: Streamer | None,
+) -> Tensor:
+    """Tokens [B, n] chosen one after another, each row to its own stop.
+
+    Args:
+        states: hidden states [B, d] that predict each next token.
+        answer: the tokens [B] chosen so far, which `states` may read; starts empty.
+        choose: tokens [B] of logits [B, V].
+        stops, pad_token, streamer: as in `generate`.
+    """
+    stop = torch.tensor(stops, dtype=torch.int64, device=codec.device)
+    ended = torch.zeros((), dtype=torch.bool, device=codec.device)
+    for hidden in states:
+        token = choose(codec.logits(hidden)).masked_fill(ended, pad_token)
+        answer.append(token)
+        if streamer is not None:
+            streamer.put(token.cpu())
+        ended = ended | torch.isin(token, stop)
+        if len(stops) and bool(ended.all()):
+            break
     if streamer is not None:
         streamer.end()
     return torch.stack(answer, 1)
 
 
-def _stop_ids(stop_tokens: int | Iterable[int]) -> list[int]:
+def stop_ids(stop_tokens: int | Iterable[int]) -> list[int]:
     try:
         return sorted(map(index, stop_tokens if isinstance(stop_tokens, Iterable) else [stop_tokens]))
     except TypeError as error:
@@ -135,7 +157,7 @@ def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, 
         yield out.last_hidden_state[:, 0]
 
 
-def _chooser(
+def chooser(
     do_sample: bool, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
 ) -> Any:
     if not temperature > 0:

@@ -108,6 +108,11 @@ class SharedModel(nn.Module):
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.embed.weight.device
+
     def no_keys(self) -> tuple[Tensor, Tensor]:
         """Keys and values [1, Hk, 0, D] of a layer that nothing is cached for."""
         heads, head_dim = self.head_shape

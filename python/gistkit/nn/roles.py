@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,23 @@ class RoleLinear(nn.Module):
         for name, rows in parts:
             out = _add_rows(out, self.roles[name](x[..., rows, :]), rows)
         return out
+
+    def of_rows(self, x: Tensor, roles: Sequence[str]) -> Tensor:
+        """The map of x [B, N, in] in which each row of the batch is of one role, as in decoding token by token.
+
+        Args:
+            roles: of each row, one without parameters of its own among them; a ValueError if there are not B.
+        """
+        if len(roles) != x.shape[0]:
+            raise ValueError(f"roles: expected {x.shape[0]}, one for each row, got {len(roles)}")
+        distinct = sorted(set(roles))
+        every = {role: {role: slice(0, x.shape[-2])} if role in self.roles else {} for role in distinct}
+        if len(distinct) == 1:
+            return self(x, every[distinct[0]])  # type: ignore[no-any-return]
+        rows = [[row for row, its in enumerate(roles) if its == role] for role in distinct]
+        parts = [self(x[mine], every[role]) for role, mine in zip(distinct, rows, strict=True)]
+        order = torch.tensor([row for mine in rows for row in mine], device=x.device).argsort()
+        return torch.cat(parts)[order]
 
     def _joined(self, x: Tensor, parts: list[tuple[str, slice]]) -> Tensor:
         """Each row through one map: those of a role that has a whole one do not pass through the base."""
