@@ -3,6 +3,7 @@
 from gistkit.compress.avgpool import AvgPool
 from gistkit.compress.base import Compressor
 from gistkit.compress.chunks import ChunkCompressor
+from gistkit.compress.compressive import Compressive
 from gistkit.compress.dodo import Dodo
 from gistkit.compress.gist import Gist
 from gistkit.compress.gistpool import GistPool
@@ -24,6 +25,7 @@ __all__ = [
     "AvgPool",
     "ChunkCompressor",
     "CompressionHead",
+    "Compressive",
     "Compressor",
     "Dodo",
     "FiveHundredX",

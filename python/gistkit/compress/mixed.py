@@ -13,11 +13,10 @@ from torch.nn import functional as F
 from gistkit import hf, layouts
 from gistkit.compress.dodo import Dodo
 from gistkit.compress.in_place import GISTS, TEXT
-from gistkit.compress.losses import token_loss
-from gistkit.compress.tokens import IGNORE, Rows
+from gistkit.compress.reader import Reader
+from gistkit.compress.tokens import Rows
 from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan, Role
-from gistkit.layouts.dodo import check_segment
 from gistkit.nn import nuggets_above, straight_through, threshold_for
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from gistkit.compress.streaming import Stream
 
 
-class MixedResolution:
+class MixedResolution(Reader):
     """Dodo as an autoregressive language model (Section 2.2): all parameters are those of its compressor.
 
     A token sees BOS, the nuggets before it, and the last `tau` tokens, itself included, nuggets or not. Nuggets, of
@@ -43,24 +42,8 @@ class MixedResolution:
     def __init__(self, compressor: Dodo, *, tau: int = 128, segment: int = 32) -> None:
         if not isinstance(compressor, Dodo):
             raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
-        self.compressor = compressor
-        self.tau, self.segment = check_segment(tau, segment)
-
-    def __call__(self, input_ids: Any, attention_mask: Any = None) -> dict[str, Tensor]:
-        """{"loss": nats a token} of texts, each token after BOS predicted from those before it (Equation 11).
-
-        Args:
-            input_ids, attention_mask: as in `Compressor.encode`.
-        """
-        read = self.rows(input_ids, attention_mask)
-        hidden = self.hidden(read)
-        targets = read.ids.where(read.valid, IGNORE)[:, 1:]
-        its = self.compressor
-        return {"loss": token_loss(its.readout(hidden[:, :-1]), targets=targets, **its.output_embedding)}
-
-    def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """Texts as users have them, checked, behind BOS."""
-        return self.compressor.behind_bos(self.compressor.contexts(input_ids, attention_mask))
+        super().__init__(compressor, tau, segment)
+        self.compressor: Dodo = compressor
 
     def scores(self, read: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS; `keep` sees the pass through the lower layers, if any."""

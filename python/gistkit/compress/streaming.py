@@ -60,7 +60,7 @@ class Held:
     @property
     def nbytes(self) -> int:
         """Bytes of the keys and values held, those between rows of unequal length too."""
-        return sum(tensor.nbytes for layer in self.cache.layers for tensor in (layer.keys, layer.values))
+        return sum(tensor.nbytes for layer in self.cache.held for tensor in layer)
 
     def clear(self, positions: Sequence[int]) -> None:
         """Drops what tokens at these positions, and those after them, do not see."""
@@ -69,20 +69,20 @@ class Held:
             return
         columns: list[list[int]] = []
         for row, first in enumerate(firsts):
-            held = [*enumerate(self.old[row]), *enumerate(self.new[row], self.width)]
-            left = [(at, it) for at, it in held if it >= first or it in self.for_good[row]]
+            there = [*enumerate(self.old[row]), *enumerate(self.new[row], self.width)]
+            left = [(at, it) for at, it in there if it >= first or it in self.for_good[row]]
             columns.append([at for at, _ in left])
             self.old[row], self.new[row] = [it for _, it in left], []
         self.firsts = firsts
         width = max(map(len, columns))
-        layers = self.cache.layers
-        index = torch.tensor([row + [0] * (width - len(row)) for row in columns], device=layers[0].keys.device)
+        held = self.cache.held
+        index = torch.tensor([row + [0] * (width - len(row)) for row in columns], device=held[0][0].device)
         index = index[:, None, :, None]
-        self._put([(layer.keys.take_along_dim(index, 2), layer.values.take_along_dim(index, 2)) for layer in layers])
+        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in held])
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
         """The plan of one new token a row, at these positions, which sees what is held, and itself."""
-        device = self.cache.layers[0].keys.device
+        device = self.cache.held[0][0].device
         keys = self.width + len(self.new[0]) + 1
 
         def spans(window: int | None) -> Tensor:

@@ -8,7 +8,7 @@ from gistkit.hf.fingerprint import digest, fingerprint, structure
 from gistkit.hf.forwards import forwards
 from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.projection import check_projects, project_keys
-from gistkit.hf.rotation import rerotate
+from gistkit.hf.rotation import frequencies, rerotate
 
 __all__ = [
     "ATTENTION_NAME",
@@ -20,6 +20,7 @@ __all__ = [
     "fingerprint",
     "first_layers",
     "forwards",
+    "frequencies",
     "memory_cache",
     "project_keys",
     "rerotate",

@@ -136,6 +136,11 @@ class MemoryLayer(CacheLayerMixin):
 class MemoryCache(Cache):
     """A transformers cache of `MemoryLayer`s, made by `memory_cache`."""
 
+    @property
+    def held(self) -> list[tuple[Tensor, Tensor]]:
+        """(key, value) of each layer, memory and tokens, [B, H, K + N, D]."""
+        return [(layer.keys, layer.values) for layer in cast("list[MemoryLayer]", self.layers)]
+
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """The number of keys held: transformers' masks count keys, where positions count tokens."""
         return cast(MemoryLayer, self.layers[layer_idx]).num_keys

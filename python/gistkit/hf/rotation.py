@@ -23,6 +23,11 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
     Raises:
         ValueError: if the model has no RoPE that gistkit knows, or no such layer.
     """
+    return ops.rerotate(keys, delta, frequencies(model, layer_idx).to(keys.device))
+
+
+def frequencies(model: nn.Module, layer_idx: int) -> Tensor:
+    """The frequencies [R/2] of one layer's RoPE, as the model holds them now; errors as in `rerotate`."""
     decoder = decoder_of(model)
     layers = decoder.config.num_hidden_layers
     if not 0 <= layer_idx < layers:
@@ -32,4 +37,4 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
         raise ValueError(
             f"model: expected one with RoPE of a known family ({', '.join(FAMILIES)}), got {decoder.config.model_type}"
         )
-    return ops.rerotate(keys, delta, rope[0].to(keys.device))
+    return rope[0]

@@ -1,0 +1,102 @@
+"""Compressive: a language model that reads its recent tokens whole, and of the past before them means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gistkit import hf, ops
+from gistkit.compress.avgpool import AvgPool
+from gistkit.compress.in_place import TEXT
+from gistkit.compress.reader import Reader
+from gistkit.compress.tokens import Rows
+from gistkit.layouts import Plan
+
+
+class Compressive(Reader):
+    """The Compressive Transformer (Rae et al.) as Dodo is compared with it: mean pooling of evenly cut text.
+
+    A token sees BOS, the last `tau` tokens, itself included, and of those before them the means of every `ratio`
+    tokens: of their values, and of their keys as they are before rotation, at the mean of their position ids. (Dodo,
+    Section 5.1. For a context that is known as a whole, this is `AvgPool`.)
+
+    Args:
+        compressor: an AvgPool, for its model, its ratio and the adapter "text".
+        tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token is left between the means
+            and the recent tokens.
+    """
+
+    def __init__(self, compressor: AvgPool, *, tau: int = 128, segment: int = 32) -> None:
+        if not isinstance(compressor, AvgPool):
+            raise TypeError(f"compressor: expected an AvgPool, got {type(compressor).__name__}")
+        super().__init__(compressor, tau, segment)
+        if self.segment % compressor.chunk:
+            raise ValueError(f"segment: expected a multiple of the ratio, {compressor.chunk}, got {segment}")
+
+    def hidden(self, read: Rows) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
+        its, count = self.compressor, read.ids.shape[1]
+        its.check_positions("input_ids", count - 1)
+        inputs = its.embed(read.ids)
+        with hf.attach(its.model):
+            extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
+            out = its.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), extend=extend)
+        return out.last_hidden_state  # type: ignore[no-any-return]
+
+    def states(self, read: Rows) -> Tensor:
+        """int64 [B, N]: how many states each token of rows behind BOS sees, itself included; 0 on padding."""
+        plan = self.plan(read.ids.shape[1])
+        return (plan.spans[..., 1] - plan.spans[..., 0]).sum(-1).long().where(read.valid, 0)
+
+    def plan(self, count: int) -> Plan:
+        """The plan of `count` tokens, BOS first, whose keys are followed by the means, of ratio tokens each."""
+        its = self.compressor
+        spans = torch.from_numpy(self._spans(count, None))
+        cuts = {window: torch.from_numpy(self._spans(count, window))[None] for window in its.windows}
+        means = len(self._bounds(count)) - 1
+        plan = Plan.from_spans(spans, count + means, torch.arange(count))
+        return plan.with_windows(cuts).to(its.device)
+
+    def _bounds(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Where the windows of the means begin, and where the last one ends; BOS is in none."""
+        ratio = self.compressor.chunk
+        return np.unique(np.maximum(np.arange(0, count // ratio + 1) * ratio, 1))
+
+    def _spans(self, count: int, window: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
+        row = np.arange(count)
+        first = np.maximum(row // self.segment * self.segment - (self.tau - self.segment), 0)
+        bounds = self._bounds(count)
+        # What a sliding window leaves: of means those whose last token it leaves.
+        least = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)
+        begun = np.searchsorted(bounds[1:] - 1, least)
+        bos = np.stack([np.zeros_like(row), (least == 0).astype(row.dtype)], 1)
+        recent = np.stack([np.maximum(first, least), row + 1], 1)
+        recent[:, 0] = np.maximum(recent[:, 0], bos[:, 1])
+        recent[0] = 0
+        ended = np.searchsorted(bounds[1:], first, side="right")
+        older = count + np.stack([begun, np.maximum(ended, begun)], 1)
+        spans = np.stack([bos, recent, older], 1)
+        # Empty ones come last.
+        full = spans[..., 1] > spans[..., 0]
+        order = np.argsort(~full, axis=1, kind="stable")
+        spans = np.where(full[..., None], spans, 0)
+        return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
+
+    def _with_means(self, count: int) -> Any:
+        """Keys and values of a layer, and behind them the means of their windows."""
+        its = self.compressor
+        windows = torch.from_numpy(self._bounds(count)).to(its.device)
+        places = torch.arange(count, device=its.device)
+        # The mean of consecutive position ids.
+        middle = (windows[:-1] + windows[1:] - 1).double() / 2
+
+        def extend(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            inv_freq = hf.frequencies(its.model, layer)
+            plain = ops.rerotate(key, -places, inv_freq)
+            means = ops.window_pool(plain, value, windows=windows, positions=middle, inv_freq=inv_freq)
+            return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)
+
+        return extend

@@ -1,0 +1,50 @@
+"""Reader: a compressor as a language model that reads recent tokens whole and less of what came before."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from torch import Tensor
+
+from gistkit.compress.in_place import InPlace
+from gistkit.compress.losses import token_loss
+from gistkit.compress.tokens import IGNORE, Rows
+from gistkit.layouts.dodo import check_segment
+
+
+class Reader(ABC):
+    """What `MixedResolution` and `Compressive` share. All parameters are the compressor's.
+
+    Args:
+        compressor: whose model, adapters and BOS serve.
+        tau, segment: see `gistkit.layouts.dodo`.
+    """
+
+    def __init__(self, compressor: InPlace, tau: int, segment: int) -> None:
+        self.compressor = compressor
+        self.tau, self.segment = check_segment(tau, segment)
+
+    @abstractmethod
+    def hidden(self, read: Rows) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
+
+    @abstractmethod
+    def states(self, read: Rows) -> Tensor:
+        """int64 [B, N]: how many states each token of rows behind BOS sees in a layer, its own included."""
+
+    def __call__(self, input_ids: Any, attention_mask: Any = None) -> dict[str, Tensor]:
+        """{"loss": nats a token} of texts, each token after BOS predicted from those before it (Equation 11).
+
+        Args:
+            input_ids, attention_mask: as in `Compressor.encode`.
+        """
+        read = self.rows(input_ids, attention_mask)
+        hidden = self.hidden(read)
+        targets = read.ids.where(read.valid, IGNORE)[:, 1:]
+        its = self.compressor
+        return {"loss": token_loss(its.readout(hidden[:, :-1]), targets=targets, **its.output_embedding)}
+
+    def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
+        """Texts as users have them, checked, behind BOS."""
+        return self.compressor.behind_bos(self.compressor.contexts(input_ids, attention_mask))
