@@ -6,6 +6,7 @@ from gistkit.evaluate.evaluation import compare, evaluate
 from gistkit.evaluate.metrics import bleu4, exact_match, normalise_answer, perplexity, rouge1_f1, token_f1
 from gistkit.evaluate.report import Report, Result, Row
 from gistkit.evaluate.run import run
+from gistkit.evaluate.token_types import token_types
 
 __all__ = [
     "QUESTION",
@@ -27,4 +28,5 @@ __all__ = [
     "rouge1_f1",
     "run",
     "token_f1",
+    "token_types",
 ]

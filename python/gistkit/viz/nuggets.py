@@ -1,0 +1,219 @@
+"""Pictures of Dodo's nuggets: which token types they are, attention to them, and figures of Dodo beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from gistkit.layouts._checks import at_least
+from gistkit.viz.style import COLOURS, Picture, tidy
+from gistkit.viz.text import checked_selected, draw_text, legible, text_html
+
+__all__ = [
+    "STYLE",
+    "draw_attention_to_nuggets",
+    "draw_bleu_by_length",
+    "draw_perplexity",
+    "draw_text",
+    "draw_token_types",
+    "text_html",
+]
+
+STYLE: dict[str, dict[str, Any]] = {
+    "Full (sliding)": {"color": COLOURS["black"], "linestyle": "-", "marker": "P"},
+    "Full (truncated)": {"color": COLOURS["black"], "linestyle": ":", "marker": "p", "markerfacecolor": "white"},
+    "No nuggets": {"color": COLOURS["grey"], "linestyle": ":", "marker": "s"},
+    "Compressive": {"color": COLOURS["orange"], "linestyle": "--", "marker": "D"},
+    "Dodo learned": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
+    "Dodo strided": {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
+    "Dodo random": {"color": COLOURS["red"], "linestyle": "-.", "marker": "v"},
+    "Dodo delimiters": {"color": COLOURS["green"], "linestyle": "-.", "marker": "<"},
+    "Dodo frozen scorer": {"color": COLOURS["purple"], "linestyle": "--", "marker": ">"},
+}
+MOST_LABELS = 48
+
+
+def draw_token_types(types: Sequence[tuple[str, float, float]], *, top: int = 10, title: str = "") -> Figure:
+    """How often the token types that are selected most are selected, beside how often they occur.
+
+    Args:
+        types: (token, share of the nuggets, share of all tokens), 0 to 1, the most often selected first, as
+            `gistkit.evaluate.token_types` counts them; at least one.
+        top: token types that are drawn, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
+        title: a heading.
+
+    Paper: Dodo, Figure 5.
+    """
+    if not types:
+        raise ValueError("draw_token_types: expected at least one token type, got none")
+    shown = types[: at_least("draw_token_types", "top", top, 1)]
+    figure = Picture(figsize=(7.0, 1.5 + 0.38 * len(shown)), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(shown))
+    among, everywhere = [share for _, share, _ in shown], [share for _, _, share in shown]
+    axes.barh(places - 0.19, among, 0.36, color=COLOURS["green"], label="of nuggets")
+    axes.barh(
+        places + 0.19, everywhere, 0.36, color="#CCCCCC", edgecolor="#777777", hatch="////", label="of all tokens"
+    )
+    names = [legible(token).replace(" ", "␣") for token, _, _ in shown]
+    axes.set_yticks(places, names, family="monospace", fontsize=11, parse_math=False)
+    axes.set(xlabel="share", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
+    axes.set_title(title or f"The first {len(shown)} token types: {sum(among):.0%} of the nuggets", loc="left")
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    tidy(axes)
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(axis="y", length=0)
+    return figure
+
+
+def draw_attention_to_nuggets(
+    weights: ArrayLike,
+    selected: ArrayLike,
+    *,
+    keys: Sequence[str] | Sequence[int] | None = None,
+    queries: Sequence[str] | Sequence[int] | None = None,
+    title: str = "",
+) -> Figure:
+    """Attention weights of later tokens over nuggets and recent tokens: a row a query, nuggets' columns marked.
+
+    The darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more.
+
+    Args:
+        weights: [queries, keys], none negative; 0 where a query does not see a key.
+        selected: bool [keys], True at the nuggets.
+        keys, queries: the text or the position of each; None: its place in `weights`.
+        title: a heading.
+
+    Paper: Dodo, Equation 11.
+    """
+    values = np.asarray(weights, dtype=np.float64)
+    if values.ndim != 2 or not values.size:
+        raise ValueError(f"draw_attention_to_nuggets: expected weights [queries, keys], got {list(values.shape)}")
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise ValueError("draw_attention_to_nuggets: expected finite weights >= 0, got others")
+    chosen = checked_selected("draw_attention_to_nuggets", selected, values.shape[1])
+    rows, columns = values.shape
+    width, height = (min(max(low, 0.19 * count), 0.19 * MOST_LABELS) for count, low in ((columns, 2.8), (rows, 1.6)))
+    figure = Picture(figsize=(width + 2.4, height + 1.5), layout="constrained", dpi=120)
+    axes = figure.subplots()
+    # Below the weights, so that it leaves their colours as they are.
+    for nugget in np.flatnonzero(chosen):
+        axes.axvspan(nugget - 0.5, nugget + 0.5, color=COLOURS["green"], alpha=0.22, linewidth=0, zorder=-1)
+    seen = np.ma.masked_equal(values, 0)
+    limit = float(np.quantile(seen.compressed(), 0.98)) if seen.count() else 1.0
+    image = axes.imshow(seen, aspect="auto", cmap="magma_r", vmin=0, vmax=limit, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="attention weight", extend="max" if values.max() > limit else "neither")
+    if chosen.any():
+        size = min(7.0, max(3.0, 400 / columns))
+        axes.plot(
+            np.flatnonzero(chosen), np.full(chosen.sum(), 1.02), transform=axes.get_xaxis_transform(), clip_on=False,
+            color=COLOURS["green"], marker="v", markersize=size, linestyle="", label="nugget",
+        )  # fmt: skip
+        figure.legend(loc="outside upper right", frameon=False, fontsize=9)
+    _name(axes.xaxis, "keys", keys, columns)
+    _name(axes.yaxis, "queries", queries, rows)
+    if keys is not None and isinstance(keys[0], str):
+        axes.tick_params(axis="x", rotation=90)
+    axes.set(xlabel="key", ylabel="query", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    figure.suptitle(title or "Attention to nuggets and to recent tokens", x=0.01, ha="left")
+    return figure
+
+
+def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, count: int) -> None:
+    """Ticks with the labels: with all texts where they fit, else with some."""
+    labels = range(count) if labels is None else labels
+    if len(labels) != count:
+        raise ValueError(f"draw_attention_to_nuggets: expected {count} {name}, as weights has, got {len(labels)}")
+    every = count <= MOST_LABELS and isinstance(labels[0], str)
+    ticks = range(count) if every else [int(tick) for tick in MaxNLocator(8, integer=True).tick_values(0, count - 1)]
+    at = [tick for tick in ticks if 0 <= tick < count]
+    names = [legible(str(labels[tick])).replace(" ", "␣") for tick in at]
+    axis.set_ticks(at, names, fontsize=8, family="monospace" if every else None, parse_math=False)
+
+
+def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+    """BLEU of reconstructed texts against their length, a line a method, with a band from lowest to highest over seeds.
+
+    Args:
+        series: {method: {tokens of the text: BLEU of each seed, 0 to 100}}. A method whose name is not in `STYLE` gets
+            a style there that no other has; as many methods as styles at most.
+
+    Paper: Dodo, Figure 4.
+    """
+    styles = _styles("draw_bleu_by_length", series)
+    figure = Picture(figsize=(6.8, 4.0), layout="constrained")
+    axes = figure.subplots()
+    least = 100.0
+    for method, lengths in series.items():
+        at = sorted(lengths)
+        means, lows, highs = _spread("draw_bleu_by_length", method, [lengths[length] for length in at])
+        axes.plot(at, means, label=method, markersize=5, linewidth=1.4, **styles[method])
+        axes.fill_between(at, lows, highs, color=styles[method]["color"], alpha=0.15, linewidth=0)
+        least = min(least, *lows)
+    floor = max(0.0, (least - 1) // 10 * 10)
+    axes.set(xlabel="text length (tokens)", ylabel="BLEU")
+    # Markers at either end stay whole.
+    axes.set_ylim(floor - 0.02 * (100 - floor), 100 + 0.02 * (100 - floor))
+    axes.set_title("Reconstructing a text from its compressed form", loc="left")
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    tidy(axes)
+    return figure
+
+
+def draw_perplexity(series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "") -> Figure:
+    """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
+
+    Args:
+        series: {arm: [(states, above 0, as measured; perplexity of each seed)]}, arms as in `STYLE`; others get a style
+            there that no other has; as many arms as styles at most.
+        title: a heading.
+
+    Paper: Dodo, Table 1.
+    """
+    styles = _styles("draw_perplexity", series)
+    figure = Picture(figsize=(7.4, 4.4), layout="constrained")
+    axes = figure.subplots()
+    measured: list[float] = []
+    for arm, points in series.items():
+        points = sorted(points, key=lambda point: point[0])
+        states = [states for states, _ in points]
+        means, lows, highs = _spread("draw_perplexity", arm, [values for _, values in points])
+        if states[0] <= 0:
+            raise ValueError(f"draw_perplexity: expected states above 0, got {states[0]:g} of {arm!r}")
+        reach = [means - lows, highs - means]
+        axes.errorbar(states, means, reach, label=arm, markersize=6, linewidth=1.4, capsize=2, **styles[arm])
+        measured += states
+    axes.set_xscale("log", base=2)
+    ticks = 2.0 ** np.unique(np.round(np.log2(measured)))
+    ticks = ticks if len(ticks) > 1 else np.unique([min(measured), max(measured)])
+    axes.set_xlim(min(*measured, ticks[0]) / 1.15, max(*measured, ticks[-1]) * 1.15)
+    axes.set_xticks(ticks, [f"{round(tick, 1):g}" for tick in ticks])
+    axes.set(xlabel="states that a prediction attends to (measured)", ylabel="perplexity")
+    axes.set_title(title or "Perplexity at equal memory", loc="left")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    shown = [arm for arm in STYLE if arm in series] + [arm for arm in series if arm not in STYLE]
+    figure.legend([handles[arm] for arm in shown], shown, loc="outside right center", frameon=False, fontsize=9)
+    tidy(axes)
+    return figure
+
+
+def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, Any]]:
+    """A style a name: its own, or one that no other has."""
+    if not 1 <= len(series) <= len(STYLE):
+        raise ValueError(f"{function}: expected 1 to {len(STYLE)} series, got {len(series)}")
+    spare = (style for name, style in reversed(STYLE.items()) if name not in series)
+    return {name: STYLE[name] if name in STYLE else next(spare) for name in series}
+
+
+def _spread(function: str, name: str, points: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
+    """Mean, lowest and highest value of each point."""
+    if not points or not all(len(seeds) and np.isfinite(seeds).all() for seeds in points):
+        raise ValueError(f"{function}: expected points of finite values, at least one each, of {name!r}")
+    return [np.array([measure(seeds) for seeds in points]) for measure in (np.mean, np.min, np.max)]
