@@ -1,0 +1,180 @@
+"""Study `nuggets`: which tokens should stand for a text, and does learning to choose them pay?
+
+Two tasks of the Dodo paper on one model: a context is reconstructed from its nuggets (Section 4), and a text is
+continued from nuggets of its past and its recent tokens (Section 5, Table 1), beside other ways of keeping as many
+states. All arms of a task have the same model, steps, batches and held-out text. The language model's scorer begins as
+the reconstruction's ends (Section 2.2), and its threshold is found again as it changes.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
+from gistkit.compress.adapters import lora_config
+from gistkit.compress.reader import Reader
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit.studies.fitting import Training
+
+
+@dataclass(frozen=True)
+class Recipe(Training):
+    """Everything that decides a run but its arm and seed; adapters of rank `rank` train, and what arms have besides.
+
+    Args:
+        model: "smollm2" (SmolLM2-135M), or "small" (a Llama of 0.6M parameters on bytes, trained before for
+            `base_steps` steps as a language model; the arms of a seed share it).
+        layer: whose hidden states are scored.
+        context: tokens of a context that is reconstructed.
+        length: tokens of a text that is continued, the loss of whose last `asked` is measured.
+        lm_batch: rows of a step of the language model.
+        ratio, tau, segment: of the language model; see `MixedResolution`.
+        calibrate_every: steps of the language model from one threshold to the next.
+        eval_texts: held-out contexts or texts at every evaluation.
+        final_texts: at the end, held-out ones, and as many others that no choice is made on.
+    """
+
+    steps: int = 100
+    batch: int = 4
+    learning_rate: float = 1e-3
+    warmup: int = 10
+    weight_decay: float = 0.0
+    eval_every: int = 25
+    model: str = "smollm2"
+    rank: int = 32
+    base_steps: int = 0
+    layer: int = 3
+    context: int = 64
+    length: int = 256
+    asked: int = 32
+    lm_batch: int = 2
+    ratio: int = 8
+    tau: int = 32
+    segment: int = 8
+    calibrate_every: int = 10
+    eval_texts: int = 16
+    final_texts: int = 96
+
+    @property
+    def budget(self) -> int:
+        """Recent tokens that are as many states as nuggets and recent tokens together, on average where asked."""
+        recent = self.tau - (self.segment - 1) / 2
+        return round(recent + (self.length - self.asked / 2 - recent) / self.ratio)
+
+
+PRESETS = {
+    # A model trained from scratch: minutes for the base of a seed and for each of its arms.
+    "quick": Recipe(
+        model="small", steps=150, base_steps=900, batch=16, lm_batch=16, learning_rate=1e-3, rank=16, layer=1,
+        context=80, length=192, asked=48, ratio=8, tau=16, segment=8, eval_every=50, eval_texts=64, final_texts=256,
+    ),
+    # Some minutes a run on two cores.
+    "short": Recipe(),
+    # The paper's sizes (320 compressed and 32 recent tokens; contexts of up to 512), for a GPU.
+    "paper": Recipe(
+        steps=20_000, batch=32, lm_batch=32, learning_rate=1e-4, warmup=2000, context=500, length=352, ratio=10, tau=40,
+        segment=10, eval_every=500, eval_texts=128, final_texts=500,
+    ),
+}  # fmt: skip
+
+SELECTIONS = ("learned", "strided", "random", "delimiters", "frozen")
+# "full" reads everything, as a bound.
+LM_ARMS = ("full", "sliding", "truncated", "none", "compressive", *SELECTIONS)
+TASKS = ("ae", "lm")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A task, a way of keeping states, and the compression ratio."""
+
+    task: str
+    method: str
+    ratio: int
+
+    @property
+    def name(self) -> str:
+        """Such as ae-learned-8x."""
+        plain = self.method in ("full", "sliding", "truncated", "none")
+        return f"{self.task}-{self.method}" + ("" if plain else f"-{self.ratio}x")
+
+
+def arms(recipe: Recipe, tasks: Sequence[str], methods: Sequence[str], ratios: Sequence[int]) -> list[Arm]:
+    """The arms of these methods: of reconstruction at each of the ratios, of the language model at the recipe's."""
+    found = []
+    if "ae" in tasks:
+        found += [Arm("ae", method, ratio) for ratio in ratios for method in methods if method in SELECTIONS]
+    if "lm" in tasks:
+        found += [Arm("lm", method, recipe.ratio) for method in methods if method in LM_ARMS]
+    return found
+
+
+def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo | AvgPool:
+    """The untrained compressor of an arm around `model`."""
+    lora = adapter(recipe, model)
+    if arm.method == "compressive":
+        return AvgPool(model, ratio=arm.ratio, pool="kv", lora=lora)
+    options: dict[str, Any] = {"ratio": arm.ratio, "layer": recipe.layer, "lora": lora}
+    if arm.method == "delimiters":
+        options["delimiters"] = delimiters(recipe)
+    if arm.method in ("learned", "frozen"):
+        return Dodo(model, train_scorer=arm.method == "learned", **options)
+    rule: Any = "none" if arm.method in ("full", "sliding", "truncated") else arm.method
+    return Dodo(model, selection=rule, **options)
+
+
+def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> Reader:
+    """How an arm of the language model reads."""
+    if isinstance(compressor, AvgPool):
+        return Compressive(compressor, tau=recipe.tau, segment=recipe.segment)
+    if arm.method in ("full", "truncated"):
+        return MixedResolution(compressor, tau=recipe.length + 1, segment=1)
+    if arm.method == "sliding":
+        return MixedResolution(compressor, tau=recipe.budget, segment=1)
+    return MixedResolution(compressor, tau=recipe.tau, segment=recipe.segment)
+
+
+def adapter(recipe: Recipe, model: PreTrainedModel) -> LoraConfig:
+    """The same for every arm: the paper's maps of a large model, and all those of a small one."""
+    return lora_config(model, recipe.rank, "query_key_value" if recipe.model == "smollm2" else "all")
+
+
+def tokenizer(recipe: Recipe) -> Any:
+    """The tokenizer of a recipe's model; None for bytes."""
+    return _smollm2()[1] if recipe.model == "smollm2" else None
+
+
+def delimiters(recipe: Recipe) -> list[int]:
+    """Tokens that end a clause: punctuation marks and line ends (Section 4.3)."""
+    known = tokenizer(recipe)
+    if known is None:
+        return sorted(b".,;:!?\n")
+    ends = re.compile(r"[.,;:!?)\"']*[.,;:!?][\"')]*\s*|\s*\n\s*")
+    return [token for token in range(len(known)) if ends.fullmatch(known.decode([token]))]
+
+
+def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
+    """A copy of the pretrained model, or a small one with the random weights of a seed."""
+    if recipe.model == "smollm2":
+        return copy.deepcopy(_smollm2()[0])
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=257, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4,
+            max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=0.05,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4}, bos_token_id=256, eos_token_id=None,
+        )
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _smollm2() -> Any:
+    return load_smollm2()

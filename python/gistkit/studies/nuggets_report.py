@@ -1,0 +1,150 @@
+"""What the study `nuggets` found: tables beside the paper's figures, JSON and pictures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+from gistkit.studies.nuggets import LM_ARMS, SELECTIONS, Arm, Recipe
+from gistkit.studies.nuggets_runs import Run
+from gistkit.train.data import Corpus
+
+TITLES = {
+    "full": "Full (all)",
+    "sliding": "Full (sliding)",
+    "truncated": "Full (truncated)",
+    "none": "No nuggets",
+    "compressive": "Compressive",
+    "learned": "Dodo learned",
+    "strided": "Dodo strided",
+    "random": "Dodo random",
+    "delimiters": "Dodo delimiters",
+    "frozen": "Dodo frozen scorer",
+}
+# Dodo, Table 1: perplexity a subword on WikiText-103 at 64, 128 and 256 states, Llama-2 7B, 10x.
+PAPER_LM = {"truncated": (7.95, 6.87, 6.39), "compressive": (7.64, 7.09, 6.88), "learned": (6.91, 6.58, 6.30)}
+# Section 4.2: BLEU of reconstruction at 20x.
+PAPER_AE = {"learned": "near 98 at 20x"}
+
+PAPER = (
+    "Paper (Dodo, Table 1; WikiText-103, Llama-2 7B, 10x): perplexity at 64 / 128 / 256 states\n"
+    + "\n".join(f"  {TITLES[m]:<18} {' / '.join(f'{v:.2f}' for v in values)}" for m, values in PAPER_LM.items())
+    + "\nReconstruction (Section 4.2, LLaMA-7B): BLEU near 98 at 20x. 95% of its nuggets are of ten token types, mostly "
+    "those that end a clause."
+)
+
+
+def by_arm(runs: Sequence[Run], task: str) -> dict[Arm, list[Run]]:
+    """The runs of each arm of a task, in the order of ratios and methods."""
+    order = SELECTIONS if task == "ae" else LM_ARMS
+    found: dict[Arm, list[Run]] = {}
+    mine = (run for run in runs if run.task == task)
+    for run in sorted(mine, key=lambda run: (run.ratio, order.index(run.method), run.seed)):
+        found.setdefault(Arm(task, run.method, run.ratio), []).append(run)
+    return found
+
+
+def reconstruction_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Header and one row an arm that reconstructs; several seeds give mean (lowest-highest)."""
+    rows = [["selection", "ratio", "held-out loss", "test loss", "token accuracy", "BLEU-4", "nuggets", "seeds"]]
+    for arm, mine in by_arm(runs, "ae").items():
+        rows.append(
+            [
+                TITLES[arm.method],
+                f"{arm.ratio}x",
+                _spread([run.held_out["loss"] for run in mine]),
+                _spread([run.test["loss"] for run in mine]),
+                _spread([run.test["accuracy"] for run in mine]),
+                _spread([run.test["bleu"] for run in mine], 1),
+                _spread([run.chosen.get("rate", math.nan) for run in mine]),
+                str(len(mine)),
+            ]
+        )
+    return rows
+
+
+def language_rows(runs: Sequence[Run]) -> list[list[str]]:
+    """Header and one row an arm of the language model: measured states and perplexity; several seeds as above."""
+    rows = [
+        ["states kept", "held-out states", "held-out perplexity", "test states", "test perplexity", "nuggets", "seeds"]
+    ]
+    for arm, mine in by_arm(runs, "lm").items():
+        row = [TITLES[arm.method]]
+        for split in ("held_out", "test"):
+            row.append(_spread([getattr(run, split)["states"] for run in mine], 1))
+            row.append(_spread([math.exp(getattr(run, split)["loss"]) for run in mine], 2))
+        rate = [run.chosen["rate"] for run in mine if run.chosen]
+        rows.append([*row, _spread(rate) if rate else "-", str(len(mine))])
+    return rows
+
+
+def type_rows(runs: Sequence[Run], task: str, top: int = 10) -> list[list[str]]:
+    """Header and the token types that the learned scorer selects most (first seed, highest ratio)."""
+    found = _learned(runs, task)
+    rows = [["token", "share of nuggets", "share of text"]]
+    if found is not None:
+        selected, tokens = found.chosen["selected"], found.chosen["tokens"]
+        for token, times, there in found.chosen["types"][:top]:
+            rows.append([repr(token), f"{times / max(selected, 1):.3f}", f"{there / tokens:.3f}"])
+    return rows
+
+
+def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus, machine: Mapping[str, object]) -> None:
+    """Everything measured, with the recipe, the text and the machine."""
+    content = {
+        "study": "nuggets",
+        "machine": dict(machine),
+        "text": {"name": corpus.name, "digest": corpus.digest},
+        "recipe": asdict(recipe),
+        "runs": [asdict(run) for run in runs],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> tuple[list[Run], Recipe]:
+    """The runs and recipe that `write_json` wrote."""
+    content = json.loads(path.read_text())
+    return [Run(**run) for run in content["runs"]], Recipe(**content["recipe"])
+
+
+def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
+    """Perplexity by states, and of the learned scorer the token types and a text, as PNG files in `folder`."""
+    from gistkit.viz.nuggets import draw_perplexity, draw_text, draw_token_types
+
+    figures = {}
+    language = {arm: mine for arm, mine in by_arm(runs, "lm").items() if arm.method != "full"}
+    if language:
+        series = {}
+        for arm, mine in language.items():
+            states = mean(run.test["states"] for run in mine)
+            series[TITLES[arm.method]] = [(states, [math.exp(run.test["loss"]) for run in mine])]
+        figures["perplexity"] = draw_perplexity(series, title="Perplexity of test text by states kept a layer")
+    for task, what in (("ae", "to reconstruct"), ("lm", "to read on")):
+        found = _learned(runs, task)
+        if found is not None and found.chosen.get("types"):
+            selected, tokens = found.chosen["selected"], found.chosen["tokens"]
+            types = [(token, times / selected, there / tokens) for token, times, there in found.chosen["types"]]
+            title = f"Nuggets learned {what}, {found.ratio}x"
+            figures[f"{task}-types"] = draw_token_types(types, title=title)
+            pieces, scores, chosen = zip(*found.chosen["text"], strict=True)
+            figures[f"{task}-text"] = draw_text(pieces, scores, chosen, title=title)
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{prefix}{name}.png")
+        figure.savefig(paths[-1], dpi=150)
+    return paths
+
+
+def _learned(runs: Sequence[Run], task: str) -> Run | None:
+    mine = [run for arm, found in by_arm(runs, task).items() if arm.method == "learned" for run in found[:1]]
+    return mine[-1] if mine else None
+
+
+def _spread(values: Sequence[float], digits: int = 3) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.{digits}f}"
+    return f"{mean(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
