@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor
 
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "no_context")
+METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "no_context")
 # An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
 SEED = 0
 

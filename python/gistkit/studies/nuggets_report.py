@@ -31,8 +31,8 @@ PAPER_LM = {"truncated": (7.95, 6.87, 6.39), "compressive": (7.64, 7.09, 6.88), 
 PAPER = (
     "Paper (Dodo, Table 1; WikiText-103, Llama-2 7B, 10x): perplexity at 64 / 128 / 256 states\n"
     + "\n".join(f"  {TITLES[m]:<18} {' / '.join(f'{v:.2f}' for v in values)}" for m, values in PAPER_LM.items())
-    + "\nReconstruction (Section 4.2, LLaMA-7B): BLEU near 98 at 20x; ten token types, mostly those that end a clause, are "
-    "95% of the nuggets."
+    + "\nReconstruction (Section 4.2, LLaMA-7B): BLEU near 98 at 20x; ten token types, mostly those that end a "
+    "clause, are 95% of the nuggets."
 )
 
 
