@@ -333,13 +333,30 @@ def test_train_evaluate_compress_ask(run, tmp_path):
     assert run("ask", book.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
 
 
-def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "option", "title"),
+    [("gistpool", ("windows", 1), "GistPool 4x"), ("dodo", ("layer", 1), "Dodo 4x")],
+)
+def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_path, method, option, title):
     questions, out, text = tmp_path / "questions.jsonl", tmp_path / "run", tmp_path / "a.txt"
     rows = [{"context": f"{TEXT} The {n}.", "question": "Which?", "answers": [str(n)]} for n in range(12)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     text.write_text(TEXT)
-    words = ("--questions", questions, "--out", out, "--device", "cpu", "--preset", "finetune", "--method", "gistpool")
-    words += ("--ratio", 4, "--lora", 2, "--batch", 2, "--steps", 2, "--option", "windows=1", "--losses", "qa,kl")
+    words = ("--questions", questions, "--out", out, "--device", "cpu", "--preset", "finetune", "--method", method)
+    words += (
+        "--ratio",
+        4,
+        "--lora",
+        2,
+        "--batch",
+        2,
+        "--steps",
+        2,
+        "--option",
+        "=".join(map(str, option)),
+        "--losses",
+        "qa,kl",
+    )
     status, shown, complaints = run("train", *words)
     assert status == 0 and "2 steps, " in shown, complaints
     trained = ("--compressor", out / "compressor")
@@ -348,19 +365,25 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
         "evaluate", *trained, "--questions", questions, "--examples", 2, "--baselines", "full", "--out", measured
     )
     rows = json.loads(measured.read_text())["rows"]
-    assert status == 0 and [row["method"] for row in rows] == ["GistPool 4x", "FullContext"]
+    assert status == 0 and [row["method"] for row in rows] == [title, "FullContext"]
     assert run("compress", text, *trained)[0] == 0
     memory = Memory.load(text.with_suffix(".gist"))
-    assert memory.source.method == "gistpool" and json.loads(memory.source.layout)["windows"] == 1
+    assert memory.source.method == method and json.loads(memory.source.layout)[option[0]] == option[1]
     assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
+
+
+def test_untrained_methods_that_compress_in_place(run, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text(TEXT)
     status, _, complaints = run("compress", text, "--method", "gistpool", "--layout", "epl")
     assert status == 2 and "--layout: expected some of bos_token, " in complaints
     with pytest.raises(SystemExit):
         run("compress", text, "--option", "window")
     # Without a compressor one is made as the memory says, whatever the method.
-    for method in ("avgpool", "gist", "no_context"):
-        ratio = () if method == "no_context" else ("--ratio", 2)
-        assert run("compress", text, "--method", method, *ratio)[0] == 0
+    for method in ("avgpool", "gist", "dodo", "no_context"):
+        options = () if method == "no_context" else ("--ratio", 2)
+        options += ("--option", "layer=2") if method == "dodo" else ()
+        assert run("compress", text, "--method", method, *options)[0] == 0
         assert run("ask", text.with_suffix(".gist"), "Who?", "--max-new-tokens", 2)[0] == 0
 
 
