@@ -14,7 +14,17 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from train_worker import RECIPE, make_batches, make_compressor, make_gistpool, make_questions, numbers, steps, train
+from train_worker import (
+    RECIPE,
+    make_batches,
+    make_compressor,
+    make_dodo,
+    make_gistpool,
+    make_questions,
+    numbers,
+    steps,
+    train,
+)
 
 from gistkit.compress import ICAE, Compressor
 from gistkit.train import (
@@ -120,7 +130,8 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
     close(read_metrics(tmp_path / "accumulated" / "metrics.jsonl"), unbroken[2], 5e-6)
     close(read_metrics(tmp_path / "questions" / "metrics.jsonl"), one, 5e-6)
-    for file, build in (("sharded", make_compressor), ("sharded-gistpool", make_gistpool)):
+    builds = {"sharded": make_compressor, "sharded-gistpool": make_gistpool, "sharded-dodo": make_dodo}
+    for file, build in builds.items():
         whole, gathered = build(), build()
         steps(whole)
         assert checkpoint.restore(tmp_path / f"{file}.safetensors", gathered.trainable()) == {"step": 2}

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistkit.compress import FiveHundredX, GistPool
+from gistkit.compress import Dodo, FiveHundredX, GistPool
 from gistkit.evaluate import Example
 from gistkit.hf import attach
 from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
@@ -57,6 +57,11 @@ def make_compressor(losses=("ae", "lm"), *, lora=4, dropout=0.0, dtype=torch.flo
 def make_gistpool():
     """One that makes keys of a layer's output, with adapters by role."""
     return GistPool(make_model(), ratio=4, losses=("ae", "lm"), lora=4, bos_token=0)
+
+
+def make_dodo():
+    """One that runs the lower layers of the base model by themselves, and learns through the bias of its keys."""
+    return Dodo(make_model(), ratio=4, layer=1, losses=("ae", "lm"), lora=4, bos_token=0)
 
 
 def make_batches(recipe=RECIPE):
@@ -109,6 +114,7 @@ def processes(out):
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
     sharded(out / "sharded.safetensors", make_compressor)
     sharded(out / "sharded-gistpool.safetensors", make_gistpool)
+    sharded(out / "sharded-dodo.safetensors", make_dodo)
 
 
 def steps(compressor, count=2):
