@@ -14,7 +14,7 @@ SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt p
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test lint sanitize cuda gpu bench clean
+.PHONY: demo test lint sanitize sanitize-attention sanitize-others cuda gpu bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/gistkit demo $(ARGS)
@@ -69,11 +69,16 @@ $(SANITIZED)/ready: $(VENV)/installed $(SOURCES)
 	  -Cbuild-dir=$(SANITIZED)/build -Ccmake.define.GISTKIT_SANITIZE=address,undefined -Ccmake.define.GISTKIT_CUDA=OFF .
 	@touch $@
 
+# Two runs side by side: a test of small shapes keeps one core busy.
 sanitize: $(SANITIZED)/ready
 	PYTHONPATH=$(SANITIZED)/site $(BIN)/python -c "import importlib.util as u; path = u.find_spec('gistkit').origin; print(path); exit('$(SANITIZED)' not in path)"
+	$(MAKE) -j2 sanitize-attention sanitize-others
+
+sanitize-attention: SANITIZED_TESTS := $(wildcard tests/test_attention*.py)
+sanitize-others: SANITIZED_TESTS := $(wildcard tests/test_rope*.py tests/test_pool*.py tests/test_layout*.py tests/test_planner*.py)
+sanitize-attention sanitize-others:
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest $(wildcard tests/test_attention*.py tests/test_rope*.py tests/test_pool*.py tests/test_layout*.py tests/test_planner*.py) \
-	  -k "not compiles and not opcheck and not torch_compile" $(ARGS)
+	  $(BIN)/python -m pytest $(SANITIZED_TESTS) -o cache_dir=$(SANITIZED)/$@ -k "not compiles and not opcheck and not torch_compile" $(ARGS)
 
 cuda: $(VENV)/installed
 	@echo "== building the CUDA library"
