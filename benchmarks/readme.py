@@ -16,11 +16,12 @@ from pathlib import Path
 
 from in_place import read_runs as in_place_runs
 from masks import FEW
+from nuggets import read_runs as nuggets_runs
 from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import compression_loss, in_place_report, pooling_report
+from gistkit.studies import compression_loss, in_place_report, nuggets_report, pooling_report
 from gistkit.studies.report import read_json, table_rows
 from gistkit.studies.runs import Run
 
@@ -105,6 +106,22 @@ def in_place_table() -> str:
             f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens. "
             f"{machine_line(machine)}."
         )
+    return "\n\n".join(tables)
+
+
+def nuggets_table() -> str:
+    """The ways to choose nuggets, tables a preset, from `benchmarks/results/nuggets`."""
+    tables = []
+    for found in nuggets_runs().values():
+        runs = [run for run, *_ in found]
+        recipe, machine = found[0][1:]
+        made = f"{recipe.steps} steps of {{}}. {machine_line(machine)}."
+        if any(run.task == "lm" for run in runs):
+            how = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
+            tables.append(f"{format_table(nuggets_report.language_rows(runs))}\n\n{made.format(how)}")
+        if any(run.task == "ae" for run in runs):
+            how = f"{recipe.batch} contexts of {recipe.context} tokens"
+            tables.append(f"{format_table(nuggets_report.reconstruction_rows(runs))}\n\n{made.format(how)}")
     return "\n\n".join(tables)
 
 
@@ -194,6 +211,8 @@ def updated(readme: str) -> str:
         replaced("pooling", "pooling table", lambda _: pooling_table())
     if in_place_runs():
         replaced("in-place", "in-place table", lambda _: in_place_table())
+    if nuggets_runs():
+        replaced("nuggets", "nuggets table", lambda _: nuggets_table())
     replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
     return readme
 

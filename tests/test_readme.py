@@ -46,9 +46,25 @@ def test_the_in_place_example_runs_and_ratio_1_is_the_whole_context():
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_the_dodo_example_keeps_nuggets_and_reads_on():
+    names = {}
+    exec(BLOCKS[3], names)
+    compressor, reader, text = (names[name] for name in ("compressor", "reader", "text"))
+    assert names["answer"].shape == (2, 10)
+    assert names["memory"].lengths == (26, 26)
+    assert all(parameter.grad.abs().max() > 0 for parameter in compressor.scorer.parameters())
+    nuggets = reader.nuggets(reader.rows(text))
+    assert int(nuggets.sum()) == 50
+    whole = reader.hidden(reader.rows(text))
+    torch.testing.assert_close(names["hidden"], whole[:, 201], rtol=1e-4, atol=1e-4)
+    # BOS, nuggets before the recent tokens, and these: of token 201 those from 144 on.
+    held = (1 + nuggets[:, 1:144].sum(1) + 58).tolist()
+    assert list(names["stream"].states) == held
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 3, "a new example needs a test of what it claims"
+    assert block < 4, "a new example needs a test of what it claims"
 
 
 def test_tables_and_pictures_are_those_of_the_committed_results():
