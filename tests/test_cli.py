@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 import types
@@ -370,6 +371,35 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
     memory = Memory.load(text.with_suffix(".gist"))
     assert memory.source.method == method and json.loads(memory.source.layout)[option[0]] == option[1]
     assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
+
+
+def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2)
+    dodo.save_pretrained(tmp_path / "dodo")
+    new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
+    text = tmp_path / "a.txt"
+    text.write_text(TEXT)
+    status, shown, complaints = run("nuggets", text, "--compressor", tmp_path / "dodo")
+    assert status == 0, complaints
+    count = -(-len(TEXT) // 4)
+    assert f"{count} of {len(TEXT)} tokens kept, {len(TEXT) / count:.1f}x" in shown
+    assert (tmp_path / "a.html").read_text().count("<mark") >= count
+    # The table counts what the memory holds.
+    kept = [TEXT[place - 1] for place in dodo.encode(byte_tokenizer()(TEXT)["input_ids"]).positions[0, 1:].tolist()]
+    first = shown.splitlines()[4].split("|")
+    assert first[1].strip() == repr(max(kept, key=lambda it: (kept.count(it), TEXT.count(it))))
+    assert float(first[2]) == pytest.approx(max(map(kept.count, kept)) / count, abs=5e-4)
+    picture = tmp_path / "b.png"
+    status, _, _ = run("nuggets", "-", "-o", picture, "--compressor", tmp_path / "dodo", stdin=TEXT)
+    assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
+    for words, message in (
+        ((text, "--compressor", tmp_path / "avgpool"), "--compressor: expected one of dodo, .* got avgpool"),
+        ((text, "-o", "a.txt", "--compressor", tmp_path / "dodo"), "-o: expected a file that ends in .html or .png"),
+        (("-", "--compressor", tmp_path / "dodo"), "-o: expected a file for the picture of standard input"),
+    ):
+        status, _, complaints = run("nuggets", *words, stdin=TEXT)
+        assert status == 2 and re.search(message, complaints), complaints
 
 
 def test_untrained_methods_that_compress_in_place(run, tmp_path):

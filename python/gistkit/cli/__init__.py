@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.cli import ask, compress, demo, evaluate, info, study, train
+from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train
 
 __all__ = ["main", "parser"]
-COMMANDS = (demo, study, train, evaluate, compress, ask, info)
+COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, info)
 
 
 def parser() -> argparse.ArgumentParser:

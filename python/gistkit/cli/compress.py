@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check_lengths(texts: Sequence[Text], rows: Sequence[array[int]], compressor: Compressor) -> None:
-    shortest = -(-compressor.chunk // compressor.memory_tokens)
+    shortest = compressor.shortest
     for text, row in zip(texts, rows, strict=True):
         if len(row) < shortest:
             raise ValueError(

@@ -79,6 +79,11 @@ class Codec(SharedModel, ABC):
         return self.chunk / self.memory_tokens
 
     @property
+    def shortest(self) -> int:
+        """Tokens a context has at least."""
+        return -(-self.chunk // self.memory_tokens)
+
+    @property
     def source(self) -> Source:
         """What a memory must share to be readable."""
         heads, head_dim = self.head_shape
@@ -122,7 +127,7 @@ class Codec(SharedModel, ABC):
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, at least as long as what one memory token stands for."""
-        return self.rows("input_ids", input_ids, attention_mask, shortest=-(-self.chunk // self.memory_tokens))
+        return self.rows("input_ids", input_ids, attention_mask, shortest=self.shortest)
 
     def compress(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""

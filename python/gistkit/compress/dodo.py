@@ -49,7 +49,6 @@ class Dodo(InPlace):
 
     method = "dodo"
     maps = "query_key_value"
-    shortest = 1
 
     def __init__(
         self,
@@ -83,6 +82,11 @@ class Dodo(InPlace):
         if selection == "learned":
             self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
             self.scorer.requires_grad_(train_scorer)
+
+    @property
+    def shortest(self) -> int:
+        """Tokens a context has at least: the last one always stays."""
+        return 1
 
     @property
     def title(self) -> str:

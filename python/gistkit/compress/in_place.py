@@ -68,8 +68,6 @@ class InPlace(Compressor):
     has_gists = False
     # Which linear maps a rank given as `lora` is of.
     maps: Maps = "all"
-    # Tokens a context has at least, BOS not counted; None: the ratio.
-    shortest: int | None = None
 
     @property
     def needs_projections(self) -> bool:
@@ -141,11 +139,10 @@ class InPlace(Compressor):
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each long enough beside BOS."""
-        shortest = self.shortest or self.chunk
-        rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
+        rows = super().contexts(input_ids, attention_mask)
         least = min(length - given for length, given in zip(rows.lengths, self._given_bos(rows), strict=True))
-        if least < shortest:
-            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {least}")
+        if least < self.shortest:
+            raise ValueError(f"input_ids: expected at least {self.shortest} tokens beside the first token, got {least}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:

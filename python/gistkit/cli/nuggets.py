@@ -1,0 +1,68 @@
+"""`gistkit nuggets`: which tokens of a text a Dodo compressor keeps."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gistkit.cli.arguments import add_command, device
+from gistkit.cli.models import add_model, load_compressor, load_model
+from gistkit.cli.texts import STDIN, read_texts
+
+PURPOSE = "show which tokens of a text a Dodo compressor keeps, and how it scores the others"
+EXAMPLES = """\
+example: gistkit nuggets report.txt -o report.html --model smollm2 --compressor runs/dodo/compressor
+example: gistkit nuggets - -o nuggets.png --model ./llama --compressor runs/dodo/compressor < report.txt"""
+SUFFIXES = (".html", ".png")
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "nuggets", _run, PURPOSE, EXAMPLES)
+    parser.add_argument("text", metavar="TEXT", help="text file, or - for standard input")
+    parser.add_argument("-o", "--out", type=Path, help="picture, .html or .png (default: X.html beside X.txt)")
+    add_model(parser)
+    parser.add_argument("--compressor", type=Path, metavar="FOLDER", required=True, help="trained Dodo compressor")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    where = device(arguments.device)
+    if arguments.text == STDIN and arguments.out is None:
+        raise ValueError("-o: expected a file for the picture of standard input, got none")
+    out = arguments.out or Path(arguments.text).with_suffix(".html")
+    if out.suffix not in SUFFIXES:
+        raise ValueError(f"-o: expected a file that ends in {' or '.join(SUFFIXES)}, got {out}")
+    (text,) = read_texts([arguments.text], "", out)
+
+    from gistkit.compress import Dodo
+    from gistkit.evaluate import token_types
+    from gistkit.evaluate.report import format_table
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    compressor = load_compressor(arguments.compressor, model)
+    if not isinstance(compressor, Dodo):
+        raise ValueError(f"--compressor: expected one of dodo, which keeps tokens of the text, got {compressor.method}")
+    rows = compressor.contexts([tokenizer(text.content, verbose=False)["input_ids"]])
+    read = compressor.behind_bos(rows)
+    scores = compressor.whole_scores(read)
+    chosen = set(compressor.nuggets(read, scores).index[0].tolist())
+    ids = read.ids[0].tolist()
+    places = range(1, len(ids))
+    tokens = [tokenizer.decode([ids[place]]) for place in places]
+    selected = [place in chosen for place in places]
+    title = f"{text.name}: {len(chosen)} of {len(tokens)} tokens"
+    if out.suffix == ".html":
+        from gistkit.viz.text import text_html
+
+        out.write_text(text_html(tokens, scores[0, 1:].tolist(), selected, title=title), encoding="utf-8")
+    else:
+        from gistkit.viz.text import draw_text
+
+        draw_text(tokens, scores[0, 1:].tolist(), selected, title=title).savefig(out, dpi=150)
+    print(f"{title} kept, {len(tokens) / len(chosen):.1f}x\n")
+    table = [["token", "share of nuggets", "share of text"]]
+    table += [[repr(token), f"{mine:.3f}", f"{every:.3f}"] for token, mine, every in token_types(tokens, selected)[:10]]
+    print(format_table([row for row in table if row[1] != "0.000"]))
+    print(f"\nWritten: {out}")
+    return 0
