@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli import study_in_place, study_pooling
+from gistkit.cli import study_greedy, study_in_place, study_pooling
 from gistkit.cli.arguments import LAYOUTS, add_command, add_device, device, names, positive
 
 EPL = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
     add_epl_arguments(add_command(studies, "epl", run_epl, EPL, example))
     study_in_place.add(studies)
     study_pooling.add(studies)
+    study_greedy.add(studies)
 
 
 def add_epl_arguments(parser: argparse.ArgumentParser) -> None:
