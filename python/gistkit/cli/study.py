@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli import study_in_place, study_nuggets, study_pooling
+from gistkit.cli import study_greedy, study_in_place, study_nuggets, study_pooling
 from gistkit.cli.arguments import LAYOUTS, add_command, add_device, device, names, positive
 
 EPL = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
@@ -31,6 +31,7 @@ def add(commands: Any) -> None:
     study_in_place.add(studies)
     study_nuggets.add(studies)
     study_pooling.add(studies)
+    study_greedy.add(studies)
 
 
 def add_epl_arguments(parser: argparse.ArgumentParser) -> None:

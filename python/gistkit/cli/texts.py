@@ -49,6 +49,15 @@ def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
     return texts
 
 
+def read_contents(inputs: list[str], pattern: str) -> list[str]:
+    """The texts that `inputs` name, in order; arguments and errors are those of `read_texts`."""
+    return [
+        content
+        for name in inputs
+        for content in ([_read_stdin()] if name == STDIN else map(_read, _files(Path(name), pattern)))
+    ]
+
+
 def _files(root: Path, pattern: str) -> list[Path]:
     if not root.is_dir():
         if not root.exists():

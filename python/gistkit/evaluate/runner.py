@@ -40,7 +40,7 @@ class Reader(Protocol):
 
 
 @contextmanager
-def _evaluating(reader: Reader) -> Iterator[None]:
+def evaluating(reader: Reader) -> Iterator[None]:
     """Eval mode and gistkit's attention, and all modules back in their own mode afterwards."""
     modules = list(reader.modules()) if isinstance(reader, nn.Module) else list(reader.model.modules())
     before = [module.training for module in modules]
@@ -83,7 +83,7 @@ class Runner:
         results: dict[int, Result] = {}
         measure: dict[str, Callable[[Reader, Any, list[int], dict[int, Result]], None]]
         measure = {"ae": self._reconstruct, "lm": self._continue, "qa": self._answer}
-        with _evaluating(reader), self._bar(name) as advance:
+        with evaluating(reader), self._bar(name) as advance:
             for batch in self.batches:
                 memory = reader.encode([self.rows[index].context for index in batch])
                 results |= zip(batch, _sizes(memory), strict=True)

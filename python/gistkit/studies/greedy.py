@@ -1,0 +1,271 @@
+"""Study `greedy`: how near a Dodo's nuggets are to the best ones that swapping them one by one finds.
+
+Every nugget but the last token is tried at all other places, and a swap that lowers the loss of what is read behind the
+memory stays (Dodo, Section 7.1 and Algorithm 1 of Appendix A).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from gistkit.compress import Dodo
+from gistkit.compress.losses import LOGITS
+from gistkit.compress.tokens import Rows
+from gistkit.evaluate import perplexity
+from gistkit.evaluate.runner import evaluating
+from gistkit.nn import Nuggets
+
+BATCH = 32
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What every text of the study is cut into; the paper's numbers.
+
+    Args:
+        context: tokens that are compressed.
+        read: tokens after them that are read uncompressed and not asked for.
+        asked: tokens after these, whose loss is measured.
+        rounds: see `improve`.
+    """
+
+    context: int = 128
+    read: int = 64
+    asked: int = 64
+    rounds: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("context", "asked", "rounds"):
+            _check_whole(name, getattr(self, name), 1)
+        _check_whole("read", self.read, 0)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a text."""
+        return self.context + self.read + self.asked
+
+
+@dataclass(frozen=True)
+class Improved:
+    """The nuggets of one context as the compressor selects them, and after the search.
+
+    Args:
+        before, after: their places in the context behind BOS, which is 0, ascending; as `Nuggets` and `Memory` count.
+        loss_before, loss_after: nats a token, means over the tokens asked.
+        tried: swaps whose loss was measured.
+    """
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    loss_before: float
+    loss_after: float
+    tried: int
+
+    @property
+    def overlap(self) -> float:
+        """Share of the compressor's nuggets that stayed, 0..1; the last token is one that always does."""
+        return len(set(self.before) & set(self.after)) / len(self.before)
+
+    @property
+    def overlap_but_last(self) -> float | None:
+        """The same of those that a swap could replace; None where the last token is the only nugget."""
+        count = len(self.before) - 1
+        return (len(set(self.before) & set(self.after)) - 1) / count if count else None
+
+    @property
+    def perplexity_before(self) -> float:
+        """Of the tokens asked, behind the compressor's own nuggets."""
+        return perplexity(self.loss_before)
+
+    @property
+    def perplexity_after(self) -> float:
+        """The same behind the nuggets that were found."""
+        return perplexity(self.loss_after)
+
+
+def improve(
+    compressor: Dodo,
+    context: Any,
+    text: Any,
+    asked: int,
+    *,
+    batch_size: int = BATCH,
+    rounds: int = 1,
+    progress: bool = True,
+) -> Improved:
+    """Swaps the nuggets of one context, one by one, for those of the lowest loss (Dodo, Algorithm 1).
+
+    For each nugget in the order of the text, all tokens that are none are tried in its place, first to last; the first
+    that is better than the best so far takes it, until a better one does. The last token stays a nugget. The context is
+    encoded once: what stands for a selection is a gather of the keys and values of all its tokens.
+
+    Args:
+        compressor: runs in eval mode, and is left in the mode it has.
+        context: token ids of one row, as `Compressor.encode` takes them; beyond the compressor's window they are read
+            as they are.
+        text: token ids of one row, read behind the memory.
+        asked: of how many tokens at the text's end the mean loss is to fall.
+        batch_size: selections read at a time; rounding apart, the result is the same for all.
+        rounds: times that all nuggets are gone through; ends before where none was swapped. The paper's is 1.
+        progress: whether to show a progress bar.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+    if not isinstance(compressor, Dodo):
+        raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
+    _check_whole("batch_size", batch_size, 1)
+    _check_whole("rounds", rounds, 1)
+    rows = _one_row(compressor, "context", context)
+    if compressor.behind_bos(rows).lengths[0] < 2:
+        raise ValueError("context: expected at least 1 token beside the first token, got none")
+    read = _one_row(compressor, "text", text)
+    _check_whole("asked", asked, 1)
+    if asked > read.lengths[0]:
+        raise ValueError(f"asked: expected at most the {read.lengths[0]} tokens of the text, got {asked}")
+    with evaluating(compressor):
+        return _search(_Selections(compressor, rows, read, asked), batch_size, rounds, progress)
+
+
+def study(
+    compressor: Dodo,
+    texts: Sequence[Sequence[int]],
+    recipe: Recipe | None = None,
+    *,
+    batch_size: int = BATCH,
+    progress: bool = True,
+) -> Iterator[Improved]:
+    """Yields what `improve` finds in each text.
+
+    Args:
+        compressor, batch_size: as in `improve`.
+        texts: token ids, at least `recipe.length` of each, of which the first are taken.
+        recipe: how texts are cut; None: as in the paper.
+        progress: whether to show progress bars, over texts and over the selections of each.
+    """
+    recipe = Recipe() if recipe is None else recipe
+    if not len(texts):
+        raise ValueError("texts: expected at least one, got none")
+    for index, text in enumerate(texts):
+        if len(text) < recipe.length:
+            raise ValueError(f"texts: expected at least {recipe.length} tokens, got {len(text)} in text {index}")
+    return _improved(compressor, texts, recipe, batch_size, progress)
+
+
+def _improved(
+    compressor: Dodo, texts: Sequence[Sequence[int]], recipe: Recipe, batch_size: int, progress: bool
+) -> Iterator[Improved]:
+    with tqdm(texts, desc="texts", unit="text", dynamic_ncols=True, disable=not progress) as bar:
+        for text in bar:
+            yield improve(
+                compressor,
+                text[: recipe.context],
+                text[recipe.context : recipe.length],
+                recipe.asked,
+                batch_size=batch_size,
+                rounds=recipe.rounds,
+                progress=progress,
+            )
+
+
+def passages(texts: Sequence[Sequence[int]], length: int, count: int | None = None) -> list[list[int]]:
+    """Consecutive passages of texts, `count` of them in a fixed shuffled order; what is left at ends is dropped.
+
+    Args:
+        texts: token ids of each.
+        length: tokens of a passage.
+        count: at most so many; None: all.
+    """
+    found = [list(text[at : at + length]) for text in texts for at in range(0, len(text) - length + 1, length)]
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(7)).tolist()
+    return [found[index] for index in order[:count]]
+
+
+class _Selections:
+    """The losses of one text behind any selection of its context's tokens, all of whose keys are there.
+
+    Args:
+        context, text: one checked row each.
+        asked: see `improve`.
+    """
+
+    def __init__(self, compressor: Dodo, context: Rows, text: Rows, asked: int) -> None:
+        own, _, compressed = compressor.compress(context)
+        self.own: list[int] = own.positions[0, 1:].tolist()
+        self.last = compressor.behind_bos(compressed).lengths[0] - 1
+        every = Nuggets(torch.arange(1, self.last + 1, device=compressor.device)[None], (self.last,))
+        memory, _ = compressor.encode_nuggets(compressed, every)
+        self.memory = replace(memory, rest=own.rest)
+        self.compressor, self.text, self.asked = compressor, text, asked
+
+    def losses(self, selections: Sequence[Sequence[int]]) -> list[float]:
+        """Nats a token asked behind each of some selections, all of one size."""
+        count, its = len(selections), self.compressor
+        # BOS is kept whatever the nuggets are.
+        index = F.pad(torch.tensor(selections).sort(1).values, (1, 0))
+        columns = index.to(its.device)[:, None, :, None]
+        every = self.memory.repeat(count)
+        memory = replace(
+            every,
+            lengths=(index.shape[1],) * count,
+            positions=index,
+            layers=tuple((k.take_along_dim(columns, 2), v.take_along_dim(columns, 2)) for k, v in every.layers or ()),
+        )
+        ids = self.text.ids
+        text = Rows(ids[:, :-1].expand(count, -1), (ids.shape[1] - 1,) * count)
+        hidden = its.read(memory, "lm", text)[:, -self.asked :].flatten(0, 1)
+        targets = ids[0, -self.asked :].repeat(count)
+        size = max(1, LOGITS // its.vocabulary)
+        nats = [
+            F.cross_entropy(its.logits(part), labels, reduction="none").double()
+            for part, labels in zip(hidden.split(size), targets.split(size), strict=True)
+        ]
+        return torch.cat(nats).view(count, -1).mean(1).tolist()  # type: ignore[no-any-return]
+
+
+def _search(selections: _Selections, batch_size: int, rounds: int, progress: bool) -> Improved:
+    """Algorithm 1, a batch of selections at a time."""
+    chosen, last = list(selections.own), selections.last
+    before = tuple(chosen)
+    first = best = selections.losses([chosen])[0]
+    if not math.isfinite(first):
+        raise ValueError(f"compressor: expected one that gives the text a finite loss, got {first}")
+    tried, total = 0, rounds * (len(chosen) - 1) * (last - len(chosen))
+    with tqdm(total=total, unit="swap", leave=False, dynamic_ncols=True, disable=not progress) as bar:
+        for _ in range(rounds):
+            chosen.sort()
+            start = best
+            for slot in range(len(chosen) - 1):
+                # The others stay while a slot is searched: a batch can be read before it is known which of it wins.
+                others = chosen[:slot] + chosen[slot + 1 :]
+                free = sorted(set(range(1, last + 1)) - set(chosen))
+                for at in range(0, len(free), batch_size):
+                    batch = free[at : at + batch_size]
+                    for place, loss in zip(batch, selections.losses([[*others, p] for p in batch]), strict=True):
+                        if loss < best:
+                            best, chosen[slot] = loss, place
+                    tried += len(batch)
+                    bar.set_postfix_str(f"perplexity {perplexity(first):.2f} -> {perplexity(best):.2f}", refresh=False)
+                    bar.update(len(batch))
+            if best == start:
+                break
+    return Improved(before, tuple(sorted(chosen)), first, best, tried)
+
+
+def _one_row(compressor: Dodo, name: str, ids: Any) -> Rows:
+    rows = compressor.rows(name, ids, shortest=1)
+    if rows.batch_size != 1:
+        raise ValueError(f"{name}: expected one row, got {rows.batch_size}")
+    return rows
+
+
+def _check_whole(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}: expected a whole number >= {least}, got {value!r}")
