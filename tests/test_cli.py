@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gistkit import cli, compress
-from gistkit.cli import arguments, ask
+from gistkit.cli import arguments
 from gistkit.cli.models import METHODS, new_compressor
 from gistkit.compress import Compressor, FiveHundredX, Memory
 from gistkit.evaluate.data import QUESTION
@@ -427,12 +427,6 @@ def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
 
 def test_names_are_those_of_the_package():
     assert arguments.LAYOUTS == SCHEMES and set(METHODS) == set(compress.METHODS)
-
-
-def test_stop_tokens_are_all_ends_of_sequence(folder):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    model.generation_config.eos_token_id = [3, 256]
-    assert ask.stop_tokens(model, tokenizer) == [3, 256]
 
 
 def test_a_memory_of_an_unknown_method_is_refused(run, report, tmp_path):
