@@ -178,6 +178,9 @@ def test_questions_of_a_file(tmp_path):
         answers=("yes", "it did"),
     )
     assert load_questions(path, template="Q: {question} A:")[1].question == "Q: Where? A:"
+    # What stands before the context is part of it; braces of the file's own are no places of the template.
+    example = load_questions(path, template="Read {context}! Q: {question} A:")[0]
+    assert (example.context, example.question) == ("Read It rained {much}.", "! Q: Did it {rain}? A:")
 
 
 @pytest.mark.parametrize(
@@ -207,6 +210,9 @@ def test_files_without_questions(tmp_path):
         load_questions(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match=r"template: expected a text with \{question\} in it, got 'Q:'"):
         load_questions(tmp_path / "empty.jsonl", template="Q:")
+    for template in ("{question} {context}", "{context} {context} {question}", "{question} {context} {question}"):
+        with pytest.raises(ValueError, match=r"template: expected \{context\} at most once and before \{question\}"):
+            load_questions(tmp_path / "empty.jsonl", template=template)
 
 
 def test_passages_follow_each_other():
@@ -226,6 +232,9 @@ def test_cloze_questions_have_one_right_answer():
     assert len(examples) == 12
     assert examples == cloze_questions(text, words=50, phrase=2, template="{question}")
     assert examples != cloze_questions(text, words=50, phrase=2, template="{question}", seed=1)
+    framed = cloze_questions(text, words=50, phrase=2, template="<{context}|{question}>")
+    assert [(e.context[1:], e.question[1:-1]) for e in framed] == [(e.context, e.question) for e in examples]
+    assert {(e.context[0], e.question[0], e.question[-1]) for e in framed} == {("<", "|", ">")}
     for example in examples:
         phrase = example.question.split('"')[1]
         after = example.context.split(phrase)

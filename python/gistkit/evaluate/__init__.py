@@ -16,20 +16,34 @@ from gistkit.evaluate.metrics import (
     rougel_f1,
     token_f1,
 )
+from gistkit.evaluate.prompts import (
+    INST,
+    Markers,
+    Prompt,
+    chat_markers,
+    question_prompt,
+    question_template,
+    sentence_summary_prompt,
+    word_summary_prompt,
+)
 from gistkit.evaluate.report import Report, Result, Row
 from gistkit.evaluate.run import run
 
 __all__ = [
+    "INST",
     "QUESTION",
     "Example",
     "FullContext",
     "LengthBleu",
+    "Markers",
     "NoContext",
+    "Prompt",
     "Report",
     "Result",
     "Row",
     "bleu4",
     "bleu_by_length",
+    "chat_markers",
     "cloze_questions",
     "compare",
     "contains_answer",
@@ -40,9 +54,13 @@ __all__ = [
     "normalise_output",
     "passages",
     "perplexity",
+    "question_prompt",
+    "question_template",
     "rouge1_f1",
     "rouge2_f1",
     "rougel_f1",
     "run",
+    "sentence_summary_prompt",
     "token_f1",
+    "word_summary_prompt",
 ]
