@@ -28,6 +28,7 @@ from gistkit.evaluate.prompts import (
 )
 from gistkit.evaluate.report import Report, Result, Row
 from gistkit.evaluate.run import run
+from gistkit.evaluate.summary_context import SummaryContext
 
 __all__ = [
     "INST",
@@ -41,6 +42,7 @@ __all__ = [
     "Report",
     "Result",
     "Row",
+    "SummaryContext",
     "bleu4",
     "bleu_by_length",
     "chat_markers",
