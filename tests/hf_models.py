@@ -1,11 +1,12 @@
-"""Small random transformers models, and their own attention as an oracle in double precision."""
+"""Small random transformers models and a tokenizer, and their own attention as an oracle in double precision."""
 
 import contextlib
 from unittest import mock
 
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 # Model, its config and what is particular to it; the sliding windows are shorter than the tests' sequences.
 FAMILIES = {
@@ -67,6 +68,19 @@ def tiny_llama(**changes):
     """
     torch.manual_seed(0)
     return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
+
+
+def byte_tokenizer(start=False):
+    """A token a byte, 0..255; 256 ends a text, and 257 begins one where `start`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if not start:
+        return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    tokenizer.add_special_tokens(["<end>", "<start>"])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<start> $A", special_tokens=[("<start>", 257)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", bos_token="<start>")
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -10,26 +11,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from hf_models import byte_tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from gistkit import cli, compress
-from gistkit.cli import arguments, ask
+from gistkit.cli import arguments
 from gistkit.cli.models import METHODS, new_compressor
 from gistkit.compress import Compressor, FiveHundredX, Memory
+from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.train import read_metrics
 
 TEXT = "Memory tokens stand for the text before them, and are asked in its place. " * 2
-
-
-def byte_tokenizer():
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
 
 
 def small_llama(**changes):
@@ -417,6 +411,38 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         assert run("ask", text.with_suffix(".gist"), "Who?", "--max-new-tokens", 2)[0] == 0
 
 
+def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsys):
+    questions, measured, chat = tmp_path / "questions.jsonl", tmp_path / "evaluation.json", tmp_path / "chat"
+    shutil.copytree(folder, chat)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "<u>{{ messages[0]['content'] }}</u>{{ '<m>' if add_generation_prompt }}"
+    tokenizer.save_pretrained(chat)
+    rows = [{"context": f"{TEXT} The {n}.", "question": f"Which {n}?", "answers": [str(n)]} for n in range(3)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model", chat, "--compressor", folder / "x500", "--questions", questions, "--prompt", "dodo"]
+    words += ["--tasks", "qa", "--baselines", "none,full,summary", "--max-new-tokens", 8, "--out", measured]
+    assert cli.main(["evaluate", *map(str, words), "--keep-examples"]) == 0
+    assert " QA accuracy " in capsys.readouterr().out
+    found = {row["method"]: row["examples"] for row in json.loads(measured.read_text())["rows"]}
+    assert list(found) == ["NoContext", "FiveHundredX EPL 5x", "SummaryContext 5x", "FullContext"]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for row, example in zip(rows, found["FullContext"], strict=True):
+        prompt = (
+            f"<u>{row['context']}\nBased on the provided document, answer the following question:\n"
+            f"{row['question']}</u><m>"
+        )
+        ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        made = model.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=256)
+        answer = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert example["output"] == answer.strip() and example["answers"] == row["answers"]
+        assert example["tokens_read"] == len("<u>" + row["context"])
+    # The opening marker, and the summary of what follows it.
+    reader = SummaryContext(model, tokenizer, ratio=5, markers=Markers("<u>", "</u><m>"))
+    summaries = reader.summaries([tokenizer(row["context"])["input_ids"] for row in rows])
+    read = [example["tokens_read"] for example in found["SummaryContext 5x"]]
+    assert read == [len(tokenizer(f"<u>{summary}")["input_ids"]) for summary in summaries]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -430,6 +456,7 @@ def test_untrained_methods_that_compress_in_place(run, tmp_path):
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: expected none beside --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
+        (["evaluate", "--prompt", "dodo"], "--prompt: expected plain without --questions and --cloze, got dodo"),
         (["evaluate", "--context", "900000"], "--context: expected at most the held-out tenth of pydoc_data.topics "),
     ],
 )
@@ -480,12 +507,6 @@ def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
 
 def test_names_are_those_of_the_package():
     assert arguments.LAYOUTS == SCHEMES and set(METHODS) == set(compress.METHODS)
-
-
-def test_stop_tokens_are_all_ends_of_sequence(folder):
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    model.generation_config.eos_token_id = [3, 256]
-    assert ask.stop_tokens(model, tokenizer) == [3, 256]
 
 
 def test_a_memory_of_an_unknown_method_is_refused(run, report, tmp_path):

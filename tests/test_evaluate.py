@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
-from hf_models import tiny_llama
+from hf_models import byte_tokenizer, tiny_llama
 
-from gistkit.evaluate import Example, Report, compare, evaluate
+from gistkit.evaluate import Example, LengthBleu, Report, bleu_by_length, compare, evaluate
 from gistkit.evaluate.report import Row
+from gistkit.evaluate.runner import end_tokens
 
 VOCABULARY, SURE = 50, 0.9
 
@@ -92,6 +93,9 @@ def test_figures_by_hand(batch_size):
         "qa_exact_match": 50.0,
         "qa_token_f1": 100 * (1 + 0.5) / 2,
         "qa_rouge1_f1": 100 * (1 + 0.5) / 2,
+        "qa_rouge2_f1": 50.0,
+        "qa_rougel_f1": 100 * (1 + 0.5) / 2,
+        "qa_contains_answer": 50.0,
         "tokens_read": 7 / 3,
         "cache_bytes": 70 / 3,
     }
@@ -157,6 +161,66 @@ def test_examples_of_text_and_of_ids_give_the_same():
     assert one.examples[0].reconstruction == "bdd"
     # "q", then a token of 2 * 4 = 8, "f", then the tokenizer's end token.
     assert (one.examples[0].prediction, one.examples[0].answers) == ("qf", ("q",))
+
+
+def test_accuracy_is_of_the_whole_output_and_the_other_scores_of_its_first_line():
+    class Verbose(Known):
+        def generate(self, memory, *_, max_new_tokens, **__):
+            tokens = byte_tokenizer()("the answer\nis\nParis")["input_ids"]
+            return torch.tensor(tokens[:max_new_tokens]).repeat(len(memory.rows), 1)
+
+    data = [Example("bcd", question="q", answers=["paris"]), Example("b", question="q", answers=["the answer"])]
+    settings = {"tokenizer": byte_tokenizer(), "tasks": ("qa",), "progress": False}
+    row = evaluate(Verbose(), data, **settings)["known"]
+    assert [result.output for result in row.examples] == ["the answer\nis\nParis"] * 2
+    assert [result.prediction for result in row.examples] == ["the answer"] * 2
+    assert [result.contains_answer for result in row.examples] == [1, 1]
+    assert [result.exact_match for result in row.examples] == [0, 1]
+    short = evaluate(Verbose(), data, max_new_tokens=17, **settings)["known"]
+    assert short.examples[0].output == "the answer\nis\nPar" and short.metrics["qa_contains_answer"] == 50
+
+
+def test_bleu_by_length_by_hand(capsys):
+    reader = Known()
+    contexts = [[1, 2, 3, 4], range(5, 13), [21, 22], torch.arange(11, 14), list(range(1, 40))]
+    short, long = LengthBleu(4, 2, pytest.approx(100)), 100 * (6 / 8 * 4 / 7 * 2 / 6 * 1 / 5) ** 0.25
+    found = bleu_by_length(reader, contexts, [8, 4], within=1)
+    assert found == [LengthBleu(8, 1, pytest.approx(long)), short]
+    # What is in no group is not reconstructed.
+    assert sorted(length for batch in reader.batches for length in batch) == [3, 4, 8]
+    assert "known: 100%" in (shown := capsys.readouterr().err) and "3/3" in shown
+    assert bleu_by_length(reader, contexts, [4], within=0, progress=False) == [LengthBleu(4, 1, short.bleu4)]
+    assert not capsys.readouterr().err
+    # A first token of the tokenizer's own counts.
+    text = bleu_by_length(Known(), ["bdd", "hijkl"], [4, 6], within=0, tokenizer=Letters(), progress=False)
+    assert [(group.length, group.contexts) for group in text] == [(4, 1), (6, 1)]
+
+
+@pytest.mark.parametrize(
+    ("contexts", "lengths", "settings", "message"),
+    [
+        ([], [4], {}, r"contexts: expected at least one in a sequence, got \[\]"),
+        ("text", [4], {}, "contexts: expected at least one in a sequence, got 'text'"),
+        ([[1]], [], {}, r"lengths: expected at least one length of at least 1, got \[\]"),
+        ([[1]], [5, 0], {}, r"lengths: expected at least one length of at least 1, got \[5, 0\]"),
+        ([[1]], [30, 20], {}, r"lengths: expected them more than 2 \* 5 tokens apart, got 20 and 30"),
+        ([[1]], [4, 4], {"within": 0}, r"lengths: expected them more than 2 \* 0 tokens apart, got 4 and 4"),
+        ([[1]], [1], {"within": -1}, "within: expected at least 0 tokens, got -1"),
+        ([[1] * 9], [9, 20], {}, "lengths: expected contexts of 20 ± 5 tokens, got none"),
+    ],
+)
+def test_errors_of_bleu_by_length(contexts, lengths, settings, message):
+    with pytest.raises(ValueError, match=message):
+        bleu_by_length(Known(), contexts, lengths, progress=False, **settings)
+
+
+def test_end_tokens_are_all_ends_of_sequence():
+    model = tiny_llama()
+    assert end_tokens(model, None) == [] and end_tokens(model, Letters()) == [2]
+    model.generation_config.eos_token_id = [7, 2]
+    assert end_tokens(model, Letters()) == [2, 7]
+    model.generation_config.eos_token_id = 9
+    assert end_tokens(model, Letters()) == [2, 9]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,16 @@ from gistkit.evaluate import (
     Example,
     bleu4,
     cloze_questions,
+    contains_answer,
     exact_match,
     load_questions,
     normalise_answer,
+    normalise_output,
     passages,
     perplexity,
     rouge1_f1,
+    rouge2_f1,
+    rougel_f1,
     token_f1,
 )
 
@@ -48,6 +52,54 @@ def test_rouge1_by_hand():
     assert rouge1_f1("12 7", "7 12") == 1
 
 
+def test_rouge2_and_rougel_by_hand():
+    # Of 3 pairs of words, "a b" alone is in both; "a b c" and "a b d" are the longest common subsequences, 3 of 4.
+    assert rouge2_f1("a b c d", "a b d c") == pytest.approx(1 / 3)
+    assert rougel_f1("a b c d", "A, b: d c.") == pytest.approx(3 / 4)
+    # 2 of 5 pairs are right, of 2 wanted: 2 * 2/5 / (2/5 + 1); 3 of 6 words, of 3 wanted.
+    assert rouge2_f1("it is x b c d", ["z", "b c d"]) == pytest.approx(4 / 7)
+    assert rougel_f1("it is b x c d", ["z", "b c d"]) == pytest.approx(2 / 3)
+    assert rouge2_f1("word", "word") == 0 and rougel_f1("word", "word") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Two", "2"),
+        ("zero, one and ten", "0 1 and 10"),
+        ("twenty-one", "21"),
+        ("Twenty One dogs.", "21 dogs"),
+        ("one hundred and five", "105"),
+        ("One-hundred-and-five!", "105"),
+        ("five hundred thousand", "500000"),
+        ("a twenty-one-year-old", "a 21 year old"),
+        ("the Second World War", "the 2nd world war"),
+        ("“Three”", "3"),
+        ("  Washington, D.C. \n", "washington d c"),
+        ("Seven Years' War—1756/63", "7 years war 1756 63"),
+        ("Zürich, ¿dónde?", "zürich dónde"),
+        ("often someone", "often someone"),
+        ("3.5% of $4", "3 5 of 4"),
+        ("?!", ""),
+    ],
+)
+def test_normalise_output(text, expected):
+    assert normalise_output(text) == expected
+
+
+def test_contains_answer_by_hand():
+    assert contains_answer("There were twenty-one of them.", "21") == 1
+    assert contains_answer("There were 21 of them.", ["a few", "Twenty-One"]) == 1
+    assert contains_answer("It was in\nWashington D.C. that", "Washington, D.C.") == 1
+    assert contains_answer("Washington", "Washington, D.C.") == 0
+    # As a string, not as whole words.
+    assert contains_answer("There were 12.", "two") == 1
+    assert contains_answer("theatre", "the") == 1
+    # What is empty after normalisation is in nothing.
+    assert contains_answer("anything!", "!") == contains_answer("", "") == contains_answer("a", ["", " "]) == 0
+    assert contains_answer("anything!", ["!", "thing"]) == 1
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -75,7 +127,7 @@ def test_exact_match_and_token_f1_by_hand():
     assert token_f1("nothing", ["one", "two"]) == 0
     assert token_f1("", "") == 0
     assert token_f1("two", ["one", "two"]) == 1
-    for measure in (exact_match, token_f1, rouge1_f1):
+    for measure in (exact_match, token_f1, rouge1_f1, rouge2_f1, rougel_f1, contains_answer):
         with pytest.raises(ValueError, match="references: expected at least one text, got none"):
             measure("word", [])
 
@@ -107,6 +159,9 @@ def test_a_missing_library_is_named_with_its_extra(monkeypatch):
     assert isinstance(error.value.__cause__, ImportError)
     with pytest.raises(ImportError, match="rouge_score is missing"):
         rouge1_f1("a", "a")
+    monkeypatch.setitem(sys.modules, "text_to_num", None)
+    with pytest.raises(ImportError, match=r"text_to_num is missing; pip install 'gistkit\[evaluate\]'"):
+        contains_answer("a", "a")
 
 
 def test_questions_of_a_file(tmp_path):
@@ -123,6 +178,9 @@ def test_questions_of_a_file(tmp_path):
         answers=("yes", "it did"),
     )
     assert load_questions(path, template="Q: {question} A:")[1].question == "Q: Where? A:"
+    # What stands before the context is part of it; braces of the file's own are no places of the template.
+    example = load_questions(path, template="Read {context}! Q: {question} A:")[0]
+    assert (example.context, example.question) == ("Read It rained {much}.", "! Q: Did it {rain}? A:")
 
 
 @pytest.mark.parametrize(
@@ -152,6 +210,9 @@ def test_files_without_questions(tmp_path):
         load_questions(tmp_path / "none.jsonl")
     with pytest.raises(ValueError, match=r"template: expected a text with \{question\} in it, got 'Q:'"):
         load_questions(tmp_path / "empty.jsonl", template="Q:")
+    for template in ("{question} {context}", "{context} {context} {question}", "{question} {context} {question}"):
+        with pytest.raises(ValueError, match=r"template: expected \{context\} at most once and before \{question\}"):
+            load_questions(tmp_path / "empty.jsonl", template=template)
 
 
 def test_passages_follow_each_other():
@@ -171,6 +232,9 @@ def test_cloze_questions_have_one_right_answer():
     assert len(examples) == 12
     assert examples == cloze_questions(text, words=50, phrase=2, template="{question}")
     assert examples != cloze_questions(text, words=50, phrase=2, template="{question}", seed=1)
+    framed = cloze_questions(text, words=50, phrase=2, template="<{context}|{question}>")
+    assert [(e.context[1:], e.question[1:-1]) for e in framed] == [(e.context, e.question) for e in examples]
+    assert {(e.context[0], e.question[0], e.question[-1]) for e in framed} == {("<", "|", ">")}
     for example in examples:
         phrase = example.question.split('"')[1]
         after = example.context.split(phrase)

@@ -119,6 +119,8 @@ class Answer:
     def __init__(self, arguments: argparse.Namespace, compressor: Compressor, tokenizer: Any, memory: Memory) -> None:
         import torch
 
+        from gistkit.evaluate.runner import end_tokens
+
         self.compressor, self.tokenizer, self.memory = compressor, tokenizer, memory
         temperature = arguments.temperature
         if temperature is None:
@@ -126,7 +128,7 @@ class Answer:
         self.settings = {
             "task": arguments.task,
             "max_new_tokens": arguments.max_new_tokens,
-            "stop_tokens": stop_tokens(compressor.model, tokenizer),
+            "stop_tokens": end_tokens(compressor.model, tokenizer),
             "do_sample": temperature > 0,
             "temperature": temperature or 1.0,
             "top_p": arguments.top_p,
@@ -140,10 +142,3 @@ class Answer:
         ids = None if prompt is None else [self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
         streamer = TextStreamer(self.tokenizer, skip_special_tokens=True)
         self.compressor.generate(self.memory, ids, streamer=streamer, **self.settings)
-
-
-def stop_tokens(model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """Ids at which an answer ends: the tokenizer's and the generation configuration's ends of sequence."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    ids = configured if isinstance(configured, list) else [configured]
-    return sorted({index for index in (*ids, tokenizer.eos_token_id) if index is not None})

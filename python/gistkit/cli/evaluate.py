@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit evaluate --model smollm2 --compressor runs/small/compressor --out runs/small/evaluation.json
 example: gistkit evaluate --model ./llama --compressor runs/first/compressor --text book.txt --context 1020 --tasks lm
-example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full"""
+example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full
+example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary"""
 
 CONTEXT = 510
 
@@ -35,6 +36,11 @@ def add(commands: Any) -> None:
         "--questions", type=Path, metavar="FILE", help="JSON lines of context, question and answers, in place of a text"
     )
     parser.add_argument(
+        "--prompt", choices=("plain", "dodo"), default="plain",
+        help="of questions; plain: ### Question: and ### Answer: lines; dodo: that of Dodo as a message of the model's "
+        "chat template, or between [INST] and [/INST] (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--context", type=positive, metavar="N", help="tokens of a context (default: one chunk; without chunks, 510)"
     )
     parser.add_argument("--continuation", type=positive, metavar="N", help="tokens after it (default: as the context)")
@@ -43,8 +49,9 @@ def add(commands: Any) -> None:
         "--tasks", type=names("ae", "lm", "qa"), help="some of ae,lm,qa (default: all that the text or questions allow)"
     )
     parser.add_argument(
-        "--baselines", type=names("none", "full", empty=True), default="none,full",
-        help="some of none,full, or '' (default: %(default)s)",
+        "--baselines", type=names("none", "full", "summary", empty=True), default="none,full",
+        help="some of none,full,summary, or ''; summary: the model reads a summary it writes, as many times shorter as "
+        "the compressor's memory (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument(
@@ -64,18 +71,25 @@ def _run(arguments: argparse.Namespace) -> int:
     for name in ("text", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
+    if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
+        raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
 
     from gistkit import evaluate
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, where)
     compressor = chosen_compressor(arguments, model)
-    examples = _examples(arguments, tokenizer, compressor)
+    # A chat template that cannot be used matters only here.
+    chat = arguments.prompt == "dodo" or "summary" in arguments.baselines
+    markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
+    template = evaluate.QUESTION if arguments.prompt == "plain" else evaluate.question_template(markers)
+    examples = _examples(arguments, tokenizer, compressor, template)
     report = evaluate.run(
         compressor,
         tokenizer,
         examples,
         baselines=arguments.baselines,
         tasks=arguments.tasks,
+        markers=markers,
         batch_size=arguments.batch_size,
         max_new_tokens=arguments.max_new_tokens,
     )
@@ -86,17 +100,18 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor) -> list[Example]:
+def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor, template: str) -> list[Example]:
     from gistkit import evaluate, train
 
     if arguments.questions is not None:
-        return evaluate.load_questions(arguments.questions)[: arguments.examples]
+        return evaluate.load_questions(arguments.questions, template=template)[: arguments.examples]
     # Methods that compress in place have no chunks.
     context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
     length = context + (arguments.continuation or context)
     corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
     if arguments.cloze:
-        return evaluate.cloze_questions(tokenizer.decode(corpus.held_out.tolist()))[: arguments.examples]
+        text = tokenizer.decode(corpus.held_out.tolist())
+        return evaluate.cloze_questions(text, template=template)[: arguments.examples]
     rows = corpus.chunks(length, count=arguments.examples).tolist()
     if not rows:
         raise ValueError(

@@ -3,30 +3,68 @@
 from gistkit.evaluate.baselines import FullContext, NoContext
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
-from gistkit.evaluate.metrics import bleu4, exact_match, normalise_answer, perplexity, rouge1_f1, token_f1
+from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
+from gistkit.evaluate.metrics import (
+    bleu4,
+    contains_answer,
+    exact_match,
+    normalise_answer,
+    normalise_output,
+    perplexity,
+    rouge1_f1,
+    rouge2_f1,
+    rougel_f1,
+    token_f1,
+)
+from gistkit.evaluate.prompts import (
+    INST,
+    Markers,
+    Prompt,
+    chat_markers,
+    question_prompt,
+    question_template,
+    sentence_summary_prompt,
+    word_summary_prompt,
+)
 from gistkit.evaluate.report import Report, Result, Row
 from gistkit.evaluate.run import run
+from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_types import token_types
 
 __all__ = [
+    "INST",
     "QUESTION",
     "Example",
     "FullContext",
+    "LengthBleu",
+    "Markers",
     "NoContext",
+    "Prompt",
     "Report",
     "Result",
     "Row",
+    "SummaryContext",
     "bleu4",
+    "bleu_by_length",
+    "chat_markers",
     "cloze_questions",
     "compare",
+    "contains_answer",
     "evaluate",
     "exact_match",
     "load_questions",
     "normalise_answer",
+    "normalise_output",
     "passages",
     "perplexity",
+    "question_prompt",
+    "question_template",
     "rouge1_f1",
+    "rouge2_f1",
+    "rougel_f1",
     "run",
+    "sentence_summary_prompt",
     "token_f1",
     "token_types",
+    "word_summary_prompt",
 ]

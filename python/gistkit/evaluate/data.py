@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from gistkit.evaluate.metrics import normalise_answer
+from gistkit.evaluate.prompts import check_template, fill
 
 QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 TASKS = ("ae", "lm", "qa")
@@ -130,13 +131,14 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
 
     Args:
         path: the file, UTF-8.
-        template: text with {question} in it, put between context and answer.
+        template: text with {question} in it, put between context and answer. Where it has {context} too, what stands
+            before that is put before the context and is part of it, as in `question_template`.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if the file holds no question, or a line is not such an object; it names the line and the key.
     """
-    _check_template(template)
+    check_template(template)
     examples = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
@@ -154,8 +156,8 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
         answers = item.get("answers")
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
             raise ValueError(f"{where}, 'answers': expected a list of at least one text, got {answers!r}")
-        question = template.replace("{question}", item["question"])
-        examples.append(Example(item["context"], question=question, answers=tuple(answers)))
+        prompt = fill(template, item["context"], item["question"])
+        examples.append(Example(prompt.context, question=prompt.question, answers=tuple(answers)))
     if not examples:
         raise ValueError(f"{path}: expected at least one question, got none")
     return examples
@@ -193,12 +195,12 @@ def cloze_questions(
         words: words of a passage.
         phrase: words of the phrase that is asked about, fewer than `words`.
         seed: picks the phrase in each passage.
-        template: text with {question} in it, put between context and answer.
+        template: as in `load_questions`.
 
     Raises:
         ValueError: if no passage has a word to ask for.
     """
-    _check_template(template)
+    check_template(template)
     if not 1 <= phrase < words:
         raise ValueError(f"phrase: expected 1 to {words - 1} words of a passage of {words}, got {phrase}")
     draw = random.Random(seed)
@@ -217,14 +219,8 @@ def cloze_questions(
             spot = draw.choice(spots)
             question = f'Which word follows "{" ".join(phrases[spot])}"?'
             answer = passage[spot + phrase].strip("\"'.,;:!?()[]{}")
-            examples.append(
-                Example(" ".join(passage), question=template.replace("{question}", question), answers=(answer,))
-            )
+            prompt = fill(template, " ".join(passage), question)
+            examples.append(Example(prompt.context, question=prompt.question, answers=(answer,)))
     if not examples:
         raise ValueError(f"text: expected a passage of {words} words with a word to ask for, got {len(pieces)} words")
     return examples
-
-
-def _check_template(template: str) -> None:
-    if "{question}" not in template:
-        raise ValueError(f"template: expected a text with {{question}} in it, got {template!r}")

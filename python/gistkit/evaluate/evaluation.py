@@ -63,7 +63,9 @@ def compare(
       BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. Where a
       compressor has a window, only what it compresses counts.
     - "lm": loss and perplexity of the continuation's tokens.
-    - "qa": ROUGE-1 F1, exact match and token F1 of the greedy answer, up to a stop token or the end of its first line.
+    - "qa": F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy answer, up to a stop token or the
+      end of its first line; and accuracy, the share of questions where the output up to a stop token contains an answer
+      (`contains_answer`).
 
     Args:
         methods: what to evaluate, by name, or a list that is named by class, layout and ratio.
@@ -92,7 +94,7 @@ def compare(
     # What is missing is said before an hour of work, not after it.
     for module in [
         *(["sacrebleu"] if "ae" in tasks else []),
-        *(["rouge_score.rouge_scorer"] if "qa" in tasks else []),
+        *(["rouge_score.rouge_scorer", "text_to_num"] if "qa" in tasks else []),
         *(["tqdm"] if progress else []),
     ]:
         need(module)
@@ -123,6 +125,8 @@ def _described(reader: Reader) -> dict[str, Any]:
     names = ["end_token", "start_token", "task_tokens"]
     if not hasattr(reader, "task_tokens"):
         names += ["layout", "ratio", "chunk", "memory_tokens", "window"]
+    elif getattr(reader, "ratio", 1) != 1:
+        names.append("ratio")
     described = {name: getattr(reader, name) for name in names if getattr(reader, name, None) is not None}
     described["class"] = type(reader).__name__
     described["model"] = _called(model)

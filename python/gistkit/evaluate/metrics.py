@@ -1,10 +1,11 @@
-"""Figures of generated text and of predicted tokens: BLEU-4, ROUGE-1 F1, exact match, token F1 and perplexity."""
+"""Figures of generated text and of predicted tokens: BLEU-4, ROUGE, exact match, token F1, accuracy and perplexity."""
 
 from __future__ import annotations
 
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -13,6 +14,7 @@ from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
 def need(module: str) -> Any:
@@ -47,9 +49,9 @@ def bleu4(predictions: Sequence[str], references: Sequence[str], *, tokenize: st
     return float(score.score)
 
 
-@lru_cache(maxsize=1)
-def _rouge() -> Any:
-    return need("rouge_score.rouge_scorer").RougeScorer(["rouge1"])
+@lru_cache
+def _rouge(kind: str) -> Any:
+    return need("rouge_score.rouge_scorer").RougeScorer([kind])
 
 
 def _best(measure: Callable[[str, str], float], prediction: str, references: str | Sequence[str]) -> float:
@@ -57,6 +59,10 @@ def _best(measure: Callable[[str, str], float], prediction: str, references: str
     if not references:
         raise ValueError("references: expected at least one text, got none")
     return max(measure(prediction, reference) for reference in references)
+
+
+def _rouge_f1(kind: str, prediction: str, references: str | Sequence[str]) -> float:
+    return _best(lambda p, r: float(_rouge(kind).score(r, p)[kind].fmeasure), prediction, references)
 
 
 def rouge1_f1(prediction: str, references: str | Sequence[str]) -> float:
@@ -68,7 +74,17 @@ def rouge1_f1(prediction: str, references: str | Sequence[str]) -> float:
         ValueError: if there is no reference.
         ImportError: if rouge-score is missing.
     """
-    return _best(lambda p, r: float(_rouge().score(r, p)["rouge1"].fmeasure), prediction, references)
+    return _rouge_f1("rouge1", prediction, references)
+
+
+def rouge2_f1(prediction: str, references: str | Sequence[str]) -> float:
+    """ROUGE-2 F1, over pairs of words; all else as in `rouge1_f1`."""
+    return _rouge_f1("rouge2", prediction, references)
+
+
+def rougel_f1(prediction: str, references: str | Sequence[str]) -> float:
+    """ROUGE-L F1, over the longest common subsequence of words of the whole text; all else as in `rouge1_f1`."""
+    return _rouge_f1("rougeL", prediction, references)
 
 
 def normalise_answer(text: str) -> str:
@@ -93,6 +109,41 @@ def token_f1(prediction: str, references: str | Sequence[str]) -> float:
     A prediction of no words scores 0, whatever the reference. A ValueError if there is no reference.
     """
     return _best(_token_f1, prediction, references)
+
+
+def normalise_output(text: str) -> str:
+    """An output or an answer as Dodo compares them, Appendix E.
+
+    English numbers become digits ("two" is 2, "twenty-one" 21, "one hundred and five" 105, "second" 2nd), ASCII and
+    Unicode punctuation becomes spaces, and the text lower case without space at its sides. Beyond the appendix, hyphens
+    within words are spaces before numbers are looked for, so that "twenty-one-year-old" has its 21, and runs of space
+    become one, so that "Washington, D.C." is in "Washington D.C."; the latter adds matches and takes none away.
+
+    Raises:
+        ImportError: if text2num is missing.
+    """
+    digits = need("text_to_num").alpha2digit(_HYPHEN.sub(" ", text), "en", 0)
+    marks = string.punctuation
+    words = "".join(" " if c in marks or unicodedata.category(c).startswith("P") else c for c in digits)
+    return " ".join(words.lower().split())
+
+
+def _contains(prediction: str, reference: str) -> float:
+    wanted = normalise_output(reference)
+    return float(bool(wanted) and wanted in normalise_output(prediction))
+
+
+def contains_answer(prediction: str, references: str | Sequence[str]) -> float:
+    """1 where the normalised output contains one of the normalised references, else 0: Dodo's accuracy, Appendix E.
+
+    It contains a reference as a string, not as whole words: 2 is in 12. A reference of which the normalisation leaves
+    nothing is in no output.
+
+    Raises:
+        ValueError: if there is no reference.
+        ImportError: if text2num is missing.
+    """
+    return _best(_contains, prediction, references)
 
 
 def perplexity(nats_a_token: float) -> float:

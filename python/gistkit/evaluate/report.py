@@ -13,6 +13,9 @@ from typing import Any
 from gistkit.evaluate.metrics import perplexity
 from gistkit.info import machine
 
+# Scores of an answer, by name.
+ANSWER_SCORES = ("rouge1_f1", "rouge2_f1", "rougel_f1", "exact_match", "token_f1", "contains_answer")
+
 
 @dataclass
 class Result:
@@ -25,8 +28,10 @@ class Result:
             each token predicted from the true ones before it.
         reconstruction, original: the context as the method reconstructs it greedily, and as it is.
         lm_nats, lm_tokens: summed cross entropy and tokens of the continuation.
-        prediction, answers: the greedy answer and the right ones.
-        rouge1_f1, exact_match, token_f1: its scores, 0..1.
+        output: all that was generated greedily after the question.
+        prediction, answers: its first line and the right answers.
+        rouge1_f1, rouge2_f1, rougel_f1, exact_match, token_f1: the prediction's scores, 0..1.
+        contains_answer: 1 where the output contains an answer, else 0.
     """
 
     tokens_read: int
@@ -38,11 +43,15 @@ class Result:
     original: str | None = None
     lm_nats: float | None = None
     lm_tokens: int | None = None
+    output: str | None = None
     prediction: str | None = None
     answers: tuple[str, ...] | None = None
     rouge1_f1: float | None = None
+    rouge2_f1: float | None = None
+    rougel_f1: float | None = None
     exact_match: float | None = None
     token_f1: float | None = None
+    contains_answer: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,12 @@ COLUMNS = (
     ("ae_bleu4", "AE BLEU-4", "{:.2f}"),
     ("lm_loss", "LM loss", "{:.3f}"),
     ("lm_perplexity", "LM PPL", "{:.2f}"),
-    ("qa_rouge1_f1", "QA ROUGE-1 F1", "{:.2f}"),
+    ("qa_rouge1_f1", "QA R-1", "{:.2f}"),
+    ("qa_rouge2_f1", "QA R-2", "{:.2f}"),
+    ("qa_rougel_f1", "QA R-L", "{:.2f}"),
     ("qa_exact_match", "QA EM", "{:.2f}"),
     ("qa_token_f1", "QA F1", "{:.2f}"),
+    ("qa_contains_answer", "QA accuracy", "{:.2f}"),
     ("tokens_read", "tokens read", "{:.1f}"),
     ("cache_bytes", "cache KiB", "{:.1f}"),
 )
@@ -181,7 +193,7 @@ def summary(results: Sequence[Result]) -> tuple[dict[str, float], dict[str, int]
     asked = [result for result in results if result.prediction is not None]
     if asked:
         counts["qa_examples"] = len(asked)
-        for name in ("rouge1_f1", "exact_match", "token_f1"):
+        for name in ANSWER_SCORES:
             metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in asked)
     metrics["tokens_read"] = fmean(result.tokens_read for result in results)
     metrics["cache_bytes"] = fmean(result.cache_bytes for result in results)

@@ -9,10 +9,12 @@ from gistkit.compress import Compressor
 from gistkit.evaluate.baselines import FullContext, NoContext
 from gistkit.evaluate.data import TASKS, Example
 from gistkit.evaluate.evaluation import compare, method_name
+from gistkit.evaluate.prompts import INST, Markers
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader
+from gistkit.evaluate.summary_context import SummaryContext
 
-BASELINES = ("none", "full")
+BASELINES = ("none", "full", "summary")
 
 
 def run(
@@ -20,22 +22,24 @@ def run(
     tokenizer: Any | None,
     examples: Sequence[Example],
     *,
-    baselines: Sequence[str] = BASELINES,
+    baselines: Sequence[str] = ("none", "full"),
     tasks: Sequence[str] | None = None,
     start_token: int | None = None,
+    markers: Markers = INST,
     method: str | None = None,
     **settings: Any,
 ) -> Report:
-    """A compressor beside the plain model without the context and with all of it: a report of a row each.
+    """A compressor beside the plain model without the context, with all of it, with a summary: a report of a row each.
 
     Args:
         compressor: what is measured; the baselines run on its model, without its LoRA adapter.
         tokenizer: of transformers, or None where the examples are token ids.
         examples: contexts with what there is to measure.
-        baselines: some of "none" and "full", or none of them.
+        baselines: some of "none", "full" and "summary" (`SummaryContext` at the compressor's ratio), or none of them.
         tasks: some of "ae", "lm" and "qa"; None: those that some example has something for.
         start_token: id from which NoContext predicts the first token; None: the tokenizer's first or else end token, or
             that of the model.
+        markers: of the user's message in which "summary" asks for summaries.
         method: what the compressor's row is called; None: its class, layout and ratio.
         settings: batch_size, max_new_tokens, stop_tokens and progress, as in `compare`.
 
@@ -44,6 +48,8 @@ def run(
     """
     if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
         raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
+    if "summary" in baselines and tokenizer is None:
+        raise ValueError("tokenizer: expected one for the baseline 'summary', which writes text, got None")
     if tasks is None:
         wanted = {
             "ae": True,
@@ -58,6 +64,9 @@ def run(
                 start_token = getattr(tokenizer, name, None)
         methods["NoContext"] = NoContext(compressor.model, start_token=start_token)
     methods[method or method_name(compressor)] = compressor
+    if "summary" in baselines:
+        summary = SummaryContext(compressor.model, tokenizer, ratio=compressor.ratio, markers=markers)
+        methods[summary.title] = summary
     if "full" in baselines:
         methods["FullContext"] = FullContext(compressor.model)
     return compare(methods, examples, tokenizer=tokenizer, tasks=tasks, **settings)

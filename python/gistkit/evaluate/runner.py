@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gistkit.evaluate.data import Prepared, words_of
-from gistkit.evaluate.metrics import bleu4, exact_match, need, rouge1_f1, token_f1
+from gistkit.evaluate.metrics import (
+    bleu4,
+    contains_answer,
+    exact_match,
+    need,
+    rouge1_f1,
+    rouge2_f1,
+    rougel_f1,
+    token_f1,
+)
 from gistkit.evaluate.report import Result, Row, summary
 from gistkit.hf import attach
 
@@ -96,9 +105,7 @@ class Runner:
         ordered = [results[index] for index in range(len(self.rows))]
         metrics, counts = summary(ordered)
         if "ae" in self.tasks:
-            pairs = [(result.reconstruction or "", result.original or "") for result in ordered]
-            tokenize = "none" if self.tokenizer is None else "13a"
-            metrics["ae_bleu4"] = bleu4([a for a, _ in pairs], [b for _, b in pairs], tokenize=tokenize)
+            metrics["ae_bleu4"] = reconstruction_bleu(ordered, self.tokenizer)
         return Row(name, metrics, counts, perf_counter() - started, tuple(ordered))
 
     @contextmanager
@@ -120,7 +127,7 @@ class Runner:
         end = getattr(reader, "end_token", None)
         stops = () if end is None else (int(end),)
         lengths = [min(len(context), self.max_new_tokens or len(context)) for context in contexts]
-        made = _generate(reader, memory, "ae", None, max(lengths), stops)
+        made = greedy_rows(reader, memory, "ae", None, max(lengths), stops)
         for index, context, length, row in zip(batch, contexts, lengths, made, strict=True):
             results[index].reconstruction = words_of(row[:length], self.tokenizer)
             results[index].original = words_of(context[:length], self.tokenizer)
@@ -133,14 +140,32 @@ class Runner:
     def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
         questions = [self.rows[index].question for index in batch]
         most = self.max_new_tokens or ANSWER_TOKENS
-        for index, row in zip(batch, _generate(reader, memory, "qa", questions, most, self.stop_tokens), strict=True):
-            lines = words_of(row, self.tokenizer).strip().splitlines()
-            prediction, answers = lines[0].strip() if lines else "", self.rows[index].answers
+        made = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
+        for index, row in zip(batch, made, strict=True):
+            output, answers = words_of(row, self.tokenizer).strip(), self.rows[index].answers
+            prediction = output.splitlines()[0].strip() if output else ""
             result = results[index]
-            result.prediction, result.answers = prediction, answers
+            result.output, result.prediction, result.answers = output, prediction, answers
             result.rouge1_f1 = rouge1_f1(prediction, answers)
+            result.rouge2_f1 = rouge2_f1(prediction, answers)
+            result.rougel_f1 = rougel_f1(prediction, answers)
             result.exact_match = exact_match(prediction, answers)
             result.token_f1 = token_f1(prediction, answers)
+            result.contains_answer = contains_answer(output, answers)
+
+
+def reconstruction_bleu(results: Sequence[Result], tokenizer: Any | None) -> float:
+    """Corpus BLEU-4, 0..100, of what was reconstructed; without a tokenizer each id is a word."""
+    pairs = [(result.reconstruction or "", result.original or "") for result in results]
+    tokenize = "none" if tokenizer is None else "13a"
+    return bleu4([made for made, _ in pairs], [whole for _, whole in pairs], tokenize=tokenize)
+
+
+def end_tokens(model: Any, tokenizer: Any) -> list[int]:
+    """Ids at which what is generated ends: the ends of sequence of the tokenizer and of the model's configuration."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({index for index in (*ids, getattr(tokenizer, "eos_token_id", None)) if index is not None})
 
 
 def _sizes(memory: Any) -> list[Result]:
@@ -181,7 +206,7 @@ def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) ->
     ]
 
 
-def _generate(
+def greedy_rows(
     reader: Reader,
     memory: Any,
     task: str,

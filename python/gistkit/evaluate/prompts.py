@@ -1,0 +1,87 @@
+"""The prompts of Dodo, Appendix D, each in two: the context, which is compressed, and the text that follows it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+CONTEXT, QUESTION = "{context}", "{question}"
+
+
+class Markers(NamedTuple):
+    """What a chat model has around a user's message: `open` before it, `close` between it and the answer."""
+
+    open: str
+    close: str
+
+
+# Llama 2's, as the paper prints them.
+INST = Markers("[INST]\n", "\n[/INST]")
+
+
+class Prompt(NamedTuple):
+    """A prompt as an `Example` takes it: `context` ends with the context, `question` is all that follows."""
+
+    context: str
+    question: str
+
+
+def fill(template: str, context: str, question: str = "") -> Prompt:
+    """A template with its {context} and its {question} put in; without {context}, it follows the context."""
+    before, _, after = template.rpartition(CONTEXT)
+    return Prompt(before + context, after.replace(QUESTION, question))
+
+
+def check_template(template: str) -> None:
+    """A ValueError unless there is a {question}, and before all of them one {context} or none."""
+    if QUESTION not in template:
+        raise ValueError(f"template: expected a text with {QUESTION} in it, got {template!r}")
+    if template.count(CONTEXT) > 1 or QUESTION in template.rpartition(CONTEXT)[0]:
+        raise ValueError(f"template: expected {CONTEXT} at most once and before {QUESTION}, got {template!r}")
+
+
+def question_template(markers: Markers = INST) -> str:
+    """The prompt of a question about a document, Appendix D.2, as a template for `load_questions`.
+
+    Here and below, line breaks that the paper has within a sentence are those of its page and are spaces.
+    """
+    return f"{markers.open}{CONTEXT}\nBased on the provided document, answer the following question:\n{QUESTION}" + (
+        markers.close
+    )
+
+
+def question_prompt(document: str, question: str, markers: Markers = INST) -> Prompt:
+    """The prompt of one question about a document, Appendix D.2."""
+    return fill(question_template(markers), document, question)
+
+
+def sentence_summary_prompt(document: str, markers: Markers = INST) -> Prompt:
+    """The prompt of a summary in one sentence, Appendix D.3."""
+    template = f"{markers.open}{CONTEXT}\nPlease summarize the above document in one sentence.{markers.close}"
+    return fill(template, document)
+
+
+def word_summary_prompt(text: str, words: int, markers: Markers = INST) -> Prompt:
+    """The prompt of a summary in so many words, Appendix D.1; nothing but the closing marker follows the text."""
+    template = f"{markers.open}Please summarize the following text into {words} words: {CONTEXT}{markers.close}"
+    return fill(template, text)
+
+
+def chat_markers(tokenizer: Any) -> Markers:
+    """What a tokenizer's chat template has around a user's message; the paper's `INST` where there is no template.
+
+    A first token that the tokenizer itself puts before a text is left out.
+
+    Raises:
+        ValueError: if the template changes the message.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        return INST
+    message = [{"role": "user", "content": CONTEXT}]
+    text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    before, found, after = text.partition(CONTEXT)
+    if not found:
+        raise ValueError(f"tokenizer: expected a chat template that keeps a user's message, got {text!r}")
+    first = tokenizer.bos_token
+    if first and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:
+        before = before.removeprefix(first)
+    return Markers(before, after)
