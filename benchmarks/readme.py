@@ -164,6 +164,9 @@ def speed_table(machine: str) -> str:
     if (gistpool := folder / "attention-gistpool.json").exists():
         cases = r"(GistPool \d+x, N (?:2048|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(gistpool, "attention under GistPool's mask", cases, "creation alone"))
+    if (dodo := folder / "attention-dodo.json").exists():
+        cases = r"(Dodo 10x.*, N (?:4096|8192)), B1 H8/8 D64 float32, (.*)"
+        tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
