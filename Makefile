@@ -41,6 +41,7 @@ bench: $(VENV)/installed
 ifeq ($(filter --quick,$(ARGS)),)
 	$(BIN)/python benchmarks/compressor.py --save $(ARGS)
 	$(BIN)/python benchmarks/compression_loss.py --save $(ARGS)
+	$(BIN)/python benchmarks/streaming.py --save --selection strided learned $(ARGS)
 endif
 	$(BIN)/python benchmarks/readme.py
 

@@ -8,12 +8,10 @@ axes by cases of one's own, and --study by those of a suite of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import contenders
 import harness
@@ -167,14 +165,6 @@ def leads(found: list[harness.Case], timings: list[harness.Timing]) -> list[str]
     return [f"{form}, {name}: {min(each):.2f} to {max(each):.2f} x {ours}" for (name, form), each in ratios.items()]
 
 
-def draw(path: Path) -> None:
-    """The suite's picture beside its JSON."""
-    from picture import draw_attention
-
-    draw_attention(json.loads(path.read_text())).savefig(path.with_suffix(".png"), dpi=150)
-    print(f"wrote {path.with_suffix('.png')}")
-
-
 def main() -> None:
     """Runs the cases that the command line asks for."""
     command = parser()
@@ -197,7 +187,9 @@ def main() -> None:
     if options.study:
         print("\n".join([*proportion(found, timings), *leads(found, timings)]))
     if (path := harness.output(suite, options)) and any(case.work for case in found):
-        draw(path)
+        from picture import draw
+
+        print(f"wrote {draw(path)}")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ COMMANDS = [
     "registers",
     "compressor",
     "compression_loss",
+    "streaming",
     "smollm2",
     "in_place",
     "pooling",
