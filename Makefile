@@ -35,11 +35,13 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/memory.py --save $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --study gistpool $(ARGS)
+	$(BIN)/python benchmarks/attention.py --save --study dodo $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --torch-isa avx2 $(ARGS)
 	$(BIN)/python benchmarks/demo.py $(filter --quick,$(ARGS))
 ifeq ($(filter --quick,$(ARGS)),)
 	$(BIN)/python benchmarks/compressor.py --save $(ARGS)
 	$(BIN)/python benchmarks/compression_loss.py --save $(ARGS)
+	$(BIN)/python benchmarks/streaming.py --save --selection strided learned $(ARGS)
 endif
 	$(BIN)/python benchmarks/readme.py
 

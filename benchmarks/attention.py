@@ -8,12 +8,10 @@ axes by cases of one's own, and --study by those of a suite of its own.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import contenders
 import harness
@@ -117,7 +115,8 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
     points = own or [point for name in names for point in AXES.get(name, ())]
     masks = options.masks
     if options.study:
-        masks, points = masks or STUDIES[options.study][0], own or STUDIES[options.study][1]
+        studied, sizes = STUDIES[options.study]
+        masks, points = masks or studied, own or (sizes[:1] if options.quick else sizes)
 
     def case(shape: Shape) -> harness.Case:
         at_base = shape.point in (BASE, QUICK, *own) and not options.study
@@ -125,8 +124,10 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
             contenders.attention,
             shape,
             every if at_base else options.isa or [best],
-            with_flex=not options.no_flex and not (options.quick and (options.torch_isa or shape.mask == FEW[-1])),
-            slow=shape.point == BASE and shape.mask in FEW and not (options.no_slow or options.quick),
+            with_flex=not options.no_flex
+            and not (options.quick and (options.torch_isa or (shape.mask == FEW[-1] and not options.study))),
+            slow=shape.point == BASE and shape.mask in FEW and not (options.no_slow or options.quick or options.study),
+            planned=options.study == "dodo",
         )
         return harness.Case(shape.name, make, work=shape.work, facts=shape.facts, unrated=contenders.MASK_CREATION)
 
@@ -152,12 +153,16 @@ def proportion(found: list[harness.Case], timings: list[harness.Timing]) -> list
     return lines
 
 
-def draw(path: Path) -> None:
-    """The suite's picture beside its JSON."""
-    from picture import draw_attention
-
-    draw_attention(json.loads(path.read_text())).savefig(path.with_suffix(".png"), dpi=150)
-    print(f"wrote {path.with_suffix('.png')}")
+def leads(found: list[harness.Case], timings: list[harness.Timing]) -> list[str]:
+    """Lines that say between which bounds each other form's time lies in times of the first form's, a pass each."""
+    passes = {case.name: case.facts["pass"] for case in found if case.work}
+    ours = timings[0].form
+    first = {timing.case: timing.median for timing in timings if timing.form == ours}
+    ratios: dict[tuple[object, str], list[float]] = {}
+    for timing in timings:
+        if timing.case in passes and timing.form not in (ours, *contenders.MASK_CREATION):
+            ratios.setdefault((passes[timing.case], timing.form), []).append(timing.median / first[timing.case])
+    return [f"{form}, {name}: {min(each):.2f} to {max(each):.2f} x {ours}" for (name, form), each in ratios.items()]
 
 
 def main() -> None:
@@ -180,9 +185,11 @@ def main() -> None:
         print(f"SDPA with a dense mask is left out beyond N {contenders.LONGEST_DENSE}")
     timings = harness.run(suite, found, options, seconds=5, least=3, roof=roof)
     if options.study:
-        print("\n".join(proportion(found, timings)))
+        print("\n".join([*proportion(found, timings), *leads(found, timings)]))
     if (path := harness.output(suite, options)) and any(case.work for case in found):
-        draw(path)
+        from picture import draw
+
+        print(f"wrote {draw(path)}")
 
 
 if __name__ == "__main__":

@@ -75,14 +75,18 @@ def flex(plan: Plan, query: Tensor, key: Tensor, value: Tensor, slow: bool) -> d
     return forms
 
 
-def attention(shape: Shape, isas: Sequence[str], *, with_flex: bool, slow: bool) -> harness.Forms:
+def attention(
+    shape: Shape, isas: Sequence[str], *, with_flex: bool, slow: bool, planned: bool = False
+) -> harness.Forms:
     """The contenders of a case, ours first, once for each instruction set.
 
     Args:
         with_flex: FlexAttention takes part in forward cases; it has no backward on a CPU.
         slow: the plain torch form takes part, eager and compiled.
+        planned: our form takes part with the making of its plan too, as where every batch has a mask of its own.
     """
-    plan, point = PLANS[shape.mask](shape.point.n), shape.point
+    make, point = PLANS[shape.mask], shape.point
+    plan = make(point.n)
     dtype = getattr(torch, point.dtype)
 
     def heads(count: int, rows: int) -> Tensor:
@@ -92,14 +96,16 @@ def attention(shape: Shape, isas: Sequence[str], *, with_flex: bool, slow: bool)
     key, value = heads(point.key_heads, plan.num_keys), heads(point.key_heads, plan.num_keys)
     gqa = point.key_heads != point.heads
 
-    def ours(isa: str) -> Tensor:
+    def ours(isa: str, plan: Plan | None = plan) -> Tensor:
         gistkit.ops.cpu_isa(isa)
-        return gistkit.attention(query, key, value, plan)
+        return gistkit.attention(query, key, value, make(point.n) if plan is None else plan)
 
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return reference.attention(query, key, value, plan)
 
     found: dict[str, Callable[[], object]] = {f"gistkit {isa}": partial(ours, isa) for isa in isas}
+    if planned:
+        found |= {f"gistkit, with plan creation, {isa}": partial(ours, isa, None) for isa in isas}
     if point.n <= LONGEST_DENSE:
         mask = dense(plan)
         found["SDPA, dense mask"] = lambda: sdpa(query, key, value, attn_mask=mask, enable_gqa=gqa)

@@ -88,7 +88,7 @@ def driver() -> str:
 def main() -> None:
     """Runs the cases and writes the file."""
     options = harness.parser(__doc__, "python benchmarks/gpu.py --quick --json gpu.json")
-    options.add_argument("--masks", nargs="+", choices=list(PLANS), default=list(FEW))
+    options.add_argument("--masks", nargs="+", choices=list(PLANS), default=[*FEW, "Dodo 10x, tau 512"])
     chosen = options.parse_args()
     if not torch.cuda.is_available():
         options.error("there is no GPU here, or this torch has no CUDA")

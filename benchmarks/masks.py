@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 
 import numpy as np
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor
 from gistkit import Plan, layouts
 
 
+@cache
 def _every_tenth(tokens: int) -> np.ndarray:
     return np.arange(tokens) % 10 == 0
+
+
+@cache
+def _random_tenth(tokens: int) -> np.ndarray:
+    """As many as every tenth, at random places: a learned selection is irregular."""
+    return np.random.default_rng(0).permutation(tokens) % 10 == 0
 
 
 def _gistpool(n: int, ratio: int) -> layouts.Layout:
@@ -35,7 +43,12 @@ METHODS: dict[str, Callable[[int], Plan]] = {
 RATIOS: dict[str, Callable[[int], Plan]] = {
     f"GistPool {ratio}x": lambda n, ratio=ratio: _gistpool(n, ratio).compile() for ratio in (2, 5, 10)
 }
-PLANS = METHODS | RATIOS
+DODO: dict[str, Callable[[int], Plan]] = {
+    "Dodo 10x at random, tau 128": lambda n: layouts.dodo(_random_tenth(n), 128).compile(),
+    "Dodo 10x at random, tau 512": lambda n: layouts.dodo(_random_tenth(n), 512).compile(),
+    "Dodo 10x, tau 128, segment 32": lambda n: layouts.dodo(_every_tenth(n), 128, segment=32).compile(),
+}
+PLANS = METHODS | RATIOS | DODO
 FEW = ("causal", "GistPool 8x", "Dodo 10x, tau 128")
 
 
@@ -71,6 +84,7 @@ AXES: Mapping[str, tuple[Point, ...]] = {
 # Masks and points that are a suite by themselves.
 STUDIES: Mapping[str, tuple[tuple[str, ...], tuple[Point, ...]]] = {
     "gistpool": (tuple(RATIOS), tuple(replace(BASE, n=n) for n in (2048, 4096, 8192))),
+    "dodo": (("Dodo 10x, tau 128", "Dodo 10x, tau 512", *DODO), (BASE, replace(BASE, n=8192))),
 }
 
 

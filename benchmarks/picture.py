@@ -1,6 +1,6 @@
-"""Draws an attention suite's JSON: time against visible area, with the roof as a line.
+"""Draws the JSON of an attention suite, time against visible area with the roof as a line, or that of streaming.py.
 
-Only cases of head dim 64 in float32 are drawn, so that one line is the roof of all of them.
+Of attention only cases of head dim 64 in float32 are drawn, so that one line is the roof of all of them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from gistkit.viz.style import COLOURS, Picture, tidy
 
@@ -27,6 +28,12 @@ STYLE: dict[str, tuple[str, str, bool]] = {
     "FlexAttention, compiled": ("v", COLOURS["green"], False),
     "plain torch, compiled": ("x", COLOURS["black"], True),
     "plain torch, eager": ("+", COLOURS["black"], True),
+}
+STREAMING: dict[str, dict[str, Any]] = {
+    "gistkit, mixed resolution, strided": {"color": COLOURS["blue"], "marker": "o", "linestyle": "-"},
+    "gistkit, mixed resolution, learned": {"color": COLOURS["sky"], "marker": "D", "linestyle": "--"},
+    "gistkit, full context": {"color": COLOURS["green"], "marker": "v", "linestyle": "-."},
+    "transformers sdpa, full context": {"color": COLOURS["red"], "marker": "s", "linestyle": ":"},
 }
 PASSES = {"forward": 1.0, "forward + backward": 3.5}
 
@@ -64,21 +71,54 @@ def draw_attention(content: Mapping[str, Any]) -> Figure:
         axes.set_title(name, loc="left")
         axes.set(xscale="log", yscale="log", xlabel="visible (query, key) pairs, all heads and sequences")
         axes.xaxis.set_major_formatter(lambda x, _: f"{x * 1e-6:g} M")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         tidy(axes)
     left, right = panels[0].get_xlim()
     panels[0].set_xlim(left, 2.5 * right)  # room for the lines' names
     panels[0].set_ylabel("milliseconds (median)")
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4, frameon=False)
-    machine = content["machine"]
+    _head(figure, f"Attention, head dim {DIM}, float32: time against visible area", content["machine"])
+    return figure
+
+
+def draw_streaming(content: Mapping[str, Any]) -> Figure:
+    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender.
+
+    Args:
+        content: the suite's JSON: machine, ratio, tau, window, milliseconds.
+    """
+    figure = Picture(figsize=(9.6, 4.4), layout="constrained")
+    time, cache = figure.subplots(1, 2)
+    rows = sorted(content["milliseconds"], key=lambda row: row["tokens"])
+    lengths = sorted({row["tokens"] for row in rows})
+    for form, style in STREAMING.items():
+        here = [row for row in rows if row["form"] == form]
+        for axes, value in ((time, "mean"), (cache, "mib")):
+            if here:
+                points = [(row["tokens"], row[value]) for row in here]
+                axes.plot(*zip(*points, strict=True), label=form, markersize=5, **style)
+    for axes, title in ((time, f"milliseconds a token (mean of {content['window']})"), (cache, "cache, MiB")):
+        axes.set_title(title, loc="left")
+        axes.margins(y=0.1)
+        axes.set(xlabel="tokens read", xticks=lengths, xlim=(0, None), ylim=(0, None))
+        axes.tick_params("x", labelsize=8)
+        tidy(axes)
+    figure.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    setting = f"nuggets {content['ratio']}x, tau {content['tau']}, segment {content['segment']}"
+    _head(figure, f"Reading on token by token, SmolLM2-135M float32; {setting}", content["machine"])
+    return figure
+
+
+def _head(figure: Figure, title: str, machine: Mapping[str, Any]) -> None:
+    """What is shown, and what it was made on."""
     figure.suptitle(
-        f"Attention, head dim {DIM}, float32: time against visible area\n"
+        f"{title}\n"
         f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, commit {machine['commit']}",
         x=0.01,
         ha="left",
         fontsize=10,
     )
-    return figure
 
 
 def _draw_roof(axes: Any, gflops: Mapping[str, list[float]], cases: list[Any], flops_a_pair: float) -> None:
@@ -100,6 +140,14 @@ def _draw_roof(axes: Any, gflops: Mapping[str, list[float]], cases: list[Any], f
             )
 
 
+def draw(path: Path, out: Path | None = None) -> Path:
+    """Draws a suite's JSON as a PNG file, by default beside it; returns the file."""
+    content = json.loads(path.read_text())
+    out = out or path.with_suffix(".png")
+    (draw_streaming if content["suite"] == "streaming" else draw_attention)(content).savefig(out, dpi=150)
+    return out
+
+
 def main() -> None:
     """Draws a JSON file as a PNG file."""
     parser = argparse.ArgumentParser(
@@ -107,12 +155,10 @@ def main() -> None:
         epilog="example: python benchmarks/picture.py benchmarks/results/amd-epyc-avx512/attention.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("json", type=Path, help="figures of the attention suite")
+    parser.add_argument("json", type=Path, help="figures of attention.py or streaming.py")
     parser.add_argument("--out", type=Path, help="default: the same name with .png")
     options = parser.parse_args()
-    out = options.out or options.json.with_suffix(".png")
-    draw_attention(json.loads(options.json.read_text())).savefig(out, dpi=150)
-    print(f"wrote {out}")
+    print(f"wrote {draw(options.json, options.out)}")
 
 
 if __name__ == "__main__":

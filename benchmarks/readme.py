@@ -162,8 +162,29 @@ def memory_table(path: Path) -> str:
     return f"{table}\n\nMiB above inputs and results. {machine_line(content['machine'])}."
 
 
+def streaming_table(path: Path) -> str:
+    """What a token takes after so many others, milliseconds and MiB of cache, and the last against the first."""
+    content = json.loads(path.read_text())
+    rows: dict[str, dict[str, str]] = {}
+    for row in content["milliseconds"]:
+        cell = f"{row['mean']:.3g} ms, {row['mib']:.0f} MiB"
+        rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
+    lengths = sorted({row["tokens"] for row in content["milliseconds"]})
+    rows[f"{lengths[-1]} to {lengths[0]}"] = {
+        row["form"]: f"{row['growth']:.2f} x" for row in content["milliseconds"] if row["tokens"] == lengths[-1]
+    }
+    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
+    cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
+    table = format_table([["a token more, SmolLM2-135M", *forms], *cells])
+    setting = f"nuggets {content['ratio']}x, tau {content['tau']}, segment {content['segment']}, untrained"
+    return (
+        f"{table}\n\nMean of {content['window']} tokens around each length; {setting}. "
+        f"{machine_line(content['machine'])}."
+    )
+
+
 def speed_table(machine: str) -> str:
-    """A machine's figures: attention at the base point and rope on long texts; if measured, AVX2 alone and memory."""
+    """A machine's figures: attention at the base point and rope on long texts, and of other suites what is there."""
     folder = RESULTS / machine
     size = ", N 4096, B1 H8/8 D64 float32"
     masks = f"({'|'.join(FEW)}){size}, (.*)"
@@ -181,6 +202,12 @@ def speed_table(machine: str) -> str:
     if (gistpool := folder / "attention-gistpool.json").exists():
         cases = r"(GistPool \d+x, N (?:2048|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(gistpool, "attention under GistPool's mask", cases, "creation alone"))
+    if (dodo := folder / "attention-dodo.json").exists():
+        cases = r"(Dodo 10x.*, N (?:4096|8192)), B1 H8/8 D64 float32, (.*)"
+        tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
+    if (streaming := folder / "streaming.json").exists():
+        tables.append(streaming_table(streaming))
+        tables.append(f"![a token, and the cache]({streaming.with_suffix('.png').relative_to(ROOT)})")
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))

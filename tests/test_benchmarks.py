@@ -28,12 +28,14 @@ COMMANDS = [
     "registers",
     "compressor",
     "compression_loss",
+    "streaming",
     "smollm2",
     "in_place",
     "pooling",
 ]
 sys.path.insert(0, str(BENCHMARKS))
 
+import contenders  # noqa: E402
 import harness  # noqa: E402
 import masks  # noqa: E402
 from roof import BUILDS, Roof, measure  # noqa: E402
@@ -153,6 +155,42 @@ def test_the_command_line_selects_single_cases():
     assert {tuple(name.split(", ")[:2]) for name in study} == {
         (f"GistPool {ratio}x", f"N {n}") for ratio in (2, 5, 10) for n in (2048, 4096, 8192)
     }
+    dodo = names("--study", "dodo")
+    assert len(dodo) == len(set(dodo)) == 20
+    assert {(name.split(", ")[0], *re.findall(r"tau \d+|segment \d+|N \d+", name)) for name in dodo} == {
+        (*mask, f"N {n}")
+        for mask in (
+            ("Dodo 10x", "tau 128"), ("Dodo 10x", "tau 512"), ("Dodo 10x at random", "tau 128"),
+            ("Dodo 10x at random", "tau 512"), ("Dodo 10x", "tau 128", "segment 32"),
+        )
+        for n in (4096, 8192)
+    }  # fmt: skip
+    assert {name.split(", ")[-1] for name in dodo} == {"forward", "forward + backward"}
+    assert names("--study", "dodo", "--quick") == [name for name in dodo if ", N 4096," in name]
+
+
+@pytest.mark.parametrize("mask", masks.STUDIES["dodo"][0])
+def test_masks_of_dodo_show_the_recent_tokens_and_one_in_ten_before_them(mask):
+    plan = masks.PLANS[mask](1000)
+    tau, segment = (int((re.search(rf"{name} (\d+)", mask) or [0, 1])[1]) for name in ("tau", "segment"))
+    order = plan.inverse[0]
+    seen = masks.dense(plan)[order][:, order][:, :400]
+    nuggets = seen[-1]
+    row, column = torch.arange(1000)[:, None], torch.arange(400)
+    recent = column >= row // segment * segment - (tau - segment)
+    assert torch.equal(seen, (column <= row) & (nuggets | recent))
+    assert int(nuggets.sum()) == pytest.approx(40, abs=10)
+    gaps = nuggets.nonzero()[:, 0].diff().unique()
+    assert len(gaps) > 5 if "random" in mask else gaps.tolist() == [10]
+
+
+def test_the_study_of_dodo_makes_plans_too_and_all_contenders_agree(isa):
+    shape = masks.Shape("Dodo 10x at random, tau 128", masks.Point(n=384, heads=2, key_heads=2), backward=False)
+    forms = contenders.attention(shape, [isa], with_flex=False, slow=False, planned=True)
+    assert list(forms) == [f"gistkit {isa}", f"gistkit, with plan creation, {isa}", "SDPA, dense mask"]
+    ready, planned, dense = (form() for form in forms.values())
+    assert torch.equal(ready, planned)
+    torch.testing.assert_close(ready, dense, rtol=1e-4, atol=1e-5)
 
 
 def test_time_for_a_visible_pair():
@@ -166,6 +204,27 @@ def test_time_for_a_visible_pair():
         for case, form, median in (("short", "ours", 2.0), ("short", "other", 9.0), ("long", "ours", 6.0))
     ]
     assert proportion(found, timings) == ["ours, forward: 1500 to 2000 ps a visible pair of a head"]
+
+
+def test_how_far_the_others_are_behind():
+    leads = runpy.run_path(str(BENCHMARKS / "attention.py"))["leads"]
+    found = [
+        harness.Case(name, dict, work=1, facts={"pass": name.split()[0]})
+        for name in ("forward 1", "forward 2", "backward 1")
+    ]
+    timings = [
+        harness.Timing(case, form, 0, median, 0, 3)
+        for case, form, median in (
+            ("forward 1", "ours", 2.0), ("forward 1", "other", 3.0), ("forward 1", contenders.MASK_CREATION[0], 9.0),
+            ("forward 2", "ours", 1.0), ("forward 2", "other", 4.0), ("forward 2", "third", 0.5),
+            ("backward 1", "ours", 5.0), ("backward 1", "other", 10.0),
+        )
+    ]  # fmt: skip
+    assert leads(found, timings) == [
+        "other, forward: 1.50 to 4.00 x ours",
+        "third, forward: 0.50 to 0.50 x ours",
+        "other, backward: 2.00 to 2.00 x ours",
+    ]
 
 
 def test_a_run_writes_json_and_csv(tmp_path, capsys):
