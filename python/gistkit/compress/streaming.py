@@ -113,7 +113,8 @@ class Held:
 class Stream:
     """Texts that a `MixedResolution` reads on token by token, with a cache of about n / ratio + tau of n tokens.
 
-    What a token sees, and its position, are those of one pass over the whole text.
+    What a token sees, and its position, are those of one pass over the whole text. A loop of steps is faster inside
+    `hf.attach(model)`, which each step opens otherwise.
 
     Args:
         reader: whose parameters, threshold and sizes serve.
