@@ -39,7 +39,6 @@ class Compressive(Reader):
     def hidden(self, read: Rows) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
         its, count = self.compressor, read.ids.shape[1]
-        its.check_positions("input_ids", count - 1)
         inputs = its.embed(read.ids)
         with hf.attach(its.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None

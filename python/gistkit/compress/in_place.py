@@ -139,9 +139,9 @@ class InPlace(Compressor):
         """What a table calls it."""
         return f"{type(self).__name__} {self.chunk}x"
 
-    def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, each long enough beside BOS."""
-        shortest = self.shortest or self.chunk
+    def contexts(self, input_ids: Any, attention_mask: Any = None, shortest: int | None = None) -> Rows:
+        """`rows` of contexts, each of `shortest` tokens beside BOS; None: of as many as are compressed."""
+        shortest = shortest or self.shortest or self.chunk
         rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
         least = min(length - given for length, given in zip(rows.lengths, self._given_bos(rows), strict=True))
         if least < shortest:
