@@ -1,11 +1,14 @@
 """The Compressive Transformer's means as keys of a language model, against the dense form."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hf_models import eager, tiny, tiny_llama
 from in_place_oracle import rotate, unsettle
 from transformers.models.llama import modeling_llama
 
+from gistkit import hf
 from gistkit.compress import AvgPool, Compressive, Dodo
 
 BOS = 1
@@ -133,6 +136,14 @@ def test_a_sliding_window_leaves_what_ends_in_it(family):
             compiled[row, start:end] = True
     assert torch.equal(compiled, mask)
     assert reader.hidden(reader.rows(tokens(2, 16))).isfinite().all()
+
+
+def test_the_model_is_searched_for_its_frequencies_once_a_pass(monkeypatch):
+    reader = make()
+    counted = mock.Mock(side_effect=hf.frequencies)
+    monkeypatch.setattr(hf, "frequencies", counted)
+    reader.hidden(reader.rows(tokens(1, 16)))
+    assert counted.call_count == 1
 
 
 def test_at_one_token_a_mean_nothing_is_lost():
