@@ -1,11 +1,14 @@
 """The Compressive Transformer's means as keys of a language model, against the dense form."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hf_models import eager, tiny, tiny_llama
 from in_place_oracle import rotate, unsettle
 from transformers.models.llama import modeling_llama
 
+from gistkit import hf
 from gistkit.compress import AvgPool, Compressive, Dodo
 
 BOS = 1
@@ -101,9 +104,10 @@ def test_a_text_too_short_for_a_mean():
     reader = make(ratio=6)
     ids = tokens(1, 3)
     with reader.compressor.using("text"):
-        whole = reader.compressor.behind_bos(reader.compressor.rows("input_ids", ids))
+        whole = reader.rows(ids)
         wanted = reader.compressor.model.get_decoder()(input_ids=whole.ids, use_cache=False).last_hidden_state
     torch.testing.assert_close(reader.hidden(whole), wanted, rtol=1e-7, atol=1e-7)
+    assert reader([[5]])["loss"].isfinite()
 
 
 def test_ragged_rows_are_each_row_by_itself():
@@ -132,6 +136,14 @@ def test_a_sliding_window_leaves_what_ends_in_it(family):
             compiled[row, start:end] = True
     assert torch.equal(compiled, mask)
     assert reader.hidden(reader.rows(tokens(2, 16))).isfinite().all()
+
+
+def test_the_model_is_searched_for_its_frequencies_once_a_pass(monkeypatch):
+    reader = make()
+    counted = mock.Mock(side_effect=hf.frequencies)
+    monkeypatch.setattr(hf, "frequencies", counted)
+    reader.hidden(reader.rows(tokens(1, 16)))
+    assert counted.call_count == 1
 
 
 def test_at_one_token_a_mean_nothing_is_lost():

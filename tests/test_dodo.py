@@ -162,7 +162,7 @@ def test_strided_random_and_delimiter_nuggets():
     among = make(selection="delimiters", delimiters=delimiters).encode(ids).positions[0].tolist()
     wanted = {place for place, token in enumerate(ids[0].tolist(), 1) if token in delimiters}
     assert wanted <= set(among) if len(wanted) < 7 else set(among[1:-1]) <= wanted
-    assert make(selection="none").encode(ids).lengths == (8,)
+    assert make(selection="none").encode([ids[0].tolist(), [3, 4]]).positions.tolist() == [[0, 20], [0, 2]]
 
 
 def test_random_nuggets_are_spread_over_the_text():
@@ -226,6 +226,8 @@ def test_nuggets_of_ones_own_choice():
         ({"selection": "best"}, "selection: expected one of learned, strided, .*, got 'best'"),
         ({"layer": 0}, "layer: expected at least 1"),
         ({"layer": 3}, "layer: expected 1 to 2, got 3"),
+        ({"threshold": "0.5"}, "threshold: expected a number or None, got '0.5'"),
+        ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
         ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
         ({"delimiters": [3]}, "delimiters: expected token ids for selection='delimiters' alone"),
         ({"selection": "delimiters"}, "delimiters: expected token ids for selection='delimiters' alone"),

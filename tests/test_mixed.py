@@ -7,6 +7,7 @@ import torch
 from dodo_oracle import mixed, mixed_mask, scores_of
 from hf_models import tiny, tiny_llama
 from in_place_oracle import unsettle
+from peft import LoraConfig
 from torch.nn import functional as F
 
 from gistkit.compress import AvgPool, Dodo, MixedResolution
@@ -101,9 +102,11 @@ def test_ragged_rows_are_each_row_by_itself():
     reader = make()
     rows = [tokens(n).tolist() for n in (17, 4, 1, 11)]
     together = reader.hidden(reader.rows(rows))
+    states = reader.states(reader.rows(rows))
     for row, ids in enumerate(rows):
         alone = reader.hidden(reader.rows([ids]))[0]
         torch.testing.assert_close(together[row, : len(ids) + 1], alone, **TOLERANCE)
+        assert states[row].tolist() == reader.states(reader.rows([ids]))[0].tolist() + [0] * (17 - len(ids))
 
 
 def test_as_many_nuggets_as_the_ratio_says_on_the_text_it_was_calibrated_on():
@@ -198,6 +201,56 @@ def test_greedy_generation_is_what_one_pass_predicts():
     assert shorter[0].tolist() == answer[0, : first + 1].tolist()
 
 
+def test_reading_on_in_training_mode_with_gradient_checkpointing():
+    reader = make()
+    ids = tokens(2, 20)
+    wanted = reader.hidden(reader.rows(ids))
+    reader.compressor.gradient_checkpointing_enable()
+    stream = reader.start(ids[:, :7])
+    reader.compressor.train()
+    for at in range(7, 20):
+        torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in reader.compressor.model.modules())
+
+
+@pytest.mark.parametrize("lora", [2, None])
+def test_gradient_checkpointing_gives_the_same_gradients(lora):
+    gradients = []
+    ids = tokens(2, 20)
+    for checkpointing in (False, True):
+        reader = make(lora=lora, threshold=0.0)
+        reader.compressor.train()
+        if checkpointing:
+            reader.compressor.gradient_checkpointing_enable()
+        reader(ids)["loss"].backward()
+        gradients.append({name: p.grad for name, p in reader.compressor.trainable() if p.grad is not None})
+    assert gradients[0]["scorer.up.weight"].abs().max() > 0
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, **TOLERANCE, msg=name)
+
+
+def test_the_models_own_gradient_checkpointing_is_refused():
+    reader = make()
+    reader.compressor.train()
+    reader.compressor.model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match=r"compressor's own gradient_checkpointing_enable\(\)"):
+        reader(tokens(1, 9))
+
+
+def test_position_ids_beyond_the_models_are_told_of():
+    model = tiny("gpt2", max_position_embeddings=16)
+    lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    reader = make(model, lora=lora, separate=False, selection="strided")
+    with pytest.raises(ValueError, match="input_ids: expected position ids below 16, .* got 20 as the last"):
+        reader(tokens(1, 20))
+    stream = reader.start(tokens(1, 15))
+    with pytest.raises(ValueError, match="tokens: expected position ids below 16, .* got 16 as the last"):
+        stream.step(tokens(1))
+    with pytest.warns(UserWarning, match="position ids reach 20, beyond the model's max_position_embeddings of 16"):
+        make(tiny_llama(max_position_embeddings=16), selection="strided")(tokens(1, 20))
+
+
 def test_training_the_reader_trains_the_compressor():
     reader = make(layer=2)
     optimizer = torch.optim.AdamW([p for _, p in reader.compressor.trainable()], lr=1e-2)
@@ -228,6 +281,16 @@ def test_bad_input_is_named():
     stream = make().start(tokens(2, 5))
     with pytest.raises(ValueError, match=r"tokens: expected one for each of 2 rows, got shape \(3,\)"):
         stream.step(tokens(3))
+    with pytest.raises(ValueError, match="tokens: expected one for each of 2 rows, got list"):
+        stream.step([3, 4])
+    with pytest.raises(ValueError, match=r"tokens: expected token ids in \[0, 50\), got 50"):
+        stream.step(torch.tensor([3, 50]))
+    with pytest.raises(TypeError, match="tokens: expected integer token ids, got dtype torch.float32"):
+        stream.step(torch.tensor([3.0, 4.0]))
+    reader = make()
+    for width in (8, 12):
+        with pytest.raises(ValueError, match=rf"chosen: expected bool \[2, 10\], got shape \(2, {width}\)"):
+            reader.hidden(reader.rows(tokens(2, 9)), torch.zeros(2, width, dtype=torch.bool))
 
 
 def test_a_threshold_that_no_score_exceeds_leaves_the_recent_tokens():

@@ -133,6 +133,31 @@ def test_a_run_can_be_resumed_and_the_language_model_begins_with_the_scorer_that
     assert again.chosen == run.chosen
 
 
+def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(corpus, tmp_path):
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    recipe = dataclasses.replace(RECIPE, steps=6, base_steps=0, eval_every=3)
+    arm = Arm("lm", "frozen", RECIPE.ratio)
+    for folder in (whole, cut):
+        folder.mkdir()
+    run = nuggets_runs.train(recipe, arm, 0, corpus, whole, bar=Bar())
+
+    class Interrupted(Exception):
+        pass
+
+    class Stops(Bar):
+        steps = 0
+
+        def update(self, count=1):
+            self.steps += count
+            if self.steps == 4:
+                raise Interrupted
+
+    with pytest.raises(Interrupted):
+        nuggets_runs.train(recipe, arm, 0, corpus, cut, bar=Stops())
+    again = nuggets_runs.train(recipe, arm, 0, corpus, cut, resume=True, bar=Bar())
+    assert (again.test, again.chosen, again.curve) == (run.test, run.chosen, run.curve)
+
+
 def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(PRESETS, "quick", RECIPE)
     words = ["study", "nuggets", "--out", str(tmp_path), "--device", "cpu", "--ratios", "4"]

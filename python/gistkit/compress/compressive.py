@@ -39,7 +39,6 @@ class Compressive(Reader):
     def hidden(self, read: Rows) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
         its, count = self.compressor, read.ids.shape[1]
-        its.check_positions("input_ids", count - 1)
         inputs = its.embed(read.ids)
         with hf.attach(its.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
@@ -92,9 +91,13 @@ class Compressive(Reader):
         places = torch.arange(count, device=its.device)
         # The mean of consecutive position ids.
         middle = (windows[:-1] + windows[1:] - 1).double() / 2
+        frequencies: list[Tensor] = []
 
         def extend(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            inv_freq = hf.frequencies(its.model, layer)
+            if not frequencies:
+                # Within the pass, as RoPE types that go by the length have set them; looking takes all modules.
+                frequencies.extend(hf.frequencies(its.model))
+            inv_freq = frequencies[layer]
             plain = ops.rerotate(key, -places, inv_freq)
             means = ops.window_pool(plain, value, windows=windows, positions=middle, inv_freq=inv_freq)
             return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
@@ -75,7 +77,7 @@ class Dodo(InPlace):
         options = {"selection": selection, "layer": layer, "separate": separate, "delimiters": list(delimiters)}
         options["train_scorer"] = train_scorer
         self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
-        self._threshold = threshold
+        self._threshold = _number("threshold", threshold)
         common = {"losses": ("ae",), "lora": 32, **common}
         super().__init__(model, ratio=ratio, options=options, separate=separate, **common)
         self.scorer: NuggetScorer | None = None
@@ -112,7 +114,7 @@ class Dodo(InPlace):
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
-        self._threshold = None if value is None else float(value)
+        self._threshold = _number("threshold", value)
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
         """See `SharedModel.install`."""
@@ -154,7 +156,10 @@ class Dodo(InPlace):
 
     def nuggets(self, read: Rows, scores: Tensor) -> Nuggets:
         """The tokens of rows behind BOS that stay, by their scores [B, N]; indices count BOS, which is none of them."""
-        chosen = top_nuggets(scores[:, 1:], self.chunk, _without_bos(read.valid))
+        # A ratio as large as the text leaves the last token.
+        ratio = scores.shape[1] if self.selection == "none" else self.chunk
+        ragged = min(read.lengths) < scores.shape[1]
+        chosen = top_nuggets(scores[:, 1:], ratio, read.valid[:, 1:] if ragged else None)
         return Nuggets(chosen.index + 1, chosen.counts)
 
     def encode_nuggets(
@@ -216,5 +221,9 @@ def _at_least_float32(weight: Tensor) -> torch.dtype:
     return weight.dtype if weight.dtype == torch.float64 else torch.float32
 
 
-def _without_bos(valid: Tensor) -> Tensor | None:
-    return None if bool(valid.all()) else valid[:, 1:]
+def _number(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
+        raise ValueError(f"{name}: expected a number or None, got {value!r}")
+    return float(value)

@@ -137,12 +137,13 @@ class InPlace(Compressor):
         """What a table calls it."""
         return f"{type(self).__name__} {self.chunk}x"
 
-    def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, each long enough beside BOS."""
-        rows = super().contexts(input_ids, attention_mask)
+    def contexts(self, input_ids: Any, attention_mask: Any = None, shortest: int | None = None) -> Rows:
+        """`rows` of contexts, each of `shortest` tokens beside BOS; None: of as many as are compressed."""
+        shortest = self.shortest if shortest is None else shortest
+        rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
         least = min(length - given for length, given in zip(rows.lengths, self._given_bos(rows), strict=True))
-        if least < self.shortest:
-            raise ValueError(f"input_ids: expected at least {self.shortest} tokens beside the first token, got {least}")
+        if least < shortest:
+            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {least}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:

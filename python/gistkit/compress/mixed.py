@@ -106,6 +106,8 @@ class MixedResolution(Reader):
             chosen = self.nuggets(read, scores)
             if scores.requires_grad:
                 bias = straight_through(scores).where(chosen, 0)
+        if chosen.shape != read.ids.shape:
+            raise ValueError(f"chosen: expected bool {list(read.ids.shape)}, got shape {tuple(chosen.shape)}")
         plan = self.plan(chosen) if plan is None else plan
         extra = plan.num_queries - read.ids.shape[1]
         ids = plan.arrange(F.pad(read.ids, (0, extra)))
@@ -121,7 +123,7 @@ class MixedResolution(Reader):
         """int64 [B, N]: how many tokens' states each token of rows behind BOS sees, itself included; 0 on padding."""
         plan = self.plan(self.nuggets(read) if chosen is None else chosen)
         seen = (plan.spans[..., 1] - plan.spans[..., 0]).sum(-1).long()
-        return plan.restore(seen)[:, : read.ids.shape[1]]
+        return plan.restore(seen)[:, : read.ids.shape[1]].where(read.valid, 0)
 
     def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
         """Reads texts in one pass, and is ready to read on token by token; see `gistkit.compress.streaming.Stream`."""

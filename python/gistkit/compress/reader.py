@@ -39,12 +39,16 @@ class Reader(ABC):
         Args:
             input_ids, attention_mask: as in `Compressor.encode`.
         """
+        its = self.compressor
+        its.refuse_foreign_checkpointing()
         read = self.rows(input_ids, attention_mask)
         hidden = self.hidden(read)
         targets = read.ids.where(read.valid, IGNORE)[:, 1:]
-        its = self.compressor
         return {"loss": token_loss(its.readout(hidden[:, :-1]), targets=targets, **its.output_embedding)}
 
     def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """Texts as users have them, checked, behind BOS."""
-        return self.compressor.behind_bos(self.compressor.contexts(input_ids, attention_mask))
+        """Texts as users have them, checked, behind BOS; of at least one token beside it."""
+        its = self.compressor
+        read = its.behind_bos(its.contexts(input_ids, attention_mask, shortest=1))
+        its.check_positions("input_ids", max(read.lengths) - 1)
+        return read

@@ -15,6 +15,7 @@ from gistkit.compress.in_place import GISTS, TEXT
 from gistkit.compress.selection import rule_scores
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
+from gistkit.nn import nuggets_above
 
 if TYPE_CHECKING:
     from gistkit.compress.adapters import Use
@@ -125,7 +126,6 @@ class Stream:
     def __init__(self, reader: MixedResolution, read: Rows) -> None:
         self.reader = reader
         its = reader.compressor
-        its.check_positions("input_ids", max(read.lengths) - 1)
         self.ends = list(read.lengths)
         seen = [range(self._first(end), end) for end in self.ends]
         self._scored: Held | None = None
@@ -156,19 +156,25 @@ class Stream:
         """Bytes of all keys and values held, those that scores are made with too."""
         return self._main.nbytes + (0 if self._scored is None else self._scored.nbytes)
 
-    @torch.no_grad()
     def step(self, tokens: Tensor) -> Tensor:
         """Reads one token a row, int64 [B], and returns its hidden states [B, d], which `last` is from then on."""
         its = self.reader.compressor
-        if tokens.shape != (len(self.ends),):
-            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got shape {tuple(tokens.shape)}")
+        if not isinstance(tokens, Tensor) or tokens.shape != (len(self.ends),):
+            got = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {got}")
+        with hf.attach(its.model), its.without_checkpointing():
+            return self.read_on(its.rows("tokens", tokens[:, None]).ids[:, 0])
+
+    @torch.no_grad()
+    def read_on(self, tokens: Tensor) -> Tensor:
+        """`step` of checked tokens, inside `attach` and without gradient checkpointing."""
+        its = self.reader.compressor
         its.check_positions("tokens", max(self.ends))
         inputs = its.embed(tokens[:, None])
-        with hf.attach(its.model):
-            chosen = (self._scores(tokens, inputs) > its.threshold).tolist()
-            self._main.clear(self.ends)
-            plan = self._main.plan(self.ends, its.windows)
-            out = its.run(self._served(chosen), inputs_embeds=inputs, plan=plan, past_key_values=self._main.cache)
+        chosen = nuggets_above(self._scores(tokens, inputs)[:, None], its.threshold, keep_last=False)[:, 0].tolist()
+        self._main.clear(self.ends)
+        plan = self._main.plan(self.ends, its.windows)
+        out = its.run(self._served(chosen), inputs_embeds=inputs, plan=plan, past_key_values=self._main.cache)
         self._main.add(self.ends, chosen)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]
@@ -239,7 +245,7 @@ def generate(
         yield stream.last
         for _ in range(max_new_tokens - 1):
             # Rows that have ended are fed any token.
-            yield stream.step(answer[-1].clamp(0, its.vocabulary - 1))
+            yield stream.read_on(answer[-1].clamp(0, its.vocabulary - 1))
 
     with hf.attach(its.model), its.without_checkpointing():
         return write(its, states(), answer, choose, stops, pad_token, streamer)

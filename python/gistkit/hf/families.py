@@ -68,15 +68,17 @@ def rope_modules(decoder: PreTrainedModel) -> tuple[list[nn.Module], list[nn.Mod
     return attentions, rotaries
 
 
-def rope_of(decoder: PreTrainedModel, layer_idx: int) -> tuple[Tensor, float] | None:
-    """The frequencies [R/2] and the attention scaling of one layer's RoPE; None where there is none of gistkit's."""
+def frequencies_of(decoder: PreTrainedModel) -> list[Tensor] | None:
+    """The frequencies [R/2] of each layer's RoPE; None where there is none of gistkit's."""
     rotary = next(iter(rope_modules(decoder)[1]), None)
     if rotary is None:
         return None
+    layers = decoder.config.num_hidden_layers
     types = getattr(decoder.config, "layer_types", None)
     # Families with frequencies of each layer type name their buffers after it.
-    prefix = "" if hasattr(rotary, "inv_freq") or types is None else f"{types[layer_idx]}_"
-    return cast(Tensor, getattr(rotary, f"{prefix}inv_freq")), float(getattr(rotary, f"{prefix}attention_scaling"))
+    if hasattr(rotary, "inv_freq") or types is None:
+        return [cast(Tensor, rotary.inv_freq)] * layers
+    return [cast(Tensor, getattr(rotary, f"{types[layer]}_inv_freq")) for layer in range(layers)]
 
 
 def pretrained(model: nn.Module) -> PreTrainedModel:

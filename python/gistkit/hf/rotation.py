@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gistkit import ops
-from gistkit.hf.families import FAMILIES, decoder_of, rope_of
+from gistkit.hf.families import FAMILIES, decoder_of, frequencies_of
 
 
 def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int) -> Tensor:
@@ -23,18 +23,18 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
     Raises:
         ValueError: if the model has no RoPE that gistkit knows, or no such layer.
     """
-    return ops.rerotate(keys, delta, frequencies(model, layer_idx).to(keys.device))
+    its = frequencies(model)
+    if not 0 <= layer_idx < len(its):
+        raise ValueError(f"layer_idx: expected 0 to {len(its) - 1}, got {layer_idx}")
+    return ops.rerotate(keys, delta, its[layer_idx].to(keys.device))
 
 
-def frequencies(model: nn.Module, layer_idx: int) -> Tensor:
-    """The frequencies [R/2] of one layer's RoPE, as the model holds them now; errors as in `rerotate`."""
+def frequencies(model: nn.Module) -> list[Tensor]:
+    """The frequencies [R/2] of each layer's RoPE, as the model holds them now; a ValueError if it has none known."""
     decoder = decoder_of(model)
-    layers = decoder.config.num_hidden_layers
-    if not 0 <= layer_idx < layers:
-        raise ValueError(f"layer_idx: expected 0 to {layers - 1}, got {layer_idx}")
-    rope = rope_of(decoder, layer_idx)
-    if rope is None:
+    found = frequencies_of(decoder)
+    if found is None:
         raise ValueError(
             f"model: expected one with RoPE of a known family ({', '.join(FAMILIES)}), got {decoder.config.model_type}"
         )
-    return rope[0]
+    return found

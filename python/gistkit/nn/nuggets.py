@@ -25,8 +25,9 @@ class NuggetScorer(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Scores [.., N] of hidden states [.., N, d], float32, or float64 where the scorer is."""
-        dtype = self.up.weight.dtype
-        scores = self.down(torch.relu(self.up(hidden.to(dtype))))[..., 0]
+        # Scores are compared with each other: under autocast their rounding would decide.
+        with torch.autocast(hidden.device.type, enabled=False):
+            scores = self.down(torch.relu(self.up(hidden.to(self.up.weight.dtype))))[..., 0]
         return scores if scores.dtype == torch.float64 else scores.float()
 
 
@@ -46,7 +47,7 @@ class Nuggets:
 def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nuggets:
     """The k = ceil(n / ratio) tokens of the highest scores of each row, the last token always among them.
 
-    Of equal scores the earlier token's counts as the higher. Takes one transfer from the device, for the mask.
+    Of equal scores the earlier token's counts as the higher. Waits for the device: NaN and rows of padding are refused.
 
     Args:
         scores: [B, N] floating point, without NaN where the mask is True.
@@ -83,7 +84,8 @@ def nuggets_above(scores: Tensor, threshold: float, mask: Tensor | None = None, 
     if math.isnan(threshold):
         raise ValueError("threshold: expected a number, got NaN")
     mask = _checked(scores, mask)
-    chosen = scores.detach() > threshold
+    # In float32 a threshold between two scores would be rounded to one of them.
+    chosen = scores.detach().double() > threshold
     chosen = chosen if mask is None else chosen & mask
     return chosen | _last(scores, mask) if keep_last else chosen
 
@@ -107,7 +109,10 @@ def threshold_for(scores: Tensor, ratio: float) -> float:
     if nuggets == len(ranked):
         return -math.inf
     # Between two scores, so that rounding of either decides nothing; equal ones are on one side together.
-    return float(ranked[nuggets - 1 : nuggets + 1].double().mean())
+    limits = torch.finfo(scores.dtype)
+    above, below = ranked[nuggets - 1 : nuggets + 1].double().clamp(limits.min, limits.max).tolist()
+    middle = above / 2 + below / 2
+    return middle if middle < above else below
 
 
 def straight_through(scores: Tensor) -> Tensor:

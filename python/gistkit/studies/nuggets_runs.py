@@ -181,7 +181,11 @@ def _train_reader(
     mixed = reader if isinstance(reader, MixedResolution) else None
     scored = mixed if arm.method in ("learned", "frozen", "delimiters") else None
 
+    known = False
+
     def calibrate(step: int, batches: int = 2) -> None:
+        nonlocal known
+        known = True
         if scored is not None:
             # Texts to train on that no step has.
             scored.calibrate([texts(1_000_000 + batches * step + at).to(device) for at in range(batches)])
@@ -189,6 +193,9 @@ def _train_reader(
     def loss(step: int) -> Tensor:
         if step % recipe.calibrate_every == 0:
             calibrate(step)
+        elif not known:
+            # A resumed run goes on with the threshold of the evaluation it stopped behind.
+            calibrate(0, 8)
         return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
 
     def figures() -> tuple[float, float]:
