@@ -111,10 +111,12 @@ def test_ragged_rows_are_each_row_by_itself():
 
 def test_as_many_nuggets_as_the_ratio_says_on_the_text_it_was_calibrated_on():
     reader = make()
-    texts = [tokens(4, 40), tokens(2, 60)]
+    # Padding counts for nothing, and is no nugget.
+    texts = [tokens(4, 40), [tokens(75).tolist(), tokens(3).tolist(), tokens(42).tolist()]]
     reader.calibrate(texts)
-    chosen = sum(int(reader.nuggets(reader.rows(text)).sum()) for text in texts)
-    assert chosen == round(280 / 3)
+    chosen = [reader.nuggets(reader.rows(text)) for text in texts]
+    assert sum(int(row.sum()) for row in chosen) == round(280 / 3)
+    assert not chosen[1][1, 4:].any()
     assert reader.calibrate(texts, ratio=1) == -math.inf
     assert reader.nuggets(reader.rows(texts[0])).sum() == 160
 
@@ -242,10 +244,10 @@ def test_position_ids_beyond_the_models_are_told_of():
     model = tiny("gpt2", max_position_embeddings=16)
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
     reader = make(model, lora=lora, separate=False, selection="strided")
-    with pytest.raises(ValueError, match="input_ids: expected position ids below 16, .* got 20 as the last"):
+    with pytest.raises(ValueError, match=r"input_ids: expected position ids below 16, .* got 20 as the last"):
         reader(tokens(1, 20))
     stream = reader.start(tokens(1, 15))
-    with pytest.raises(ValueError, match="tokens: expected position ids below 16, .* got 16 as the last"):
+    with pytest.raises(ValueError, match=r"tokens: expected position ids below 16, .* got 16 as the last"):
         stream.step(tokens(1))
     with pytest.warns(UserWarning, match="position ids reach 20, beyond the model's max_position_embeddings of 16"):
         make(tiny_llama(max_position_embeddings=16), selection="strided")(tokens(1, 20))
@@ -285,7 +287,7 @@ def test_bad_input_is_named():
         stream.step([3, 4])
     with pytest.raises(ValueError, match=r"tokens: expected token ids in \[0, 50\), got 50"):
         stream.step(torch.tensor([3, 50]))
-    with pytest.raises(TypeError, match="tokens: expected integer token ids, got dtype torch.float32"):
+    with pytest.raises(TypeError, match=r"tokens: expected integer token ids, got dtype torch.float32"):
         stream.step(torch.tensor([3.0, 4.0]))
     reader = make()
     for width in (8, 12):
