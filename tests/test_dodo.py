@@ -70,6 +70,7 @@ def test_ragged_rows_padded_at_either_end_are_each_row_by_itself():
     mask = torch.stack([F.pad(torch.ones(len(row)), (13 - len(row), 0)) for row in rows])
     for batch in (compressor.encode([row.tolist() for row in rows]), compressor.encode(left, mask)):
         assert batch.lengths == (6, 3, 2, 4)
+        assert not any(row[length:].any() for row, length in zip(batch.positions, batch.lengths, strict=True))
         for row, one in enumerate(alone):
             assert torch.equal(batch[row].positions, one.positions)
             text = tokens(1, 3)
@@ -126,6 +127,28 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
 
 
+def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
+    compressor = make()
+    contexts, text = [tokens(13).tolist(), tokens(5).tolist()], tokens(2, 6)
+    weight = torch.randn(48, dtype=torch.float64)
+    memory, _, _ = compressor.compress(compressor.contexts(contexts))
+    # Another form of the same memory, its texts, and which of the two rows reads each.
+    forms = [
+        (memory, text, (0, 1)),
+        (Memory.stack([memory[1], memory[0]]), text.flip(0), (1, 0)),
+        (memory[1].repeat(3), text[[1, 1, 1]], (1, 1, 1)),
+    ]
+    of_row = []
+    for row in (0, 1):
+        loss = compressor.decode(memory, "lm", text)[row] @ weight
+        of_row.append(torch.autograd.grad(loss.sum(), compressor.scorer.up.weight, retain_graph=True)[0])
+        assert of_row[row].abs().max() > 1e-6
+    for form, texts, rows in forms:
+        loss = compressor.decode(form, "lm", texts) @ weight
+        (found,) = torch.autograd.grad(loss.sum(), compressor.scorer.up.weight, retain_graph=True)
+        torch.testing.assert_close(found, sum(of_row[row] for row in rows), **TOLERANCE)
+
+
 def test_a_frozen_scorer_gets_no_gradient_and_no_bias():
     compressor = make(train_scorer=False)
     memory, _, _ = compressor.compress(compressor.contexts(tokens(1, 9)))
@@ -171,6 +194,8 @@ def test_random_nuggets_are_spread_over_the_text():
     assert positions.shape == (4, 41)
     assert (positions[:, 1:-1].float().mean(1) - 200).abs().max() < 80
     assert len({tuple(row.tolist()) for row in positions}) == 4
+    # Of one token repeated too.
+    assert make(selection="random", ratio=10).encode(torch.full((1, 400), 7)).positions[0, 1:-1].max() > 200
 
 
 def test_a_long_context_is_compressed_in_its_first_tokens():

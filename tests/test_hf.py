@@ -10,7 +10,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import gistkit
-from gistkit.hf import attach
+from gistkit.hf import attach, first_layers
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -194,3 +194,23 @@ def test_positions_of_several_axes_are_refused():
     layout = dataclasses.replace(layout, positions=np.zeros((2, 3), np.int64))
     with attach(tiny_llama()) as model, pytest.raises(ValueError, match=r"expected position ids \[N\] or \[B, N\]"):
         model(torch.randint(0, 50, (1, 3)), plan=layout.compile())
+
+
+def test_the_first_layers_of_a_model_and_that_all_come_back():
+    model = tiny_llama()
+    layers, ids = model.model.layers, torch.randint(0, 50, (2, 5))
+    with attach(model), first_layers(model, 1):
+        found = model.model(ids, use_cache=False).last_hidden_state
+    expected = model.model(ids, use_cache=False, output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(found, model.model.norm(expected), rtol=1e-6, atol=1e-6)
+    with pytest.raises(KeyError), attach(model), first_layers(model, 1):
+        raise KeyError
+    assert model.model.layers is layers
+    assert len(layers) == 2
+    for count in (0, 3, True, 1.0):
+        with pytest.raises(ValueError, match=f"count: expected 1 to 2 layers, got {count}"), first_layers(model, count):
+            pass
+    message = "model: expected a decoder with a list of its 2 layers, got LlamaModel"
+    with pytest.raises(TypeError, match=message), first_layers(model, 1), first_layers(model, 1):
+        pass
+    assert model.model.layers is layers

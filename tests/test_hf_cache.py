@@ -67,6 +67,11 @@ def test_reentrant_checkpointing_would_lose_gradients_and_is_refused():
     message = "keep: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True"
     with attach(model), pytest.raises(ValueError, match=message):
         model(tokens(1, 4), keep=KeptKeys(slice(None)), use_cache=False)
+    bias = torch.zeros(1, 1, 4, dtype=torch.float64)
+    with attach(model):
+        assert model(tokens(1, 4), key_bias=bias, use_cache=False).logits.isfinite().all()
+        with pytest.raises(ValueError, match="key_bias: expected gradient checkpointing with use_reentrant=False"):
+            model(tokens(1, 4), key_bias=bias.requires_grad_(), use_cache=False)
 
 
 def test_gradients_through_kept_keys_are_those_of_one_pass():

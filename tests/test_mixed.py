@@ -111,10 +111,12 @@ def test_ragged_rows_are_each_row_by_itself():
 
 def test_as_many_nuggets_as_the_ratio_says_on_the_text_it_was_calibrated_on():
     reader = make()
-    texts = [tokens(4, 40), tokens(2, 60)]
+    # Padding counts for nothing, and is no nugget.
+    texts = [tokens(4, 40), [tokens(75).tolist(), tokens(3).tolist(), tokens(42).tolist()]]
     reader.calibrate(texts)
-    chosen = sum(int(reader.nuggets(reader.rows(text)).sum()) for text in texts)
-    assert chosen == round(280 / 3)
+    chosen = [reader.nuggets(reader.rows(text)) for text in texts]
+    assert sum(int(row.sum()) for row in chosen) == round(280 / 3)
+    assert not chosen[1][1, 4:].any()
     assert reader.calibrate(texts, ratio=1) == -math.inf
     assert reader.nuggets(reader.rows(texts[0])).sum() == 160
 

@@ -122,3 +122,24 @@ def test_compiled_it_is_the_same():
         torch.autograd.grad(ours.sum(), weights), torch.autograd.grad(expected.sum(), weights), strict=True
     ):
         torch.testing.assert_close(a, b)
+
+
+def test_each_row_of_a_batch_of_its_own_role():
+    torch.manual_seed(0)
+    base = nn.Linear(5, 4)
+    adapter, whole = LowRank(nn.Linear(5, 2, bias=False), nn.Linear(2, 4, bias=False), 1.5), nn.Linear(5, 4)
+    layer = RoleLinear(base, {"adapted": adapter, "whole": whole})
+    x = torch.randn(5, 3, 5)
+    roles = ("whole", "none", "adapted", "none", "whole")
+    maps = {"none": base, "adapted": lambda row: base(row) + adapter(row), "whole": whole}
+    wanted = torch.stack([maps[role](row) for role, row in zip(roles, x, strict=True)])
+    with torch.inference_mode():
+        torch.testing.assert_close(layer.of_rows(x, roles), wanted)
+    # What was made in inference mode serves training too.
+    out = layer.of_rows(x.requires_grad_(), roles)
+    torch.testing.assert_close(out, wanted)
+    out.sum().backward()
+    assert x.grad.abs().sum((1, 2)).gt(0).all()
+    torch.testing.assert_close(layer.of_rows(x[:2], ("whole", "whole")), whole(x[:2]))
+    with pytest.raises(ValueError, match="roles: expected 5, one for each row, got 2"):
+        layer.of_rows(x, ("whole", "none"))

@@ -87,11 +87,13 @@ def _check_and_place(
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:
         raise ValueError(f"memory: expected (key, value) for each of {layers} layers, got {len(memory)}")
-    for name in ("memory", "keep"):
-        if kwargs.get(name) is not None and _checkpoints_reentrantly(decoder):
+    bias = kwargs.get("key_bias")
+    learned = bias if bias is not None and bias.requires_grad else None
+    for name, its in (("memory", memory), ("keep", kwargs.get("keep")), ("key_bias", learned)):
+        if its is not None and _checkpoints_reentrantly(decoder):
             raise ValueError(
                 f"{name}: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
-                "loses the gradients of keys that leave a layer"
+                "loses the gradients of what layers share beside their hidden states"
             )
     if plan is None:
         if getattr(cache, "is_compileable", False):

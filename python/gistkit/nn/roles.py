@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -85,9 +86,8 @@ class RoleLinear(nn.Module):
         every = {role: {role: slice(0, x.shape[-2])} if role in self.roles else {} for role in distinct}
         if len(distinct) == 1:
             return self(x, every[distinct[0]])  # type: ignore[no-any-return]
-        rows = [[row for row, its in enumerate(roles) if its == role] for role in distinct]
+        rows, order = _rows_by_role(tuple(roles), str(x.device))
         parts = [self(x[mine], every[role]) for role, mine in zip(distinct, rows, strict=True)]
-        order = torch.tensor([row for mine in rows for row in mine], device=x.device).argsort()
         return torch.cat(parts)[order]
 
     def _joined(self, x: Tensor, parts: list[tuple[str, slice]]) -> Tensor:
@@ -101,6 +101,16 @@ class RoleLinear(nn.Module):
                 pieces.append(self.base(its) + mine(its) if isinstance(mine, LowRank) else mine(its))
                 at = rows.stop
         return torch.cat(pieces, -2)
+
+
+@lru_cache(maxsize=16)
+def _rows_by_role(roles: tuple[str, ...], device: str) -> tuple[list[Tensor], Tensor]:
+    """The rows of each role, by its name, and where each row then is; the same for all maps of a pass."""
+    rows = [[row for row, its in enumerate(roles) if its == role] for role in sorted(set(roles))]
+    # They outlive the call: made in inference mode, they could not serve training later.
+    with torch.inference_mode(False):
+        order = torch.tensor([row for mine in rows for row in mine]).argsort()
+        return [torch.tensor(mine, device=device) for mine in rows], order.to(device)
 
 
 def _ordered(slices: Mapping[str, slice], rows: int, roles: nn.ModuleDict) -> list[tuple[str, slice]]:
