@@ -142,6 +142,27 @@ def test_parity_with_bias_and_cap(shape: str, softcap: float | None, bias: str, 
     check(case.run(gistkit.attention, softcap=softcap), case.run_low(softcap=softcap), exact, EPSILON[dtype])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("bias", ["b", "h"])
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("shape", ["few-queries", "gqa-odd"])
+def test_a_bias_of_zeros_has_a_gradient_and_changes_nothing_to_the_bit(
+    shape: str, softcap: float | None, bias: str, dtype: torch.dtype, isa: str
+) -> None:
+    case = Case(SHAPES[shape], dtype, bias=bias)
+    case.inputs[3].zero_()
+    got = case.run(gistkit.attention, softcap=softcap)
+    check(
+        got,
+        case.run_low(softcap=softcap),
+        case.run(reference.attention, torch.float64, softcap=softcap),
+        EPSILON[dtype],
+    )
+    case.inputs.pop()
+    for name, mine, plain in zip(NAMES, got[:5], case.run(gistkit.attention, softcap=softcap), strict=False):
+        assert torch.equal(mine, plain), name
+
+
 @pytest.mark.parametrize("level", [-1e3, -65504.0, 1e6, torch.finfo(torch.float32).min, 3e38])
 def test_large_biases(level: float, isa: str) -> None:
     """A third of the keys far off, and rows that see only such keys: the mask values and slopes that others use."""

@@ -86,8 +86,9 @@ def test_a_token_that_begins_the_context_as_bos_is_not_given_another():
     assert torch.equal(compressor.encode(ids).layers[1][0], compressor.encode(with_bos).layers[1][0])
 
 
-def test_the_scores_change_no_value_to_the_bit():
-    compressor = make()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_scores_change_no_value_to_the_bit(dtype):
+    compressor = make().to(dtype)
     ids, text = tokens(2, 13), tokens(2, 6)
     with torch.no_grad():
         plain = compressor.decode(compressor.encode(ids), "lm", text)

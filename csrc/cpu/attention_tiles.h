@@ -367,12 +367,25 @@ struct Setup {
   int64_t span_batches;
 
   Setup(const AttentionProblem& p, int key_tile) : problem(p), group(p.query_heads / larger<int64_t>(p.key_heads, 1)) {
-    natural = p.key_bias != nullptr;
+    // Zeros are there for their gradient: results are then those without a bias, to the bit.
+    if (!biased(p)) problem.key_bias = nullptr;
+    natural = problem.key_bias != nullptr;
     const double unit = natural ? 1 : kLog2E;
     query_factor = static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit);
     cap = static_cast<T>(p.softcap * unit);
     padded_keys = round_up<int64_t>(p.num_keys, key_tile);
     span_batches = p.spans_shared ? 1 : p.batch;
+  }
+
+  static bool biased(const AttentionProblem& p) {
+    if (!p.key_bias) return false;
+    const T* bias = static_cast<const T*>(p.key_bias);
+    int64_t batches = p.bias_batch_stride ? p.batch : 1, heads = p.bias_head_stride ? p.query_heads : 1;
+    for (int64_t b = 0; b < batches; ++b)
+      for (int64_t h = 0; h < heads; ++h)
+        for (int64_t j = 0; j < p.num_keys; ++j)
+          if (bias[b * p.bias_batch_stride + h * p.bias_head_stride + j] != 0) return true;
+    return false;
   }
 
   void carve(Arena& arena) {
