@@ -8,14 +8,12 @@ example: python benchmarks/in_place.py --methods no,full,avgpool,gistpool --rati
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import harness
-from tqdm import tqdm
+import runs
 
 from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.train.data import load_corpus
@@ -23,31 +21,15 @@ from gistkit.train.data import load_corpus
 RESULTS = harness.ROOT / "benchmarks" / "results" / "in_place"
 
 
-Found = tuple[in_place_runs.Run, in_place.Recipe, dict[str, object]]
-
-
-def read_runs(folder: Path = RESULTS) -> dict[str, list[Found]]:
+def read_runs(folder: Path = RESULTS) -> dict[str, list[runs.Found]]:
     """The committed runs, with recipe and machine, by preset and number of steps, such as short-100."""
-    found: dict[str, list[Found]] = {}
-    for path in sorted(folder.glob("*.json")):
-        name = "-".join(path.name.split("-")[:2])
-        machine = json.loads(path.read_text())["machine"]
-        runs, recipe = in_place_report.read_json(path)
-        found.setdefault(name, []).extend((run, recipe, machine) for run in runs)
-    return found
+    return runs.read(folder, in_place_report.read_json)
 
 
 def main() -> int:
     """Makes the runs asked for that are missing, or draws those that are there."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", default="short", choices=sorted(in_place.PRESETS), help="default: %(default)s")
-    parser.add_argument("--methods", default=",".join(in_place.METHODS), help="comma-separated (default: %(default)s)")
+    parser = runs.parser(__doc__, in_place.PRESETS, in_place.METHODS, Path("runs/in_place"))
     parser.add_argument("--ratios", default="1,2,5,10", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--seeds", default="0", help="comma-separated (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="default: the preset's")
-    parser.add_argument("--device", default="cpu", help="default: %(default)s")
-    parser.add_argument("--work", type=Path, default=Path("runs/in_place"), help="for states (default: %(default)s)")
-    parser.add_argument("--draw", action="store_true", help="make no runs; draw those that are there")
     options = parser.parse_args()
     if options.draw:
         for name, found in read_runs().items():
@@ -57,19 +39,16 @@ def main() -> int:
     recipe = in_place.PRESETS[options.preset]
     recipe = replace(recipe, steps=options.steps or recipe.steps)
     corpus = load_corpus()
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    work = options.work / f"{options.preset}-{recipe.steps}"
-    arms = in_place.arms(options.methods.split(","), [int(ratio) for ratio in options.ratios.split(",")])
-    for seed in map(int, options.seeds.split(",")):
-        for arm in arms:
-            name = f"{options.preset}-{recipe.steps}-{arm.name}-{seed}"
-            path, begun = RESULTS / f"{name}.json", work / f"{arm.name}-{seed}"
-            if path.exists() or begun.exists():
-                continue
-            begun.mkdir(parents=True)
-            with tqdm(total=recipe.steps, desc=name, unit="step", dynamic_ncols=True) as bar:
-                run = in_place_runs.train(recipe, arm, seed, corpus, work, device=options.device, bar=bar)
-            in_place_report.write_json(path, [run], recipe, corpus, harness.environment())
+    runs.make(
+        options,
+        recipe,
+        in_place.arms(options.methods.split(","), [int(ratio) for ratio in options.ratios.split(",")]),
+        RESULTS,
+        lambda arm, seed, work, bar: in_place_runs.train(
+            recipe, arm, seed, corpus, work, device=options.device, bar=bar
+        ),
+        lambda path, run, machine: in_place_report.write_json(path, [run], recipe, corpus, machine),
+    )
     return 0
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
+from gistkit.studies import results
 from gistkit.studies.in_place import METHODS, Arm, Recipe
 from gistkit.studies.in_place_runs import Run
 from gistkit.train.data import Corpus
@@ -75,20 +74,12 @@ def format_examples(runs: Sequence[Run], ratio: int = 5) -> str:
 
 def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus, machine: Mapping[str, object]) -> None:
     """Everything measured, with the recipe, the text and the machine."""
-    content = {
-        "study": "in-place",
-        "machine": dict(machine),
-        "text": {"name": corpus.name, "digest": corpus.digest},
-        "recipe": asdict(recipe),
-        "runs": [asdict(run) for run in runs],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    results.write(path, "in-place", runs, recipe, corpus, machine)
 
 
 def read_json(path: Path) -> tuple[list[Run], Recipe]:
     """The runs and recipe that `write_json` wrote."""
-    content = json.loads(path.read_text())
-    return [Run(**run) for run in content["runs"]], Recipe(**content["recipe"])
+    return results.read(path, Run, Recipe)
 
 
 def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:

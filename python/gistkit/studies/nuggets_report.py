@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
+from gistkit.studies import results
 from gistkit.studies.nuggets import LM_ARMS, SELECTIONS, Arm, Recipe
 from gistkit.studies.nuggets_runs import Run
 from gistkit.train.data import Corpus
@@ -93,20 +92,12 @@ def type_rows(runs: Sequence[Run], task: str, top: int = 10) -> list[list[str]]:
 
 def write_json(path: Path, runs: Sequence[Run], recipe: Recipe, corpus: Corpus, machine: Mapping[str, object]) -> None:
     """Everything measured, with the recipe, the text and the machine."""
-    content = {
-        "study": "nuggets",
-        "machine": dict(machine),
-        "text": {"name": corpus.name, "digest": corpus.digest},
-        "recipe": asdict(recipe),
-        "runs": [asdict(run) for run in runs],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    results.write(path, "nuggets", runs, recipe, corpus, machine)
 
 
 def read_json(path: Path) -> tuple[list[Run], Recipe]:
     """The runs and recipe that `write_json` wrote."""
-    content = json.loads(path.read_text())
-    return [Run(**run) for run in content["runs"]], Recipe(**content["recipe"])
+    return results.read(path, Run, Recipe)
 
 
 def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
