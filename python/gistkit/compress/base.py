@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistkit import hf, layouts
+from gistkit import hf
 from gistkit.compress.checks import check_losses
 from gistkit.compress.codec import Codec, Task
 from gistkit.compress.losses import CompressionHead, JointHead, divergence_loss, segment_targets, token_loss
@@ -239,8 +239,7 @@ class Compressor(Codec):
     def _taught(self, contexts: Rows, text: Rows) -> Tensor:
         """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
         rows = _but_last(join_rows(contexts, text))
-        # Padding is at the end, where causal attention does not see it.
-        plan = layouts.causal(rows.ids.shape[1]).compile(windows=self.windows, device=self.device)
+        plan = self.causal_plan(rows.ids.shape[1])
         hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
         start = torch.tensor(contexts.lengths, device=hidden.device)[:, None] - 1
         index = start + torch.arange(text.ids.shape[1], device=hidden.device)

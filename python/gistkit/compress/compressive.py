@@ -11,12 +11,12 @@ from torch import Tensor
 from gistkit import hf, ops
 from gistkit.compress.avgpool import AvgPool
 from gistkit.compress.in_place import TEXT
-from gistkit.compress.reader import Reader
+from gistkit.compress.language import LanguageModel
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 
 
-class Compressive(Reader):
+class Compressive(LanguageModel):
     """The Compressive Transformer (Rae et al.) as Dodo is compared with it: mean pooling of evenly cut text.
 
     A token sees BOS, the last `tau` tokens, itself included, and of those before them the means of every `ratio`
@@ -66,7 +66,7 @@ class Compressive(Reader):
 
     def _spans(self, count: int, window: int | None) -> np.ndarray[Any, np.dtype[np.int32]]:
         row = np.arange(count)
-        first = np.maximum(row // self.segment * self.segment - (self.tau - self.segment), 0)
+        first = np.array([self.first(start) for start in range(0, count, self.segment)]).repeat(self.segment)[:count]
         bounds = self._bounds(count)
         # What a sliding window leaves: of means those whose last token it leaves.
         least = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)

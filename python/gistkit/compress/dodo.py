@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from gistkit import hf, layouts
+from gistkit import hf
 from gistkit.compress.checks import check_count
 from gistkit.compress.in_place import GISTS, TEXT, Common, InPlace, whole
 from gistkit.compress.memory import Memory
@@ -145,14 +145,14 @@ class Dodo(InPlace):
         """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
         read = self.behind_bos(rows)
         self.check_positions("input_ids", max(read.lengths) - 1)
-        plan = self._causal(read)
+        plan = self.causal_plan(read.ids.shape[1])
         scores = self.scores(read, plan)
         return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan, recorder=recorder)
 
     @torch.no_grad()
     def whole_scores(self, read: Rows) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS, as `encode` makes them: each token has read all before it."""
-        return self.scores(read, self._causal(read))
+        return self.scores(read, self.causal_plan(read.ids.shape[1]))
 
     def nuggets(self, read: Rows, scores: Tensor) -> Nuggets:
         """The tokens of rows behind BOS that stay, by their scores [B, N]; indices count BOS, which is none of them."""
@@ -181,7 +181,7 @@ class Dodo(InPlace):
             recorder: as in `encode`.
         """
         read = self.behind_bos(rows)
-        plan = self._causal(read) if plan is None else plan
+        plan = self.causal_plan(read.ids.shape[1]) if plan is None else plan
         index = F.pad(chosen.index, (1, 0))
         keep = hf.KeptKeys(index)
         out = self.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, recorder=recorder, keep=keep)
@@ -204,10 +204,6 @@ class Dodo(InPlace):
             key_bias=bias,
         )
         return memory, hidden
-
-    def _causal(self, read: Rows) -> Plan:
-        # Padding is at the end, where causal attention does not see it.
-        return layouts.causal(read.ids.shape[1]).compile(windows=self.windows, device=self.device)
 
     @property
     def _encoder(self) -> Use:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gistkit import hf
+from gistkit import hf, ops
 from gistkit.compress.codec import Codec
 from gistkit.compress.memory import Memory
 
@@ -58,12 +58,13 @@ def _append(codec: Codec, first: Memory, second: Memory) -> Memory:
         turn = (
             (delta.to(second.device) * torch.ones_like(second.positions, device=second.device)) if any(ahead) else None
         )
+        turned = [key for key, _ in second.layers]
+        if turn is not None:
+            frequencies = hf.frequencies(codec.model)
+            turned = [ops.rerotate(k, turn, f.to(k.device)) for k, f in zip(turned, frequencies, strict=True)]
         layers = tuple(
-            (
-                _after(key, other if turn is None else hf.rerotate(codec.model, index, other, turn), first, second),
-                _after(value, other_value, first, second),
-            )
-            for index, ((key, value), (other, other_value)) in enumerate(zip(first.layers, second.layers, strict=True))
+            (_after(key, other, first, second), _after(value, other_value, first, second))
+            for (key, value), other, (_, other_value) in zip(first.layers, turned, second.layers, strict=True)
         )
     embeddings = None
     if first.embeddings is not None and second.embeddings is not None:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gistkit import hf, layouts
 from gistkit.compress.dodo import Dodo
 from gistkit.compress.in_place import GISTS, TEXT
-from gistkit.compress.reader import Reader
+from gistkit.compress.language import LanguageModel
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan, Role
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gistkit.compress.streaming import Stream
 
 
-class MixedResolution(Reader):
+class MixedResolution(LanguageModel):
     """Dodo as an autoregressive language model (Section 2.2): all parameters are those of its compressor.
 
     A token sees BOS, the nuggets before it, and the last `tau` tokens, itself included, nuggets or not. Nuggets, of

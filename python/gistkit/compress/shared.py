@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistkit import hf
+from gistkit import hf, layouts
+from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -112,6 +113,10 @@ class SharedModel(nn.Module):
     def device(self) -> torch.device:
         """Where the model is."""
         return self.embed.weight.device
+
+    def causal_plan(self, length: int) -> Plan:
+        """Plain causal attention with the model's sliding windows; rows padded at their end need no other."""
+        return layouts.causal(length).compile(windows=self.windows, device=self.device)
 
     def no_keys(self) -> tuple[Tensor, Tensor]:
         """Keys and values [1, Hk, 0, D] of a layer that nothing is cached for."""

@@ -127,7 +127,7 @@ class Stream:
         self.reader = reader
         its = reader.compressor
         self.ends = list(read.lengths)
-        seen = [range(self._first(end), end) for end in self.ends]
+        seen = [range(reader.first(end), end) for end in self.ends]
         self._scored: Held | None = None
         keep, recent = None, [[0, *(it for it in row if it)] for row in seen]
         if its.scorer is not None:
@@ -200,17 +200,12 @@ class Stream:
         roles = tuple(GISTS if nugget else TEXT for nugget in chosen)
         return roles if len(set(roles)) > 1 or self.reader.compressor.adapters is None else roles[0]
 
-    def _first(self, position: int) -> int:
-        """Where the uncompressed part of what a token sees begins."""
-        tau, segment = self.reader.tau, self.reader.segment
-        return max(0, position // segment * segment - (tau - segment))
-
     def _columns(self, rows: Sequence[Sequence[int]]) -> Tensor:
         width = max(map(len, rows))
         return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self.reader.compressor.device)
 
     def _held(self, keep: hf.KeptKeys, left: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]) -> Held:
-        return Held(keep.close(), left, nuggets, self._first, self.ends, self.reader.segment)
+        return Held(keep.close(), left, nuggets, self.reader.first, self.ends, self.reader.segment)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistkit import hf, layouts
+from gistkit import hf
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.tokens import Rows
@@ -139,8 +139,7 @@ class Baseline(Compressor):
         """The keys and values of what is read before the task token, and the hidden states there."""
         fed = self._fed(rows)
         columns, width = fed.rows.ids.shape[1], max(fed.kept)
-        # Padding is at the end, where causal attention does not see it.
-        plan = layouts.causal(columns).compile(windows=self.windows, device=self.device)
+        plan = self.causal_plan(columns)
         keep = hf.KeptKeys(slice(0, width))
         self.check_positions("input_ids", columns - 1)
         out = self.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, recorder=recorder, keep=keep)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.recipe import set_learning_rate, warmed_up
+
+
+class Named(Protocol):
+    """What a run is of."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Arm = TypeVar("Arm", bound=Named)
+Run = TypeVar("Run")
 
 
 @dataclass(frozen=True)
@@ -36,6 +48,22 @@ class Progress:
 
     curve: list[tuple[Any, ...]]
     seconds: float
+
+
+def each_run(
+    train: Callable[[Arm, int, Any], Run], arms: Sequence[Arm], seeds: Sequence[int], out: Path
+) -> Iterator[Run]:
+    """Yields what `train` gives of (arm, seed, progress bar), for every arm of each seed.
+
+    Args:
+        train: of an arm, which has a `name`.
+        out: a folder that is there before the first run.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    for seed in seeds:
+        for arm in arms:
+            with tqdm(desc=f"{arm.name} seed {seed}", unit="step", dynamic_ncols=True) as bar:
+                yield train(arm, seed, bar)
 
 
 def fit(

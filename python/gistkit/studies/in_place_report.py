@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 
 from gistkit.studies import results
 from gistkit.studies.in_place import METHODS, Arm, Recipe
@@ -55,7 +54,7 @@ def table_rows(runs: Sequence[Run], split: str = "held_out") -> list[list[str]]:
         row = [TITLES[arm.method], "-" if arm.method == "no" else f"{arm.ratio}x"]
         for kind in shown:
             for figure in ("loss", "exact"):
-                row.append(_spread([getattr(run, split)[kind][figure] for run in mine]))
+                row.append(results.spread([getattr(run, split)[kind][figure] for run in mine]))
         paper = PAPER[arm.method].get(arm.ratio)
         rows.append([*row, str(len(mine)), "-" if paper is None else f"{paper:.3f}"])
     return rows
@@ -105,9 +104,3 @@ def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
         paths.append(folder / f"{prefix}{name}.png")
         picture.savefig(paths[-1], dpi=150)
     return paths
-
-
-def _spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{mean(values):.3f} ({min(values):.3f}-{max(values):.3f})"

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gistkit.compress.in_place import InPlace
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, fit
+from gistkit.studies.fitting import Progress, each_run, fit
 from gistkit.studies.in_place import Arm, Recipe, build_compressor, fresh_model, tokenizer
 from gistkit.studies.needles import Needles, as_batch
 from gistkit.train.batches import Batch
@@ -137,11 +136,12 @@ def run_study(
     resume: bool = False,
 ) -> Iterator[Run]:
     """Yields one `Run` for each arm and seed, with a progress bar each."""
-    out.mkdir(parents=True, exist_ok=True)
-    for seed in seeds:
-        for arm in chosen:
-            with tqdm(desc=f"{arm.name} seed {seed}", unit="step", dynamic_ncols=True) as bar:
-                yield train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar)
+    return each_run(
+        lambda arm, seed, bar: train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar),
+        chosen,
+        seeds,
+        out,
+    )
 
 
 def _fit(

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
 from gistkit.compress.adapters import lora_config
-from gistkit.compress.reader import Reader
+from gistkit.compress.language import LanguageModel
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies.fitting import Training
 
@@ -131,7 +131,7 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo |
     return Dodo(model, selection=rule, **options)
 
 
-def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> Reader:
+def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> LanguageModel:
     """How an arm of the language model reads."""
     if isinstance(compressor, AvgPool):
         return Compressive(compressor, tau=recipe.tau, segment=recipe.segment)

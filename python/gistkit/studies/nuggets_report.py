@@ -53,11 +53,11 @@ def reconstruction_rows(runs: Sequence[Run]) -> list[list[str]]:
             [
                 TITLES[arm.method],
                 f"{arm.ratio}x",
-                _spread([run.held_out["loss"] for run in mine]),
-                _spread([run.test["loss"] for run in mine]),
-                _spread([run.test["accuracy"] for run in mine]),
-                _spread([run.test["bleu"] for run in mine], 1),
-                _spread([run.chosen.get("rate", math.nan) for run in mine]),
+                results.spread([run.held_out["loss"] for run in mine]),
+                results.spread([run.test["loss"] for run in mine]),
+                results.spread([run.test["accuracy"] for run in mine]),
+                results.spread([run.test["bleu"] for run in mine], "{:.1f}".format),
+                results.spread([run.chosen.get("rate", math.nan) for run in mine]),
                 str(len(mine)),
             ]
         )
@@ -72,10 +72,10 @@ def language_rows(runs: Sequence[Run]) -> list[list[str]]:
     for arm, mine in by_arm(runs, "lm").items():
         row = [TITLES[arm.method]]
         for split in ("held_out", "test"):
-            row.append(_spread([getattr(run, split)["states"] for run in mine], 1))
-            row.append(_spread([math.exp(getattr(run, split)["loss"]) for run in mine], 2))
+            row.append(results.spread([getattr(run, split)["states"] for run in mine], "{:.1f}".format))
+            row.append(results.spread([math.exp(getattr(run, split)["loss"]) for run in mine], "{:.2f}".format))
         rate = [run.chosen["rate"] for run in mine if run.chosen]
-        rows.append([*row, _spread(rate) if rate else "-", str(len(mine))])
+        rows.append([*row, results.spread(rate) if rate else "-", str(len(mine))])
     return rows
 
 
@@ -131,9 +131,3 @@ def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
 def _learned(runs: Sequence[Run], task: str) -> Run | None:
     mine = [run for arm, found in by_arm(runs, task).items() if arm.method == "learned" for run in found[:1]]
     return mine[-1] if mine else None
-
-
-def _spread(values: Sequence[float], digits: int = 3) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{mean(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"

@@ -11,15 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gistkit.compress import Dodo, MixedResolution
 from gistkit.compress.in_place import InPlace
-from gistkit.compress.reader import Reader
+from gistkit.compress.language import LanguageModel
 from gistkit.evaluate import bleu4
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, fit
+from gistkit.studies.fitting import Progress, each_run, fit
 from gistkit.studies.nuggets import Arm, Recipe, build_compressor, build_reader, fresh_model
 from gistkit.studies.runs import evaluate as reconstruct
 from gistkit.train.data import Corpus
@@ -79,7 +78,9 @@ class Texts:
 
 
 @torch.no_grad()
-def continue_texts(reader: Reader, recipe: Recipe, arm: Arm, texts: Tensor, batch: int = 8) -> tuple[float, float]:
+def continue_texts(
+    reader: LanguageModel, recipe: Recipe, arm: Arm, texts: Tensor, batch: int = 8
+) -> tuple[float, float]:
     """Loss of the last `asked` tokens of texts [n, length], and the mean number of states kept for each of them."""
     loss, states, asked = 0.0, 0.0, recipe.asked
     if arm.method == "truncated":
@@ -136,11 +137,12 @@ def run_study(
     resume: bool = False,
 ) -> Iterator[Run]:
     """Yields one `Run` for each arm and seed, with a progress bar each."""
-    out.mkdir(parents=True, exist_ok=True)
-    for seed in seeds:
-        for arm in chosen:
-            with tqdm(desc=f"{arm.name} seed {seed}", unit="step", dynamic_ncols=True) as bar:
-                yield train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar)
+    return each_run(
+        lambda arm, seed, bar: train(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar),
+        chosen,
+        seeds,
+        out,
+    )
 
 
 def _train_reconstruction(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 
 from gistkit.info import machine
 from gistkit.studies.epl import Recipe
+from gistkit.studies.results import spread
 from gistkit.studies.runs import GOAL, Run, Schedule
 from gistkit.train.data import Corpus
 
@@ -24,13 +25,6 @@ LIMITS = (
     "paper\nadapts a frozen language model); no run is trained to convergence, so the layouts differ in how soon they "
     "learn, not\nnecessarily in where they end."
 )
-
-
-def _spread(values: Sequence[float], form: Callable[[float], str]) -> str:
-    """One value as it is; several as mean and range."""
-    if len(values) == 1:
-        return form(values[0])
-    return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
 def table_rows(runs: Sequence[Run], method: str = "icae") -> list[list[str]]:
@@ -52,17 +46,17 @@ def table_rows(runs: Sequence[Run], method: str = "icae") -> list[list[str]]:
         mine = [run for run in runs if run.layout == layout]
         reached = [run.steps_to_goal for run in mine]
         known = [float(step) for step in reached if step is not None]
-        steps = _spread(known, "{:.0f}".format) if known else "not reached"
+        steps = spread(known, "{:.0f}".format) if known else "not reached"
         if known and len(known) < len(mine):
             steps += f", {len(mine) - len(known)} of {len(mine)} not"
         rows.append(
             [
                 layout.upper(),
                 steps,
-                _spread([run.loss for run in mine], "{:.3f}".format),
-                _spread([run.accuracy for run in mine], "{:.3f}".format),
-                _spread([run.greedy_accuracy for run in mine], "{:.3f}".format),
-                _spread([run.seconds for run in mine], "{:.0f} s".format),
+                spread([run.loss for run in mine], "{:.3f}".format),
+                spread([run.accuracy for run in mine], "{:.3f}".format),
+                spread([run.greedy_accuracy for run in mine], "{:.3f}".format),
+                spread([run.seconds for run in mine], "{:.0f} s".format),
                 *([f"{figure:.2f}" for figure in PAPER[method][layout]] if layout in PAPER[method] else ["-"] * 3),
             ]
         )

@@ -1,4 +1,4 @@
-"""What a study's runs gave as JSON: everything measured, with the recipe, the text and the machine."""
+"""What a study's runs gave: a cell of a table, and JSON with the recipe, the text and the machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any, TypeVar
 
 from gistkit.train.data import Corpus
 
 Run = TypeVar("Run")
 Recipe = TypeVar("Recipe")
+
+
+def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".format) -> str:
+    """A cell of a table: one value as it is; several seeds' as mean (lowest-highest)."""
+    if len(values) == 1:
+        return form(values[0])
+    return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
 def write(

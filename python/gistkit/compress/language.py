@@ -1,4 +1,4 @@
-"""Reader: a compressor as a language model that reads recent tokens whole and less of what came before."""
+"""LanguageModel: a compressor as a language model that reads recent tokens whole and less of what came before."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gistkit.compress.tokens import IGNORE, Rows
 from gistkit.layouts.dodo import check_segment
 
 
-class Reader(ABC):
+class LanguageModel(ABC):
     """What `MixedResolution` and `Compressive` share. All parameters are the compressor's.
 
     Args:
@@ -24,6 +24,10 @@ class Reader(ABC):
     def __init__(self, compressor: InPlace, tau: int, segment: int) -> None:
         self.compressor = compressor
         self.tau, self.segment = check_segment(tau, segment)
+
+    def first(self, position: int) -> int:
+        """Where what a token at `position` sees uncompressed begins; the same for all tokens of a segment."""
+        return max(0, position // self.segment * self.segment - (self.tau - self.segment))
 
     @abstractmethod
     def hidden(self, read: Rows) -> Tensor:
