@@ -1,0 +1,31 @@
+"""What a transformer over the nodes of a trie of digits computes, in plain torch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor) -> Tensor:
+    """Same contract as `gistkit.ops.trie_mix`, from the paths alone."""
+    there = paths >= 0
+    rows = paths.clamp(min=0).long()
+    own = rows.gather(1, there.sum(1, keepdim=True) - 1)[:, 0]
+    return base[own] + torch.einsum("nmh,nmhc->nc", weights * there[..., None], table[rows])
+
+
+def ancestor_attention(
+    query: Tensor, key: Tensor, value: Tensor, ancestors: Tensor, *, scale: float | None = None
+) -> Tensor:
+    """Same contract as `gistkit.ops.ancestor_attention`; gathers the keys and values of every query."""
+    there = (ancestors >= 0)[..., None]
+    rows = ancestors.clamp(min=0).long()
+    scores = torch.einsum("nhd,nmhd->nmh", query, key[rows]) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    weights = scores.masked_fill(~there, -torch.inf).softmax(1).masked_fill(~there, 0)
+    return torch.einsum("nmh,nmhd->nhd", weights, value[rows])
+
+
+def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Same contract as `gistkit.ops.bias_gelu`."""
+    return F.gelu((x if scale is None else x * scale[:, None]) + bias, approximate="tanh")
