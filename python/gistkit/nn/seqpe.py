@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gistkit.layouts.trie import DigitTrie
+from gistkit.nn.seqpe_trie import encode
+
 
 class Block(nn.Module):
     """One layer in the form of GPT-2: norms in front, gelu by tanh, four times as wide within."""
@@ -77,7 +80,22 @@ class SeqPE(nn.Module):
 
     def forward(self, positions: Tensor) -> Tensor:
         """positions [...] (axes = 1) or [..., axes] -> [..., out_dim]."""
-        return self.plain(positions)
+        trie = DigitTrie.of(positions, axes=self.axes, base=self.base, digits=self.digits)
+        return self.encode(trie)
+
+    def encode(self, trie: DigitTrie) -> Tensor:
+        symbols = self._symbols()[trie.symbols]
+        out = self.out(self.norm(encode(list(self.blocks), symbols, trie)))
+        if trie.inverse is not None:
+            out = F.embedding(trie.inverse, out)
+        return out.view(*trie.shape, self.out_dim)
+
+    def _symbols(self) -> Tensor:
+        """Embeddings [axes x digits x base + 1, dim] of every digit at every place, and of [CLS]."""
+        places = self.places.repeat(self.axes, 1) if self.shared_places else self.places
+        if self.dimensions is not None:
+            places = places + self.dimensions.repeat_interleave(self.digits, 0)
+        return torch.cat([(places[:, None] + self.tokens).flatten(0, 1), self.cls[None]])
 
     def plain(self, positions: Tensor) -> Tensor:
         rows = positions.reshape(-1, self.axes)
