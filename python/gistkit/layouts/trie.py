@@ -58,6 +58,8 @@ class DigitTrie:
             ValueError: a position outside 0 .. base^digits - 1, or a last dimension that is not `axes`.
         """
         rows = _rows(positions, axes)
+        if rows.device.type != "cpu":
+            raise ValueError(f"positions: expected a tensor on the CPU, got one on {rows.device}")
         planned = _planner.trie(rows.to(torch.int64).contiguous().numpy(), base, digits)
         paths, ancestors, levels, symbols, inverse = planned
         ordered = bool((inverse == np.arange(len(inverse))).all())
@@ -69,6 +71,21 @@ class DigitTrie:
             ancestors=torch.from_numpy(ancestors),
             inverse=None if ordered else torch.from_numpy(inverse),
         )
+
+    @staticmethod
+    def check(positions: Tensor, *, axes: int = 1, base: int = 10, digits: int = 5) -> tuple[int, ...]:
+        """Raises what `of` would; returns the highest coordinate of each axis, -1 where there are no positions."""
+        rows = _rows(positions, axes)
+        if not rows.numel():
+            return (-1,) * axes
+        lowest, highest = (x.tolist() for x in rows.aminmax(dim=0))
+        for outside in (min(lowest), max(highest)):
+            if not 0 <= outside < base**digits:
+                raise ValueError(
+                    f"positions: expected 0 <= position < {base**digits} ({digits} digits of base {base}), "
+                    f"got {outside}"
+                )
+        return tuple(highest)
 
     @property
     def nodes(self) -> int:
@@ -121,6 +138,4 @@ def _rows(positions: Tensor, axes: int) -> Tensor:
         raise TypeError(f"positions: expected an int32 or int64 tensor, got {got}")
     if axes > 1 and (positions.dim() == 0 or positions.shape[-1] != axes):
         raise ValueError(f"positions: expected [..., {axes}], a number for each axis, got {list(positions.shape)}")
-    if positions.device.type != "cpu":
-        raise ValueError(f"positions: expected a tensor on the CPU, got one on {positions.device}")
     return positions.reshape(-1, axes)

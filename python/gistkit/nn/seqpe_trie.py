@@ -8,6 +8,7 @@ and scales what is linear in that mixture, so does its first feed-forward produc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from gistkit.nn.seqpe import Block
 
 
-def encode(blocks: list[Block], symbols: Tensor, trie: DigitTrie) -> Tensor:
+def encode(blocks: Sequence[Block], symbols: Tensor, trie: DigitTrie) -> Tensor:
     """States at [CLS] behind the last layer, before the final norm.
 
     Args:
