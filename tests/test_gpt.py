@@ -187,6 +187,19 @@ def test_a_plan_says_who_sees_whom() -> None:
     close(logits[1:, 4:], model(tokens[1:, 4:]))
 
 
+def same_weights(theirs: GPT2LMHeadModel) -> dict[str, Tensor]:
+    """The weights of transformers' GPT-2 under the names of `GPT`, but for its positions."""
+    state = {"tokens.weight": theirs.transformer.wte.weight, "head.weight": theirs.transformer.wte.weight}
+    names = {"norm_1": "ln_1", "norm_2": "ln_2", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj"}
+    names |= {"network.up": "mlp.c_fc", "network.down": "mlp.c_proj"}
+    for i, block in enumerate(theirs.transformer.h):
+        for our, their in names.items():
+            its = block.get_submodule(their)
+            state[f"blocks.{i}.{our}.weight"] = its.weight.T if its.weight.dim() == 2 else its.weight
+            state[f"blocks.{i}.{our}.bias"] = its.bias
+    return state | {f"norm.{part}": getattr(theirs.transformer.ln_f, part) for part in ("weight", "bias")}
+
+
 @pytest.mark.parametrize("learned", [True, False])
 def test_gpt2s_form_is_that_of_transformers(learned: bool) -> None:
     config = GPT2Config(vocab_size=VOCAB, n_positions=16, n_embd=DIM, n_layer=LAYERS, n_head=HEADS)
@@ -195,19 +208,11 @@ def test_gpt2s_form_is_that_of_transformers(learned: bool) -> None:
         torch.nn.init.normal_(parameter, std=0.3)
     position: PositionEncoding = Learned(16, DIM) if learned else NoPE()
     ours = GPT.gpt2(position, vocab_size=VOCAB, dim=DIM, layers=LAYERS, heads=HEADS).eval()
-    state = {"tokens.weight": theirs.transformer.wte.weight, "head.weight": theirs.transformer.wte.weight}
+    state = same_weights(theirs)
     if learned:
         state["position.table"] = theirs.transformer.wpe.weight
     else:
         torch.nn.init.zeros_(theirs.transformer.wpe.weight)
-    names = {"norm_1": "ln_1", "norm_2": "ln_2", "attention.qkv": "attn.c_attn", "attention.out": "attn.c_proj"}
-    names |= {"network.up": "mlp.c_fc", "network.down": "mlp.c_proj"}
-    for i, block in enumerate(theirs.transformer.h):
-        for our, their in names.items():
-            its = block.get_submodule(their)
-            state[f"blocks.{i}.{our}.weight"] = its.weight.T if its.weight.dim() == 2 else its.weight
-            state[f"blocks.{i}.{our}.bias"] = its.bias
-    state |= {f"norm.{part}": getattr(theirs.transformer.ln_f, part) for part in ("weight", "bias")}
     ours.load_state_dict(state)
     tokens = ids()
     close(ours(tokens), theirs(tokens).logits)
