@@ -10,23 +10,13 @@ from torch import Tensor
 
 from gistkit import ops
 from gistkit.hf.keep import Keeper, Layers
-from gistkit.layouts import Plan
+from gistkit.layouts import Plan, causal_plan
 
 # What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
 _REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 
 Recorder = Callable[[int, Tensor, Tensor], None]
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def causal_plan(num_queries: int, num_keys: int, device: torch.device, window: int | None = None) -> Plan:
-    """The plan of plain causal attention: the queries are the last `num_queries` of `num_keys` tokens.
-
-    With `window` each sees itself and at most the `window` - 1 keys before it.
-    """
-    end = torch.arange(num_keys - num_queries + 1, num_keys + 1, dtype=torch.int32, device=device)
-    start = torch.zeros_like(end) if window is None else (end - window).clamp(min=0)
-    return Plan(torch.stack([start, end], -1)[None, :, None], num_keys)
 
 
 def attention(

@@ -2,7 +2,7 @@
 
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
-from gistkit.layouts.causal import causal
+from gistkit.layouts.causal import causal, causal_plan
 from gistkit.layouts.context import full_context, no_context
 from gistkit.layouts.dodo import dodo
 from gistkit.layouts.gist import gist
@@ -38,6 +38,7 @@ __all__ = [
     "Role",
     "avgpool",
     "causal",
+    "causal_plan",
     "compile_batch",
     "decoder",
     "decoder_positions",

@@ -1,9 +1,13 @@
-"""The layout of a plain causal language model."""
+"""The layout of a plain causal language model, and its plan for the tokens that come next."""
+
+from __future__ import annotations
 
 import numpy as np
+import torch
 
 from gistkit.layouts._checks import at_least
 from gistkit.layouts.layout import Layout
+from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import CAUSAL, Role
 
 
@@ -11,3 +15,13 @@ def causal(length: int) -> Layout:
     """A plain causal language model: TEXT tokens at positions 0..length-1. `length`: int, at least 1."""
     length = at_least("causal", "length", length, 1)
     return Layout(roles=np.full(length, Role.TEXT, np.uint8), sees={Role.TEXT: {Role.TEXT: CAUSAL}}, name="causal")
+
+
+def causal_plan(num_queries: int, num_keys: int, device: torch.device, window: int | None = None) -> Plan:
+    """The plan of plain causal attention: the queries are the last `num_queries` of `num_keys` tokens.
+
+    With `window` each sees itself and at most the `window` - 1 keys before it.
+    """
+    end = torch.arange(num_keys - num_queries + 1, num_keys + 1, dtype=torch.int32, device=device)
+    start = torch.zeros_like(end) if window is None else (end - window).clamp(min=0)
+    return Plan(torch.stack([start, end], -1)[None, :, None], num_keys)

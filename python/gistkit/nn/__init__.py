@@ -1,16 +1,45 @@
-"""Drop-in torch modules for models over layouts."""
+"""Drop-in torch modules for models over layouts, position encodings, and models that take any of these."""
 
+from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
+from gistkit.nn.alibi import ALiBi
+from gistkit.nn.block import Block, Pass
+from gistkit.nn.cache import KVCache
+from gistkit.nn.gpt import GPT
 from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
+from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
+from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
 from gistkit.nn.roles import LowRank, RoleLinear
+from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.seqpe import SeqPE
+from gistkit.nn.seqpe_positions import SeqPEPositions
+from gistkit.nn.vit import ViT
 
 __all__ = [
+    "GPT",
+    "IMAGE_ENCODINGS",
+    "TEXT_ENCODINGS",
+    "ALiBi",
+    "Block",
+    "KVCache",
+    "Learned",
+    "Learned2D",
     "LowRank",
+    "NoPE",
     "NuggetScorer",
     "Nuggets",
+    "Pass",
+    "PositionEncoding",
+    "RoPE",
+    "RoPE2D",
+    "RoPE2DMix",
     "RoleLinear",
     "SeqPE",
+    "SeqPEPositions",
+    "Sinusoidal",
+    "ViT",
+    "grid_positions",
     "nuggets_above",
+    "position_encoding",
     "straight_through",
     "threshold_for",
     "top_nuggets",

@@ -1,0 +1,42 @@
+"""ALiBi: attention that falls off linearly with distance."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gistkit.nn.positions import PositionEncoding, rows_of
+
+
+class ALiBi(PositionEncoding):
+    """Linear biases: the logit of query i and key j loses slope * (i - j) (arXiv 2108.12409, section 3).
+
+    As `key_bias` it is slope * j, from which each row of a causal softmax subtracts the constant slope * i. The slopes
+    of a power of two n of heads are 2 ** (-8 h / n), h = 1 .. n; other numbers of heads take those of the next lower
+    power of two, then every other one of twice as many heads.
+
+    Args:
+        heads: at least 1.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__(1, 0)
+        if heads < 1:
+            raise ValueError(f"heads: expected at least 1, got {heads}")
+        power = 1 << (heads.bit_length() - 1)
+        steps = torch.tensor([*range(2, 2 * power + 1, 2), *range(1, 2 * (heads - power), 2)])
+        self.power = power
+        # Whole numbers follow the model to its device, and not to a dtype that would round slopes.
+        self.register_buffer("steps", steps, persistent=False)
+
+    steps: Tensor
+
+    @property
+    def slopes(self) -> Tensor:
+        """float64 [H]."""
+        return 2.0 ** (-4.0 / self.power * self.steps.double())
+
+    def key_bias(self, key_positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[1 or B, H, Nk], slope * position."""
+        points = rows_of(key_positions, 1).to(self.steps.device, torch.float64)
+        return (points[..., 0].unsqueeze(1) * self.slopes[:, None]).to(dtype)

@@ -1,0 +1,141 @@
+"""Block: a transformer layer on gistkit's attention, with any position encoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gistkit import ops
+from gistkit.layouts import Plan
+from gistkit.nn.cache import KVCache
+from gistkit.nn.positions import PositionEncoding
+
+Style = Literal["llama", "gpt2", "vit"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """What all layers share in a forward pass.
+
+    Args:
+        position: the model's encoding.
+        prepared: of its `prepare`.
+        plan: who sees whom.
+        key_bias: of the encoding, for all keys.
+        cache: holds the keys of earlier tokens, and takes those of new ones.
+    """
+
+    position: PositionEncoding
+    prepared: Any
+    plan: Plan
+    key_bias: Tensor | None = None
+    cache: KVCache | None = None
+
+
+class Attention(nn.Module):
+    """Multi-head attention of layer `layer`."""
+
+    def __init__(self, dim: int, heads: int, layer: int, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.layer = heads, layer
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.out = nn.Linear(dim, dim, bias=bias)
+
+    def forward(self, hidden: Tensor, shared: Pass) -> Tensor:
+        """hidden [B, N, dim]."""
+        query, key, value = self.qkv(hidden).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        scale = query.shape[-1] ** -0.5
+        query, key = shared.position(query, key, shared.prepared, self.layer)
+        if shared.cache is not None:
+            key, value = shared.cache.append(self.layer, key, value)
+        mixed = ops.attention(query, key, value, shared.plan, scale=scale, key_bias=shared.key_bias)
+        return cast(Tensor, self.out(cast(Tensor, mixed).transpose(1, 2).flatten(2)))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)), without biases (arXiv 2002.05202)."""
+
+    def __init__(self, dim: int, hidden_dim: int) -> None:
+        super().__init__()
+        self.gate_up, self.down = nn.Linear(dim, 2 * hidden_dim, bias=False), nn.Linear(hidden_dim, dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, -1)
+        return cast(Tensor, self.down(F.silu(gate) * up))
+
+
+class GELU(nn.Module):
+    """down(gelu(up(x)))."""
+
+    def __init__(self, dim: int, hidden_dim: int, approximate: Literal["none", "tanh"]) -> None:
+        super().__init__()
+        self.up, self.down, self.approximate = nn.Linear(dim, hidden_dim), nn.Linear(hidden_dim, dim), approximate
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.down(F.gelu(self.up(x), approximate=self.approximate)))
+
+
+class Block(nn.Module):
+    """A pre-norm layer: attention, then a feed-forward network.
+
+    Args:
+        dim: a multiple of `heads`.
+        heads: of attention.
+        layer: its number in the model, from 0.
+        style: "llama" (RMSNorm, SwiGLU, no biases), "gpt2" (LayerNorm, tanh-gelu) or "vit" (LayerNorm, exact gelu).
+        hidden_dim: of the feed-forward network; None: 4 dim, and of "llama" 8/3 dim, up to a multiple of 32.
+        dropout: of what attention and the network add.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        layer: int,
+        *,
+        style: Style,
+        hidden_dim: int | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if dim % heads:
+            raise ValueError(f"dim: expected a multiple of {heads} heads, got {dim}")
+        self.norm_1, self.norm_2 = make_norm(style, dim), make_norm(style, dim)
+        self.attention = Attention(dim, heads, layer, bias=style != "llama")
+        if style == "llama":
+            self.network: nn.Module = SwiGLU(dim, hidden_dim or -(-8 * dim // 96) * 32)
+        else:
+            self.network = GELU(dim, hidden_dim or 4 * dim, "tanh" if style == "gpt2" else "none")
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor, shared: Pass) -> Tensor:
+        """hidden [B, N, dim] to the same."""
+        hidden = hidden + self.dropout(self.attention(self.norm_1(hidden), shared))
+        return hidden + cast(Tensor, self.dropout(self.network(self.norm_2(hidden))))
+
+
+def make_norm(style: Style, dim: int) -> nn.Module:
+    """The norm of a style of `Block`."""
+    if style not in get_args(Style):
+        raise ValueError(f"style: expected {', '.join(get_args(Style))}, got {style!r}")
+    return nn.RMSNorm(dim, eps=1e-5) if style == "llama" else nn.LayerNorm(dim, eps=1e-5 if style == "gpt2" else 1e-6)
+
+
+def bias_dtype(hidden: Tensor) -> torch.dtype:
+    """That of attention's key_bias in a model of these hidden states."""
+    return torch.float64 if hidden.dtype == torch.float64 else torch.float32
+
+
+def check_position(position: PositionEncoding, axes: int, extra_tokens: int) -> None:
+    """Refuses an encoding of other positions than a model has."""
+    if not isinstance(position, PositionEncoding):
+        raise TypeError(f"position: expected a PositionEncoding, got {type(position).__name__}")
+    if position.axes not in (None, axes) or position.extra_tokens != extra_tokens:
+        raise ValueError(
+            f"position: expected one with axes={axes} and extra_tokens={extra_tokens}, got {type(position).__name__} "
+            f"with axes={position.axes} and extra_tokens={position.extra_tokens}"
+        )

@@ -1,0 +1,47 @@
+"""KVCache: the keys, values and positions of the tokens that a model has read."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KVCache:
+    """Keys as attention takes them, after their position encoding, so that later tokens change nothing in them."""
+
+    def __init__(self) -> None:
+        self.positions: Tensor | None = None
+        self._layers: list[tuple[Tensor, Tensor]] = []
+
+    def __len__(self) -> int:
+        """Tokens held."""
+        return 0 if self.positions is None else self.positions.shape[1]
+
+    def next_positions(self, count: int, device: torch.device) -> Tensor:
+        """int64 [1 or B, count], those after each row's last; from 0 where nothing is held."""
+        steps = torch.arange(count, device=device)[None]
+        return steps if self.positions is None else self.positions[:, -1:].to(device) + 1 + steps
+
+    def check_batch(self, batch: int) -> None:
+        """Raises a ValueError if the tokens held are those of another number of rows."""
+        if self._layers and self._layers[0][0].shape[0] != batch:
+            raise ValueError(f"cache: expected a batch of {self._layers[0][0].shape[0]} as it holds, got {batch}")
+
+    def extend(self, positions: Tensor) -> Tensor:
+        """All positions [1 or B, K + N], those of new tokens [N] or [B, N] behind the ones held."""
+        new = positions if positions.dim() == 2 else positions[None]
+        if self.positions is not None:
+            rows = max(new.shape[0], self.positions.shape[0])
+            held = self.positions.to(new.device)
+            new = torch.cat([held.expand(rows, -1), new.expand(rows, -1)], 1)
+        self.positions = new
+        return new
+
+    def append(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys [B, H, K + N, D] and values of a layer, new ones behind those held. Layers come in their order."""
+        if layer == len(self._layers):
+            self._layers.append((key, value))
+        else:
+            keys, values = self._layers[layer]
+            self._layers[layer] = torch.cat([keys, key], 2), torch.cat([values, value], 2)
+        return self._layers[layer]

@@ -1,0 +1,148 @@
+"""GPT: a causal language model whose position encoding is an argument."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from gistkit.layouts import Plan, causal_plan
+from gistkit.nn.block import Block, Pass, Style, bias_dtype, check_position, make_norm
+from gistkit.nn.cache import KVCache
+from gistkit.nn.positions import PositionEncoding
+
+
+class GPT(nn.Module):
+    """A decoder-only language model on gistkit's attention.
+
+    Args:
+        vocab_size: tokens.
+        dim: width, a multiple of `heads`.
+        layers: number of layers.
+        heads: of attention.
+        position: the position encoding, of 1 axis; its parameters start as it made them.
+        hidden_dim: of the feed-forward networks; see `Block`.
+        dropout: of embeddings, and of what attention and feed-forward networks add; attention's weights have none.
+        tied: the output embedding is the input embedding.
+        style: of the layers; see `Block`.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        layers: int,
+        heads: int,
+        position: PositionEncoding,
+        *,
+        hidden_dim: int | None = None,
+        dropout: float = 0.0,
+        tied: bool = True,
+        style: Style = "llama",
+    ) -> None:
+        super().__init__()
+        check_position(position, axes=1, extra_tokens=0)
+        self.tokens = nn.Embedding(vocab_size, dim)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(dim, heads, layer, style=style, hidden_dim=hidden_dim, dropout=dropout) for layer in range(layers)
+        )
+        self.norm = make_norm(style, dim)
+        self.head = nn.Linear(dim, vocab_size, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+        self._reset_parameters(layers)
+        self.position = position
+
+    @classmethod
+    def gpt2(
+        cls,
+        position: PositionEncoding,
+        *,
+        vocab_size: int = 50257,
+        dim: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        dropout: float = 0.1,
+    ) -> GPT:
+        """GPT-2's form, and its smallest size unless told otherwise."""
+        return cls(vocab_size, dim, layers, heads, position, dropout=dropout, style="gpt2")
+
+    def _reset_parameters(self, layers: int) -> None:
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 2:
+                # What is added to the hidden states 2 * layers times.
+                added = name.endswith(("attention.out.weight", "network.down.weight"))
+                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
+            elif name.endswith("bias"):
+                nn.init.zeros_(parameter)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        cache: KVCache | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        """Logits [B, N, vocab_size].
+
+        Args:
+            input_ids: int64 [B, N]; with a cache the tokens after those it holds.
+            positions: [N] or [B, N]; None: 0 .. N-1, with a cache those after each row's last.
+            embeddings: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at `positions` where they are there already.
+            cache: takes the keys of these tokens.
+            plan: who sees whom, for N queries and all keys; None: causal.
+        """
+        hidden = self.hidden(input_ids, positions, embeddings=embeddings, cache=cache, plan=plan)
+        return cast(Tensor, self.head(hidden))
+
+    def hidden(
+        self,
+        input_ids: Tensor,
+        positions: Tensor | None = None,
+        *,
+        embeddings: Tensor | None = None,
+        cache: KVCache | None = None,
+        plan: Plan | None = None,
+    ) -> Tensor:
+        """Hidden states [B, N, dim] after the last norm; arguments as in `forward`."""
+        if input_ids.dim() != 2:
+            raise ValueError(f"input_ids: expected [B, N], got shape {tuple(input_ids.shape)}")
+        count, held = input_ids.shape[1], 0 if cache is None else len(cache)
+        device = input_ids.device
+        if positions is None:
+            positions = torch.arange(count, device=device) if cache is None else cache.next_positions(count, device)
+        elif positions.dim() not in (1, 2) or positions.shape[-1] != count:
+            raise ValueError(f"positions: expected [{count}] or [B, {count}], got shape {tuple(positions.shape)}")
+        if cache is not None:
+            cache.check_batch(input_ids.shape[0])
+            self.position.check_cached(positions)
+        hidden = self.dropout(self.position.embed(self.tokens(input_ids), positions))
+        prepared = self.position.prepare(positions, embeddings)
+        key_bias = self.position.key_bias(positions if cache is None else cache.extend(positions), bias_dtype(hidden))
+        plan = causal_plan(count, held + count, device) if plan is None else plan
+        shared = Pass(self.position, prepared, plan, key_bias, cache)
+        for block in self.blocks:
+            hidden = block(hidden, shared)
+        return cast(Tensor, self.norm(hidden))
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor, max_new_tokens: int, positions: Tensor | None = None) -> Tensor:
+        """The likeliest next tokens, one after the other: int64 [B, N + max_new_tokens], the prompt in front.
+
+        Args:
+            input_ids: int64 [B, N], N at least 1.
+            positions: of the prompt, as in `forward`.
+        """
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens: expected at least 0, got {max_new_tokens}")
+        cache, parts, new = KVCache(), [input_ids], input_ids
+        for _ in range(max_new_tokens):
+            hidden = self.hidden(new, positions, cache=cache)
+            new, positions = self.head(hidden[:, -1:]).argmax(-1), None
+            parts.append(new)
+        return torch.cat(parts, 1)

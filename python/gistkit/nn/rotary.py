@@ -1,0 +1,125 @@
+"""Rotary position encodings: RoPE, and its two forms for images."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gistkit import ops
+from gistkit.nn.positions import PositionEncoding, rows_of
+
+Rotation = tuple[Tensor, Tensor]
+
+
+class Rotary(PositionEncoding):
+    """Queries and keys rotated by the angles that `frequencies` gives their positions; tokens without one stay."""
+
+    axes: int
+
+    def prepare(self, positions: Tensor, embeddings: Tensor | None = None) -> Rotation:
+        """(positions [axes, B or 1, extra + N], frequencies) as `gistkit.rope` takes them."""
+        super().prepare(positions, embeddings)
+        frequencies = self.frequencies()
+        points = rows_of(positions, self.axes).movedim(-1, 0)
+        # At 0 a rotation is none.
+        return F.pad(points, (self.extra_tokens, 0)).to(frequencies.device), frequencies
+
+    def frequencies(self) -> Tensor:
+        """Angles per unit of position, in a form of `gistkit.rope`'s inv_freq."""
+        raise NotImplementedError
+
+    def layer_frequencies(self, frequencies: Tensor, layer: int) -> Tensor:
+        """Those of one layer."""
+        return frequencies
+
+    def forward(self, query: Tensor, key: Tensor, prepared: Rotation, layer: int) -> tuple[Tensor, Tensor]:
+        positions, frequencies = prepared
+        return ops.rope(query, key, positions, self.layer_frequencies(frequencies, layer))
+
+
+class RoPE(Rotary):
+    """Rotary position embedding (RoFormer, arXiv 2104.09864, equation 34); channel i is paired with i + D/2.
+
+    Args:
+        head_dim: D, even.
+        base: of the wavelengths; larger ones for longer texts.
+    """
+
+    def __init__(self, head_dim: int, *, base: float = 10000.0, extra_tokens: int = 0) -> None:
+        super().__init__(1, extra_tokens)
+        _check_base(base)
+        if head_dim < 2 or head_dim % 2:
+            raise ValueError(f"head_dim: expected an even number, got {head_dim}")
+        self.head_dim, self.base = head_dim, base
+        # Whole numbers follow the model to its device, and not to a dtype that would round frequencies.
+        self.register_buffer("channels", torch.arange(0, head_dim, 2), persistent=False)
+
+    channels: Tensor
+
+    def frequencies(self) -> Tensor:
+        """[1, D/2]."""
+        return (self.base ** (-self.channels.double() / self.head_dim))[None]
+
+
+class RoPE2D(Rotary):
+    """Axial RoPE: half of the pairs turn with the row, the other half with the column (arXiv 2403.13298, eq. 10).
+
+    Args:
+        head_dim: D, a multiple of 4.
+        base: of the wavelengths.
+        extra_tokens: see `PositionEncoding`; they are not rotated.
+    """
+
+    def __init__(self, head_dim: int, *, base: float = 100.0, extra_tokens: int = 0) -> None:
+        super().__init__(2, extra_tokens)
+        _check_base(base)
+        if head_dim < 4 or head_dim % 4:
+            raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
+        self.head_dim, self.base = head_dim, base
+        self.register_buffer("channels", torch.arange(0, head_dim // 2, 2), persistent=False)
+
+    channels: Tensor
+
+    def frequencies(self) -> Tensor:
+        """[2, D/2], zeros where an axis does not turn a pair."""
+        return torch.block_diag(*[self.base ** (-self.channels.double() / (self.head_dim // 2))] * 2)
+
+
+class RoPE2DMix(Rotary):
+    """RoPE-Mixed: all pairs turn with row and column, by frequencies learned for each head (arXiv 2403.13298, eq. 14).
+
+    They start in random directions, those of a head's second half at right angles to its first.
+
+    Args:
+        heads: H.
+        head_dim: D, a multiple of 4.
+        layers: layers of the model, each with frequencies of its own.
+        base: of the wavelengths at the start.
+        extra_tokens: see `PositionEncoding`; they are not rotated.
+    """
+
+    def __init__(self, heads: int, head_dim: int, layers: int, *, base: float = 10.0, extra_tokens: int = 0) -> None:
+        super().__init__(2, extra_tokens)
+        _check_base(base)
+        if head_dim < 4 or head_dim % 4:
+            raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
+        sizes = base ** (-torch.arange(0, head_dim, 4) / head_dim)
+        directions = 2 * math.pi * torch.rand(layers, heads, 1)
+        turned = torch.cat([directions.expand(-1, -1, len(sizes)), directions + math.pi / 2 + 0 * sizes], -1)
+        along = sizes.repeat(2)
+        self.inv_freq = nn.Parameter(torch.stack([along * turned.cos(), along * turned.sin()], 2))
+
+    def frequencies(self) -> Tensor:
+        """[layers, H, 2, D/2]."""
+        return self.inv_freq
+
+    def layer_frequencies(self, frequencies: Tensor, layer: int) -> Tensor:
+        return frequencies[layer]
+
+
+def _check_base(base: float) -> None:
+    if not base > 1:
+        raise ValueError(f"base: expected above 1, got {base}")
