@@ -60,14 +60,14 @@ cudaError_t gradients(const AncestorAttentionGradParams& p, cudaStream_t stream)
 }  // namespace
 
 cudaError_t ancestor_attention(const AncestorAttentionParams& p, cudaStream_t stream) {
-  if (p.heads < 1 || p.head_dim < 1 || p.depth < 1) return cudaErrorInvalidValue;
+  if (p.heads < 1 || p.head_dim < 1) return cudaErrorInvalidValue;
   if (p.dtype == DType::kF32) return forward<float>(p, stream);
   if (p.dtype == DType::kF64) return forward<double>(p, stream);
   return cudaErrorInvalidValue;
 }
 
 cudaError_t ancestor_attention_backward(const AncestorAttentionGradParams& p, cudaStream_t stream) {
-  if (p.heads < 1 || p.head_dim < 1 || p.depth < 1) return cudaErrorInvalidValue;
+  if (p.heads < 1 || p.head_dim < 1) return cudaErrorInvalidValue;
   if (p.dtype == DType::kF32) return gradients<float>(p, stream);
   if (p.dtype == DType::kF64) return gradients<double>(p, stream);
   return cudaErrorInvalidValue;

@@ -67,9 +67,7 @@ def check_mixture(trie: Trie, heads: int, columns: int, dtype: torch.dtype, **ho
     ("count", "base", "places", "heads", "columns"),
     [(1, 3, 1, 1, 1), (30, 10, 3, 12, 68), (25, 3, 4, 5, 37), (9, 2, 3, 13, 132)],
 )
-def test_mixtures(
-    count: int, base: int, places: int, heads: int, columns: int, dtype: torch.dtype, order: str
-) -> None:
+def test_mixtures(count: int, base: int, places: int, heads: int, columns: int, dtype: torch.dtype, order: str) -> None:
     check_mixture(Trie.random(count, base, places), heads, columns, dtype, order=order, seed=count)
 
 

@@ -82,7 +82,7 @@ def transposed(table: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Trie:
-    """Nodes level by level, each level sorted, the strings' ends last; a symbol is (place, digit), the last one the end."""
+    """Nodes level by level, each sorted, the strings' ends last; a symbol is (place, digit), the last one the end."""
 
     symbols: int
     paths: Tensor  # [nodes, depth] of symbols
