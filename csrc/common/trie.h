@@ -96,6 +96,6 @@ struct BiasGeluGradParams {
   void* grad_bias;   // [columns]
 };
 
-constexpr int64_t kGeluRows = 256;
+constexpr int64_t kGeluRows = 64;
 
 }  // namespace gistkit
