@@ -179,6 +179,8 @@ class SeqPE(nn.Module):
 
     def encode(self, trie: DigitTrie) -> Tensor:
         """Embeddings [..., out_dim] of the positions of a trie, without dropout."""
+        if trie.nodes == 0:
+            return self.out.bias.expand(*trie.shape, self.out_dim)
         symbols = F.embedding(trie.symbols, self._symbols())
         out = self.out(self.norm(encode(cast(Sequence[Block], self.blocks), symbols, trie)))
         if trie.inverse is not None:
