@@ -57,6 +57,9 @@ struct AncestorAttentionGradParams {
   DType dtype;
   int64_t queries, keys, depth, heads, head_dim;
   const int32_t* ancestors;
+  // Who attends to each key: entry e is (query, column) = (e / depth, e % depth); entries of one key lie together.
+  const int32_t* entries;        // [entry_offsets[keys]], ascending within a key
+  const int32_t* entry_offsets;  // [keys + 1]
   const void* query;
   const void* key;
   const void* value;
@@ -93,6 +96,6 @@ struct BiasGeluGradParams {
   void* grad_bias;   // [columns]
 };
 
-constexpr int64_t kGeluRows = 256;
+constexpr int64_t kGeluRows = 64;
 
 }  // namespace gistkit

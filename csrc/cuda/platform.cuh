@@ -18,6 +18,7 @@ struct Same {
 
 #define GISTKIT_DEVICE inline __attribute__((always_inline))
 #define GISTKIT_UNROLL
+#define GISTKIT_UNROLL_BY(times)
 
 // The caller's file and line, for the emulator's messages: the last parameters of every function of ptx.cuh that it
 // can find fault with.
@@ -56,6 +57,8 @@ cudaError_t launch(const char* name, void (*kernel)(Parameters...), dim3 grid, d
 
 #define GISTKIT_DEVICE __device__ __forceinline__
 #define GISTKIT_UNROLL _Pragma("unroll")
+#define GISTKIT_PRAGMA(text) _Pragma(#text)
+#define GISTKIT_UNROLL_BY(times) GISTKIT_PRAGMA(unroll times)
 #define GISTKIT_CALLER
 #define GISTKIT_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define GISTKIT_SHARED(T, name) __shared__ typename gistkit::cuda::Same<T>::Type name

@@ -10,6 +10,7 @@
 
 #include "planner/plan.h"
 #include "planner/tiles.h"
+#include "planner/trie.h"
 
 namespace py = pybind11;
 namespace planner = gistkit::planner;
@@ -93,8 +94,14 @@ py::tuple compile(const Array<uint8_t>& roles, const Array<int32_t>& segments, c
   return py::make_tuple(order, spans);
 }
 
-Array<int64_t> array_of(const std::vector<int64_t>& values) {
-  return Array<int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+template <class T>
+Array<T> array_of(const std::vector<T>& values) {
+  return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+template <class T>
+Array<T> rows_of(const std::vector<T>& values, int64_t width) {
+  return Array<T>({static_cast<int64_t>(values.size()) / width, width}, values.data());
 }
 
 py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
@@ -116,6 +123,51 @@ py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, 
                         lists.visited_pairs);
 }
 
+// base^digits, or the largest number where that is larger.
+int64_t power(int64_t base, int64_t digits) {
+  int64_t product = 1;
+  for (int64_t i = 0; i < digits; ++i)
+    if (__builtin_mul_overflow(product, base, &product)) return std::numeric_limits<int64_t>::max();
+  return product;
+}
+
+py::tuple trie(const Array<int64_t>& positions, int64_t base, int64_t digits) {
+  if (positions.ndim() != 2 || positions.shape(1) < 1) throw py::value_error("positions: expected shape [P, axes]");
+  if (base < 2 || digits < 1 || positions.shape(1) * digits * base >= int64_t{1} << 20)
+    throw py::value_error("base, digits: expected base >= 2, digits >= 1 and less than 2**20 symbols");
+  const int64_t limit = power(base, digits);
+  for (py::ssize_t i = 0; i < positions.size(); ++i) {
+    const int64_t position = positions.data()[i];
+    if (position < 0 || position >= limit)
+      throw py::value_error("positions: expected 0 <= position < " + std::to_string(limit) + " (" +
+                            std::to_string(digits) + " digits of base " + std::to_string(base) + "), got " +
+                            std::to_string(position));
+  }
+  if (positions.shape(0) * (positions.shape(1) * digits + 1) >
+      std::numeric_limits<int32_t>::max() / (positions.shape(1) * digits + 1))
+    throw py::value_error("positions: too many for one trie, got " + std::to_string(positions.shape(0)));
+  planner::Trie t;
+  {
+    const int64_t* data = positions.data();
+    const int64_t count = positions.shape(0), axes = positions.shape(1);
+    py::gil_scoped_release release;
+    t = planner::trie(data, count, axes, base, digits);
+  }
+  return py::make_tuple(rows_of(t.paths, t.depth), rows_of(t.ancestors, t.depth), array_of(t.levels),
+                        array_of(t.symbols), array_of(t.inverse));
+}
+
+py::tuple group(const Array<int32_t>& table, int64_t values) {
+  if (values < 0 || table.size() > std::numeric_limits<int32_t>::max())
+    throw py::value_error("table: expected less than 2**31 entries and values >= 0");
+  for (py::ssize_t i = 0; i < table.size(); ++i)
+    if (table.data()[i] < -1 || table.data()[i] >= values)
+      throw py::value_error("table: expected -1 <= entry < " + std::to_string(values) + ", got " +
+                            std::to_string(table.data()[i]));
+  const planner::Groups groups = planner::group(table.data(), table.size(), values);
+  return py::make_tuple(array_of(groups.entries), array_of(groups.offsets));
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_planner, m) {
@@ -129,4 +181,10 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("tile_keys"),
         "Tile lists of spans (int32 [B, N, S, 2]): key_offsets, key_entries, query_offsets, query_entries (int64), and "
         "the number of full tiles, partial tiles, visible pairs and pairs in visited tiles.");
+  m.def("trie", &trie, py::arg("positions").noconvert(), py::arg("base"), py::arg("digits"),
+        "The trie of the digits of positions (int64 [P, axes]): paths and ancestors (int32 [N, axes digits + 1]), "
+        "levels, "
+        "symbols and inverse (int64).");
+  m.def("group", &group, py::arg("table").noconvert(), py::arg("values"),
+        "The entries of a table (int32) that are not -1, grouped by value: entries, and offsets [values + 1] (int32).");
 }

@@ -24,4 +24,16 @@ STABLE_TORCH_LIBRARY(gistkit, m) {
       "attention_backward(Tensor grad_out, Tensor grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
       " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias)"
       " -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor entries, Tensor offsets) -> Tensor");
+  m.def(
+      "trie_mix_backward(Tensor grad_out, Tensor weights, Tensor table, Tensor paths, Tensor entries, Tensor offsets)"
+      " -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "ancestor_attention(Tensor query, Tensor key, Tensor value, Tensor ancestors, Tensor entries, Tensor offsets,"
+      " float scale) -> (Tensor, Tensor)");
+  m.def(
+      "ancestor_attention_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor ancestors,"
+      " Tensor entries, Tensor offsets, Tensor weights, float scale) -> (Tensor, Tensor, Tensor)");
+  m.def("bias_gelu(Tensor x, Tensor bias, Tensor? scale) -> Tensor");
+  m.def("bias_gelu_backward(Tensor grad_out, Tensor x, Tensor bias, Tensor? scale) -> (Tensor, Tensor, Tensor)");
 }

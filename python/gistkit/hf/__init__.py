@@ -6,6 +6,7 @@ from gistkit.hf.depth import first_layers
 from gistkit.hf.families import ATTENTION_NAME, sliding_windows
 from gistkit.hf.fingerprint import digest, fingerprint, structure
 from gistkit.hf.forwards import forwards
+from gistkit.hf.gpt2 import encode_positions
 from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.projection import check_projects, project_keys
 from gistkit.hf.rotation import frequencies, rerotate
@@ -17,6 +18,7 @@ __all__ = [
     "attach",
     "check_projects",
     "digest",
+    "encode_positions",
     "fingerprint",
     "first_layers",
     "forwards",

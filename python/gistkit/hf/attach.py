@@ -90,7 +90,7 @@ def _check_and_place(
     bias = kwargs.get("key_bias")
     learned = bias if bias is not None and bias.requires_grad else None
     for name, its in (("memory", memory), ("keep", kwargs.get("keep")), ("key_bias", learned)):
-        if its is not None and _checkpoints_reentrantly(decoder):
+        if its is not None and checkpoints_reentrantly(decoder):
             raise ValueError(
                 f"{name}: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
                 "loses the gradients of what layers share beside their hidden states"
@@ -131,7 +131,8 @@ def _leave(layer_idx: int) -> Callable[..., None]:
     return hook
 
 
-def _checkpoints_reentrantly(decoder: nn.Module) -> bool:
+def checkpoints_reentrantly(decoder: nn.Module) -> bool:
+    """Whether this pass checkpoints layers in the form that knows the gradients of their hidden states alone."""
     if not decoder.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     layer = next((module for module in decoder.modules() if getattr(module, "gradient_checkpointing", False)), None)

@@ -22,6 +22,11 @@ class KVCache:
         steps = torch.arange(count, device=device)[None]
         return steps if self.positions is None else self.positions[:, -1:].to(device) + 1 + steps
 
+    def check_batch(self, batch: int) -> None:
+        """Raises a ValueError if the tokens held are those of another number of rows."""
+        if self._layers and self._layers[0][0].shape[0] != batch:
+            raise ValueError(f"cache: expected a batch of {self._layers[0][0].shape[0]} as it holds, got {batch}")
+
     def extend(self, positions: Tensor) -> Tensor:
         """All positions [1 or B, K + N], those of new tokens [N] or [B, N] behind the ones held."""
         new = positions if positions.dim() == 2 else positions[None]
@@ -38,7 +43,5 @@ class KVCache:
             self._layers.append((key, value))
         else:
             keys, values = self._layers[layer]
-            if keys.shape[0] != key.shape[0]:
-                raise ValueError(f"cache: expected a batch of {keys.shape[0]} as it holds, got {key.shape[0]}")
             self._layers[layer] = torch.cat([keys, key], 2), torch.cat([values, value], 2)
         return self._layers[layer]

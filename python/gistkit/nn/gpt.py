@@ -119,6 +119,7 @@ class GPT(nn.Module):
         elif positions.dim() not in (1, 2) or positions.shape[-1] != count:
             raise ValueError(f"positions: expected [{count}] or [B, {count}], got shape {tuple(positions.shape)}")
         if cache is not None:
+            cache.check_batch(input_ids.shape[0])
             self.position.check_cached(positions)
         hidden = self.dropout(self.position.embed(self.tokens(input_ids), positions))
         prepared = self.position.prepare(positions, embeddings)

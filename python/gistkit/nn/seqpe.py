@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from gistkit.layouts.trie import DigitTrie
+from gistkit.nn.seqpe_reference import from_reference
+from gistkit.nn.seqpe_table import EmbeddingTable
+from gistkit.nn.seqpe_trie import encode
 
 
 class Block(nn.Module):
@@ -32,7 +40,37 @@ class Block(nn.Module):
 
 
 class SeqPE(nn.Module):
-    """Embeddings of positions, read digit by digit (SeqPE, equation 8)."""
+    """Embeddings of positions, read digit by digit (SeqPE, section 3.2 and equation 8).
+
+    A coordinate is written with `digits` digits of `base`, the most significant first; a digit's embedding is the sum
+    of those of the digit, of its place and, with several axes, of its axis. A causal transformer reads the digits and
+    then [CLS], whose state is normed and projected.
+
+    Digits that positions share are read once, and layer 1 comes from a table (`gistkit.nn.seqpe_trie`): same outputs
+    and gradients as `plain`, several times faster. With dropout in training every position needs masks of its own, so
+    that distinct positions are then read by the plain form. In eval mode, where no gradient is wanted, embeddings come
+    from a table of all positions up to the highest one asked for, which grows when a higher one comes and is dropped
+    when a weight changes.
+
+    Weight decay should leave its parameters alone, as the paper has it.
+
+    Args:
+        dim: width of the encoder, a multiple of heads.
+        out_dim: width of an embedding; dim by default.
+        base: of the digits, 2 or more.
+        digits: of a coordinate, 1 or more: coordinates lie in [0, base^digits).
+        axes: coordinates of a position: 1 for text, 2 for images.
+        layers: 1 or more.
+        heads: dim / 64 by default, at least 1.
+        shared_places: places are numbered anew on each axis, as in the paper; False: from the first axis to the last,
+            as the paper's released code has it.
+        dropout: behind each block's two halves, in training; the paper uses 0.1.
+        attention_dropout: of the attention's weights, in training.
+        std: of the normal distribution that weights and embeddings start from.
+
+    Raises:
+        ValueError: a size out of range, or a dim that heads do not divide.
+    """
 
     def __init__(
         self,
@@ -50,23 +88,47 @@ class SeqPE(nn.Module):
         std: float = 0.02,
     ) -> None:
         super().__init__()
-        self.dim, self.base, self.digits, self.axes = dim, base, digits, axes
-        heads = heads if heads is not None else max(dim // 64, 1)
-        self.heads, self.out_dim, self.shared_places = heads, out_dim or dim, shared_places
+        heads = max(dim // 64, 1) if heads is None else heads
+        lowest = {"dim": 1, "base": 2, "digits": 1, "axes": 1, "layers": 1, "heads": 1, "out_dim": 1}
+        given = (dim, base, digits, axes, layers, heads, dim if out_dim is None else out_dim)
+        for (name, least), value in zip(lowest.items(), given, strict=True):
+            if value < least:
+                raise ValueError(f"SeqPE: expected {name} >= {least}, got {value}")
+        if dim % heads:
+            raise ValueError(f"SeqPE: expected dim to be a multiple of heads, got dim {dim} and heads {heads}")
+        self.dim, self.base, self.digits, self.axes, self.heads = dim, base, digits, axes, heads
+        self.out_dim, self.shared_places = given[-1], shared_places
         self.tokens = nn.Parameter(torch.empty(base, dim))
         self.places = nn.Parameter(torch.empty(digits if shared_places else axes * digits, dim))
         self.dimensions = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
         self.cls = nn.Parameter(torch.empty(dim))
         self.blocks = nn.ModuleList(Block(dim, heads, dropout, attention_dropout) for _ in range(layers))
         self.norm, self.out = nn.LayerNorm(dim), nn.Linear(dim, self.out_dim)
+        self.dropped = dropout > 0 or attention_dropout > 0
+        self._table = EmbeddingTable(self)
         self.reset_parameters(std)
+
+    @classmethod
+    def from_reference(cls, state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None) -> SeqPE:
+        """An encoder with the weights of the paper's released code.
+
+        Args:
+            state: a state dict with that code's names (`token_of_seqpe_embed.weight`, `transformers.0.attn...`).
+            prefix: in front of those names.
+            heads: dim / 64 by default, as in that code.
+
+        Raises:
+            ValueError: a name that is missing, or a weight of another shape than the others imply.
+        """
+        return from_reference(cls, state, prefix=prefix, heads=heads)
 
     @property
     def limit(self) -> int:
-        """Positions are below this, on every axis."""
+        """Coordinates are below this."""
         return int(self.base**self.digits)
 
     def reset_parameters(self, std: float = 0.02) -> None:
+        """Weights and embeddings from a normal distribution, biases 0, norms 1."""
         for name, parameter in self.named_parameters():
             if "norm" in name:
                 nn.init.constant_(parameter, float(name.endswith("weight")))
@@ -75,20 +137,86 @@ class SeqPE(nn.Module):
             else:
                 nn.init.normal_(parameter, std=std)
 
-    def forward(self, positions: Tensor) -> Tensor:
-        """positions [...] (axes = 1) or [..., axes] -> [..., out_dim]."""
-        return self.plain(positions)
+    def forward(self, positions: Tensor | DigitTrie, *, wait: bool = False) -> Tensor:
+        """Embeddings of positions.
+
+        Args:
+            positions: int32 or int64, [...] with one axis and [..., axes] with several, or their trie (`trie`). On the
+                CPU, wherever the encoder is: what they share is planned there, and nothing waits for a GPU.
+            wait: allows positions on a GPU in training, which are copied to the CPU: the copy waits for the GPU. In
+                eval mode they are copied in any case.
+
+        Returns:
+            [..., out_dim], on the encoder's device. Rows of equal positions are equal.
+
+        Raises:
+            TypeError: positions that are not whole numbers.
+            ValueError: a coordinate outside [0, base^digits), a last dimension that is not `axes`, or positions on a
+                GPU in training without `wait`.
+        """
+        if isinstance(positions, DigitTrie):
+            return self.encode(positions)
+        if positions.device.type != "cpu":
+            if self.training and not wait:
+                raise ValueError(
+                    f"positions: expected a tensor on the CPU in training, got one on {positions.device}; with "
+                    f"wait=True it is copied, which waits for the device"
+                )
+            positions = positions.cpu()
+        if not self.training and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+            return self._table.look_up(positions)
+        if self.training and self.dropped:
+            distinct, inverse = positions.reshape(-1, self.axes).unique(dim=0, return_inverse=True)
+            rows = self.plain(distinct if self.axes > 1 else distinct[:, 0])
+            return F.embedding(inverse.to(rows.device), rows).view(*self._shape(positions), self.out_dim)
+        return self.encode(self.trie(positions))
+
+    def trie(self, positions: Tensor) -> DigitTrie:
+        """The plan of what positions on the CPU share, on the encoder's device; for `encode`, which torch.compile takes
+        whole."""
+        trie = DigitTrie.of(positions, axes=self.axes, base=self.base, digits=self.digits)
+        return trie if self.cls.device.type == "cpu" else trie.to(self.cls.device)
+
+    def encode(self, trie: DigitTrie) -> Tensor:
+        """Embeddings [..., out_dim] of the positions of a trie, without dropout."""
+        symbols = F.embedding(trie.symbols, self._symbols())
+        out = self.out(self.norm(encode(cast(Sequence[Block], self.blocks), symbols, trie)))
+        if trie.inverse is not None:
+            out = F.embedding(trie.inverse, out)
+        return out.view(*trie.shape, self.out_dim)
+
+    def table(self, *extents: int) -> Tensor:
+        """Embeddings of all positions below `extents`, one for each axis, to look up: [extent (x extent), out_dim].
+
+        In eval mode they are kept for the next call; in training, or where a gradient is wanted, computed anew.
+        """
+        if len(extents) != self.axes:
+            raise ValueError(f"table: expected {self.axes} extents, one for each axis, got {len(extents)}")
+        for extent in extents:
+            if not 0 < extent <= self.limit:
+                raise ValueError(f"table: expected extents from 1 to {self.limit}, got {extent}")
+        grid = torch.cartesian_prod(*(torch.arange(extent) for extent in extents))
+        return self(grid).view(*extents, self.out_dim)
 
     def plain(self, positions: Tensor) -> Tensor:
-        rows = positions.reshape(-1, self.axes)
+        """The same as `forward`, every digit of every position read for itself: what the fast form is measured by."""
+        DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
+        rows = positions.reshape(-1, self.axes).long()
         powers = self.base ** torch.arange(self.digits - 1, -1, -1, device=rows.device)
         digits = (rows[..., None] // powers % self.base).flatten(1)
-        places = self.places.repeat(self.axes, 1) if self.shared_places else self.places
-        hidden = self.tokens[digits] + places
-        if self.dimensions is not None:
-            hidden = hidden + self.dimensions.repeat_interleave(self.digits, 0)
+        places = torch.arange(digits.shape[1], device=rows.device) * self.base
+        hidden = F.embedding((digits + places).to(self.cls.device), self._symbols())
         hidden = torch.cat([hidden, self.cls.expand(len(rows), 1, -1)], 1)
         for block in self.blocks:
             hidden = block(hidden)
-        shape = positions.shape if self.axes == 1 else positions.shape[:-1]
-        return self.out(self.norm(hidden[:, -1])).view(*shape, self.out_dim)
+        return self.out(self.norm(hidden[:, -1])).view(*self._shape(positions), self.out_dim)
+
+    def _shape(self, positions: Tensor) -> torch.Size:
+        return positions.shape if self.axes == 1 else positions.shape[:-1]
+
+    def _symbols(self) -> Tensor:
+        """Embeddings [axes x digits x base + 1, dim] of every digit at every place, and of [CLS]."""
+        places = self.places.repeat(self.axes, 1) if self.shared_places else self.places
+        if self.dimensions is not None:
+            places = places + self.dimensions.repeat_interleave(self.digits, 0)
+        return torch.cat([(places[:, None] + self.tokens).flatten(0, 1), self.cls[None]])

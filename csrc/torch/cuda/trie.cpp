@@ -1,0 +1,55 @@
+// The ops of a trie's transformer on CUDA tensors.
+#include "torch/trie.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include "cuda/ancestor_attention.h"
+#include "cuda/bias_gelu.h"
+#include "cuda/trie_mix.h"
+#include "torch/cuda/device.h"
+
+namespace {
+
+using namespace gistkit;
+using gistkit::cuda::Launch;
+
+// Indices are not looked at here, which would wait for the device: the kernels pass over those that point nowhere.
+struct Cuda {
+  static constexpr const char* kName = "CUDA";
+  static bool holds(const Tensor& t) { return t.is_cuda(); }
+  static void run(const TrieMixParams& p, const Tensor& like) {
+    const Launch launch(like);
+    Launch::check(cuda::trie_mix(p, launch.stream()), "trie_mix");
+  }
+  static void run(const TrieMixGradParams& p, const Tensor& like) {
+    const Launch launch(like);
+    Launch::check(cuda::trie_mix_backward(p, launch.stream()), "the backward of trie_mix");
+  }
+  static void run(const AncestorAttentionParams& p, const Tensor& like) {
+    const Launch launch(like);
+    Launch::check(cuda::ancestor_attention(p, launch.stream()), "ancestor_attention");
+  }
+  static void run(const AncestorAttentionGradParams& p, const Tensor& like) {
+    const Launch launch(like);
+    Launch::check(cuda::ancestor_attention_backward(p, launch.stream()), "the backward of ancestor_attention");
+  }
+  static void run(const BiasGeluParams& p, const Tensor& like) {
+    const Launch launch(like);
+    Launch::check(cuda::bias_gelu(p, launch.stream()), "bias_gelu");
+  }
+  static void run(const BiasGeluGradParams& p, const Tensor& like) {
+    const Launch launch(like);
+    Launch::check(cuda::bias_gelu_backward(p, launch.stream()), "the backward of bias_gelu");
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(gistkit, CUDA, m) {
+  m.impl("trie_mix", TORCH_BOX(&gistkit::trie_mix<Cuda>));
+  m.impl("trie_mix_backward", TORCH_BOX(&gistkit::trie_mix_backward<Cuda>));
+  m.impl("ancestor_attention", TORCH_BOX(&gistkit::ancestor_attention<Cuda>));
+  m.impl("ancestor_attention_backward", TORCH_BOX(&gistkit::ancestor_attention_backward<Cuda>));
+  m.impl("bias_gelu", TORCH_BOX(&gistkit::bias_gelu<Cuda>));
+  m.impl("bias_gelu_backward", TORCH_BOX(&gistkit::bias_gelu_backward<Cuda>));
+}

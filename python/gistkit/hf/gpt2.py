@@ -1,0 +1,175 @@
+"""encode_positions: transformers' GPT-2 with another position encoding than its learned one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit.hf import attention as hooks
+from gistkit.hf.attach import attach, checkpoints_reentrantly
+from gistkit.hf.families import decoder_of
+from gistkit.hf.forwards import forwards
+from gistkit.layouts import Plan
+from gistkit.nn import PositionEncoding
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+@contextmanager
+def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model]:
+    """Runs a GPT-2 with `position` in place of its learned positions inside the `with` block, and leaves it as it was.
+
+    Inside, the model is attached (see `attach`, whose keyword arguments it takes too). `past_key_values` hold keys with
+    their positions in them, so `generate` and passes in chunks are exact; a cache belongs to the encoding that filled
+    it. Rows of a batch may be padded at either end, as `attention_mask` says. As in transformers' GPT-2, a row padded
+    on the left has the positions that it would have alone only where `position_ids` says so, as `generate` does.
+    Training, the backward pass of gradient checkpointing too, belongs inside the block.
+
+    Args:
+        model: a transformers GPT-2, or a module with one in it, such as a PEFT model; `attn_pdrop` is 0 to train.
+        position: of 1 axis and no extra tokens, for the model's heads, on its device. Its parameters are not the
+            model's: give them to the optimizer, and save them, beside it.
+
+    Raises:
+        TypeError: the model is no GPT-2, or `position` no position encoding.
+        ValueError: `position` is one of images.
+    """
+    decoder = decoder_of(model)
+    if decoder.config.model_type != "gpt2":
+        raise TypeError(f"model: expected a transformers GPT-2, got {type(decoder).__name__}")
+    if not isinstance(position, PositionEncoding):
+        raise TypeError(f"position: expected a PositionEncoding, got {type(position).__name__}")
+    if position.axes not in (None, 1) or position.extra_tokens:
+        raise ValueError(
+            f"position: expected one with axes=1 and extra_tokens=0, got {type(position).__name__} with "
+            f"axes={position.axes} and extra_tokens={position.extra_tokens}"
+        )
+    with ExitStack() as undo:
+        undo.enter_context(attach(model))
+        # After attach's own hook, which gives a plan's position ids.
+        undo.callback(decoder.register_forward_pre_hook(_prepare(position), with_kwargs=True).remove)
+        parts = cast(Any, decoder)
+        own: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
+        own |= {block.attn: MethodType(_attention(position), block.attn) for block in parts.h}
+        undo.enter_context(forwards(own))
+        yield model
+
+
+def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, Any]]]:
+    """A hook on the decoder that makes what its layers share: prepared positions, biases of keys, a plan of padding."""
+
+    def hook(decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        if checkpoints_reentrantly(decoder):
+            raise ValueError(
+                "position: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
+                "loses the gradients of what layers share beside their hidden states"
+            )
+        ids = args[0] if args else kwargs.get("input_ids")
+        tokens = kwargs.get("inputs_embeds") if ids is None else ids
+        if tokens is None:
+            # Transformers says what is missing.
+            return args, kwargs
+        batch, count = tokens.shape[:2]
+        cache = kwargs.get("past_key_values")
+        keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
+        mine = dict(kwargs)
+        if kwargs.get("position_ids") is None:
+            start = 0 if cache is None else cache.get_seq_length()
+            mine["position_ids"] = torch.arange(start, start + count, device=tokens.device)[None]
+        position_ids = mine["position_ids"]
+        if cache is not None:
+            position.check_cached(position_ids)
+        mask = kwargs.get("attention_mask")
+        if kwargs.get("plan") is None and mask is not None and mask.dim() == 2 and not bool(mask.all()):
+            mine["plan"], mine["attention_mask"] = _padded_plan(mask, batch, count, keys), None
+        mine["encoded"] = position.prepare(position_ids)
+        dtype = torch.float64 if decoder.dtype == torch.float64 else torch.float32
+        if position.key_bias(position_ids[:, :0], dtype) is not None:
+            if kwargs.get("memory") is not None:
+                raise ValueError(
+                    f"memory: expected none with {type(position).__name__}, whose bias needs the positions of all "
+                    "keys, got one"
+                )
+            bias = cast(Tensor, position.key_bias(_key_positions(position_ids, keys), dtype))
+            given = kwargs.get("key_bias")
+            mine["key_bias"] = bias if given is None else bias + given
+        return args, mine
+
+    return hook
+
+
+def _embed(position: PositionEncoding) -> Callable[..., Tensor]:
+    """The forward of the table of learned positions: what the encoding adds to embedded tokens."""
+
+    def forward(self: nn.Embedding, position_ids: Tensor) -> Tensor:
+        nothing = self.weight.new_zeros(*position_ids.shape, self.embedding_dim)
+        return position.embed(nothing, position_ids)
+
+    return forward
+
+
+def _attention(position: PositionEncoding) -> Callable[..., tuple[Tensor, None]]:
+    """The forward of a layer's attention, with positions in queries and keys before the cache takes them."""
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        past_key_values: Any = None,
+        attention_mask: Tensor | None = None,
+        encoded: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        query, key, value = self.c_attn(hidden_states).unflatten(-1, (3, -1, self.head_dim)).transpose(1, 3).unbind(2)
+        query, key = position(query, key, encoded, self.layer_idx)
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, self.layer_idx)
+        out, _ = hooks.attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=self.scaling,
+            dropout=self.attn_dropout.p if self.training else 0.0,
+            **kwargs,
+        )
+        return self.resid_dropout(self.c_proj(out.flatten(2))), None
+
+    return forward
+
+
+def _padded_plan(mask: Tensor, batch: int, count: int, keys: int) -> Plan:
+    """Causal attention among the real tokens of each row, which follow each other; padding sees and shows nothing."""
+    if mask.shape != (batch, keys):
+        raise ValueError(f"attention_mask: expected [{batch}, {keys}], got shape {tuple(mask.shape)}")
+    real = mask.bool()
+    index = torch.arange(keys, device=mask.device)
+    first = index.where(real, keys).amin(1, keepdim=True)
+    last = index.where(real, -1).amax(1, keepdim=True)
+    if bool((last - first + 1 > real.sum(1, keepdim=True)).any()):
+        raise ValueError("attention_mask: expected padding at the ends of rows alone, got some between their tokens")
+    queries = index[keys - count :]
+    shown = real[:, keys - count :]
+    spans = torch.stack([first.expand(-1, count) * shown, (queries + 1) * shown], -1)
+    return Plan(spans[:, :, None].to(torch.int32).contiguous(), keys)
+
+
+def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
+    """Positions of all keys, those before the new ones counted back from them."""
+    earlier = keys - position_ids.shape[1]
+    if not earlier:
+        return position_ids
+    if bool((position_ids.diff() != 1).any()):
+        raise ValueError(
+            "position_ids: expected to grow by 1 behind past_key_values for an encoding with a bias of each key, got "
+            f"{position_ids.tolist()}"
+        )
+    steps = torch.arange(-earlier, 0, device=position_ids.device)
+    # Below 0 is padding, which nobody sees.
+    return torch.cat([(position_ids[:, :1] + steps).clamp(min=0), position_ids], 1)

@@ -1,0 +1,66 @@
+"""Embeddings of positions that were computed once, for as long as the weights stay what they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gistkit.layouts.trie import DigitTrie
+
+if TYPE_CHECKING:
+    from gistkit.nn.seqpe import SeqPE
+
+# A table of more positions than this, which a few far apart on several axes would need, is not made.
+MOST_POSITIONS = 1 << 20
+
+
+class EmbeddingTable:
+    """A SeqPE's embeddings of all positions below some extents; copies of the encoder begin with an empty one."""
+
+    def __init__(self, encoder: SeqPE) -> None:
+        self._encoder = [encoder]  # in a list: a module would take it for a child of its own
+        self._rows = torch.empty(0, 0)
+        self._extents: tuple[int, ...] = ()
+        self._made_of: tuple[Any, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
+        return EmbeddingTable(memo[id(self._encoder[0])])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_encoder": self._encoder, "_rows": torch.empty(0, 0), "_extents": (), "_made_of": ()}
+
+    def look_up(self, positions: Tensor) -> Tensor:
+        """[..., out_dim], without a gradient."""
+        encoder = self._encoder[0]
+        highest = DigitTrie.check(positions, axes=encoder.axes, base=encoder.base, digits=encoder.digits)
+        if positions.numel() == 0:
+            return encoder.encode(encoder.trie(positions))
+        needed = tuple(most + 1 for most in highest)
+        weights = tuple((p.data_ptr(), p._version, p.device, p.dtype) for p in encoder.parameters())
+        if weights != self._made_of:
+            self._extents, self._made_of = (0,) * encoder.axes, weights
+        if any(have < need for have, need in zip(self._extents, needed, strict=True)):
+            extents = tuple(map(max, self._extents, needed))
+            if torch.Size(extents).numel() > MOST_POSITIONS:
+                return encoder.encode(encoder.trie(positions))
+            self._grow(extents)
+        if encoder.axes == 1:
+            return F.embedding(positions.to(self._rows.device), self._rows)
+        index = positions[..., 0]
+        for axis in range(1, encoder.axes):
+            index = index * self._extents[axis] + positions[..., axis]
+        return F.embedding(index.to(self._rows.device), self._rows)
+
+    @torch.no_grad()
+    def _grow(self, extents: tuple[int, ...]) -> None:
+        encoder = self._encoder[0]
+        if encoder.axes == 1:
+            more = encoder.encode(encoder.trie(torch.arange(self._extents[0], extents[0])))
+            self._rows = torch.cat([self._rows, more]) if self._extents[0] else more
+        else:
+            grid = torch.cartesian_prod(*(torch.arange(extent) for extent in extents))
+            self._rows = encoder.encode(encoder.trie(grid))
+        self._extents = extents

@@ -1,0 +1,96 @@
+"""SeqPE's encoder over a trie of digits: what positions share is computed once, and layer 1 comes from a table.
+
+Equal to the plain form in outputs and gradients, for three reasons. A causal encoder's state at a digit depends on the
+digits before it alone, so positions share the states of common prefixes. Layer 1 sees a few distinct vectors, the
+symbols: its attention mixes rows of a table (values through the output projection), and since LayerNorm only centres
+and scales what is linear in that mixture, so does its first feed-forward product. The last layer is needed at [CLS].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gistkit.layouts.trie import DigitTrie, Links
+from gistkit.ops.trie import ancestor_attention, bias_gelu, trie_mix
+
+if TYPE_CHECKING:
+    from gistkit.nn.seqpe import Block
+
+
+def encode(blocks: Sequence[Block], symbols: Tensor, trie: DigitTrie) -> Tensor:
+    """States at [CLS] behind the last layer, before the final norm.
+
+    Args:
+        blocks: the encoder's layers.
+        symbols: [R, dim] embeddings of the trie's symbols.
+        trie: on the symbols' device.
+
+    Returns:
+        [U, dim], a row for each distinct position.
+    """
+    last = len(blocks) - 1
+    hidden = _first_layer(blocks[0], symbols, trie.path_links if last else trie.leaf_path_links)
+    for i, block in enumerate(blocks[1:], 1):
+        hidden = _layer(block, hidden, trie, leaves_only=i == last)
+    return hidden
+
+
+def _first_layer(block: Block, symbols: Tensor, paths: Links) -> Tensor:
+    compute = torch.promote_types(symbols.dtype, torch.float32)
+    count, dim = symbols.shape
+    heads, head_dim = block.heads, dim // block.heads
+    query, key, value = block.qkv(block.norm_1(symbols)).view(count, 3, heads, head_dim).unbind(1)
+    scores = torch.einsum("rhd,shd->rsh", query, key).to(compute) * head_dim**-0.5
+    weights = _path_weights(scores, paths.rows)
+
+    projection = block.attention_out.weight.view(dim, heads, head_dim)
+    table = torch.einsum("rhd,ohd->rho", value, projection).to(compute)
+    base = (symbols + block.attention_out.bias).to(compute)
+    hidden = trie_mix(weights, table, base, paths)
+
+    # LayerNorm(x) W' = (x - mean) (gain W)' / deviation + shift W'
+    norm, up = block.norm_2, block.up
+    matrix = (up.weight * norm.weight).to(compute)
+    within = trie_mix(weights, _centred(table) @ matrix.mT, _centred(base) @ matrix.mT, paths)
+    scale = (hidden.var(-1, correction=0) + norm.eps).rsqrt()
+    bias = F.linear(norm.bias, up.weight, up.bias).to(compute)
+    active = bias_gelu(within, bias, scale).to(symbols.dtype)
+    return hidden.to(symbols.dtype) + block.down(active)
+
+
+def _centred(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
+def _path_weights(scores: Tensor, paths: Tensor) -> Tensor:
+    """Softmax over each node's path of the scores [R, R, H] of its own symbol: [N, M, H]."""
+    there = paths >= 0
+    own = paths.gather(1, there.sum(1, keepdim=True) - 1)
+    pairs = own * scores.shape[0] + paths.clamp(min=0)
+    gathered = F.embedding(pairs, scores.reshape(-1, scores.shape[2]))
+    return gathered.masked_fill(~there[..., None], -torch.inf).softmax(1)
+
+
+def _layer(block: Block, hidden: Tensor, trie: DigitTrie, leaves_only: bool) -> Tensor:
+    dim, heads = hidden.shape[1], block.heads
+    first = trie.first_leaf if leaves_only else 0
+    normed = block.norm_1(hidden)
+    weight, bias = block.qkv.weight, block.qkv.bias
+    query = F.linear(normed[first:], weight[:dim], bias[:dim])
+    key_value = F.linear(normed, weight[dim:], bias[dim:])
+    compute = torch.promote_types(hidden.dtype, torch.float32)
+    rows = key_value.to(compute).view(len(hidden), 2, heads, dim // heads)
+    mixed = ancestor_attention(
+        query.to(compute).view(len(query), heads, -1),
+        rows[:, 0],
+        rows[:, 1],
+        trie.leaf_ancestor_links if leaves_only else trie.ancestor_links,
+    )
+    hidden = hidden[first:] + block.attention_out(mixed.view(len(query), dim).to(hidden.dtype))
+    active = bias_gelu(F.linear(block.norm_2(hidden), block.up.weight).to(compute), block.up.bias.to(compute))
+    return hidden + block.down(active.to(hidden.dtype))

@@ -1,0 +1,253 @@
+"""The params of a trie's kernels for ctypes, calls of the launchers on tensors, and tries of random digits."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import emulation
+import torch
+from rope_params import DTYPES
+from torch import Tensor
+
+Int, Pointer = ctypes.c_int64, ctypes.c_void_p
+GELU_ROWS = 64
+
+
+def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
+    return [*((name, Int) for name in integers.split()), *((name, Pointer) for name in pointers.split())]
+
+
+class TriePaths(ctypes.Structure):
+    _fields_ = _fields("nodes depth symbols", "paths entries entry_offsets")
+
+
+class TrieMixParams(ctypes.Structure):
+    _fields_ = [("trie", TriePaths), ("dtype", ctypes.c_int), *_fields("heads columns", "weights table base out")]
+
+
+class TrieMixGradParams(ctypes.Structure):
+    _fields_ = [
+        ("trie", TriePaths),
+        ("dtype", ctypes.c_int),
+        *_fields("heads columns", "grad_out weights table grad_weights grad_table grad_base"),
+    ]
+
+
+class AncestorAttentionParams(ctypes.Structure):
+    _fields_ = [
+        ("dtype", ctypes.c_int),
+        *_fields("queries keys depth heads head_dim", "ancestors query key value"),
+        *_fields("query_stride key_stride value_stride", ""),
+        ("scale", ctypes.c_double),
+        *_fields("", "out weights"),
+    ]
+
+
+class AncestorAttentionGradParams(ctypes.Structure):
+    _fields_ = [
+        ("dtype", ctypes.c_int),
+        *_fields("queries keys depth heads head_dim", "ancestors entries entry_offsets query key value"),
+        *_fields("query_stride key_stride value_stride", ""),
+        ("scale", ctypes.c_double),
+        *_fields("", "grad_out weights grad_scores grad_query grad_key grad_value"),
+    ]
+
+
+class BiasGeluParams(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int), *_fields("rows columns", "x scale bias out")]
+
+
+class BiasGeluGradParams(ctypes.Structure):
+    _fields_ = [
+        ("dtype", ctypes.c_int),
+        *_fields("rows columns", "grad_out x scale bias grad_x grad_scale partials grad_bias"),
+    ]
+
+
+MIRRORS = (TriePaths, TrieMixParams, TrieMixGradParams, AncestorAttentionParams, AncestorAttentionGradParams)
+STRUCTS = tuple(
+    ("common/trie.h", f"gistkit::{mirror.__name__}", mirror)
+    for mirror in (*MIRRORS, BiasGeluParams, BiasGeluGradParams)
+)
+
+
+def transposed(table: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Lists by value: the flat places of 0, 1, ..., count - 1 in a table of int32, ascending, and where each begins."""
+    flat = table.flatten()
+    entries = [torch.nonzero(flat == value)[:, 0] for value in range(count)]
+    offsets = torch.tensor([0, *(len(entry) for entry in entries)]).cumsum(0)
+    return torch.cat([*entries, torch.empty(0, dtype=torch.int64)]).int(), offsets.int()
+
+
+@dataclass
+class Trie:
+    """Nodes level by level, each sorted, the strings' ends last; a symbol is (place, digit), the last one the end."""
+
+    symbols: int
+    paths: Tensor  # [nodes, depth] of symbols
+    ancestors: Tensor  # [nodes, depth] of nodes, each node its own last one
+    ends: int
+
+    @classmethod
+    def of(cls, strings: set[tuple[int, ...]], base: int, places: int) -> Trie:
+        prefixes = sorted({s[:length] for s in strings for length in range(1, len(s) + 1)}, key=lambda s: (len(s), s))
+        keys = [*((s, False) for s in prefixes), *((s, True) for s in sorted(strings))]
+        number = {key: node for node, key in enumerate(keys)}
+        end, depth = places * base, places + 1
+        paths, ancestors = (torch.full((len(keys), depth), -1, dtype=torch.int32) for _ in range(2))
+        for node, (string, is_end) in enumerate(keys):
+            for place, digit in enumerate(string):
+                paths[node, place] = place * base + digit
+                ancestors[node, place] = number[string[: place + 1], False]
+            if is_end:
+                paths[node, len(string)], ancestors[node, len(string)] = end, node
+        return cls(end + 1, paths, ancestors, len(strings))
+
+    @classmethod
+    def random(cls, count: int, base: int, places: int, *, equal: bool = True) -> Trie:
+        """Of `count` draws of strings of digits, all of `places` digits or of 1 to so many."""
+        lengths = [places if equal else int(torch.randint(1, places + 1, ())) for _ in range(count)]
+        return cls.of({tuple(torch.randint(base, (length,)).tolist()) for length in lengths}, base, places)
+
+
+def _nan(*shape: int, like: Tensor) -> Tensor:
+    return torch.full(shape, float("nan"), dtype=like.dtype)
+
+
+def _fill(params: ctypes.Structure, tensors: dict[str, Tensor | None]) -> None:
+    for name, tensor in tensors.items():
+        setattr(params, name, None if tensor is None else tensor.data_ptr())
+
+
+def _run(
+    source: str,
+    name: str,
+    params: ctypes.Structure,
+    inputs: dict[str, Tensor | None],
+    outputs: dict[str, Tensor | None],
+    more: dict[str, Tensor],
+    checked: bool,
+    **how: object,
+) -> None:
+    _fill(params, {**inputs, **outputs})
+    library = emulation.build(source, [f"csrc/cuda/{source}.cu"], checked=checked, structs=STRUCTS)
+    library.run(f"gistkit::cuda::{name}", params, inputs={**inputs, **more}, outputs=outputs, **how)
+
+
+def _paths(paths: Tensor, symbols: int, lists: tuple[Tensor, Tensor]) -> tuple[TriePaths, dict[str, Tensor]]:
+    named = {"paths": paths, "entries": lists[0], "entry_offsets": lists[1]}
+    trie = TriePaths(*paths.shape, symbols)
+    _fill(trie, named)
+    return trie, named
+
+
+def trie_mix(
+    weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, *, checked: bool = True, **how: object
+) -> Tensor:
+    """weights [N, M, H], table [R, H, C], base [R, C], paths int32 [N, M]: [N, C]."""
+    out = _nan(len(paths), table.size(2), like=table)
+    trie, more = _paths(paths, len(table), transposed(paths, len(table)))
+    params = TrieMixParams(trie, DTYPES[table.dtype], *table.shape[1:])
+    given = {"weights": weights, "table": table, "base": base}
+    _run("trie_mix", "trie_mix", params, given, {"out": out}, more, checked, **how)
+    return out
+
+
+def trie_mix_backward(
+    grad: Tensor,
+    weights: Tensor,
+    table: Tensor,
+    paths: Tensor,
+    *,
+    lists: tuple[Tensor, Tensor] | None = None,
+    checked: bool = True,
+    **how: object,
+) -> tuple[Tensor, ...]:
+    """Gradients by weights, table and base."""
+    out = [_nan(*shape, like=table) for shape in (weights.shape, table.shape, (len(table), table.size(2)))]
+    trie, more = _paths(paths, len(table), transposed(paths, len(table)) if lists is None else lists)
+    params = TrieMixGradParams(trie, DTYPES[table.dtype], *table.shape[1:])
+    given = {"grad_out": grad, "weights": weights, "table": table}
+    written = dict(zip(("grad_weights", "grad_table", "grad_base"), out, strict=True))
+    _run("trie_mix", "trie_mix_backward", params, given, written, more, checked, **how)
+    return tuple(out)
+
+
+def _attention(
+    params: AncestorAttentionParams | AncestorAttentionGradParams,
+    rows: tuple[Tensor, Tensor, Tensor],
+    ancestors: Tensor,
+    scale: float,
+) -> None:
+    query, key, value = rows
+    params.dtype, params.scale = DTYPES[query.dtype], scale
+    params.queries, params.depth, params.keys = *ancestors.shape, len(key)
+    params.heads, params.head_dim = query.shape[1:]
+    params.query_stride, params.key_stride, params.value_stride = (x.stride(0) for x in (query, key, value))
+
+
+def ancestor_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    ancestors: Tensor,
+    *,
+    scale: float,
+    checked: bool = True,
+    **how: object,
+) -> tuple[Tensor, Tensor]:
+    """query [Q, H, D], key and value [K, H, D], ancestors int32 [Q, M]: [Q, H, D] and weights [Q, M, H]."""
+    params = AncestorAttentionParams()
+    _attention(params, (query, key, value), ancestors, scale)
+    out = _nan(*query.shape, like=query), _nan(*ancestors.shape, query.size(1), like=query)
+    given = {"ancestors": ancestors, "query": query, "key": key, "value": value}
+    written = dict(zip(("out", "weights"), out, strict=True))
+    _run("ancestor_attention", "ancestor_attention", params, given, written, {}, checked, **how)
+    return out
+
+
+def ancestor_attention_backward(
+    grad: Tensor,
+    rows: tuple[Tensor, Tensor, Tensor],
+    weights: Tensor,
+    ancestors: Tensor,
+    *,
+    scale: float,
+    lists: tuple[Tensor, Tensor] | None = None,
+    checked: bool = True,
+    **how: object,
+) -> tuple[Tensor, ...]:
+    """Gradients by query, key and value."""
+    params = AncestorAttentionGradParams()
+    _attention(params, rows, ancestors, scale)
+    entries, offsets = transposed(ancestors, len(rows[1])) if lists is None else lists
+    out = [_nan(*x.shape, like=x) for x in rows]
+    given = {"ancestors": ancestors, "entries": entries, "entry_offsets": offsets, "grad_out": grad}
+    given |= {"weights": weights, **dict(zip(("query", "key", "value"), rows, strict=True))}
+    written = dict(zip(("grad_query", "grad_key", "grad_value"), out, strict=True))
+    written["grad_scores"] = _nan(*weights.shape, like=weights)
+    _run("ancestor_attention", "ancestor_attention_backward", params, given, written, {}, checked, **how)
+    return tuple(out)
+
+
+def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None, *, checked: bool = True, **how: object) -> Tensor:
+    """x [N, C], bias [C], scale [N]."""
+    out = _nan(*x.shape, like=x)
+    params = BiasGeluParams(DTYPES[x.dtype], *x.shape)
+    _run("bias_gelu", "bias_gelu", params, {"x": x, "scale": scale, "bias": bias}, {"out": out}, {}, checked, **how)
+    return out
+
+
+def bias_gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor, scale: Tensor | None = None, *, checked: bool = True, **how: object
+) -> tuple[Tensor, ...]:
+    """Gradients by x, bias and, where there is one, scale."""
+    by_x, by_bias = _nan(*x.shape, like=x), _nan(*bias.shape, like=x)
+    by_scale = None if scale is None else _nan(*scale.shape, like=x)
+    parts = (len(x) + GELU_ROWS - 1) // GELU_ROWS
+    written = {"grad_x": by_x, "grad_scale": by_scale, "grad_bias": by_bias, "partials": _nan(parts, x.size(1), like=x)}
+    params = BiasGeluGradParams(DTYPES[x.dtype], *x.shape)
+    given = {"grad_out": grad, "x": x, "scale": scale, "bias": bias}
+    _run("bias_gelu", "bias_gelu_backward", params, given, written, {}, checked, **how)
+    return (by_x, by_bias) if by_scale is None else (by_x, by_bias, by_scale)

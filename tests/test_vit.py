@@ -1,0 +1,149 @@
+"""ViT against torch's own encoder layers, at any size and from any corner."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, ViT, grid_positions, position_encoding
+
+PATCH, CHANNELS, CLASSES, DIM, LAYERS, HEADS = 2, 3, 7, 24, 2, 3
+
+
+@pytest.fixture(autouse=True)
+def _double() -> Any:
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def encoding(name: str, **options: Any) -> PositionEncoding:
+    encoder = SeqPE(16, digits=2, axes=2, layers=1, heads=2, std=0.3)
+    return position_encoding(
+        name,
+        heads=HEADS,
+        head_dim=DIM // HEADS,
+        layers=LAYERS,
+        grid=(3, 4),
+        encoder=encoder,
+        extra_tokens=1,
+        **({"std": 0.3} if name.startswith("seqpe") else {}) | options,
+    )
+
+
+def vit(position: PositionEncoding, **options: Any) -> ViT:
+    return ViT(PATCH, CHANNELS, CLASSES, DIM, LAYERS, HEADS, position, **options)
+
+
+def images(rows: int, columns: int, batch: int = 2) -> Tensor:
+    return torch.randn(batch, CHANNELS, PATCH * rows, PATCH * columns)
+
+
+def by_torch(model: ViT, pixels: Tensor) -> Tensor:
+    """The same weights in torch's encoder layers, patches cut by a loop."""
+    batch, _, height, width = pixels.shape
+    patches = torch.stack(
+        [
+            pixels[:, :, i : i + PATCH, j : j + PATCH].reshape(batch, -1)
+            for i in range(0, height, PATCH)
+            for j in range(0, width, PATCH)
+        ],
+        1,
+    )
+    hidden = torch.cat([model.cls.expand(batch, 1, -1), model.patches(patches)], 1)
+    for block in model.blocks:
+        layer = nn.TransformerEncoderLayer(
+            DIM, HEADS, 4 * DIM, 0.0, "gelu", batch_first=True, norm_first=True, layer_norm_eps=1e-6
+        )
+        state = {
+            "self_attn.in_proj_weight": block.attention.qkv.weight,
+            "self_attn.in_proj_bias": block.attention.qkv.bias,
+        }
+        names = {"self_attn.out_proj": "attention.out", "linear1": "network.up", "linear2": "network.down"}
+        names |= {"norm1": "norm_1", "norm2": "norm_2"}
+        for theirs, ours in names.items():
+            state |= {f"{theirs}.{part}": getattr(block.get_submodule(ours), part) for part in ("weight", "bias")}
+        layer.load_state_dict(state)
+        hidden = layer(hidden)
+    return model.head(model.norm(hidden[:, 0]))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 4), (5, 2)])
+def test_without_positions_it_is_torchs_encoder(size: tuple[int, int]) -> None:
+    model, pixels = vit(NoPE(extra_tokens=1)), images(*size)
+    close(model(pixels), by_torch(model, pixels))
+
+
+@pytest.mark.parametrize("name", IMAGE_ENCODINGS)
+def test_every_encoding_at_every_size_with_gradients(name: str) -> None:
+    model = vit(encoding(name))
+    for size in ((3, 4), (2, 2), (9, 6)):
+        pixels = images(*size)
+        logits = model(pixels)
+        assert logits.shape == (2, CLASSES)
+        close(model(pixels, grid_positions(*size)), logits)
+    logits.pow(2).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGE_ENCODINGS if name != "nope"])
+def test_positions_matter(name: str) -> None:
+    """Patches in another order, with their positions or without."""
+    model, pixels = vit(encoding(name)), images(3, 4)
+    order = torch.randperm(12)
+    positions = grid_positions(3, 4)
+    patches = pixels.unfold(2, PATCH, PATCH).unfold(3, PATCH, PATCH).flatten(2, 3)[:, :, order]
+    shuffled = patches.unflatten(2, (3, 4)).permute(0, 1, 2, 4, 3, 5).reshape(pixels.shape)
+    close(model(shuffled, positions[order]), model(pixels))
+    assert (model(shuffled) - model(pixels)).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("name", ["rope-2d", "rope-2d-mix", "seqpe-sum", "seqpe-mul", "seqpe-bias", "sinusoidal-2d"])
+def test_images_of_a_batch_start_at_corners_of_their_own(name: str) -> None:
+    model, pixels = vit(encoding(name)), images(3, 4)
+    starts = torch.stack([grid_positions(3, 4, (0, 5)), grid_positions(3, 4, (60, 2))])
+    together = model(pixels, starts)
+    for row in range(2):
+        close(together[row : row + 1], model(pixels[row : row + 1], starts[row]))
+    if not name.startswith("rope"):
+        assert (together - model(pixels)).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("projection", ["shared", "layer"])
+def test_embeddings_of_the_caller_are_used(projection: str) -> None:
+    model, pixels, positions = vit(encoding("seqpe-mul", projection=projection)), images(3, 4), grid_positions(3, 4)
+    e = model.position.encoder(torch.cat([positions, positions + 9]))
+    close(model(pixels, embeddings=e[:12]), model(pixels))
+    close(model(pixels, positions + 9, embeddings=e[12:]), model(pixels, positions + 9))
+
+
+def test_cls_has_its_own_row_in_a_learned_table() -> None:
+    model, pixels = vit(encoding("learned-2d")), images(3, 4)
+    plain = vit(NoPE(extra_tokens=1))
+    plain.load_state_dict({name: p for name, p in model.state_dict().items() if not name.startswith("position")})
+    torch.nn.init.zeros_(model.position.table)
+    assert (model(pixels) - plain(pixels)).abs().max() > 1e-6
+    with torch.no_grad():
+        plain.cls += model.position.extra[0]
+    close(model(pixels), plain(pixels))
+
+
+def test_grid_positions_are_row_major() -> None:
+    assert grid_positions(2, 3).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
+    assert grid_positions(1, 2, (4, 9)).tolist() == [[4, 9], [4, 10]]
+
+
+def test_what_is_refused() -> None:
+    model = vit(RoPE2D(DIM // HEADS, extra_tokens=1))
+    with pytest.raises(ValueError, match=r"images: expected \[B, 3, height, width\] .* multiples of 2, got .* 5, 4\)"):
+        model(torch.zeros(1, 3, 5, 4))
+    with pytest.raises(ValueError, match=r"positions: expected \[12, 2\] or \[B, 12, 2\], got shape \(11, 2\)"):
+        model(images(3, 4), grid_positions(3, 4)[1:])
+    with pytest.raises(ValueError, match=r"position: expected one with axes=2 and extra_tokens=1, got RoPE2D .*=0"):
+        vit(RoPE2D(DIM // HEADS))
