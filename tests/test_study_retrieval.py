@@ -120,7 +120,7 @@ def test_answers_come_from_the_context_soon(tmp_path):
         questions=2, values=3, dim=32, test_rows=64,
     )  # fmt: skip
     # By chance one answer in nine is exact, at a loss of log 3.
-    assert run.test["14"]["exact"] > 0.22 and run.test["14"]["loss"] < 0.9
+    assert run.test["14"]["exact"] > 0.22 and run.test["14"]["loss"] < 1.0
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ class Sizes(Training):
         longest: it is tested at L, 2 L, 4 L, ..., up to this many times L.
         dim, layers, heads, hidden_dim, dropout, style: of `gistkit.nn.GPT`.
         decay: of the learning rate after its warm-up, to `final` of it at the last step.
-        bfloat16: autocast to it.
+        bfloat16: autocast to it, but for the encoder of positions.
         max_position, base, digits: of SeqPE; encoder_heads, encoder_layers, encoder_dropout: of its encoder, which is
             as wide as the model.
         position_std: of the first weights of encoder and projections, times dim ** -0.5.
@@ -150,38 +150,24 @@ class Student:
         """
         self.model.train()
         input_ids, labels = input_ids.to(self.device), labels.to(self.device)
-        with self._precision():
-            if self.regularizer is None or self.encoder is None:
+        if self.regularizer is None or self.encoder is None:
+            with self._precision():
                 return _cross_entropy(self.model(input_ids), labels)
-            drawn = self.regularizer.draw(len(input_ids), step)
-            encoded = self.encoder(drawn.positions)
-            count = input_ids.shape[1]
-            positions, embeddings = drawn.positions[drawn.main], drawn.embeddings(encoded)
+        drawn, count = self.regularizer.draw(len(input_ids), step), input_ids.shape[1]
+        encoded = self.encoder(drawn.positions)
+        positions, embeddings = drawn.positions[drawn.main], drawn.embeddings(encoded)
+        with self._precision():
             logits = self.model(input_ids, positions[..., :count], embeddings=embeddings[..., :count, :])
-            return _cross_entropy(logits, labels) + self.regularizer.losses(drawn, encoded).total
+        return _cross_entropy(logits, labels) + self.regularizer.losses(drawn, encoded).total
 
     @torch.no_grad()
-    def embeddings(self, length: int) -> Tensor | None:
-        """SeqPE's embeddings [length, dim] of positions from 0; None for other encodings."""
-        if self.encoder is None:
-            return None
+    def logits(self, input_ids: Tensor, *, last: int | None = None) -> Tensor:
+        """float32 logits [B, N or `last`, vocabulary] of `input_ids` [B, N], or of so many last tokens alone."""
         self.model.eval()
+        # Positions are encoded in full precision.
+        embeddings = None if self.encoder is None else self.encoder(torch.arange(input_ids.shape[1]))
         with self._precision():
-            return self.encoder(torch.arange(length))
-
-    @torch.no_grad()
-    def logits(self, input_ids: Tensor, embeddings: Tensor | None = None, *, last: int | None = None) -> Tensor:
-        """float32 logits [B, N or `last`, vocabulary] of `input_ids` [B, N].
-
-        Args:
-            embeddings: of at least N positions, as the method of that name gives them.
-            last: of so many last tokens alone.
-        """
-        self.model.eval()
-        count = input_ids.shape[1]
-        with self._precision():
-            rows = None if embeddings is None else embeddings[:count]
-            hidden = self.model.hidden(input_ids.to(self.device), embeddings=rows)
+            hidden = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
             return self.model.head(hidden if last is None else hidden[:, -last:]).float()
 
     @property

@@ -109,14 +109,13 @@ def losses(student: Student, text: Tensor, lengths: Sequence[int], tokens: int) 
     longest = max(lengths)
     count = max(1, min(len(text) - 1, tokens) // longest) * longest
     inputs, labels = text[:count].long(), text[1 : count + 1].long().to(student.device)
-    embeddings = student.embeddings(longest)
     found = {}
     for length in lengths:
         total = 0.0
         rows = max(1, 4096 // length)
         pairs = zip(inputs.view(-1, length).split(rows), labels.view(-1, length).split(rows), strict=True)
         for chunk, wanted in pairs:
-            logits = student.logits(chunk, embeddings)
+            logits = student.logits(chunk)
             total += float(cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
         found[length] = total / count
     return found

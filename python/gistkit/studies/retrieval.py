@@ -147,14 +147,13 @@ def _seed(numbers: Sequence[int]) -> int:
 def measure(student: Student, data: Pairs, split: str, length: int, rows: int) -> dict[str, float]:
     """{"loss", "exact"} of the answers in `rows` sequences of a split at a length."""
     inputs, labels = data.split(split, length, rows)
-    embeddings = student.embeddings(length)
     answer = data.recipe.answer
     loss = exact = 0.0
     at_once = max(1, 4096 // length)
     for ids, wanted in zip(inputs.split(at_once), labels.split(at_once), strict=True):
         asked = wanted != IGNORE
         last = ids.shape[1] - int(asked[0].nonzero()[0])
-        logits = student.logits(ids, embeddings, last=last)[asked[:, -last:].to(student.device)]
+        logits = student.logits(ids, last=last)[asked[:, -last:].to(student.device)]
         answers = wanted[asked].to(student.device)
         loss += float(cross_entropy(logits, answers, reduction="sum"))
         exact += float((logits.argmax(-1) == answers).view(-1, answer).all(1).sum())
