@@ -52,7 +52,7 @@ def _first_layer(block: Block, symbols: Tensor, paths: Links) -> Tensor:
 
     weights = _path_weights(scores, paths.rows)
     hidden = trie_mix(weights, table, base, paths)
-    scale = (hidden.var(-1, correction=0) + norm.eps).rsqrt()
+    scale = (_centred(hidden).square().mean(-1) + norm.eps).rsqrt()
     active = bias_gelu(trie_mix(weights, table_up, base_up, paths), bias, scale)
     return hidden.to(symbols.dtype) + block.down(active.to(symbols.dtype))
 
