@@ -62,7 +62,7 @@ GISTKIT_DEVICE void add_entries(const AncestorAttentionGradParams& p, EntryRange
 // Grid: (tiles of columns, blocks of keys). Block y takes keys y, y + gridDim.y, ...: the long lists, which are those
 // of a trie's first nodes, come to different blocks. A slot takes a short list, the block a long one.
 template <class T, int kCount>
-__global__ void __launch_bounds__(kListThreads)
+__global__ void __launch_bounds__(kListThreads, 2)
     ancestor_key_grad_kernel(const __grid_constant__ AncestorAttentionGradParams p) {
   using Group = Elements<T, kCount>;
   using Shared = T[kListSums<T, 2, kCount>];

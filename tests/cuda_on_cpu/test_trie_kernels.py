@@ -268,9 +268,12 @@ def test_strided_rows(dtype: torch.dtype) -> None:
     out, weights = ancestor_attention(query, key, value, ancestors, **how)
     expected = out, *ancestor_attention_backward(grad, (query, key, value), weights, ancestors, **how)
     together = torch.cat([query, key, value], 1)
-    odd = torch.randn(len(query), 49, dtype=dtype)
-    odd[:, :48] = together.flatten(1)
-    for rows in (together.split(2, 1), odd[:, :48].unflatten(1, (6, 8)).split(2, 1)):
+    views = [together.split(2, 1)]
+    for i, x in enumerate(aligned := (query, key, value)):
+        odd = torch.randn(len(x), 17, dtype=dtype)
+        odd[:, :16] = x.flatten(1)
+        views.append((*aligned[:i], odd[:, :16].unflatten(1, (2, 8)), *aligned[i + 1 :]))
+    for rows in views:
         out, weights = ancestor_attention(*rows, ancestors, **how)
         found = ancestor_attention_backward(grad, rows, weights, ancestors, **how)
         for mine, right in zip((out, *found), expected, strict=True):
