@@ -54,7 +54,8 @@ inline TriePaths trie_paths(const TrieLinks& links) {
           links.offsets.size(0) - 1,
           static_cast<const int32_t*>(links.rows.const_data_ptr()),
           static_cast<const int32_t*>(links.entries.const_data_ptr()),
-          static_cast<const int32_t*>(links.offsets.const_data_ptr())};
+          static_cast<const int32_t*>(links.offsets.const_data_ptr()),
+          links.entries.size(0)};
 }
 
 template <class Device>
@@ -184,6 +185,7 @@ std::tuple<Tensor, Tensor, Tensor> ancestor_attention_backward(Tensor grad_out, 
   auto p = ancestor_params<AncestorAttentionGradParams>(query, key, value, ancestors, scale);
   p.entries = static_cast<const int32_t*>(entries.const_data_ptr());
   p.entry_offsets = static_cast<const int32_t*>(offsets.const_data_ptr());
+  p.num_entries = entries.size(0);
   p.grad_out = grad_out.const_data_ptr();
   p.weights = weights.const_data_ptr();
   p.grad_scores = grad_scores.mutable_data_ptr();
