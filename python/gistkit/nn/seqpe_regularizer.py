@@ -1,0 +1,204 @@
+"""What a training step with SeqPE needs besides its task: its positions, encoded in one call, and the two losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gistkit.nn.seqpe import SeqPE
+from gistkit.nn.seqpe_candidates import ContrastiveSampler
+from gistkit.nn.seqpe_losses import Form, contrastive_loss, nearest_candidate, ood_loss
+from gistkit.nn.seqpe_samplers import StartSampler, WindowSampler, as_number, as_position
+
+
+@dataclass(frozen=True, eq=False)
+class SeqPEStep:
+    """The positions of one step, each once, and where each of its uses finds its own.
+
+    Args:
+        positions: distinct, in ascending order, int64 [U] or [U, axes] on the CPU: what the encoder is to encode.
+        main: int64 indices into them, of the sequences' positions: [N], or [B, N] where any sequence is shifted.
+        shifted: bool [B], the sequences that begin at a random start.
+        pivots, candidates, positive: indices [P] and [P, C], and each pivot's nearest candidate, [P]; None without
+            the contrastive loss.
+        teacher, student: indices [W, m]; None without the loss on shifted windows.
+    """
+
+    positions: Tensor
+    main: Tensor
+    shifted: Tensor
+    pivots: Tensor | None = None
+    candidates: Tensor | None = None
+    positive: Tensor | None = None
+    teacher: Tensor | None = None
+    student: Tensor | None = None
+
+    def embeddings(self, encoded: Tensor, index: Tensor | None = None) -> Tensor:
+        """The rows of `encoded` [U, D] of the sequences' positions, [N, D] or [B, N, D], or of other indices."""
+        if encoded.dim() != 2 or len(encoded) != len(self.positions):
+            raise ValueError(
+                f"encoded: expected [{len(self.positions)}, D], a row a position of the step, got {list(encoded.shape)}"
+            )
+        return F.embedding((self.main if index is None else index).to(encoded.device), encoded)
+
+
+class SeqPELosses(NamedTuple):
+    """The losses of a step, scalars; `total` is weighted, the others are not."""
+
+    contrastive: Tensor
+    ood: Tensor
+    total: Tensor
+
+
+class SeqPERegularizer:
+    """Draws the positions of each training step and gives SeqPE's losses of their embeddings, from one encoder call.
+
+    A step of training:
+
+        step = regularizer.draw(len(input_ids))
+        encoded = encoder(step.positions)
+        loss = task(input_ids, step.embeddings(encoded)) + regularizer.losses(step, encoded).total
+
+    Args:
+        encoder: its base, digits and axes are those of the positions.
+        shape: L of training, the positions of a sequence; with several axes the positions on each, and a sequence's
+            are in the order of rows.
+        max_position: L_max; every position drawn is below it, on every axis.
+        heads: of the model, which the embeddings are split into for `ood_loss`.
+        contrastive_weight, ood_weight: alpha and beta of Equation 15; with 0 a loss and its positions are left out.
+        shift_rate: share of sequences at a random start.
+        pivots, candidates: of the contrastive loss, see `ContrastiveSampler`.
+        windows, window_positions: of the loss on shifted windows, see `WindowSampler`; None: 32 positions, or all of a
+            smaller shape.
+        form: "paper", or "reference" for the public code's mixture of candidates, windows and loss, whole batches
+            shifted at once, and no loss on windows then.
+        seed: of all that is drawn; the draws of one loss do not depend on whether the other is on.
+        confusions, local_window: of `ContrastiveSampler`.
+        reference_beta: of `ood_loss`.
+
+    Paper: SeqPE, Equation 15 and Appendix A.
+    """
+
+    def __init__(
+        self,
+        encoder: SeqPE,
+        shape: int | Sequence[int],
+        max_position: int,
+        heads: int,
+        *,
+        contrastive_weight: float = 0.1,
+        ood_weight: float = 0.1,
+        shift_rate: float = 0.1,
+        pivots: int = 32,
+        candidates: int = 32,
+        windows: int = 32,
+        window_positions: int | None = None,
+        form: Form = "paper",
+        seed: int = 0,
+        confusions: int | None = None,
+        local_window: int = 256,
+        reference_beta: float = 1.0,
+    ) -> None:
+        sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+        if len(sizes) != encoder.axes:
+            raise ValueError(f"shape: expected the positions on {encoder.axes} axes as encoder has, got {shape}")
+        if max_position > encoder.limit:
+            raise ValueError(
+                f"max_position: expected at most {encoder.limit}, what {encoder.digits} digits of base {encoder.base} "
+                f"reach, got {max_position}"
+            )
+        if heads < 1 or encoder.out_dim % heads:
+            raise ValueError(f"heads: expected a divisor of the encoder's output width {encoder.out_dim}, got {heads}")
+        for name, weight in (("contrastive_weight", contrastive_weight), ("ood_weight", ood_weight)):
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"{name}: expected a number of at least 0, got {weight!r}")
+        self.axes, self.max_position, self.heads, self.form = encoder.axes, max_position, heads, form
+        self.contrastive_weight, self.ood_weight = contrastive_weight, ood_weight
+        self.reference_beta = reference_beta
+        if window_positions is None:
+            window_positions = min(32, math.prod(sizes))
+        seeds = [int(one) for one in np.random.SeedSequence(seed).generate_state(3, np.uint64) >> np.uint64(1)]
+        self.starts = StartSampler(sizes, max_position, rate=shift_rate, seed=seeds[0], form=form)
+        self.contrastive = (
+            ContrastiveSampler(
+                pivots, candidates, max_position, axes=encoder.axes, base=encoder.base, seed=seeds[1], form=form,
+                confusions=confusions, window=local_window,
+            )
+            if contrastive_weight
+            else None
+        )  # fmt: skip
+        self.windows = (
+            WindowSampler(windows, window_positions, sizes, max_position, seed=seeds[2], form=form)
+            if ood_weight
+            else None
+        )
+        self._grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(-1, encoder.axes)
+
+    def draw(self, batch_size: int) -> SeqPEStep:
+        """The positions of a step with `batch_size` sequences."""
+        starts, shifted = self.starts.draw(batch_size)
+        any_shifted = bool(shifted.any())
+        uses = {"main": self._grid + starts[:, None] if any_shifted else self._grid}
+        positive = None
+        if self.contrastive is not None:
+            uses["pivots"], uses["candidates"] = self.contrastive.draw()
+            positive = nearest_candidate(uses["pivots"], uses["candidates"])
+        if self.windows is not None:
+            windows = self.windows.draw()
+            if not (self.form == "reference" and any_shifted):
+                uses["teacher"], uses["student"] = windows
+        numbers = {
+            name: positions if self.axes == 1 and name != "main" else as_number(positions, self.max_position)
+            for name, positions in uses.items()
+        }
+        distinct, inverse = torch.unique(torch.cat([use.flatten() for use in numbers.values()]), return_inverse=True)
+        parts = inverse.split([use.numel() for use in numbers.values()])
+        indices = {name: part.view(use.shape) for (name, use), part in zip(numbers.items(), parts, strict=True)}
+        positions = distinct if self.axes == 1 else as_position(distinct, self.max_position, self.axes)
+        return SeqPEStep(positions, shifted=shifted, positive=positive, **indices)
+
+    def losses(self, step: SeqPEStep, encoded: Tensor) -> SeqPELosses:
+        """The losses of a step's embeddings [U, D], what the encoder gives of `step.positions`."""
+        contrastive = ood = encoded.new_zeros((), dtype=torch.promote_types(encoded.dtype, torch.float32))
+        if step.pivots is not None and step.candidates is not None and step.positive is not None:
+            contrastive = contrastive_loss(
+                step.embeddings(encoded, step.pivots),
+                step.embeddings(encoded, step.candidates),
+                step.positive.to(encoded.device),
+            )
+        if step.teacher is not None and step.student is not None:
+            ood = ood_loss(
+                step.embeddings(encoded, step.teacher),
+                step.embeddings(encoded, step.student),
+                self.heads,
+                form=self.form,
+                beta=self.reference_beta,
+            )
+        return SeqPELosses(contrastive, ood, self.contrastive_weight * contrastive + self.ood_weight * ood)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the next draws depend on, tensors by name."""
+        return {
+            f"{name}.{key}": value for name, one in self._samplers().items() for key, value in one.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Goes on where the regularizer that gave `state` was."""
+        samplers = self._samplers()
+        if set(state) != {f"{name}.generator" for name in samplers}:
+            raise ValueError(
+                f"state: expected those of {', '.join(samplers)}, got {', '.join(sorted(state)) or 'none'}"
+            )
+        for name, one in samplers.items():
+            one.load_state_dict({"generator": state[f"{name}.generator"]})
+
+    def _samplers(self) -> dict[str, ContrastiveSampler | StartSampler | WindowSampler]:
+        every = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}
+        return {name: one for name, one in every.items() if one is not None}
