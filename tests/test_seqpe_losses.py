@@ -241,6 +241,9 @@ def test_draws_are_of_their_seed_and_go_on_from_a_state():
     resumed = new(5)
     resumed.load_state_dict(begun.state_dict())
     assert all(map(same, draws(resumed, 2), first[2:]))
+    numbered = [new().draw(3, step) for step in range(4)]
+    assert not any(map(same, numbered, numbered[1:])) and not any(map(same, numbered, [new(1).draw(3, 0), *first]))
+    assert all(same(begun.draw(3, step), numbered[step]) for step in (2, 0, 3))
     # Without a loss its positions are not encoded, and the other's are the same.
     for name, kept in (("contrastive_weight", "student"), ("ood_weight", "candidates")):
         for whole, one in zip(first, draws(new(**{name: 0.0})), strict=True):

@@ -244,6 +244,7 @@ def test_a_sampler_goes_on_from_a_state():
         (lambda: WindowSampler(1, 2, [4, 0], 100), r"shape: expected a whole number of at least 1, got 0"),
         (lambda: WindowSampler(1, 2, [4], 4), r"max_position: expected more than training's 4 positions, got 4"),
         (lambda: StartSampler([4], 100, rate=2), r"rate: expected 0 to 1, got 2"),
+        (lambda: StartSampler([4], 100).seek(-1), r"step: expected a whole number of at least 0, got -1"),
         (lambda: StartSampler([4], 100).draw(0), r"batch_size: expected a whole number of at least 1, got 0"),
     ],
 )

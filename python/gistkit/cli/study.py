@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli import study_greedy, study_in_place, study_nuggets, study_pooling
+from gistkit.cli import study_greedy, study_in_place, study_length, study_nuggets, study_pooling, study_retrieval
 from gistkit.cli.arguments import LAYOUTS, add_command, add_device, device, names, positive
 
 EPL = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
@@ -32,6 +32,8 @@ def add(commands: Any) -> None:
     study_nuggets.add(studies)
     study_pooling.add(studies)
     study_greedy.add(studies)
+    study_length.add(studies)
+    study_retrieval.add(studies)
 
 
 def add_epl_arguments(parser: argparse.ArgumentParser) -> None:

@@ -141,8 +141,16 @@ class SeqPERegularizer:
         )
         self._grid = torch.cartesian_prod(*(torch.arange(size) for size in sizes)).view(-1, encoder.axes)
 
-    def draw(self, batch_size: int) -> SeqPEStep:
-        """The positions of a step with `batch_size` sequences."""
+    def draw(self, batch_size: int, step: int | None = None) -> SeqPEStep:
+        """The positions of a step with `batch_size` sequences.
+
+        Args:
+            step: its number, from 0: the same are drawn for it at every call, so that a training resumes without a
+                state. None: those that follow the ones drawn last.
+        """
+        if step is not None:
+            for sampler in self._samplers().values():
+                sampler.seek(step)
         starts, shifted = self.starts.draw(batch_size)
         any_shifted = bool(shifted.any())
         uses = {"main": self._grid + starts[:, None] if any_shifted else self._grid}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,13 +13,19 @@ from gistkit.nn.seqpe_losses import FORMS, Form
 
 
 class Sampler:
-    """A generator of its own, whose state can be kept."""
+    """A generator of its own, whose state can be kept, or set to that of a step."""
 
     def __init__(self, axes: int, max_position: int, seed: int) -> None:
         at_least("axes", axes, 1)
         at_least("max_position", max_position, 2)
-        self.axes, self.max_position = axes, max_position
+        self.axes, self.max_position, self.seed = axes, max_position, seed
         self._generator = torch.Generator().manual_seed(seed)
+
+    def seek(self, step: int) -> None:
+        """Makes the next draw that of a step, whatever was drawn before."""
+        at_least("step", step, 0)
+        (state,) = np.random.SeedSequence([self.seed, step]).generate_state(1, np.uint64) >> np.uint64(1)
+        self._generator.manual_seed(int(state))
 
     def state_dict(self) -> dict[str, Tensor]:
         """What the next draws depend on."""

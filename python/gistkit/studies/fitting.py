@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit.compress import Compressor
@@ -78,46 +78,78 @@ def fit(
     resume: bool,
     bar: Any,
 ) -> Progress:
-    """Trains to the recipe's last step.
+    """Trains a compressor to the recipe's last step, with a constant learning rate after the warm-up.
 
     Args:
         compressor: trained in place; its model is attached meanwhile.
         optimizer: from `adamw`.
+        loss, evaluate, state, identity, resume, bar: as in `optimise`.
+    """
+    named = list(compressor.trainable())
+    with attach(compressor.model):
+        return optimise(
+            recipe, named, optimizer, loss, evaluate, state, identity,
+            learning_rate=lambda step: warmed_up(recipe.learning_rate, step, recipe.warmup),
+            clips=[([parameter for _, parameter in named], recipe.clip)],
+            resume=resume, bar=bar,
+        )  # fmt: skip
+
+
+def optimise(
+    recipe: Training,
+    named: Sequence[tuple[str, nn.Parameter]],
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[int], Tensor],
+    evaluate: Callable[[], tuple[float, ...]],
+    state: Path,
+    identity: dict[str, Any],
+    *,
+    learning_rate: Callable[[int], float],
+    clips: Sequence[tuple[Sequence[nn.Parameter], float]],
+    resume: bool,
+    bar: Any,
+) -> Progress:
+    """Trains to the recipe's last step.
+
+    Args:
+        named: what is trained, by name.
+        optimizer: of these, its groups with a "factor" of the learning rate, as `adamw` makes them.
         loss: of step 0, 1, ...; the same at every call.
-        evaluate: figures of the compressor as it is, the first of them its held-out loss; called before the first
-            step, every `eval_every` steps and after the last.
+        evaluate: figures of the model as it is, the first of them its held-out loss; called before the first step,
+            every `eval_every` steps and after the last.
         state: a file, written at every evaluation.
         identity: JSON values that decide the run; a state of another one is refused.
+        learning_rate: of step 0, 1, ...
+        clips: parameters whose gradients are clipped together, with the norm each.
         resume: go on from `state`, if it is there.
         bar: a tqdm progress bar.
     """
-    parameters = [parameter for _, parameter in compressor.trainable()]
     done, first = Progress([], 0.0), 0
     if resume and state.exists():
-        saved = checkpoint.load(state, identity, compressor.trainable(), optimizer)
+        saved = checkpoint.load(state, identity, named, optimizer)
         first = saved["step"]
         done = Progress([(int(step), *figures) for step, *figures in saved["curve"]], saved["seconds"])
     bar.reset(total=recipe.steps)
     bar.update(first)
 
     clock = time.perf_counter()
-    with attach(compressor.model):
-        for step in range(first, recipe.steps + 1):
-            last = step == recipe.steps
-            fresh = not done.curve or done.curve[-1][0] < step
-            if fresh and (last or step % recipe.eval_every == 0):
-                done.seconds += time.perf_counter() - clock
-                done.curve.append((step, *evaluate()))
-                bar.set_postfix_str(f"held-out loss {done.curve[-1][1]:.3f}")
-                progress = {"step": step, "seconds": done.seconds, "curve": done.curve}
-                checkpoint.save(state, identity, progress, compressor.trainable(), optimizer)
-                clock = time.perf_counter()
-            if last:
-                break
-            set_learning_rate(optimizer, warmed_up(recipe.learning_rate, step, recipe.warmup))
-            optimizer.zero_grad()
-            loss(step).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, recipe.clip)
-            optimizer.step()
-            bar.update()
+    for step in range(first, recipe.steps + 1):
+        last = step == recipe.steps
+        fresh = not done.curve or done.curve[-1][0] < step
+        if fresh and (last or step % recipe.eval_every == 0):
+            done.seconds += time.perf_counter() - clock
+            done.curve.append((step, *evaluate()))
+            bar.set_postfix_str(f"held-out loss {done.curve[-1][1]:.3f}")
+            progress = {"step": step, "seconds": done.seconds, "curve": done.curve}
+            checkpoint.save(state, identity, progress, named, optimizer)
+            clock = time.perf_counter()
+        if last:
+            break
+        set_learning_rate(optimizer, learning_rate(step))
+        optimizer.zero_grad()
+        loss(step).backward()
+        for parameters, limit in clips:
+            torch.nn.utils.clip_grad_norm_(parameters, limit)
+        optimizer.step()
+        bar.update()
     return done

@@ -23,13 +23,13 @@ def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".form
 
 
 def write(
-    path: Path, study: str, runs: Sequence[Any], recipe: Any, corpus: Corpus, machine: Mapping[str, object]
+    path: Path, study: str, runs: Sequence[Any], recipe: Any, corpus: Corpus | None, machine: Mapping[str, object]
 ) -> None:
-    """Writes runs and their recipe, dataclasses of JSON values."""
+    """Writes runs and their recipe, dataclasses of JSON values; `corpus` is None where no text is read."""
     content = {
         "study": study,
         "machine": dict(machine),
-        "text": {"name": corpus.name, "digest": corpus.digest},
+        **({} if corpus is None else {"text": {"name": corpus.name, "digest": corpus.digest}}),
         "recipe": asdict(recipe),
         "runs": [asdict(run) for run in runs],
     }
