@@ -37,8 +37,10 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/attention.py --save --study gistpool $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --study dodo $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --torch-isa avx2 $(ARGS)
+	$(BIN)/python benchmarks/seqpe.py --save $(ARGS)
 	$(BIN)/python benchmarks/demo.py $(filter --quick,$(ARGS))
 ifeq ($(filter --quick,$(ARGS)),)
+	$(BIN)/python benchmarks/seqpe.py --save --memory $(ARGS)
 	$(BIN)/python benchmarks/compressor.py --save $(ARGS)
 	$(BIN)/python benchmarks/compression_loss.py --save $(ARGS)
 	$(BIN)/python benchmarks/streaming.py --save --selection strided learned $(ARGS)
@@ -77,7 +79,7 @@ sanitize: $(SANITIZED)/ready
 	$(MAKE) -j2 sanitize-attention sanitize-others
 
 sanitize-attention: SANITIZED_TESTS := $(wildcard tests/test_attention*.py)
-sanitize-others: SANITIZED_TESTS := $(wildcard tests/test_rope*.py tests/test_pool.py tests/test_pool_*.py tests/test_layout*.py tests/test_planner*.py)
+sanitize-others: SANITIZED_TESTS := $(wildcard tests/test_rope*.py tests/test_pool.py tests/test_pool_*.py tests/test_layout*.py tests/test_planner*.py tests/test_trie*.py)
 sanitize-attention sanitize-others:
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest $(SANITIZED_TESTS) -o cache_dir=$(SANITIZED)/$@ -k "not compiles and not opcheck and not torch_compile" $(ARGS)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from extrapolation import read_runs as extrapolation_runs
 from in_place import read_runs as in_place_runs
 from masks import FEW
 from nuggets import read_runs as nuggets_runs
@@ -21,7 +22,7 @@ from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import compression_loss, in_place_report, nuggets_report, pooling_report
+from gistkit.studies import compression_loss, extrapolation_report, in_place_report, nuggets_report, pooling_report
 from gistkit.studies.report import read_json, table_rows
 from gistkit.studies.runs import Run
 
@@ -125,6 +126,18 @@ def nuggets_table() -> str:
     return "\n\n".join(tables)
 
 
+def length_table() -> str:
+    """Perplexity beyond the length of training by position encoding, a table a preset, and the paper's."""
+    tables = []
+    for found in extrapolation_runs("length").values():
+        recipe, machine = found[0][1:]
+        rows = extrapolation_report.length_rows([run for run, *_ in found])
+        how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
+        text = "Text on which nothing was chosen"
+        tables.append(f"{format_table(rows)}\n\n{text}, {how}. {machine_line(machine)}.")
+    return "\n\n".join([*tables, format_table(extrapolation_report.paper_length_rows())])
+
+
 def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
     """Median milliseconds of a suite's JSON: a column a form, a row a case that the pattern `cases` matches.
 
@@ -150,16 +163,16 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
     return f"{format_table([[title, *forms], *cells])}\n\n{unit} {machine_line(content['machine'])}."
 
 
-def memory_table(path: Path) -> str:
-    """Peak memory of a case in every form, MiB."""
+def memory_table(path: Path, title: str = "attention, peak memory", above: str = "inputs and results") -> str:
+    """Peak memory of a case in every form, MiB above what there was."""
     content = json.loads(path.read_text())
     rows: dict[str, dict[str, str]] = {}
     for measured in content["mebibytes"]:
         rows.setdefault(measured["case"], {})[measured["form"]] = f"{measured['mib']:.0f}"
     forms = list(dict.fromkeys(form for row in rows.values() for form in row))
     cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
-    table = format_table([["attention, peak memory", *forms], *cells])
-    return f"{table}\n\nMiB above inputs and results. {machine_line(content['machine'])}."
+    table = format_table([[title, *forms], *cells])
+    return f"{table}\n\nMiB above {above}. {machine_line(content['machine'])}."
 
 
 def streaming_table(path: Path) -> str:
@@ -211,6 +224,12 @@ def speed_table(machine: str) -> str:
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
+    if (seqpe := folder / "seqpe.json").exists():
+        encoder, table = r"seqpe (\d.*), d 768 float32, (.*)", r"seqpe (table, .*), d 768 float32, (.*)"
+        tables.append(timing_table(seqpe, "SeqPE's encoder, 2 layers, d 768", encoder))
+        tables.append(timing_table(seqpe, "SeqPE in eval mode, d 768", table))
+    if (seqpe_memory := folder / "seqpe-memory.json").exists():
+        tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
     if (compressor := folder / "compressor.json").exists():
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
     if (picture := folder / "attention.png").exists():
@@ -238,6 +257,8 @@ def updated(readme: str) -> str:
         replaced("pooling", "pooling table", lambda _: pooling_table())
     if in_place_runs():
         replaced("in-place", "in-place table", lambda _: in_place_table())
+    if extrapolation_runs("length"):
+        replaced("length", "length table", lambda _: length_table())
     if nuggets_runs():
         replaced("nuggets", "nuggets table", lambda _: nuggets_table())
     replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))

@@ -154,12 +154,10 @@ def test_embeddings_of_the_caller_are_used() -> None:
     model, tokens = gpt(encoding("seqpe-bias")), ids()
     encoder = model.position.encoder
     e = encoder(torch.cat([STARTS.flatten(), torch.arange(50)]))[: STARTS.numel()].view(3, LENGTH, -1)
-    close(model(tokens, STARTS, embeddings=e), model(tokens, STARTS))
+    # They count, and not what the encoder would say.
+    close(model(tokens, STARTS + 1, embeddings=e), model(tokens, STARTS))
     cache = KVCache()
-    parts = [
-        model(tokens[:, rows], STARTS[:, rows], embeddings=e[:, rows], cache=cache)
-        for rows in (slice(0, 4), slice(4, LENGTH))
-    ]
+    parts = [model(tokens[:, rows], embeddings=e[:, rows], cache=cache) for rows in (slice(0, 4), slice(4, LENGTH))]
     close(torch.cat(parts, 1), model(tokens, STARTS))
 
 
@@ -243,7 +241,7 @@ def test_an_output_embedding_of_its_own() -> None:
     assert tied.head.weight is tied.tokens.weight and own.head.weight is not own.tokens.weight
 
 
-@pytest.mark.parametrize("name", ["rope-1e4", "seqpe-bias", "seqpe-mul", "alibi"])
+@pytest.mark.parametrize("name", ["rope-1e4", "seqpe-bias"])
 def test_a_block_compiles_whole(name: str) -> None:
     torch._dynamo.reset()
     position = encoding(name)

@@ -144,6 +144,13 @@ def test_training_reaches_the_encoding_and_the_model(name: str) -> None:
     close(*losses)
 
 
+def test_what_layers_add_is_dropped_in_training_as_the_model_says() -> None:
+    model = gpt2(resid_pdrop=1.0).train()
+    with hf.encode_positions(model, encoding("seqpe-bias")):
+        logits = model(IDS).logits
+    close(logits, model.lm_head(model.transformer.ln_f(model.transformer.wte(IDS))))
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = gpt2()
     before, implementation = model(IDS).logits, model.config._attn_implementation

@@ -62,9 +62,17 @@ def test_the_dodo_example_keeps_nuggets_and_reads_on():
     assert list(names["stream"].states) == held
 
 
+def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
+    names = {}
+    exec(BLOCKS[4], names)
+    torch.testing.assert_close(names["encoded"], names["same"], rtol=1e-4, atol=1e-5)
+    assert all(parameter.grad is not None for parameter in names["model"].parameters())
+    assert names["longer"].shape == (8, 240)
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 4, "a new example needs a test of what it claims"
+    assert block < 5, "a new example needs a test of what it claims"
 
 
 def test_tables_and_pictures_are_those_of_the_committed_results():

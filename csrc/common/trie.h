@@ -12,8 +12,9 @@ namespace gistkit {
 struct TriePaths {
   int64_t nodes, depth, symbols;
   const int32_t* paths;          // [nodes, depth]
-  const int32_t* entries;        // [entry_offsets[symbols]], ascending within a symbol
+  const int32_t* entries;        // [num_entries], ascending within a symbol
   const int32_t* entry_offsets;  // [symbols + 1]
+  int64_t num_entries;
 };
 
 // out[n] = base[own symbol of n] + sum over the path's i and heads h of weights[n, i, h] table[paths[n, i], h].
@@ -58,8 +59,9 @@ struct AncestorAttentionGradParams {
   int64_t queries, keys, depth, heads, head_dim;
   const int32_t* ancestors;
   // Who attends to each key: entry e is (query, column) = (e / depth, e % depth); entries of one key lie together.
-  const int32_t* entries;        // [entry_offsets[keys]], ascending within a key
+  const int32_t* entries;        // [num_entries], ascending within a key
   const int32_t* entry_offsets;  // [keys + 1]
+  int64_t num_entries;
   const void* query;
   const void* key;
   const void* value;

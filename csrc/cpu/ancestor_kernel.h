@@ -49,12 +49,12 @@ template <class T>
 // One query, all heads. `scores`: [depth, heads], with room for a vector behind.
 template <class T>
 void attend(const AncestorAttentionParams& p, int64_t n, T* scores) {
-  constexpr double kLog2E = 1.4426950408889634;
+  constexpr T kLog2E = static_cast<T>(1.4426950408889634);
   const T* query = static_cast<const T*>(p.query) + n * p.query_stride;
   T* out = static_cast<T*>(p.out) + n * p.heads * p.head_dim;
   T* weights = static_cast<T*>(p.weights) + n * p.depth * p.heads;
   const int32_t* ancestors = p.ancestors + n * p.depth;
-  const T scale = static_cast<T>(p.scale * kLog2E);
+  const T scale = static_cast<T>(p.scale);
   zero(out, p.heads * p.head_dim);
   zero(weights, p.depth * p.heads);
 
@@ -70,7 +70,7 @@ void attend(const AncestorAttentionParams& p, int64_t n, T* scores) {
   for (int64_t h = 0; h < p.heads; ++h) {
     T highest = count > 0 ? scores[h] : T(0);
     for (int64_t k = 1; k < count; ++k) highest = std::max(highest, scores[k * p.heads + h]);
-    for (int64_t k = 0; k < count; ++k) scores[k * p.heads + h] -= highest;
+    for (int64_t k = 0; k < count; ++k) scores[k * p.heads + h] = (scores[k * p.heads + h] - highest) * kLog2E;
   }
   exponentials(scores, count * p.heads);
   for (int64_t h = 0; h < p.heads; ++h) {

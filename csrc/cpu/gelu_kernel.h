@@ -12,16 +12,14 @@ namespace {
 
 constexpr double kGeluSlope = 0.7978845608028654, kGeluCube = 0.044715;
 
+// exp(-2 u), and at most so much that 1 + it is a number: the gate is then 0 but for rounding.
 template <class T>
-[[gnu::always_inline]] inline typename Simd<T>::V gelu_gate(typename Simd<T>::V z) {
+[[gnu::always_inline]] inline typename Simd<T>::V gelu_odds(typename Simd<T>::V z) {
   using S = Simd<T>;
-  constexpr double kLog2E = 1.4426950408889634;
-  const typename S::V square = S::mul(z, z);
-  const typename S::V twice = S::mul(z, S::fma(square, S::set(static_cast<T>(-2 * kLog2E * kGeluSlope * kGeluCube)),
-                                               S::set(static_cast<T>(-2 * kLog2E * kGeluSlope))));
-  // So far out the gate rounds to 0, or is too small to matter.
-  const T most = sizeof(T) == 4 ? T(126) : T(1022);
-  return S::div(S::set(1), S::add(S::set(1), exp2<T>(S::min(twice, S::set(most)))));
+  constexpr double kFactor = -2 * kGeluSlope * 1.4426950408889634;
+  const typename S::V power =
+      S::mul(z, S::fma(S::mul(z, z), S::set(static_cast<T>(kFactor * kGeluCube)), S::set(static_cast<T>(kFactor))));
+  return exp2<T>(S::min(power, S::set(sizeof(T) == 4 ? T(126) : T(1022))));
 }
 
 // The last columns of a row, where they do not fill a vector, go through a copy.
@@ -30,7 +28,7 @@ template <class T>
   using S = Simd<T>;
   auto value = [&](typename S::V v, typename S::V b) {
     const typename S::V z = S::fma(v, S::set(scale), b);
-    return S::mul(z, gelu_gate<T>(z));
+    return S::div(z, S::add(S::set(1), gelu_odds<T>(z)));
   };
   int64_t c = 0;
   for (; c + S::kWidth <= columns; c += S::kWidth) S::store(out + c, value(S::load(x + c), S::load(bias + c)));
@@ -58,11 +56,14 @@ void run_gelu(const BiasGeluParams& p, const Parallel& pool) {
 template <class T>
 [[gnu::always_inline]] inline typename Simd<T>::V gelu_slope(typename Simd<T>::V z, typename Simd<T>::V grad) {
   using S = Simd<T>;
-  const typename S::V gate = gelu_gate<T>(z);
+  // Beyond this the slope is 0 or 1, and nothing below overflows.
+  const T most = 100;
+  z = S::max(S::set(-most), S::min(S::set(most), z));
+  const typename S::V odds = gelu_odds<T>(z), gate = S::div(S::set(1), S::add(S::set(1), odds));
   const typename S::V du =
       S::fma(S::mul(z, z), S::set(static_cast<T>(6 * kGeluSlope * kGeluCube)), S::set(static_cast<T>(2 * kGeluSlope)));
-  const typename S::V rest = S::sub(S::set(1), gate);
-  return S::mul(S::mul(grad, gate), S::fma(S::mul(z, rest), du, S::set(1)));
+  // odds gate is 1 - gate without the loss of a difference.
+  return S::mul(S::mul(grad, gate), S::fma(S::mul(z, S::mul(odds, gate)), du, S::set(1)));
 }
 
 // A row's gradients; adds to `sums` those of the bias, and returns that of the scale.

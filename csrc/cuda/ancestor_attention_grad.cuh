@@ -41,13 +41,13 @@ template <int kCount, class T>
 GISTKIT_DEVICE void add_entries(const AncestorAttentionGradParams& p, EntryRange list, int64_t column, int step,
                                 T (&sums)[2][kCount]) {
   using Group = Elements<T, kCount>;
-  const int64_t all = p.queries * p.depth, head = column / p.head_dim, row = p.heads * p.head_dim;
+  const int64_t places = p.queries * p.depth, head = column / p.head_dim, row = p.heads * p.head_dim;
   const uint32_t depth = static_cast<uint32_t>(p.depth);
   const T *scores = static_cast<const T*>(p.grad_scores) + head, *weights = static_cast<const T*>(p.weights) + head;
   const T *queries = static_cast<const T*>(p.query) + column, *grads = static_cast<const T*>(p.grad_out) + column;
   GISTKIT_UNROLL_BY(4)
   for (int64_t at = list.begin; at < list.end; at += step) {
-    const uint32_t entry = entry_at(p.entries, at, all), query = entry / depth;
+    const uint32_t entry = entry_at(p.entries, at, places), query = entry / depth;
     const T score = scores[entry * p.heads], weight = weights[entry * p.heads];
     const Group q = *reinterpret_cast<const Group*>(queries + query * p.query_stride);
     const Group g = *reinterpret_cast<const Group*>(grads + query * row);
@@ -62,19 +62,19 @@ GISTKIT_DEVICE void add_entries(const AncestorAttentionGradParams& p, EntryRange
 // Grid: (tiles of columns, blocks of keys). Block y takes keys y, y + gridDim.y, ...: the long lists, which are those
 // of a trie's first nodes, come to different blocks. A slot takes a short list, the block a long one.
 template <class T, int kCount>
-__global__ void __launch_bounds__(kListThreads)
+__global__ void __launch_bounds__(kListThreads, 2)
     ancestor_key_grad_kernel(const __grid_constant__ AncestorAttentionGradParams p) {
   using Group = Elements<T, kCount>;
   using Shared = T[kListSums<T, 2, kCount>];
   GISTKIT_SHARED(Shared, of_warps);
   const int slot = static_cast<int>(threadIdx.x) / kListLanes;
-  const int64_t row = p.heads * p.head_dim, all = p.queries * p.depth;
+  const int64_t row = p.heads * p.head_dim;
   const int64_t tile = int64_t{blockIdx.x} * kListLanes * kCount;
   const int64_t column = tile + static_cast<int>(threadIdx.x) % kListLanes * kCount;
   T *keys = static_cast<T*>(p.grad_key), *values = static_cast<T*>(p.grad_value);
 
   for (int64_t key = blockIdx.y + int64_t{gridDim.y} * slot; key < p.keys; key += int64_t{gridDim.y} * kListSlots) {
-    const EntryRange list = entry_range(p.entry_offsets, key, all);
+    const EntryRange list = entry_range(p.entry_offsets, key, p.num_entries);
     if (list.end - list.begin > kLongList || column >= row) continue;
     T sums[2][kCount] = {};
     add_entries<kCount>(p, list, column, 1, sums);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kListThreads)
   }
 
   for (int64_t key = blockIdx.y; key < p.keys; key += gridDim.y) {
-    const EntryRange list = entry_range(p.entry_offsets, key, all);
+    const EntryRange list = entry_range(p.entry_offsets, key, p.num_entries);
     if (list.end - list.begin <= kLongList) continue;
     T sums[2][kCount] = {};
     if (column < row) add_entries<kCount>(p, {list.begin + slot, list.end}, column, kListSlots, sums);

@@ -11,17 +11,17 @@ struct EntryRange {
   int64_t begin, end;
 };
 
-// Where a list lies among `entries`; offsets that descend or leave them are cut off.
-GISTKIT_DEVICE EntryRange entry_range(const int32_t* offsets, int64_t list, int64_t entries) {
+// Where a list lies among all `count` entries; offsets that descend or leave them are cut off.
+GISTKIT_DEVICE EntryRange entry_range(const int32_t* offsets, int64_t list, int64_t count) {
   int64_t begin = offsets[list], end = offsets[list + 1];
-  begin = begin < 0 ? 0 : begin > entries ? entries : begin;
-  end = end < begin ? begin : end > entries ? entries : end;
+  begin = begin < 0 ? 0 : begin > count ? count : begin;
+  end = end < begin ? begin : end > count ? count : end;
   return {begin, end};
 }
 
-// An entry of a list, in bounds whatever is written there.
-GISTKIT_DEVICE uint32_t entry_at(const int32_t* list, int64_t at, int64_t entries) {
-  const uint32_t entry = static_cast<uint32_t>(list[at]), last = static_cast<uint32_t>(entries - 1);
+// An entry of a list, below `places` whatever is written there.
+GISTKIT_DEVICE uint32_t entry_at(const int32_t* entries, int64_t at, int64_t places) {
+  const uint32_t entry = static_cast<uint32_t>(entries[at]), last = static_cast<uint32_t>(places - 1);
   return entry < last ? entry : last;
 }
 

@@ -107,16 +107,16 @@ __global__ void __launch_bounds__(kListThreads, 2)
   const int slot = static_cast<int>(threadIdx.x) / kListLanes;
   const int64_t tile = int64_t{blockIdx.y} * kListLanes * kCount;
   const int64_t column = tile + static_cast<int>(threadIdx.x) % kListLanes * kCount;
-  const int64_t all = p.trie.nodes * p.trie.depth;
+  const int64_t places = p.trie.nodes * p.trie.depth;
   const uint32_t depth = static_cast<uint32_t>(p.trie.depth);
   const T *grad = static_cast<const T*>(p.grad_out) + column, *weights = static_cast<const T*>(p.weights) + head;
 
   T sums[kTableHeads + 1][kCount] = {};
-  EntryRange list = entry_range(p.trie.entry_offsets, symbol, all);
+  EntryRange list = entry_range(p.trie.entry_offsets, symbol, p.trie.num_entries);
   if (column >= p.columns) list.end = list.begin;
   GISTKIT_UNROLL_BY(2)
   for (int64_t at = list.begin + slot; at < list.end; at += kListSlots) {
-    const uint32_t entry = entry_at(p.trie.entries, at, all), node = entry / depth;
+    const uint32_t entry = entry_at(p.trie.entries, at, places), node = entry / depth;
     const bool last = entry + 1 == (node + 1) * depth;
     const bool own = last || static_cast<uint32_t>(p.trie.paths[entry + (last ? 0 : 1)]) >= p.trie.symbols;
     const Group g = *reinterpret_cast<const Group*>(grad + node * p.columns);

@@ -40,8 +40,7 @@ struct Cpu {
   }
   static void run(const TrieMixGradParams& p, const Tensor&) {
     check_trie(p.trie);
-    check_groups(p.trie.entries, p.trie.entry_offsets, p.trie.symbols, p.trie.nodes * p.trie.depth,
-                 p.trie.nodes * p.trie.depth);
+    check_groups(p.trie.entries, p.trie.entry_offsets, p.trie.symbols, p.trie.num_entries, p.trie.nodes * p.trie.depth);
     trie_mix_backward(p, torch_parallel());
   }
   static void run(const AncestorAttentionParams& p, const Tensor&) {
@@ -50,7 +49,7 @@ struct Cpu {
   }
   static void run(const AncestorAttentionGradParams& p, const Tensor&) {
     check_range(p.ancestors, p.queries * p.depth, p.keys, "ancestors");
-    check_groups(p.entries, p.entry_offsets, p.keys, p.queries * p.depth, p.queries * p.depth);
+    check_groups(p.entries, p.entry_offsets, p.keys, p.num_entries, p.queries * p.depth);
     ancestor_attention_backward(p, torch_parallel());
   }
   static void run(const BiasGeluParams& p, const Tensor&) { bias_gelu(p, torch_parallel()); }

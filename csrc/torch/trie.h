@@ -54,7 +54,8 @@ inline TriePaths trie_paths(const TrieLinks& links) {
           links.offsets.size(0) - 1,
           static_cast<const int32_t*>(links.rows.const_data_ptr()),
           static_cast<const int32_t*>(links.entries.const_data_ptr()),
-          static_cast<const int32_t*>(links.offsets.const_data_ptr())};
+          static_cast<const int32_t*>(links.offsets.const_data_ptr()),
+          links.entries.size(0)};
 }
 
 template <class Device>
@@ -68,6 +69,19 @@ void check_mix(const Tensor& weights, const Tensor& table, const TrieLinks& path
                   "gistkit::trie_mix: expected contiguous weights [N, M, H]");
 }
 
+// What forward and backward have in common.
+template <class Params>
+Params mix_params(const Tensor& weights, const Tensor& table, const TrieLinks& paths) {
+  Params p{};
+  p.trie = trie_paths(paths);
+  p.dtype = kernel_dtype(weights.scalar_type());
+  p.heads = table.size(1);
+  p.columns = table.size(2);
+  p.weights = weights.const_data_ptr();
+  p.table = table.const_data_ptr();
+  return p;
+}
+
 template <class Device>
 Tensor trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor entries, Tensor offsets) {
   const TrieLinks links{paths, entries, offsets};
@@ -76,13 +90,7 @@ Tensor trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor 
       is_like(base, weights) && base.dim() == 2 && base.size(0) == table.size(0) && base.size(1) == table.size(2),
       "gistkit::trie_mix: expected a contiguous base [R, C]");
   Tensor out = torch::stable::new_empty(weights, {paths.size(0), table.size(2)});
-  TrieMixParams p{};
-  p.trie = trie_paths(links);
-  p.dtype = kernel_dtype(weights.scalar_type());
-  p.heads = table.size(1);
-  p.columns = table.size(2);
-  p.weights = weights.const_data_ptr();
-  p.table = table.const_data_ptr();
+  auto p = mix_params<TrieMixParams>(weights, table, links);
   p.base = base.const_data_ptr();
   p.out = out.mutable_data_ptr();
   Device::run(p, weights);
@@ -100,14 +108,8 @@ std::tuple<Tensor, Tensor, Tensor> trie_mix_backward(Tensor grad_out, Tensor wei
   Tensor grad_weights = torch::stable::new_empty(weights, {weights.size(0), weights.size(1), weights.size(2)});
   Tensor grad_table = torch::stable::new_empty(table, {table.size(0), table.size(1), table.size(2)});
   Tensor grad_base = torch::stable::new_empty(table, {table.size(0), table.size(2)});
-  TrieMixGradParams p{};
-  p.trie = trie_paths(links);
-  p.dtype = kernel_dtype(weights.scalar_type());
-  p.heads = table.size(1);
-  p.columns = table.size(2);
+  auto p = mix_params<TrieMixGradParams>(weights, table, links);
   p.grad_out = grad_out.const_data_ptr();
-  p.weights = weights.const_data_ptr();
-  p.table = table.const_data_ptr();
   p.grad_weights = grad_weights.mutable_data_ptr();
   p.grad_table = grad_table.mutable_data_ptr();
   p.grad_base = grad_base.mutable_data_ptr();
@@ -184,6 +186,7 @@ std::tuple<Tensor, Tensor, Tensor> ancestor_attention_backward(Tensor grad_out, 
   auto p = ancestor_params<AncestorAttentionGradParams>(query, key, value, ancestors, scale);
   p.entries = static_cast<const int32_t*>(entries.const_data_ptr());
   p.entry_offsets = static_cast<const int32_t*>(offsets.const_data_ptr());
+  p.num_entries = entries.size(0);
   p.grad_out = grad_out.const_data_ptr();
   p.weights = weights.const_data_ptr();
   p.grad_scores = grad_scores.mutable_data_ptr();

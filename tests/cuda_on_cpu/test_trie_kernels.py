@@ -1,13 +1,12 @@
-"""A trie's CUDA kernels against float64, with the plain torch forms of the same precision as the measure."""
+"""CUDA kernels of mixtures along paths and of gelu against float64, with the plain torch forms as the measure."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import emulation
 import pytest
 import torch
 from torch import Tensor
+from trie_cases import FLOATS, assert_close, attended, check_unaligned, in_all_orders, plain_forms
 from trie_params import (
     Trie,
     ancestor_attention,
@@ -20,32 +19,6 @@ from trie_params import (
 )
 
 from gistkit.ops import reference
-
-FLOATS = [torch.float32, torch.float64]
-IN_ALL_ORDERS = [(dtype, order) for dtype in FLOATS for order in emulation.ORDERS]
-in_all_orders = pytest.mark.parametrize(("dtype", "order"), IN_ALL_ORDERS, ids=str)
-
-
-def assert_close(got: tuple[Tensor, ...], plain: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> None:
-    for mine, torch_form, exact in zip(got, plain, right, strict=True):
-        if mine.numel() == 0:
-            continue
-        # In float64 the plain form is what it is compared with.
-        rounding = 1e-12 if mine.dtype == torch.float64 else torch.finfo(mine.dtype).eps
-        allowed = 2 * (torch_form.double() - exact).abs().max() + rounding * exact.abs().max()
-        assert mine.shape == exact.shape and (mine.double() - exact).abs().max() <= allowed
-
-
-def plain_forms(
-    function: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Output and gradients by the inputs, in their precision and in float64."""
-    both = []
-    for dtype in (grad.dtype, torch.float64):
-        leaves = [x.detach().to(dtype).requires_grad_() for x in inputs]
-        out = function(*leaves)
-        both.append((out.detach(), *torch.autograd.grad(out, leaves, grad.to(dtype))))
-    return both[0], both[1]
 
 
 def mixture(trie: Trie, heads: int, columns: int, dtype: torch.dtype) -> list[Tensor]:
@@ -82,30 +55,22 @@ def test_mixtures_of_paths_of_several_lengths(dtype: torch.dtype) -> None:
 def test_mixtures_of_all_positions() -> None:
     """Every symbol has entries, and neighbours share all but the last."""
     strings = {(i // 16, i // 4 % 4, i % 4) for i in range(64)}
-    check_mixture(Trie.of(strings, 4, 3), 3, 8, torch.float32, checked=False)
+    check_mixture(Trie.of(strings, 4, 3), 3, 8, torch.float32)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_more_weights_than_fit_into_shared_memory(dtype: torch.dtype) -> None:
-    check_mixture(Trie.random(5, 2, 7), 31, 4, dtype, checked=False)
+    check_mixture(Trie.random(5, 2, 7), 31, 4, dtype)
 
 
 def test_unaligned_mixtures() -> None:
     trie = Trie.random(12, 3, 3)
-    tensors = mixture(trie, 4, 8, torch.float32)
-    weights, table, base, grad = tensors
-    expected = trie_mix(weights, table, base, trie.paths), *trie_mix_backward(grad, weights, table, trie.paths)
-    weights, table, base, grad = (shifted(x) for x in tensors)
-    got = trie_mix(weights, table, base, trie.paths), *trie_mix_backward(grad, weights, table, trie.paths)
-    for mine, right in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, right)
 
+    def compute(weights: Tensor, table: Tensor, base: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        out = trie_mix(weights, table, base, trie.paths)
+        return out, *trie_mix_backward(grad, weights, table, trie.paths)
 
-def shifted(x: Tensor) -> Tensor:
-    """The same numbers, one element behind an aligned address."""
-    flat = torch.zeros(x.numel() + 1, dtype=x.dtype)
-    flat[1:] = x.flatten()
-    return flat[1:].view(x.shape)
+    check_unaligned(compute, mixture(trie, 4, 8, torch.float32))
 
 
 def test_numbers_beyond_a_path_are_not_looked_at() -> None:
@@ -144,8 +109,7 @@ def test_symbols_and_entries_that_leave_the_table_are_cut_off() -> None:
     entries, offsets = transposed(trie.paths, trie.symbols)
     entries[:2] = torch.tensor([-5, 1 << 30])
     offsets[0], offsets[2], offsets[-1] = -9, 1 << 30, 1 << 30
-    lists = torch.cat([entries, torch.zeros(paths.numel() - len(entries), dtype=torch.int32)]), offsets
-    by_weights, *_ = trie_mix_backward(grad, weights, table, paths, lists=lists)
+    by_weights, *_ = trie_mix_backward(grad, weights, table, paths, lists=(entries, offsets))
     assert not by_weights[4].any()
 
 
@@ -160,114 +124,6 @@ def test_one_node_in_a_large_table() -> None:
     weights, grad, paths = weights[:0], grad[:0], paths[:0]
     assert trie_mix(weights, table, base, paths).shape == (0, 5)
     assert not any(x.any() for x in trie_mix_backward(grad, weights, table, paths))
-
-
-def attended(trie: Trie, heads: int, dim: int, dtype: torch.dtype, queries: int | None = None) -> list[Tensor]:
-    """Query, key, value and the gradient of the output, for the last so many nodes."""
-    nodes = len(trie.paths)
-    rows = (nodes if queries is None else queries, nodes, nodes, nodes if queries is None else queries)
-    return [torch.randn(count, heads, dim, dtype=dtype) for count in rows]
-
-
-def check_attention(rows: list[Tensor], ancestors: Tensor, **how: object) -> None:
-    query, key, value, grad = rows
-    scale = 1.7 * query.size(2) ** -0.5
-
-    def plain_form(*x: Tensor) -> Tensor:
-        return reference.ancestor_attention(*x, ancestors, scale=scale).nan_to_num()
-
-    plain, right = plain_forms(plain_form, [query, key, value], grad)
-    out, weights = ancestor_attention(query, key, value, ancestors, scale=scale, **how)
-    found = ancestor_attention_backward(grad, (query, key, value), weights, ancestors, scale=scale, **how)
-    assert_close((out, *found), plain, right)
-    assert not weights[ancestors < 0].any()
-    torch.testing.assert_close(weights.sum(1), (ancestors >= 0).any(1).to(out).unsqueeze(1).expand_as(out[..., 0]))
-
-
-@in_all_orders
-@pytest.mark.parametrize(
-    ("count", "base", "places", "heads", "dim"),
-    [(1, 3, 1, 1, 1), (20, 5, 3, 3, 20), (12, 3, 4, 2, 13), (90, 2, 7, 1, 4)],
-)
-def test_attention(count: int, base: int, places: int, heads: int, dim: int, dtype: torch.dtype, order: str) -> None:
-    trie = Trie.random(count, base, places)
-    check_attention(attended(trie, heads, dim, dtype), trie.ancestors, order=order, seed=count)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_attention_with_more_columns_than_lanes_and_more_keys_than_lanes(dtype: torch.dtype) -> None:
-    trie = Trie.random(4, 2, 3)
-    check_attention(attended(trie, 2, 200, dtype), trie.ancestors, checked=False)
-    check_attention(attended(trie, 1, 67, dtype), trie.ancestors, checked=False)
-    deep = torch.arange(70, dtype=torch.int32).expand(5, 70).clone()
-    deep[2, 3:60], deep[3] = -1, -1
-    rows = [torch.randn(count, 2, 4, dtype=dtype) for count in (5, 70, 70, 5)]
-    check_attention(rows, deep, checked=False)
-
-
-def test_attention_of_the_ends_alone() -> None:
-    trie = Trie.random(30, 3, 4)
-    rows = attended(trie, 2, 8, torch.float32, trie.ends)
-    check_attention(rows, trie.ancestors[-trie.ends :].contiguous())
-
-
-def test_queries_without_ancestors() -> None:
-    trie = Trie.random(20, 3, 3, equal=False)
-    ancestors = trie.ancestors.clone()
-    ancestors[::3] = -1
-    check_attention(attended(trie, 2, 8, torch.float32), ancestors)
-    query, key, value, grad = attended(trie, 2, 8, torch.float32)
-    nobody = torch.full_like(ancestors, -1)
-    out, weights = ancestor_attention(query, key, value, nobody, scale=1)
-    assert not out.any() and not weights.any()
-    found = ancestor_attention_backward(grad, (query, key, value), weights, nobody, scale=1)
-    assert not any(x.any() for x in found)
-
-
-def test_one_ancestor_is_a_copy_of_its_value() -> None:
-    query, key, value = (torch.randn(7, 2, 5) for _ in range(3))
-    ancestors = torch.randperm(7)[:, None].int()
-    out, weights = ancestor_attention(query, key, value, ancestors, scale=100)
-    assert torch.equal(out, value[ancestors[:, 0]]) and (weights == 1).all()
-
-
-def test_large_scores_do_not_overflow() -> None:
-    trie = Trie.random(10, 3, 3)
-    query, key, value, _ = attended(trie, 2, 8, torch.float32)
-    out, weights = ancestor_attention(query, key, value, trie.ancestors, scale=1e6)
-    assert out.isfinite().all() and weights.max() == 1
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_strided_and_unaligned_rows(dtype: torch.dtype) -> None:
-    trie = Trie.random(15, 3, 3)
-    query, key, value, grad = attended(trie, 2, 8, dtype)
-    ancestors, how = trie.ancestors, {"scale": 0.3}
-    out, weights = ancestor_attention(query, key, value, ancestors, **how)
-    expected = out, *ancestor_attention_backward(grad, (query, key, value), weights, ancestors, **how)
-    together = torch.cat([query, key, value], 1)
-    odd = torch.randn(len(query), 49, dtype=dtype)
-    odd[:, 1:] = together.flatten(1)
-    for rows in (together.split(2, 1), odd[:, 1:].unflatten(1, (6, 8)).split(2, 1)):
-        out, weights = ancestor_attention(*rows, ancestors, **how)
-        found = ancestor_attention_backward(grad, rows, weights, ancestors, **how)
-        for mine, right in zip((out, *found), expected, strict=True):
-            torch.testing.assert_close(mine, right)
-
-
-def test_ancestors_and_entries_that_leave_the_rows_are_cut_off() -> None:
-    trie = Trie.random(10, 3, 2)
-    query, key, value, grad = attended(trie, 2, 8, torch.float32)
-    ancestors, without = trie.ancestors.clone(), trie.ancestors.clone()
-    ancestors[2, 0], ancestors[5, 0], ancestors[6, 0] = len(key), -(1 << 30), 1 << 30
-    without[2, 0] = without[5, 0] = without[6, 0] = -1
-    out, weights = ancestor_attention(query, key, value, ancestors, scale=1)
-    assert torch.equal(out, ancestor_attention(query, key, value, without, scale=1)[0])
-    entries, offsets = transposed(ancestors, len(key))
-    entries[:2] = torch.tensor([-5, 1 << 30])
-    offsets[0], offsets[2], offsets[-1] = -9, 1 << 30, 1 << 30
-    lists = torch.cat([entries, torch.zeros(ancestors.numel() - len(entries), dtype=torch.int32)]), offsets
-    ancestor_attention_backward(grad, (query, key, value), weights, ancestors, scale=1, lists=lists)
 
 
 def check_gelu(rows: int, columns: int, dtype: torch.dtype, scaled: bool, **how: object) -> None:
@@ -287,17 +143,15 @@ def test_gelu(rows: int, columns: int, scaled: bool, dtype: torch.dtype, order: 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gelu_of_many_rows_and_columns(dtype: torch.dtype) -> None:
-    check_gelu(600, 3, dtype, True, checked=False)
-    check_gelu(9, 1160, dtype, True, checked=False)
+    check_gelu(600, 3, dtype, True)
+    check_gelu(9, 1160, dtype, True)
 
 
 def test_unaligned_gelu() -> None:
-    x, bias, grad, scale = torch.randn(9, 8), torch.randn(8), torch.randn(9, 8), torch.randn(9)
-    expected = bias_gelu(x, bias, scale), *bias_gelu_backward(grad, x, bias, scale)
-    x, bias, grad, scale = map(shifted, (x, bias, grad, scale))
-    got = bias_gelu(x, bias, scale), *bias_gelu_backward(grad, x, bias, scale)
-    for mine, right in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, right)
+    def compute(x: Tensor, bias: Tensor, grad: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
+        return bias_gelu(x, bias, scale), *bias_gelu_backward(grad, x, bias, scale)
+
+    check_unaligned(compute, [torch.randn(9, 8), torch.randn(8), torch.randn(9, 8), torch.randn(9)])
 
 
 def test_gelu_far_out() -> None:
@@ -322,7 +176,7 @@ def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
     query, key, value, grad_attended = attended(trie, 1, 4, torch.float32)
     x, bias, scale, grad_x = torch.randn(300, 5), torch.randn(5), torch.randn(300), torch.randn(300, 5)
     runs = []
-    for how in ({"order": order, "checked": False, "seed": 3} for order in (*emulation.ORDERS, "forward")):
+    for how in ({"order": order, "seed": 3} for order in (*emulation.ORDERS, "forward")):
         out, attention = ancestor_attention(query, key, value, trie.ancestors, scale=0.5, **how)
         rows = query, key, value
         found = [out, trie_mix(weights, table, base, trie.paths, **how), bias_gelu(x, bias, scale, **how)]
@@ -331,10 +185,3 @@ def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
         found += bias_gelu_backward(grad_x, x, bias, scale, **how)
         runs.append(found)
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
-
-
-def test_a_long_list_is_shared_out_among_a_block() -> None:
-    """The nodes of the root have more entries than a slot of lanes takes alone."""
-    trie = Trie.random(90, 2, 7)
-    assert transposed(trie.ancestors, len(trie.paths))[1].diff().max() > 64
-    check_attention(attended(trie, 2, 6, torch.float32), trie.ancestors)

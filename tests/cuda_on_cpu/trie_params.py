@@ -19,7 +19,7 @@ def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
 
 
 class TriePaths(ctypes.Structure):
-    _fields_ = _fields("nodes depth symbols", "paths entries entry_offsets")
+    _fields_ = [*_fields("nodes depth symbols", "paths entries entry_offsets"), ("num_entries", Int)]
 
 
 class TrieMixParams(ctypes.Structure):
@@ -47,7 +47,8 @@ class AncestorAttentionParams(ctypes.Structure):
 class AncestorAttentionGradParams(ctypes.Structure):
     _fields_ = [
         ("dtype", ctypes.c_int),
-        *_fields("queries keys depth heads head_dim", "ancestors entries entry_offsets query key value"),
+        *_fields("queries keys depth heads head_dim", "ancestors entries entry_offsets"),
+        *_fields("num_entries", "query key value"),
         *_fields("query_stride key_stride value_stride", ""),
         ("scale", ctypes.c_double),
         *_fields("", "grad_out weights grad_scores grad_query grad_key grad_value"),
@@ -111,7 +112,7 @@ class Trie:
         return cls.of({tuple(torch.randint(base, (length,)).tolist()) for length in lengths}, base, places)
 
 
-def _nan(*shape: int, like: Tensor) -> Tensor:
+def unwritten(*shape: int, like: Tensor) -> Tensor:
     return torch.full(shape, float("nan"), dtype=like.dtype)
 
 
@@ -127,30 +128,27 @@ def _run(
     inputs: dict[str, Tensor | None],
     outputs: dict[str, Tensor | None],
     more: dict[str, Tensor],
-    checked: bool,
     **how: object,
 ) -> None:
     _fill(params, {**inputs, **outputs})
-    library = emulation.build(source, [f"csrc/cuda/{source}.cu"], checked=checked, structs=STRUCTS)
+    library = emulation.build(source, [f"csrc/cuda/{source}.cu"], checked=True, structs=STRUCTS)
     library.run(f"gistkit::cuda::{name}", params, inputs={**inputs, **more}, outputs=outputs, **how)
 
 
 def _paths(paths: Tensor, symbols: int, lists: tuple[Tensor, Tensor]) -> tuple[TriePaths, dict[str, Tensor]]:
     named = {"paths": paths, "entries": lists[0], "entry_offsets": lists[1]}
-    trie = TriePaths(*paths.shape, symbols)
+    trie = TriePaths(*paths.shape, symbols, num_entries=len(lists[0]))
     _fill(trie, named)
     return trie, named
 
 
-def trie_mix(
-    weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, *, checked: bool = True, **how: object
-) -> Tensor:
+def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, **how: object) -> Tensor:
     """weights [N, M, H], table [R, H, C], base [R, C], paths int32 [N, M]: [N, C]."""
-    out = _nan(len(paths), table.size(2), like=table)
+    out = unwritten(len(paths), table.size(2), like=table)
     trie, more = _paths(paths, len(table), transposed(paths, len(table)))
     params = TrieMixParams(trie, DTYPES[table.dtype], *table.shape[1:])
     given = {"weights": weights, "table": table, "base": base}
-    _run("trie_mix", "trie_mix", params, given, {"out": out}, more, checked, **how)
+    _run("trie_mix", "trie_mix", params, given, {"out": out}, more, **how)
     return out
 
 
@@ -161,16 +159,15 @@ def trie_mix_backward(
     paths: Tensor,
     *,
     lists: tuple[Tensor, Tensor] | None = None,
-    checked: bool = True,
     **how: object,
 ) -> tuple[Tensor, ...]:
     """Gradients by weights, table and base."""
-    out = [_nan(*shape, like=table) for shape in (weights.shape, table.shape, (len(table), table.size(2)))]
+    out = [unwritten(*shape, like=table) for shape in (weights.shape, table.shape, (len(table), table.size(2)))]
     trie, more = _paths(paths, len(table), transposed(paths, len(table)) if lists is None else lists)
     params = TrieMixGradParams(trie, DTYPES[table.dtype], *table.shape[1:])
     given = {"grad_out": grad, "weights": weights, "table": table}
     written = dict(zip(("grad_weights", "grad_table", "grad_base"), out, strict=True))
-    _run("trie_mix", "trie_mix_backward", params, given, written, more, checked, **how)
+    _run("trie_mix", "trie_mix_backward", params, given, written, more, **how)
     return tuple(out)
 
 
@@ -194,16 +191,15 @@ def ancestor_attention(
     ancestors: Tensor,
     *,
     scale: float,
-    checked: bool = True,
     **how: object,
 ) -> tuple[Tensor, Tensor]:
     """query [Q, H, D], key and value [K, H, D], ancestors int32 [Q, M]: [Q, H, D] and weights [Q, M, H]."""
     params = AncestorAttentionParams()
     _attention(params, (query, key, value), ancestors, scale)
-    out = _nan(*query.shape, like=query), _nan(*ancestors.shape, query.size(1), like=query)
+    out = unwritten(*query.shape, like=query), unwritten(*ancestors.shape, query.size(1), like=query)
     given = {"ancestors": ancestors, "query": query, "key": key, "value": value}
     written = dict(zip(("out", "weights"), out, strict=True))
-    _run("ancestor_attention", "ancestor_attention", params, given, written, {}, checked, **how)
+    _run("ancestor_attention", "ancestor_attention", params, given, written, {}, **how)
     return out
 
 
@@ -215,39 +211,44 @@ def ancestor_attention_backward(
     *,
     scale: float,
     lists: tuple[Tensor, Tensor] | None = None,
-    checked: bool = True,
     **how: object,
 ) -> tuple[Tensor, ...]:
     """Gradients by query, key and value."""
     params = AncestorAttentionGradParams()
     _attention(params, rows, ancestors, scale)
     entries, offsets = transposed(ancestors, len(rows[1])) if lists is None else lists
-    out = [_nan(*x.shape, like=x) for x in rows]
+    params.num_entries = len(entries)
+    out = [unwritten(*x.shape, like=x) for x in rows]
     given = {"ancestors": ancestors, "entries": entries, "entry_offsets": offsets, "grad_out": grad}
     given |= {"weights": weights, **dict(zip(("query", "key", "value"), rows, strict=True))}
     written = dict(zip(("grad_query", "grad_key", "grad_value"), out, strict=True))
-    written["grad_scores"] = _nan(*weights.shape, like=weights)
-    _run("ancestor_attention", "ancestor_attention_backward", params, given, written, {}, checked, **how)
+    written["grad_scores"] = unwritten(*weights.shape, like=weights)
+    _run("ancestor_attention", "ancestor_attention_backward", params, given, written, {}, **how)
     return tuple(out)
 
 
-def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None, *, checked: bool = True, **how: object) -> Tensor:
+def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None, **how: object) -> Tensor:
     """x [N, C], bias [C], scale [N]."""
-    out = _nan(*x.shape, like=x)
+    out = unwritten(*x.shape, like=x)
     params = BiasGeluParams(DTYPES[x.dtype], *x.shape)
-    _run("bias_gelu", "bias_gelu", params, {"x": x, "scale": scale, "bias": bias}, {"out": out}, {}, checked, **how)
+    _run("bias_gelu", "bias_gelu", params, {"x": x, "scale": scale, "bias": bias}, {"out": out}, {}, **how)
     return out
 
 
 def bias_gelu_backward(
-    grad: Tensor, x: Tensor, bias: Tensor, scale: Tensor | None = None, *, checked: bool = True, **how: object
+    grad: Tensor, x: Tensor, bias: Tensor, scale: Tensor | None = None, **how: object
 ) -> tuple[Tensor, ...]:
     """Gradients by x, bias and, where there is one, scale."""
-    by_x, by_bias = _nan(*x.shape, like=x), _nan(*bias.shape, like=x)
-    by_scale = None if scale is None else _nan(*scale.shape, like=x)
+    by_x, by_bias = unwritten(*x.shape, like=x), unwritten(*bias.shape, like=x)
+    by_scale = None if scale is None else unwritten(*scale.shape, like=x)
     parts = (len(x) + GELU_ROWS - 1) // GELU_ROWS
-    written = {"grad_x": by_x, "grad_scale": by_scale, "grad_bias": by_bias, "partials": _nan(parts, x.size(1), like=x)}
+    written = {
+        "grad_x": by_x,
+        "grad_scale": by_scale,
+        "grad_bias": by_bias,
+        "partials": unwritten(parts, x.size(1), like=x),
+    }
     params = BiasGeluGradParams(DTYPES[x.dtype], *x.shape)
     given = {"grad_out": grad, "x": x, "scale": scale, "bias": bias}
-    _run("bias_gelu", "bias_gelu_backward", params, given, written, {}, checked, **how)
+    _run("bias_gelu", "bias_gelu_backward", params, given, written, {}, **how)
     return (by_x, by_bias) if by_scale is None else (by_x, by_bias, by_scale)

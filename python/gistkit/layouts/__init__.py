@@ -24,6 +24,7 @@ from gistkit.layouts.relations import (
     windows,
     windows_causal,
 )
+from gistkit.layouts.trie import DigitTrie, Links
 from gistkit.layouts.voco import voco
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "SEGMENT",
     "SEGMENT_CAUSAL",
     "SELF",
+    "DigitTrie",
     "Layout",
+    "Links",
     "Plan",
     "Relation",
     "Role",

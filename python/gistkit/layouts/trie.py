@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit._compiled import planner as _planner
@@ -37,16 +37,21 @@ class DigitTrie:
         levels: the first node of each level, and N; axes x digits + 2 numbers.
         symbols: int64 [R], the table rows (place x base + digit) that occur, ascending, and the leaves' own,
             axes x digits x base.
-        paths: int32 [N, axes x digits + 1], for each node the indices into `symbols` from the root to itself, then -1.
-        ancestors: as paths, of nodes.
+        paths: rows int32 [N, axes x digits + 1], for each node the indices into `symbols` from the root to itself,
+            then -1.
+        leaf_paths: those of the leaves.
+        ancestors: as paths, the indices of nodes.
+        leaf_ancestors: those of the leaves.
         inverse: int64 [P], the distinct position that each position is; None where all are distinct and ascending.
     """
 
     shape: torch.Size
     levels: tuple[int, ...]
     symbols: Tensor
-    paths: Tensor
-    ancestors: Tensor
+    paths: Links
+    leaf_paths: Links
+    ancestors: Links
+    leaf_ancestors: Links
     inverse: Tensor | None
 
     @classmethod
@@ -63,12 +68,15 @@ class DigitTrie:
         planned = _planner.trie(rows.to(torch.int64).contiguous().numpy(), base, digits)
         paths, ancestors, levels, symbols, inverse = planned
         ordered = bool((inverse == np.arange(len(inverse))).all())
+        first_leaf, nodes = levels[-2:].tolist()
         return cls(
             shape=positions.shape if axes == 1 else positions.shape[:-1],
             levels=tuple(levels.tolist()),
             symbols=torch.from_numpy(symbols),
-            paths=torch.from_numpy(paths),
-            ancestors=torch.from_numpy(ancestors),
+            paths=_links(paths, len(symbols)),
+            leaf_paths=_links(paths[first_leaf:], len(symbols)),
+            ancestors=_links(ancestors, nodes),
+            leaf_ancestors=_links(ancestors[first_leaf:], nodes),
             inverse=None if ordered else torch.from_numpy(inverse),
         )
 
@@ -97,39 +105,28 @@ class DigitTrie:
 
     def to(self, device: torch.device | str) -> DigitTrie:
         """The same on a device."""
-        tensors = (self.symbols, self.paths, self.ancestors)
-        symbols, paths, ancestors = (x.to(device, non_blocking=True) for x in tensors)
-        inverse = None if self.inverse is None else self.inverse.to(device, non_blocking=True)
-        moved = DigitTrie(self.shape, self.levels, symbols, paths, ancestors, inverse)
-        for name in ("path_links", "leaf_path_links", "ancestor_links", "leaf_ancestor_links"):
-            links = Links(*(x.to(device, non_blocking=True) for x in getattr(self, name)))
-            moved.__dict__[name] = links
-        return moved
 
-    @cached_property
-    def path_links(self) -> Links:
-        """Of all nodes, to symbols."""
-        return _links(self.paths, len(self.symbols))
+        def there(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=True)
 
-    @cached_property
-    def leaf_path_links(self) -> Links:
-        """Of the leaves, to symbols."""
-        return _links(self.paths[self.first_leaf :], len(self.symbols))
+        def moved(links: Links) -> Links:
+            return Links(*map(there, links))
 
-    @cached_property
-    def ancestor_links(self) -> Links:
-        """Of all nodes, to nodes."""
-        return _links(self.ancestors, self.nodes)
-
-    @cached_property
-    def leaf_ancestor_links(self) -> Links:
-        """Of the leaves, to nodes."""
-        return _links(self.ancestors[self.first_leaf :], self.nodes)
+        return DigitTrie(
+            shape=self.shape,
+            levels=self.levels,
+            symbols=there(self.symbols),
+            paths=moved(self.paths),
+            leaf_paths=moved(self.leaf_paths),
+            ancestors=moved(self.ancestors),
+            leaf_ancestors=moved(self.leaf_ancestors),
+            inverse=None if self.inverse is None else there(self.inverse),
+        )
 
 
-def _links(rows: Tensor, values: int) -> Links:
-    entries, offsets = _planner.group(rows.contiguous().numpy(), values)
-    return Links(rows, torch.from_numpy(entries), torch.from_numpy(offsets))
+def _links(rows: NDArray[np.int32], values: int) -> Links:
+    entries, offsets = _planner.group(rows, values)
+    return Links(torch.from_numpy(rows), torch.from_numpy(entries), torch.from_numpy(offsets))
 
 
 def _rows(positions: Tensor, axes: int) -> Tensor:

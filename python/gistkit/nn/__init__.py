@@ -11,7 +11,11 @@ from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
 from gistkit.nn.roles import LowRank, RoleLinear
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
 from gistkit.nn.seqpe import SeqPE
+from gistkit.nn.seqpe_candidates import ContrastiveSampler
+from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
 from gistkit.nn.seqpe_positions import SeqPEPositions
+from gistkit.nn.seqpe_regularizer import SeqPELosses, SeqPERegularizer, SeqPEStep
+from gistkit.nn.seqpe_samplers import StartSampler, WindowSampler
 from gistkit.nn.vit import ViT
 
 __all__ = [
@@ -20,6 +24,7 @@ __all__ = [
     "TEXT_ENCODINGS",
     "ALiBi",
     "Block",
+    "ContrastiveSampler",
     "KVCache",
     "Learned",
     "Learned2D",
@@ -34,11 +39,18 @@ __all__ = [
     "RoPE2DMix",
     "RoleLinear",
     "SeqPE",
+    "SeqPELosses",
     "SeqPEPositions",
+    "SeqPERegularizer",
+    "SeqPEStep",
     "Sinusoidal",
+    "StartSampler",
     "ViT",
+    "WindowSampler",
+    "contrastive_loss",
     "grid_positions",
     "nuggets_above",
+    "ood_loss",
     "position_encoding",
     "straight_through",
     "threshold_for",

@@ -179,6 +179,8 @@ class SeqPE(nn.Module):
 
     def encode(self, trie: DigitTrie) -> Tensor:
         """Embeddings [..., out_dim] of the positions of a trie, without dropout."""
+        if trie.nodes == 0:
+            return self.out.bias.expand(*trie.shape, self.out_dim)
         symbols = F.embedding(trie.symbols, self._symbols())
         out = self.out(self.norm(encode(cast(Sequence[Block], self.blocks), symbols, trie)))
         if trie.inverse is not None:
@@ -200,16 +202,24 @@ class SeqPE(nn.Module):
 
     def plain(self, positions: Tensor) -> Tensor:
         """The same as `forward`, every digit of every position read for itself: what the fast form is measured by."""
+        return self.read(self.symbols(positions)).view(*self._shape(positions), self.out_dim)
+
+    def symbols(self, positions: Tensor) -> Tensor:
+        """The (place x base + digit) of each digit, [P, axes x digits], on the encoder's device."""
         DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
         rows = positions.reshape(-1, self.axes).long()
         powers = self.base ** torch.arange(self.digits - 1, -1, -1, device=rows.device)
         digits = (rows[..., None] // powers % self.base).flatten(1)
         places = torch.arange(digits.shape[1], device=rows.device) * self.base
-        hidden = F.embedding((digits + places).to(self.cls.device), self._symbols())
-        hidden = torch.cat([hidden, self.cls.expand(len(rows), 1, -1)], 1)
+        return (digits + places).to(self.cls.device)
+
+    def read(self, symbols: Tensor) -> Tensor:
+        """Embeddings [P, out_dim] of rows of symbols [P, axes x digits], each read for itself."""
+        hidden = F.embedding(symbols, self._symbols())
+        hidden = torch.cat([hidden, self.cls.expand(len(symbols), 1, -1)], 1)
         for block in self.blocks:
             hidden = block(hidden)
-        return self.out(self.norm(hidden[:, -1])).view(*self._shape(positions), self.out_dim)
+        return self.out(self.norm(hidden[:, -1]))
 
     def _shape(self, positions: Tensor) -> torch.Size:
         return positions.shape if self.axes == 1 else positions.shape[:-1]

@@ -51,7 +51,7 @@ def from_reference(
         ours[f"{mine}.weight"] = matrix.T if transposed else matrix
         ours[f"{mine}.bias"] = weight(f"{theirs}.bias")
     sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
-    encoder = cls(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes)
+    encoder = cls(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
     for name, parameter in encoder.named_parameters():
         if parameter.shape != ours[name].shape:
             raise ValueError(
@@ -59,4 +59,4 @@ def from_reference(
                 f"{encoder.digits} digits imply, got {list(ours[name].shape)}"
             )
     encoder.load_state_dict(ours)
-    return encoder.to(tokens.dtype)
+    return encoder

@@ -34,33 +34,40 @@ def encode(blocks: Sequence[Block], symbols: Tensor, trie: DigitTrie) -> Tensor:
         [U, dim], a row for each distinct position.
     """
     last = len(blocks) - 1
-    hidden = _first_layer(blocks[0], symbols, trie.path_links if last else trie.leaf_path_links)
+    hidden = _first_layer(blocks[0], symbols, trie.paths if last else trie.leaf_paths)
     for i, block in enumerate(blocks[1:], 1):
         hidden = _layer(block, hidden, trie, leaves_only=i == last)
     return hidden
 
 
 def _first_layer(block: Block, symbols: Tensor, paths: Links) -> Tensor:
+    # Tables are small, and all that follows inherits their rounding.
+    with torch.autocast(symbols.device.type, enabled=False):
+        scores, table, base = _attention_table(block, symbols)
+        # LayerNorm(x) W' = (x - mean) (gain W)' / deviation + shift W'
+        norm, up = block.norm_2, block.up
+        matrix = (up.weight * norm.weight).to(table.dtype).mT
+        table_up, base_up = _centred(table) @ matrix, _centred(base) @ matrix
+        bias = F.linear(norm.bias, up.weight, up.bias).to(table.dtype)
+
+    weights = _path_weights(scores, paths.rows)
+    hidden = trie_mix(weights, table, base, paths)
+    scale = (_centred(hidden).square().mean(-1) + norm.eps).rsqrt()
+    active = bias_gelu(trie_mix(weights, table_up, base_up, paths), bias, scale)
+    return hidden.to(symbols.dtype) + block.down(active.to(symbols.dtype))
+
+
+def _attention_table(block: Block, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores [R, R, H] of symbols with symbols, their values through the projection [R, H, dim], and what is added to
+    those, [R, dim]."""
     compute = torch.promote_types(symbols.dtype, torch.float32)
     count, dim = symbols.shape
     heads, head_dim = block.heads, dim // block.heads
     query, key, value = block.qkv(block.norm_1(symbols)).view(count, 3, heads, head_dim).unbind(1)
     scores = torch.einsum("rhd,shd->rsh", query, key).to(compute) * head_dim**-0.5
-    weights = _path_weights(scores, paths.rows)
-
     projection = block.attention_out.weight.view(dim, heads, head_dim)
     table = torch.einsum("rhd,ohd->rho", value, projection).to(compute)
-    base = (symbols + block.attention_out.bias).to(compute)
-    hidden = trie_mix(weights, table, base, paths)
-
-    # LayerNorm(x) W' = (x - mean) (gain W)' / deviation + shift W'
-    norm, up = block.norm_2, block.up
-    matrix = (up.weight * norm.weight).to(compute)
-    within = trie_mix(weights, _centred(table) @ matrix.mT, _centred(base) @ matrix.mT, paths)
-    scale = (hidden.var(-1, correction=0) + norm.eps).rsqrt()
-    bias = F.linear(norm.bias, up.weight, up.bias).to(compute)
-    active = bias_gelu(within, bias, scale).to(symbols.dtype)
-    return hidden.to(symbols.dtype) + block.down(active)
+    return scores, table, (symbols + block.attention_out.bias).to(compute)
 
 
 def _centred(x: Tensor) -> Tensor:
@@ -89,7 +96,7 @@ def _layer(block: Block, hidden: Tensor, trie: DigitTrie, leaves_only: bool) -> 
         query.to(compute).view(len(query), heads, -1),
         rows[:, 0],
         rows[:, 1],
-        trie.leaf_ancestor_links if leaves_only else trie.ancestor_links,
+        trie.leaf_ancestors if leaves_only else trie.ancestors,
     )
     hidden = hidden[first:] + block.attention_out(mixed.view(len(query), dim).to(hidden.dtype))
     active = bias_gelu(F.linear(block.norm_2(hidden), block.up.weight).to(compute), block.up.bias.to(compute))

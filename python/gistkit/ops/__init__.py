@@ -5,5 +5,18 @@ from gistkit.ops._library import best_isa, cpu_isa
 from gistkit.ops.attention import attention, merge_attention
 from gistkit.ops.pool import window_pool
 from gistkit.ops.rope import rerotate, rope
+from gistkit.ops.trie import ancestor_attention, bias_gelu, trie_mix
 
-__all__ = ["attention", "best_isa", "cpu_isa", "merge_attention", "reference", "rerotate", "rope", "window_pool"]
+__all__ = [
+    "ancestor_attention",
+    "attention",
+    "best_isa",
+    "bias_gelu",
+    "cpu_isa",
+    "merge_attention",
+    "reference",
+    "rerotate",
+    "rope",
+    "trie_mix",
+    "window_pool",
+]

@@ -12,7 +12,8 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor) -> Ten
     there = paths >= 0
     rows = paths.clamp(min=0).long()
     own = rows.gather(1, there.sum(1, keepdim=True) - 1)[:, 0]
-    return base[own] + torch.einsum("nmh,nmhc->nc", weights * there[..., None], table[rows])
+    taken = F.embedding(rows, table.flatten(1)).view(*rows.shape, *table.shape[1:])
+    return F.embedding(own, base) + torch.einsum("nmh,nmhc->nc", weights * there[..., None], taken)
 
 
 def ancestor_attention(
@@ -21,9 +22,10 @@ def ancestor_attention(
     """Same contract as `gistkit.ops.ancestor_attention`; gathers the keys and values of every query."""
     there = (ancestors >= 0)[..., None]
     rows = ancestors.clamp(min=0).long()
-    scores = torch.einsum("nhd,nmhd->nmh", query, key[rows]) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    keys, values = (F.embedding(rows, x.flatten(1)).view(*rows.shape, *x.shape[1:]) for x in (key, value))
+    scores = torch.einsum("nhd,nmhd->nmh", query, keys) * (query.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.masked_fill(~there, -torch.inf).softmax(1).masked_fill(~there, 0)
-    return torch.einsum("nmh,nmhd->nhd", weights, value[rows])
+    return torch.einsum("nmh,nmhd->nhd", weights, values)
 
 
 def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:

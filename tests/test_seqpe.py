@@ -1,0 +1,360 @@
+"""SeqPE's encoder: the fast form against the plain one and against loops, the table, released weights, errors."""
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+
+from gistkit.layouts import DigitTrie
+from gistkit.nn import SeqPE
+
+CASES = {
+    "text": (dict(digits=4), torch.randint(0, 10**4, (5, 8))),
+    "range": (dict(digits=3), torch.arange(150)),
+    "one layer": (dict(layers=1, base=16, digits=2), torch.arange(40)),
+    "three layers": (dict(layers=3, base=3, digits=4), torch.randint(0, 81, (30,))),
+    "images": (dict(axes=2, digits=2), torch.randint(0, 100, (4, 5, 2))),
+    "all places": (dict(axes=2, digits=2, shared_places=False), torch.randint(0, 100, (9, 2))),
+    "three axes": (dict(axes=3, digits=1, base=5, out_dim=7), torch.randint(0, 5, (20, 3))),
+    "one": (dict(digits=2), torch.tensor(42)),
+    "none": (dict(digits=2), torch.empty(0, dtype=torch.int64)),
+}
+
+
+def encoder(dim=24, heads=3, **sizes):
+    model = SeqPE(dim, heads=heads, **sizes)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def by_loops(model, coordinates):
+    """One position, written down from the paper: digits, embeddings, pre-norm blocks, [CLS] last."""
+
+    def norm(layer, x):
+        return (x - x.mean()) / torch.sqrt(((x - x.mean()) ** 2).mean() + layer.eps) * layer.weight + layer.bias
+
+    states = []
+    for axis, coordinate in enumerate(coordinates):
+        text, rest = [], coordinate
+        for _ in range(model.digits):
+            text.insert(0, rest % model.base)
+            rest //= model.base
+        for place, digit in enumerate(text):
+            row = place if model.shared_places else axis * model.digits + place
+            state = model.tokens[digit] + model.places[row]
+            states.append(state if model.dimensions is None else state + model.dimensions[axis])
+    states.append(model.cls)
+    for block in model.blocks:
+        head_dim = model.dim // model.heads
+        projected = [block.qkv(norm(block.norm_1, state)).split(model.dim) for state in states]
+        for n, (query, _, _) in reversed(list(enumerate(projected))):
+            mixed = []
+            for h in range(model.heads):
+                part = slice(h * head_dim, (h + 1) * head_dim)
+                scores = torch.stack([query[part] @ key[part] for _, key, _ in projected[: n + 1]])
+                weights = (scores / math.sqrt(head_dim)).exp()
+                values = torch.stack([value[part] for _, _, value in projected[: n + 1]])
+                mixed.append((weights / weights.sum()) @ values)
+            states[n] = states[n] + block.attention_out(torch.cat(mixed))
+        for n, state in enumerate(states):
+            z = block.up(norm(block.norm_2, state))
+            gelu = 0.5 * z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
+            states[n] = state + block.down(gelu)
+    return model.out(norm(model.norm, states[-1]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_by_loops(name):
+    sizes, positions = CASES[name]
+    model = encoder(**sizes).double()
+    rows = positions.reshape(-1, model.axes)[:6]
+    given = rows if model.axes > 1 else rows[:, 0]
+    right = torch.stack([by_loops(model, row) for row in rows.tolist()]) if len(rows) else torch.empty(0, model.out_dim)
+    torch.testing.assert_close(model(given), right.double(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model.plain(given), right.double(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_the_plain_form_in_outputs_and_all_gradients(name):
+    sizes, positions = CASES[name]
+    model = encoder(**sizes).double()
+    fast, plain = model(positions), model.plain(positions)
+    shape = positions.shape if model.axes == 1 else positions.shape[:-1]
+    assert fast.shape == plain.shape == (*shape, model.out_dim)
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
+    grad = torch.randn_like(plain)
+    names = [name for name, _ in model.named_parameters()]
+    found, right = (
+        torch.autograd.grad(x, list(model.parameters()), grad, allow_unused=not positions.numel())
+        for x in (fast, plain)
+    )
+    for name, mine, theirs in zip(names, found, right, strict=True):
+        if mine is None:
+            assert not theirs.any(), name
+            continue
+        scale = max(1.0, float(theirs.abs().max()))
+        assert (mine - theirs).abs().max() <= 1e-10 * scale, name
+
+
+def test_single_precision_is_as_good_as_the_plain_form():
+    sizes, positions = CASES["range"]
+    model = encoder(dim=64, heads=4, **sizes)
+    exact = copy.deepcopy(model).double()
+    grad = torch.randn(len(positions), 64)
+
+    def run(form, dtype):
+        out = form(positions)
+        module = form.__self__ if hasattr(form, "__self__") else form
+        return out.detach(), *torch.autograd.grad(out, list(module.parameters()), grad.to(dtype))
+
+    right = run(exact.plain, torch.float64)
+    mine, plain = run(model, torch.float32), run(model.plain, torch.float32)
+    for fast, own, expected in zip(mine, plain, right, strict=True):
+        error, measure = (((x.double() - expected) ** 2).mean().sqrt() for x in (fast, own))
+        assert error <= 2 * measure + 2**-24 * (expected**2).mean().sqrt()
+
+
+def test_half_precision_and_autocast():
+    model = encoder(**CASES["text"][0])
+    positions = CASES["text"][1]
+    right = model(positions)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(positions)
+    mixed.float().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert (mixed.float() - right).abs().max() < 0.05 * right.abs().max()
+    half = copy.deepcopy(model).bfloat16()(positions)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - right).abs().max() < 0.1 * right.abs().max()
+
+
+def test_equal_positions_have_equal_rows():
+    model = encoder(digits=3)
+    out = model(torch.tensor([7, 3, 7, 7]))
+    assert torch.equal(out[0], out[2])
+    assert torch.equal(out[0], out[3])
+    assert not torch.equal(out[0], out[1])
+
+
+def test_the_trie_compiles_whole():
+    model = encoder(digits=3)
+    compiled = torch.compile(model.encode, fullgraph=True, backend="aot_eager")
+    trie = model.trie(torch.tensor([7, 3, 7, 120]))
+    out = compiled(trie)
+    torch.testing.assert_close(out, model.encode(trie))
+    out.sum().backward()
+    assert model.tokens.grad is not None
+
+
+def test_dropout_in_training_takes_the_plain_form_with_masks_of_each_position():
+    model = encoder(digits=3, dropout=0.5)
+    positions = torch.tensor([[7, 3], [7, 8]])
+    first, second = model(positions), model(positions)
+    assert not torch.allclose(first, second)
+    assert torch.equal(first[0, 0], first[1, 0])
+    assert not torch.allclose(model.eval()(positions), first)
+    torch.testing.assert_close(model(positions), model.plain(positions))
+
+
+class TestTable:
+    def test_grows_and_equals_what_was_computed(self):
+        model = encoder(digits=3).eval()
+        calls = counted(model)
+        with torch.no_grad():
+            for positions in (torch.arange(20), torch.tensor([[3, 19]]), torch.tensor([40, 2]), torch.tensor(0)):
+                torch.testing.assert_close(model(positions), model.plain(positions))
+        assert calls == [20, 21]
+
+    def test_of_images(self):
+        model = encoder(axes=2, digits=2).eval()
+        calls = counted(model)
+        with torch.no_grad():
+            for positions in ([[2, 3]], [[1, 1], [0, 3]], [[5, 0]], [[5, 3], [4, 2]]):
+                torch.testing.assert_close(model(torch.tensor(positions)), model.plain(torch.tensor(positions)))
+        assert calls == [12, 24]
+        assert model.table(6, 4).shape == (6, 4, 24)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda model: model.tokens.mul_(1.5),
+            lambda model: model.load_state_dict(encoder(digits=3).state_dict()),
+            lambda model: model.double(),
+            lambda model: torch.optim.SGD(model.parameters(), 0.1).step(),
+        ],
+    )
+    def test_is_dropped_when_weights_change(self, change):
+        model = encoder(digits=3).eval()
+        positions = torch.arange(20)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        with torch.no_grad():
+            before = model(positions)
+            change(model)
+            after = model(positions)
+            torch.testing.assert_close(after, model.plain(positions))
+        assert not torch.allclose(before.double(), after.double())
+
+    def test_is_not_used_where_a_gradient_is_wanted(self):
+        model = encoder(digits=3).eval()
+        with torch.no_grad():
+            model(torch.arange(20))
+        model(torch.arange(20)).sum().backward()
+        assert model.tokens.grad is not None
+
+    def test_copies_and_files_begin_without_one(self):
+        model = encoder(digits=3).eval()
+        with torch.no_grad():
+            right = model(torch.arange(20))
+            twin = copy.deepcopy(model)
+            twin.tokens.zero_()
+            assert not torch.allclose(twin(torch.arange(20)), right)
+            torch.testing.assert_close(model(torch.arange(20)), right)
+        assert "_table" not in str(model.state_dict().keys())
+        file = io.BytesIO()
+        torch.save(model, file)
+        loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(torch.arange(20)), right)
+
+    def test_far_apart_positions_of_several_axes_need_none(self):
+        model = encoder(axes=3, digits=3).eval()
+        positions = torch.tensor([[999, 0, 0], [0, 999, 0], [0, 0, 999]])
+        with torch.no_grad():
+            torch.testing.assert_close(model(positions), model.plain(positions))
+
+    def test_extents(self):
+        model = encoder(digits=2)
+        assert model.table(30).shape == (30, 24)
+        assert model.table(30).requires_grad
+        with pytest.raises(ValueError, match="table: expected extents from 1 to 100, got 101"):
+            model.table(101)
+        with pytest.raises(ValueError, match="table: expected 1 extents, one for each axis, got 2"):
+            model.table(3, 4)
+
+
+def counted(model):
+    """The number of positions of each call that encodes some."""
+    calls, encode = [], model.encode
+
+    def counting(trie):
+        calls.append(math.prod(trie.shape))
+        return encode(trie)
+
+    model.encode = counting
+    return calls
+
+
+def released_weights(axes, dim=64, digits=2, layers=2, out_dim=64):
+    shapes = {
+        "pos_of_seqpe_embed.weight": (digits * axes, dim),
+        "token_of_seqpe_embed.weight": (10, dim),
+        "cls_token_embed": (1, 1, dim),
+        "layernorm.weight": (dim,),
+        "layernorm.bias": (dim,),
+        "out_proj.weight": (out_dim, dim),
+        "out_proj.bias": (out_dim,),
+    }
+    if axes > 1:
+        shapes["dim_token_embed"] = (axes, 1, dim)
+    for i in range(layers):
+        for name, inner, outer in (
+            ("attn.c_attn", dim, 3 * dim),
+            ("attn.c_proj", dim, dim),
+            ("mlp.c_fc", dim, 4 * dim),
+            ("mlp.c_proj", 4 * dim, dim),
+        ):
+            shapes[f"transformers.{i}.{name}.weight"] = (inner, outer)
+            shapes[f"transformers.{i}.{name}.bias"] = (outer,)
+        for name in ("layernorm_1", "layernorm_2"):
+            shapes[f"transformers.{i}.{name}.weight"] = shapes[f"transformers.{i}.{name}.bias"] = (dim,)
+    return {name: torch.randn(shape, dtype=torch.float64) * 0.2 for name, shape in shapes.items()}
+
+
+def released_form(state, digits, axes, heads):
+    """What that code computes of one row of digits, by its names."""
+    import torch.nn.functional as F
+
+    dim = state["cls_token_embed"].shape[-1]
+    x = state["token_of_seqpe_embed.weight"][digits] + state["pos_of_seqpe_embed.weight"]
+    if axes > 1:
+        x = x + state["dim_token_embed"].expand(-1, len(digits) // axes, -1).flatten(0, 1)
+    x = torch.cat([x, state["cls_token_embed"][0]])
+    for i in range(sum(name.endswith("mlp.c_fc.bias") for name in state)):
+        layer = {
+            k.removeprefix(f"transformers.{i}."): v for k, v in state.items() if k.startswith(f"transformers.{i}.")
+        }
+
+        def conv(name, y, layer=layer):
+            return y @ layer[f"{name}.weight"] + layer[f"{name}.bias"]
+
+        y = F.layer_norm(x, (dim,), layer["layernorm_1.weight"], layer["layernorm_1.bias"])
+        q, k, v = (t.view(len(x), heads, -1).transpose(0, 1) for t in conv("attn.c_attn", y).split(dim, -1))
+        scores = q @ k.mT / math.sqrt(dim // heads)
+        scores = scores + torch.triu(torch.full((len(x), len(x)), -torch.inf), 1)
+        x = x + conv("attn.c_proj", (scores.softmax(-1) @ v).transpose(0, 1).flatten(1))
+        y = F.layer_norm(x, (dim,), layer["layernorm_2.weight"], layer["layernorm_2.bias"])
+        x = x + conv("mlp.c_proj", F.gelu(conv("mlp.c_fc", y), approximate="tanh"))
+    x = F.layer_norm(x[-1], (dim,), state["layernorm.weight"], state["layernorm.bias"])
+    return x @ state["out_proj.weight"].T + state["out_proj.bias"]
+
+
+@pytest.mark.parametrize(("axes", "prefix"), [(1, ""), (2, "model.pe.")])
+def test_released_weights(axes, prefix):
+    state = released_weights(axes, dim=128, out_dim=48)
+    model = SeqPE.from_reference({prefix + name: x for name, x in state.items()}, prefix=prefix)
+    assert (model.heads, model.axes, model.digits, model.out_dim, model.shared_places) == (2, axes, 2, 48, False)
+    positions = torch.tensor([[7, 42][:axes], [90, 13][:axes]])
+    digits = [[d for x in row for d in divmod(x, 10)] for row in positions.tolist()]
+    right = torch.stack([released_form(state, row, axes, heads=2) for row in digits])
+    torch.testing.assert_close(model(positions if axes > 1 else positions[:, 0]), right, rtol=1e-10, atol=1e-10)
+
+
+def test_released_weights_that_are_missing_or_of_another_shape():
+    state = released_weights(1)
+    with pytest.raises(ValueError, match=r"state: expected a weight 'pe\.token_of_seqpe_embed\.weight'"):
+        SeqPE.from_reference(state, prefix="pe.")
+    state["transformers.1.mlp.c_fc.weight"] = torch.ones(64, 63)
+    with pytest.raises(ValueError, match=r"state: expected \[256, 64\] for blocks\.1\.up\.weight"):
+        SeqPE.from_reference(state)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "dropout", "plain"])
+def test_positions_out_of_range(mode):
+    model = encoder(digits=2, dropout=0.1 if mode == "dropout" else 0.0).train(mode != "eval")
+    form = model.plain if mode == "plain" else model
+    with torch.no_grad():
+        for wrong in (-1, 100):
+            with pytest.raises(ValueError, match=rf"0 <= position < 100 \(2 digits of base 10\), got {wrong}"):
+                form(torch.tensor([3, wrong]))
+        with pytest.raises(TypeError, match=r"expected an int32 or int64 tensor, got torch\.float32"):
+            form(torch.tensor([3.0]))
+
+
+def test_positions_elsewhere():
+    with pytest.raises(ValueError, match="expected a tensor on the CPU in training, got one on meta; with wait=True"):
+        encoder()(torch.arange(3, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        (dict(dim=10, heads=3), "expected dim to be a multiple of heads, got dim 10 and heads 3"),
+        (dict(dim=64, base=1), "expected base >= 2, got 1"),
+        (dict(dim=64, digits=0), "expected digits >= 1, got 0"),
+        (dict(dim=64, layers=0), "expected layers >= 1, got 0"),
+    ],
+)
+def test_sizes(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        SeqPE(**sizes)
+
+
+def test_a_trie_may_be_planned_ahead():
+    model = encoder(digits=3)
+    positions = torch.tensor([[4, 9], [4, 300]])
+    trie = DigitTrie.of(positions, digits=3)
+    assert torch.equal(model(trie), model(positions))
