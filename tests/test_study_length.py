@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 from gistkit import cli
 from gistkit.cli import study_length
 from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
-from gistkit.studies import extrapolation, length
+from gistkit.studies import encodings, length
 from gistkit.studies import extrapolation_report as report
 from gistkit.studies.extrapolation import ABLATIONS, ARMS, Arm, Student, arms
+from gistkit.studies.fitting import Progress
 from gistkit.train import load_corpus
 
 RECIPE = length.Recipe(
@@ -126,11 +127,11 @@ def test_positions_are_clipped_by_themselves_and_do_not_decay(corpus, tmp_path, 
 
     def watch(recipe, named, optimizer, *rest, **options):
         seen.update(options, groups=optimizer.param_groups, named=dict(named))
-        return extrapolation.Progress([], 0.0)
+        return Progress([], 0.0)
 
-    monkeypatch.setattr(extrapolation, "optimise", watch)
+    monkeypatch.setattr(encodings, "optimise", watch)
     one = student("seqpe-bias", position_rate=0.5, position_clip=7.0)
-    one.fit(length.Texts(corpus, RECIPE, 0), lambda: (0.0,), tmp_path / "state", {}, resume=False, bar=Bar())
+    one.train(length.Texts(corpus, RECIPE, 0), lambda: (0.0,), tmp_path / "state", {}, resume=False, bar=Bar())
     positions = {id(parameter) for parameter in one.model.position.parameters()}
     (others, clip), (own, its) = seen["clips"]
     assert {id(x) for x in own} == positions and (clip, its) == (1.0, 7.0) and not positions & {id(x) for x in others}

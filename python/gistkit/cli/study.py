@@ -6,7 +6,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli import study_greedy, study_in_place, study_length, study_nuggets, study_pooling, study_retrieval
+from gistkit.cli import (
+    study_greedy,
+    study_in_place,
+    study_length,
+    study_nuggets,
+    study_pooling,
+    study_resolution,
+    study_retrieval,
+)
 from gistkit.cli.arguments import LAYOUTS, add_command, add_device, device, names, positive
 
 EPL = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
@@ -34,6 +42,7 @@ def add(commands: Any) -> None:
     study_greedy.add(studies)
     study_length.add(studies)
     study_retrieval.add(studies)
+    study_resolution.add(studies)
 
 
 def add_epl_arguments(parser: argparse.ArgumentParser) -> None:

@@ -51,7 +51,7 @@ PAPER_RETRIEVAL = {
     "seqpe-bias": ((5.56, 26.8), (7.64, 15.0), (7.58, 11.4), (28.60, 2.6)),
 }
 
-Lines = dict[str, dict[int, list[float]]]
+Lines = dict[str, dict[float, list[float]]]
 
 
 def by_arm(runs: Sequence[Any]) -> dict[str, list[Any]]:

@@ -144,7 +144,7 @@ def train(
         return found[ends[0]], found[ends[1]]
 
     state = out / f"{arm.name}-{seed}.safetensors"
-    progress = student.fit(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)
+    progress = student.train(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for split in ("held_out", "test"):
         found = losses(student, texts.splits[split], recipe.lengths, recipe.test_tokens)

@@ -7,9 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Any, TypeVar
-
-from gistkit.train.data import Corpus
+from typing import Any, Protocol, TypeVar
 
 Run = TypeVar("Run")
 Recipe = TypeVar("Recipe")
@@ -22,14 +20,30 @@ def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".form
     return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
+class Source(Protocol):
+    """What a study read: texts or images."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def digest(self) -> str: ...
+
+
 def write(
-    path: Path, study: str, runs: Sequence[Any], recipe: Any, corpus: Corpus | None, machine: Mapping[str, object]
+    path: Path,
+    study: str,
+    runs: Sequence[Any],
+    recipe: Any,
+    source: Source | None,
+    machine: Mapping[str, object],
+    kind: str = "text",
 ) -> None:
-    """Writes runs and their recipe, dataclasses of JSON values; `corpus` is None where no text is read."""
+    """Writes runs and their recipe, dataclasses of JSON values; `source` is None where nothing is read."""
     content = {
         "study": study,
         "machine": dict(machine),
-        **({} if corpus is None else {"text": {"name": corpus.name, "digest": corpus.digest}}),
+        **({} if source is None else {kind: {"name": source.name, "digest": source.digest}}),
         "recipe": asdict(recipe),
         "runs": [asdict(run) for run in runs],
     }

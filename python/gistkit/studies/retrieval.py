@@ -173,7 +173,7 @@ def train(
         found = measure(student, data, "held_out", recipe.length, recipe.eval_rows)
         return found["loss"], found["exact"]
 
-    progress = student.fit(data, figures, out / f"{arm.name}-{seed}.safetensors", {}, resume=resume, bar=bar)
+    progress = student.train(data, figures, out / f"{arm.name}-{seed}.safetensors", {}, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for split in ("held_out", "test"):
         found = {str(length): measure(student, data, split, length, recipe.test_rows) for length in recipe.lengths}
