@@ -86,7 +86,8 @@ class DigitTrie:
         rows = _rows(positions, axes)
         if not rows.numel():
             return (-1,) * axes
-        lowest, highest = (x.tolist() for x in rows.aminmax(dim=0))
+        ends = [column.aminmax() for column in rows.unbind(1)]
+        lowest, highest = [int(low) for low, _ in ends], [int(high) for _, high in ends]
         for outside in (min(lowest), max(highest)):
             if not 0 <= outside < base**digits:
                 raise ValueError(

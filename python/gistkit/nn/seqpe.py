@@ -163,7 +163,7 @@ class SeqPE(nn.Module):
                     f"wait=True it is copied, which waits for the device"
                 )
             positions = positions.cpu()
-        if not self.training and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())):
+        if not self.training and not (torch.is_grad_enabled() and self._table.wants_gradient()):
             return self._table.look_up(positions)
         if self.training and self.dropped:
             distinct, inverse = positions.reshape(-1, self.axes).unique(dim=0, return_inverse=True)

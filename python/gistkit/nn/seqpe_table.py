@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,12 +26,23 @@ class EmbeddingTable:
         self._rows = torch.empty(0, 0)
         self._extents: tuple[int, ...] = ()
         self._made_of: tuple[Any, ...] = ()
+        self._owners: list[dict[str, Tensor | None]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
         return EmbeddingTable(memo[id(self._encoder[0])])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_encoder": self._encoder, "_rows": torch.empty(0, 0), "_extents": (), "_made_of": ()}
+        return {"_encoder": self._encoder, "_rows": torch.empty(0, 0), "_extents": (), "_made_of": (), "_owners": []}
+
+    def wants_gradient(self) -> bool:
+        """Whether a weight of the encoder does."""
+        return any(weight.requires_grad for weight in self._weights())
+
+    def _weights(self) -> Iterator[Tensor]:
+        # Walking the modules each time would cost more than the look-up; their dicts show a parameter that is replaced.
+        if not self._owners:
+            self._owners = [module._parameters for module in self._encoder[0].modules() if module._parameters]
+        return (p for owner in self._owners for p in owner.values() if p is not None)
 
     def look_up(self, positions: Tensor) -> Tensor:
         """[..., out_dim], without a gradient."""
@@ -39,7 +51,7 @@ class EmbeddingTable:
         if positions.numel() == 0:
             return encoder.encode(encoder.trie(positions))
         needed = tuple(most + 1 for most in highest)
-        weights = tuple((p.data_ptr(), p._version, p.device, p.dtype) for p in encoder.parameters())
+        weights = tuple((id(p), p.data_ptr(), p._version) for p in self._weights())
         if weights != self._made_of:
             self._extents, self._made_of = (0,) * encoder.axes, weights
         if any(have < need for have, need in zip(self._extents, needed, strict=True)):
