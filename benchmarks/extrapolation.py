@@ -37,12 +37,17 @@ def main() -> int:
     parser.add_argument("--study", default="length", choices=sorted(RESULTS), help="default: %(default)s")
     options = parser.parse_args()
     study = options.study
+    options.work = options.work / study
     if options.draw:
         for name, found in read_runs(study).items():
-            for path in DRAW[study](RESULTS[study], [run for run, *_ in found], prefix=f"{name}-"):
-                print(path)
+            pictures = DRAW[study](RESULTS[study], [run for run, *_ in found], prefix=f"{name}-")
+            arms = ("seqpe-bias-no-delta", "seqpe-bias") if study == "length" else ()
+            states = {arm: path for arm in arms if (path := options.work / name / f"{arm}-0.safetensors").exists()}
+            if states:
+                picture = RESULTS[study] / f"{name}-similarity.png"
+                pictures.append(extrapolation_report.draw_embeddings(picture, found[0][1], states))
+            print("\n".join(map(str, pictures)))
         return 0
-    options.work = options.work / study
     arms = extrapolation.arms(options.methods.split(","))
     if study == "length":
         recipe = length.PRESETS[options.preset]

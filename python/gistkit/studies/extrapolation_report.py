@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistkit.studies import length, results, retrieval
+import torch
+from safetensors.torch import load_file
+
+from gistkit.studies import extrapolation, length, results, retrieval
 from gistkit.studies.extrapolation import ARMS
 from gistkit.train.data import Corpus
 
@@ -156,6 +159,30 @@ def draw_retrieval(folder: Path, runs: Sequence[retrieval.Run], prefix: str = ""
     path = folder / f"{prefix}retrieval.png"
     draw_lengths(panels, "Looking up values in longer contexts than in training").savefig(path, dpi=150)
     return [path]
+
+
+def draw_embeddings(path: Path, recipe: length.Recipe, states: Mapping[str, Path], positions: int = 2048) -> Path:
+    """How alike the embeddings of positions are before training and after it, as a PNG file (SeqPE, Figure 2).
+
+    Args:
+        states: by arm, what `length.train` left of its weights.
+    """
+    from gistkit.viz.seqpe import draw_similarity
+
+    shown: dict[str, Any] = {}
+    for arm, state in states.items():
+        student = extrapolation.Student(recipe, extrapolation.arms([arm])[0], 256, seed=0)
+        encoder = student.encoder
+        if encoder is None:
+            raise ValueError(f"states: expected arms with an encoder, got {arm!r}")
+        with torch.no_grad():
+            shown.setdefault("before training", encoder.eval().table(positions))
+            prefix = "model.position.encoder."
+            weights = load_file(state)
+            encoder.load_state_dict({k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)})
+            shown[TITLES[arm].removeprefix("SeqPE ")] = encoder.table(positions)
+    draw_similarity(shown, trained=recipe.length).savefig(path, dpi=100)
+    return path
 
 
 def _lines(runs: Sequence[Any], split: str, figure: Callable[[Any], float]) -> Lines:

@@ -1,0 +1,101 @@
+"""Pictures of position embeddings: how alike those of any two positions are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from gistkit.viz.style import COLOURS, Picture
+
+Scale = Literal["row", "none"]
+
+
+def similarities(embeddings: ArrayLike, others: ArrayLike | None = None, *, scale: Scale = "row") -> NDArray[Any]:
+    """Dot products e_p . e_p' of embeddings [P, D] with others [P', D] (their own by default): [P, P'].
+
+    Args:
+        scale: "row" stretches each row from 0 to 1: embeddings differ in length, and the row of a long one would
+            outshine all others; "none" leaves them.
+    """
+    rows = np.asarray(embeddings, dtype=np.float64)
+    products = rows @ (rows if others is None else np.asarray(others, dtype=np.float64)).T
+    if scale == "none":
+        return products
+    low, high = products.min(-1, keepdims=True), products.max(-1, keepdims=True)
+    return (products - low) / np.maximum(high - low, np.finfo(np.float64).tiny)
+
+
+def draw_similarity(embeddings: Mapping[str, ArrayLike], *, scale: Scale = "row", trained: int | None = None) -> Figure:
+    """Heat maps of e_p . e_p' of positions 0, 1, ..., one for each encoder (SeqPE, Figure 2).
+
+    Args:
+        embeddings: [P, D] by title, such as "before training" and "after training".
+        scale: see `similarities`.
+        trained: positions below it were trained on; a dashed line marks it.
+    """
+    shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    _check(shown)
+    figure = Picture(figsize=(1.2 + 3.6 * len(shown), 3.9), layout="constrained")
+    grid = figure.subplots(1, len(shown), squeeze=False)[0]
+    for axes, (title, rows) in zip(grid, shown.items(), strict=True):
+        image = axes.imshow(similarities(rows, scale=scale), cmap="magma", interpolation="nearest")
+        axes.set(title=title, xlabel="position p'")
+        if trained is not None:
+            for line in (axes.axvline, axes.axhline):
+                line(trained - 0.5, color=COLOURS["sky"], linewidth=1.0, linestyle="--")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+        if scale == "none" or axes is grid[-1]:
+            figure.colorbar(
+                image, ax=axes, label="e_p . e_p'" + (", from 0 to 1 in each row" if scale == "row" else "")
+            )
+    grid[0].set_ylabel("position p")
+    return figure
+
+
+def draw_grid_similarity(
+    embeddings: Mapping[str, ArrayLike], points: Sequence[tuple[int, int]] | None = None, *, scale: Scale = "row"
+) -> Figure:
+    """Maps of e_p . e_p' over a grid of positions p', a column for each position p and a row for each encoder (SeqPE,
+    Figure 3).
+
+    Args:
+        embeddings: [height, width, D] by title.
+        points: the positions p, (row, column); by default the middle and the four corners' neighbourhoods.
+        scale: see `similarities`.
+    """
+    shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    _check(shown, dims=3)
+    height, width = next(iter(shown.values())).shape[:2]
+    if points is None:
+        far = (height - 1 - height // 5, width - 1 - width // 5)
+        points = [(i, j) for i in (height // 5, far[0]) for j in (width // 5, far[1])]
+        points.insert(2, (height // 2, width // 2))
+    for i, j in points:
+        if not (0 <= i < height and 0 <= j < width):
+            raise ValueError(f"points: expected positions within {height} x {width}, got {(i, j)}")
+    figure = Picture(figsize=(0.5 + 1.9 * len(points), 0.3 + 2.1 * len(shown)), layout="constrained")
+    grid = figure.subplots(len(shown), len(points), squeeze=False)
+    for row, (title, maps) in zip(grid, shown.items(), strict=True):
+        flat = maps.reshape(-1, maps.shape[-1])
+        for axes, (i, j) in zip(row, points, strict=True):
+            image = similarities(maps[i, j][None], flat, scale=scale).reshape(height, width)
+            axes.imshow(image, cmap="magma", interpolation="nearest")
+            axes.plot(j, i, marker="s", markersize=7, markerfacecolor="none", markeredgecolor=COLOURS["sky"])
+            axes.set(title=f"({i}, {j})", xticks=[], yticks=[])
+        row[0].set_ylabel(title)
+    return figure
+
+
+def _check(embeddings: Mapping[str, NDArray[Any]], dims: int = 2) -> None:
+    if not embeddings:
+        raise ValueError("embeddings: expected one array or more, by title, got none")
+    expected = "[P, D]" if dims == 2 else "[height, width, D]"
+    for title, rows in embeddings.items():
+        if rows.ndim != dims or 0 in rows.shape:
+            raise ValueError(f"embeddings: expected {expected} for {title!r}, got shape {list(rows.shape)}")

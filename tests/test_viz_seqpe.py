@@ -1,0 +1,60 @@
+"""Pictures of position embeddings against the numbers they are drawn from."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+
+from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity, similarities
+
+RANDOM = np.random.default_rng(0)
+
+
+def drawn(axes):
+    return np.asarray(axes.get_images()[0].get_array())
+
+
+def test_similarities_by_loops():
+    rows, others = RANDOM.normal(size=(5, 3)), RANDOM.normal(size=(4, 3))
+    products = similarities(rows, others, scale="none")
+    stretched = similarities(rows, others)
+    for i in range(5):
+        row = [sum(a * b for a, b in zip(rows[i], other, strict=True)) for other in others]
+        np.testing.assert_allclose(products[i], row)
+        np.testing.assert_allclose(stretched[i], [(x - min(row)) / (max(row) - min(row)) for x in row])
+    assert np.isfinite(similarities(np.zeros((3, 2)))).all()
+
+
+def test_a_map_for_each_encoder():
+    before, after = RANDOM.normal(size=(7, 4)), RANDOM.normal(size=(7, 4))
+    figure = draw_similarity({"before": before, "after": after}, trained=3)
+    maps = [axes for axes in figure.axes if axes.get_images()]
+    assert [axes.get_title() for axes in maps] == ["before", "after"]
+    for axes, rows in zip(maps, (before, after), strict=True):
+        np.testing.assert_allclose(drawn(axes), similarities(rows))
+        assert axes.get_lines()[0].get_xdata()[0] == 2.5
+    plain = draw_similarity({"after": after}, scale="none")
+    np.testing.assert_allclose(drawn(plain.axes[0]), after @ after.T)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_a_map_for_each_position_of_a_grid():
+    grid = RANDOM.normal(size=(5, 10, 3))
+    figure = draw_grid_similarity({"trained": grid})
+    assert [axes.get_title() for axes in figure.axes] == ["(1, 2)", "(1, 7)", "(2, 5)", "(3, 2)", "(3, 7)"]
+    figure = draw_grid_similarity({"trained": grid, "shown": grid * 2}, [(4, 9)], scale="none")
+    first, second = figure.axes
+    np.testing.assert_allclose(drawn(first), grid @ grid[4, 9])
+    np.testing.assert_allclose(drawn(second), 4 * grid @ grid[4, 9])
+    assert first.get_ylabel() == "trained"
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="embeddings: expected one array or more, by title, got none"):
+        draw_similarity({})
+    with pytest.raises(ValueError, match=r"embeddings: expected \[P, D\] for 'a', got shape \[3\]"):
+        draw_similarity({"a": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"embeddings: expected \[height, width, D\] for 'a'"):
+        draw_grid_similarity({"a": np.zeros((3, 2))})
+    with pytest.raises(ValueError, match=r"points: expected positions within 5 x 10, got \(5, 0\)"):
+        draw_grid_similarity({"a": np.zeros((5, 10, 3))}, [(5, 0)])
