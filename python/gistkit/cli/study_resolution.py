@@ -84,5 +84,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"\nAccuracy in percent, {what}:\n{format_table(report.table_rows(runs, split))}")
     print(f"\n{format_table(report.paper_rows())}")
     pictures = report.draw(out, runs)
+    embedded = [arm for arm in arguments.encodings if arm == "learned-2d" or arm.startswith("seqpe")]
+    if embedded:
+        states = {arm: out / f"{arm}-0.safetensors" for arm in embedded}
+        pictures.append(report.draw_embeddings(out / "similarity.png", recipe, states))
     print("\nWritten: " + ", ".join(str(path) for path in [out / "results.json", *pictures]))
     return 0

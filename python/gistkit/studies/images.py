@@ -156,7 +156,7 @@ def _digits() -> Images:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("digits need scikit-learn, which is missing: pip install gistkit[studies]") from error
+        raise ImportError("digits need scikit-learn, which is missing: pip install 'gistkit[studies]'") from error
     found = load_digits()
     # Sixteen shades; writers come one after the other, so that an order by chance mixes them.
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(7))

@@ -65,8 +65,8 @@ class Recipe(Schedule):
     smoothing: float = 0.0
     sinusoid_scale: float = 1.0
     learned_std: float = 0.02
-    eval_images: int = 200
-    test_images: int = 1000
+    eval_images: int = 100
+    test_images: int = 500
 
     def __post_init__(self) -> None:
         if not self.grids or list(self.grids) != sorted(set(self.grids)) or self.grids[0] < 1:
@@ -98,7 +98,10 @@ class Recipe(Schedule):
 
 PRESETS = {
     # Seconds a run.
-    "quick": Recipe(steps=150, warmup=20, eval_every=150, layers=2, test_images=200),
+    "quick": Recipe(
+        steps=300, warmup=30, eval_every=300, layers=2, max_position=20, grids=(4, 5, 6, 8, 12), window_positions=16,
+        test_images=200,
+    ),
     # A few minutes a run.
     "short": Recipe(),
     # ViT-S and the schedule of the paper, without its mixtures of images and its randomly chosen distortions.
@@ -160,7 +163,7 @@ class Classifier(Learner[ViT]):
     def __init__(self, recipe: Recipe, arm: Arm, images: Images, seed: int, device: str = "cpu") -> None:
         self.recipe, self.arm, self.images = recipe, arm, images
         torch.manual_seed(seed)
-        position = _position(recipe, arm)
+        position = build_position(recipe, arm)
         torch.manual_seed(seed)
         model = ViT(
             recipe.patch, images.channels, images.classes, recipe.dim, recipe.layers, recipe.heads, position,
@@ -263,7 +266,8 @@ def run_study(
     )
 
 
-def _position(recipe: Recipe, arm: Arm) -> PositionEncoding:
+def build_position(recipe: Recipe, arm: Arm) -> PositionEncoding:
+    """The untrained position encoding of an arm."""
     options = recipe.encoder_options(arm.encoding, axes=2)
     match arm.encoding:
         case "sinusoidal-2d":

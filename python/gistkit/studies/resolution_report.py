@@ -6,9 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
+from gistkit.nn import Learned2D, SeqPEPositions
 from gistkit.studies import results
 from gistkit.studies.images import Images
-from gistkit.studies.resolution import ARMS, Recipe, Run
+from gistkit.studies.resolution import ARMS, Arm, Recipe, Run, build_position
 
 TITLES = {
     "nope": "NoPE",
@@ -100,6 +104,32 @@ def draw(folder: Path, runs: Sequence[Run], prefix: str = "", split: str = "test
     panels = [Panel("accuracy (%)", ours), Panel("paper: ViT-S on ImageNet", paper)]
     draw_sizes(panels, "Image classifiers at larger sizes than they were trained at").savefig(path, dpi=150)
     return [path]
+
+
+def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> Path:
+    """How alike the embeddings of some cells of the training grid are with all, as a PNG file (SeqPE, Figure 3).
+
+    Args:
+        recipe: of the runs.
+        states: by arm, what `train` left of its weights; of SeqPE's arms and of "learned-2d".
+    """
+    from gistkit.viz.seqpe import draw_grid_similarity
+
+    shown: dict[str, Any] = {}
+    for arm, state in states.items():
+        position = build_position(recipe, Arm(arm)).eval()
+        prefix = "model.position."
+        weights = {name.removeprefix(prefix): one for name, one in load_file(state).items() if name.startswith(prefix)}
+        position.load_state_dict(weights)
+        if isinstance(position, SeqPEPositions):
+            with torch.no_grad():
+                shown[TITLES[arm]] = position.encoder.table(recipe.grids[0], recipe.grids[0])
+        elif isinstance(position, Learned2D):
+            shown[TITLES[arm]] = position.table.detach()
+        else:
+            raise ValueError(f"states: expected arms with an embedding of each position, got {arm!r}")
+    draw_grid_similarity(shown).savefig(path, dpi=100)
+    return path
 
 
 def _columns(grids: Sequence[int]) -> list[str]:
