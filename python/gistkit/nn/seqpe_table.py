@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,7 @@ class EmbeddingTable:
         self._rows = torch.empty(0, 0)
         self._extents: tuple[int, ...] = ()
         self._made_of: tuple[Any, ...] = ()
-        self._owners: list[dict[str, Tensor | None]] = []
+        self._owners: list[Mapping[str, Tensor | None]] = []
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
         return EmbeddingTable(memo[id(self._encoder[0])])

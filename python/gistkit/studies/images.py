@@ -141,8 +141,8 @@ def random_crops(images: Tensor, size: int, least: float, generator: torch.Gener
     maps[:, 0, 2], maps[:, 1, 2] = (2 * draws[2] - 1) * (1 - width), (2 * draws[3] - 1) * (1 - height)
     if flip:
         maps[:, 0, 0] *= 1 - 2 * (draws[4] < 0.5)
-    grid = F.affine_grid(maps.to(images.device), [count, images.shape[1], size, size], align_corners=False)
-    return F.grid_sample(images, grid.to(images.dtype), padding_mode="border", align_corners=False)
+    grid = F.affine_grid(maps.to(images), [count, images.shape[1], size, size], align_corners=False)
+    return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
 def resize(images: Tensor, size: int) -> Tensor:
@@ -183,7 +183,8 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
     """The bytes of an IDX file, plain ones as they lie on the disk."""
     plain, packed = folder / name, folder / f"{name}.gz"
     if plain.exists():
-        raw: np.ndarray = np.memmap(plain, np.uint8, "c")
+        # An empty file cannot be mapped.
+        raw: np.ndarray = np.memmap(plain, np.uint8, "c") if plain.stat().st_size else np.empty(0, np.uint8)
     elif packed.exists():
         raw = np.frombuffer(bytearray(gzip.decompress(packed.read_bytes())), np.uint8)
     else:
