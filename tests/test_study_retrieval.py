@@ -185,7 +185,10 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     arguments = ["study", "retrieval", "--preset", "quick", "--encodings", names, "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
     shown = capsys.readouterr().out
-    assert "5 facts, a key and its value each: trained on 30 tokens, tested at up to 60" in shown and "paper: RULER SQuAD" in shown
+    assert (
+        "5 facts, a key and its value each: trained on 30 tokens, tested at up to 60" in shown
+        and "paper: RULER SQuAD" in shown
+    )
     assert len(re.findall(r"^\| SeqPE AttnBias +\|", shown, re.MULTILINE)) == 3
     content = json.loads((tmp_path / "results.json").read_text())
     assert [run["arm"] for run in content["runs"]] == names.split(",") and (tmp_path / "retrieval.png").exists()
