@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hf_models import eager, tiny, tiny_llama
+from hf_models import FAMILIES, OTHERS, eager, tiny, tiny_llama
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit as gk
@@ -151,7 +151,7 @@ def test_a_map_beyond_memory_is_refused():
         gk.attention(query, key, value, plan)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "gemma3", "gpt2"])
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
 def test_maps_of_a_transformers_model_are_its_eager_weights(family):
     model = tiny(family)
     ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(0))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gistkit.compress import Compressor
+from gistkit.ops import AttentionRecorder
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,8 @@ def memory_attention(compressor: Compressor, chunks: Tensor) -> list[Tensor]:
         compressor: an attached compressor.
         chunks: int64 [B, L], contexts of a single chunk.
     """
-    length, maps = chunks.shape[1], []
-
-    def record(layer: int, query: Tensor, key: Tensor) -> None:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        logits = query[:, :, length:].double() @ key.double().transpose(-1, -2) * query.shape[-1] ** -0.5
-        # A memory token sees the whole chunk and the memory tokens up to itself.
-        later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(length + 1)
-        weights = logits.masked_fill(later.to(logits.device), -torch.inf).softmax(-1)
-        maps.append(weights[..., :length].mean((0, 1)).cpu())
-
-    compressor.encode(chunks, recorder=record)
-    return maps
+    length = chunks.shape[1]
+    # In physical order the memory tokens follow the context.
+    with AttentionRecorder(rows=slice(length, None), reduce="mean") as recorder:
+        compressor.encode(chunks)
+    return [one.weights[:, 0, :, :length].mean(0) for one in recorder.maps]
