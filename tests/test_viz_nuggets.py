@@ -51,7 +51,7 @@ def test_token_types_are_drawn_side_by_side(tmp_path):
     )
     figure.savefig(tmp_path / "types.png")
     assert figure.axes[0].get_title(loc="left") == "The first 3 token types: 90% of the nuggets"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["of nuggets", "of all tokens"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["of nuggets", "of all tokens"]
     assert len(draw_token_types(types).axes[0].containers[0]) == 4
     with pytest.raises(ValueError, match="draw_token_types: expected at least one token type, got none"):
         draw_token_types([])
@@ -77,13 +77,13 @@ def test_attention_is_drawn_with_the_nuggets_columns_marked():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "␣b", "↵", "$d", "e"]
     keys = dict(zip(axes.get_xticks().tolist(), [label.get_text() for label in axes.get_xticklabels()], strict=True))
     assert len(keys) > 3 and all(int(name) == place + 100 for place, name in keys.items())
-    assert len(figure.legends) == 1
+    assert len(axes.get_legend().get_texts()) == 1
 
 
 def test_attention_without_nuggets_or_weights_can_be_drawn(tmp_path):
     figure = draw_attention_to_nuggets([[0.0, 0.0]], [False, False])
     figure.savefig(tmp_path / "none.png")
-    assert not figure.axes[0].lines and not figure.legends
+    assert not figure.axes[0].lines and figure.axes[0].get_legend() is None
     wide = draw_attention_to_nuggets(np.ones((2, 400)), [True] * 400, keys=[f"key {i}" for i in range(400)])
     assert len(wide.axes[0].get_xticks()) < 20
 
@@ -134,7 +134,7 @@ def test_perplexity_is_a_line_an_arm_with_bars_over_seeds():
     assert full.lines[0].get_xydata().tolist() == [[64, 7.95], [128, 6.87], [256, 6.39]]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128", "256"]
     # The legend has the order of the table of styles.
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Full (sliding)", "Dodo learned"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["Full (sliding)", "Dodo learned"]
     one = draw_perplexity({"Dodo learned": [(100.0, [7.0])]}).axes[0]
     assert [label.get_text() for label in one.get_xticklabels()] == ["100"]
 

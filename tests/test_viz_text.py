@@ -111,8 +111,11 @@ def test_shades_follow_ranks():
 
 
 def test_text_is_legible_on_every_shade():
+    marked, plain = [False] * 3 + [True] * 3, None
     styles = [
-        style for *_, style in Page(text_html(list("abcdef"), [0, 1, 2, 0, 1, 2], [False] * 3 + [True] * 3)).hinted
+        style
+        for selected in (marked, plain)
+        for *_, style in Page(text_html(list("abcdef"), [0, 1, 2, 0, 1, 2], selected)).hinted
     ]
     for page, ink in (("#FFFFFF", "#000000"), ("#FFFFFF", "#222222"), ("#111111", "#DDDDDD"), ("#000000", "#FFFFFF")):
         for style in styles:
@@ -120,7 +123,7 @@ def test_text_is_legible_on_every_shade():
             shade = np.array([int(part) for part in re.search(r"rgba\((\d+),(\d+),(\d+)", style).groups()]) / 255
             ground = opacity(style) * shade + (1 - opacity(style)) * np.array(to_rgb(page))
             assert contrast(ground, to_rgb(ink)) >= 4.5
-    for shades in (coloured.SHADES, coloured.NUGGET_SHADES):
+    for shades in (coloured.SHADES, coloured.NUGGET_SHADES, coloured.PLAIN_SHADES):
         assert all(contrast(shades(share)[:3], (0, 0, 0)) >= 4.5 for share in np.linspace(0, 1, 9))
 
 
@@ -250,3 +253,44 @@ def test_texts_that_do_not_fit_their_scores_are_refused(function):
         function(["a", "b"], [1.0] * 2, [True])
     with pytest.raises(TypeError, match=f"{name}: expected selected of dtype bool, got int64"):
         function(["a", "b"], [1.0] * 2, [1, 0])
+
+
+def test_a_text_without_nuggets_is_shaded_by_any_number():
+    tokens, values = ["a", " <i>", "$x_$"], [0.0, 0.5, 2.0]
+    html = text_html(tokens, values, label="<b>\"nats\" & 'co'", scale="linear", title="<u>")
+    page = Page(html)
+    assert [tag for tag, *_ in page.hinted] == ["span"] * 3 and "<mark" not in html
+    assert [hint for _, hint, _ in page.hinted] == [f"<b>\"nats\" & 'co' {value}" for value in ("0", "0.5", "2")]
+    assert "".join(page.words) == "".join(tokens)
+    assert not any(raw in html for raw in ("<b>", "<i>", "<u>", "nugget", "rank"))
+    assert [opacity(style) for *_, style in page.hinted] == pytest.approx([0, 0.7 / 4, 0.7], abs=0.006)
+    ranked = text_html(tokens, [1.0, 3.0, 1e9])
+    assert [opacity(style) for *_, style in Page(ranked).hinted] == [0, 0.35, 0.7] and "shaded by rank" in ranked
+
+    figure = draw_text(tokens, values, label="loss $ (nats)", scale="linear", title="$t")
+    wanted = [coloured.PLAIN_SHADES(share) for share in (0.0, 0.25, 1.0)]
+    assert [box.get_facecolor() for box in boxes(figure)] == wanted
+    bars = figure.axes[1]
+    assert [label.get_text() for label in bars.get_xticklabels()] == ["0", "0.5", "1", "1.5", "2"]
+    assert bars.get_xlabel() == "loss $ (nats)" and not len(bars.get_yticks())
+    assert len(bars.images[0].get_array()) == 1 and figure._repr_png_().startswith(b"\x89PNG")
+
+
+def test_linear_shades_of_nuggets_and_of_nothing():
+    page = Page(text_html(["a", "b"], [1.0, 4.0], [False, True], scale="linear", label="attention"))
+    assert [opacity(style) for *_, style in page.hinted] == [0.15, 0.6]
+    assert [hint for _, hint, _ in page.hinted] == ["attention 1", "attention 4, nugget"]
+    assert [opacity(style) for *_, style in Page(text_html(["a", "b"], [0.0, 0.0], scale="linear")).hinted] == [0, 0]
+    for function in (text_html, draw_text):
+        name = function.__name__
+        for bad, shown in ((-0.5, "-0.5"), (np.inf, "inf")):
+            with pytest.raises(ValueError, match=f"{name}: expected finite scores >= 0 .*, got {shown} at token 1"):
+                function(["a", "b"], [1.0, bad], scale="linear")
+        with pytest.raises(ValueError, match=f"{name}: expected scale to be one of"):
+            function(["a"], [1.0], scale="log")
+
+
+def test_shades_get_darker_in_grey():
+    for shades in (coloured.SHADES, coloured.NUGGET_SHADES, coloured.PLAIN_SHADES):
+        grey = shades(np.linspace(0, 1, 33))[:, :3] @ (0.299, 0.587, 0.114)
+        assert (np.diff(grey) < 0).all() and grey[0] - grey[-1] > 0.3

@@ -22,7 +22,7 @@ Scale = Literal["rank", "linear"]
 NUGGET_SHADES = LinearSegmentedColormap.from_list("nugget", ["#C8EEDF", COLOURS["green"]])
 SHADES = LinearSegmentedColormap.from_list("score", ["#FFFFFF", "#8C8C8C"])
 PLAIN_SHADES = LinearSegmentedColormap.from_list("plain", ["#FFFFFF", "#4D9CC9"])
-# Of nuggets, of the tokens beside them, and of a text in which none is selected; in HTML colour, least and most opacity.
+# Of nuggets, of the tokens beside them, and of a text without nuggets; in HTML colour, least and most opacity.
 RAMPS = {True: NUGGET_SHADES, False: SHADES, None: PLAIN_SHADES}
 TINTS = {True: ("0,158,115", 0.25, 0.6), False: ("128,128,128", 0.0, 0.6), None: ("0,114,178", 0.0, 0.7)}
 MOST_LINES = 1000
@@ -71,11 +71,10 @@ def text_html(
     ]
     # The text stands in one line of the source: a break there would show.
     lines.append(f'<div style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(pieces)}</div>')
-    ramps = [
-        "".join(_element(kind, step / 4, "", "&nbsp;&nbsp;&nbsp;") for step in range(5)) for kind in _kinds(chosen)
-    ]
-    ends = (f"{0.0 if scale == 'linear' else values.min():.4g}", f"{values.max():.4g}")
-    legend = f"{escape(label)} {ends[0]} {ramps[0]} {ends[1]}{', shaded by rank' if scale == 'rank' else ''}"
+    blank = "&nbsp;&nbsp;&nbsp;"
+    ramps = ["".join(_element(kind, step / 4, "", blank) for step in range(5)) for kind in _kinds(chosen)]
+    least, note = (values.min(), ", shaded by rank") if scale == "rank" else (0.0, "")
+    legend = f"{escape(label)} {least:.4g} {ramps[0]} {values.max():.4g}{note}"
     if selected is not None:
         legend += f"; {ramps[1]} nuggets: {sum(map(bool, chosen))} of {len(tokens)} tokens"
     lines.append(f'<div style="font-size:85%;margin-top:.5em">{legend}</div>\n</div>')
@@ -158,11 +157,11 @@ def draw_text(
     )
     at = np.quantile(values, ticks, method="nearest") if scale == "rank" else ticks * values.max()
     bars.set_xticks(ticks, [f"{value:.3g}" for value in at], fontsize=8)
-    bars.set_yticks(
-        [0.5, 1.5] if len(kinds) > 1 else [], ["other tokens", "nuggets"][: 2 * (len(kinds) > 1)], fontsize=8
-    )
     bars.set_xlabel(f"{label}, shaded by rank" if scale == "rank" else label, fontsize=8, parse_math=False)
-    if len(kinds) > 1:
+    if selected is None:
+        bars.set_yticks([])
+    else:
+        bars.set_yticks([0.5, 1.5], ["other tokens", "nuggets"], fontsize=8)
         bars.axhline(1, color="white", linewidth=2)
     bars.tick_params(length=0)
     bars.spines[:].set_visible(False)
