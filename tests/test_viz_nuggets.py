@@ -77,13 +77,13 @@ def test_attention_is_drawn_with_the_nuggets_columns_marked():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "␣b", "↵", "$d", "e"]
     keys = dict(zip(axes.get_xticks().tolist(), [label.get_text() for label in axes.get_xticklabels()], strict=True))
     assert len(keys) > 3 and all(int(name) == place + 100 for place, name in keys.items())
-    assert len(axes.get_legend().get_texts()) == 1
+    assert axes.get_xlabel() == "key (▼ nugget)"
 
 
 def test_attention_without_nuggets_or_weights_can_be_drawn(tmp_path):
     figure = draw_attention_to_nuggets([[0.0, 0.0]], [False, False])
     figure.savefig(tmp_path / "none.png")
-    assert not figure.axes[0].lines and figure.axes[0].get_legend() is None
+    assert not figure.axes[0].lines and figure.axes[0].get_xlabel() == "key"
     wide = draw_attention_to_nuggets(np.ones((2, 400)), [True] * 400, keys=[f"key {i}" for i in range(400)])
     assert len(wide.axes[0].get_xticks()) < 20
 

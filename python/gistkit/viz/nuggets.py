@@ -108,15 +108,15 @@ def draw_attention_to_nuggets(
         size = min(7.0, max(3.0, 400 / columns))
         axes.plot(
             np.flatnonzero(chosen), np.full(chosen.sum(), 1.02), transform=axes.get_xaxis_transform(), clip_on=False,
-            color=COLOURS["green"], marker="v", markersize=size, linestyle="", label="nugget",
+            color=COLOURS["green"], marker="v", markersize=size, linestyle="",
         )  # fmt: skip
-        axes.legend(loc="lower right", bbox_to_anchor=(1, 1.03), borderaxespad=0, frameon=False, fontsize=9)
     _name(axes.xaxis, "keys", keys, columns)
     _name(axes.yaxis, "queries", queries, rows)
     if keys is not None and isinstance(keys[0], str):
         axes.tick_params(axis="x", rotation=90)
-    axes.set(xlabel="key", ylabel="query", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    axes.set_title(title or "Attention to nuggets and to recent tokens", loc="left", parse_math=False)
+    key = "key (▼ nugget)" if chosen.any() else "key"
+    axes.set(xlabel=key, ylabel="query", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.set_title(title or "Attention to nuggets and to recent tokens", loc="left", pad=14, parse_math=False)
     return drawn
 
 
