@@ -334,7 +334,7 @@ def test_token_losses_by_hand():
     "make",
     [
         lambda model: ICAE(model, chunk=8, ratio=4, losses=("ae",)),
-        lambda model: Dodo(model, ratio=3, losses=("ae",), bos_token=1),
+        lambda model: Dodo(model, ratio=3, layer=1, losses=("ae",), bos_token=1),
         lambda model: ICAE(model, chunk=8, ratio=4, losses=("ae",), window=9),
     ],
     ids=["icae", "dodo", "icae-window"],
