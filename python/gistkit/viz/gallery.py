@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import fill
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -40,7 +41,14 @@ def draw_gallery(
     one_of("draw_gallery", "order", order, ("logical", "physical"))
     columns = min(at_least("draw_gallery", "columns", columns, 1), len(named))
     rows = -(-len(named) // columns)
-    figure = Picture(figsize=(2.5 * columns, (3.25 if positions else 2.65) * rows + 0.5), layout="constrained", dpi=120)
+    below = " Below it: position ids." if positions else ""
+    note = fill(
+        f"A row is a query, a column a key; a key that is seen has the colour of its role.{below}", 36 * columns
+    )
+    # A line of the legend takes 0.2 inches: narrow pictures need several.
+    legend = 0.2 * (note.count("\n") + 6 // columns)
+    height = (3.25 if positions else 2.65) * rows + 0.3 + legend
+    figure = Picture(figsize=(2.5 * columns, height), layout="constrained", dpi=120)
     for place, (name, layout) in enumerate(named.items(), start=1):
         check_size("draw_gallery", layout)
         axes = figure.add_subplot(rows, columns, place)
@@ -49,8 +57,7 @@ def draw_gallery(
         axes.set_title(name, fontsize=11, parse_math=False)
         if positions:
             _positions_below(axes, layout, order)
-    below = " Below it: position ids." if positions else ""
-    role_legend(figure, f"A row is a query, a column a key; a key that is seen has the colour of its role.{below}")
+    role_legend(figure, note, 2 * columns)
     return figure
 
 

@@ -97,17 +97,21 @@ def tokens_in(order: str, layout: Layout) -> NDArray[np.int64]:
     return physical_order(layout) if order == "physical" else np.arange(len(layout))
 
 
-def role_legend(figure: Figure, title: str = "") -> None:
-    """The roles that any of the figure's masks has, below the figure."""
+def role_legend(figure: Figure, title: str = "", most: int = 6) -> None:
+    """The roles that any of the figure's masks has, below the figure, `most` in a row."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         drawn, names = axes.get_legend_handles_labels()
         handles |= zip(names, drawn, strict=True)
     shown = [role.name for role in Role if role.name in handles]
     figure.legend(
-        [handles[name] for name in shown], shown, loc="outside lower center", ncols=len(shown), frameon=False,
+        [handles[name] for name in shown],
+        shown,
+        loc="outside lower center",
+        ncols=min(len(shown), most),
+        frameon=False,
         title=title,
-    )  # fmt: skip
+    )
 
 
 def draw_mask(axes: Axes, layout: Layout, order: str, *, window: int | None = None) -> None:
@@ -147,12 +151,14 @@ def draw_positions(axes: Axes, layout: Layout, order: str, *, size: float = 22) 
     """The position ids of the tokens in an order, a marker of `size` square points each."""
     chosen = tokens_in(order, layout)
     roles, positions = layout.roles[chosen], np.atleast_2d(layout.positions)[:, chosen]
+    # Markers that would cover each other are smaller and without an edge.
+    dense = len(layout) > 64
     for role in Role:
         mine = np.flatnonzero(roles == role)
         for ids in positions:
             axes.scatter(
-                mine, ids[mine], s=size, marker=MARKERS[role], color=ROLE_COLOURS[role], edgecolor="black",
-                linewidth=0.4,
+                mine, ids[mine], s=size / 3 if dense else size, marker=MARKERS[role], facecolor=ROLE_COLOURS[role],
+                edgecolor="none" if dense else "black", linewidth=0.4,
             )  # fmt: skip
     axes.set_xlim(-1, len(layout))
     for axis in (axes.xaxis, axes.yaxis):
