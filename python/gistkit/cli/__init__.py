@@ -6,10 +6,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train
+from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
 
 __all__ = ["main", "parser"]
-COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, info)
+COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:
