@@ -4,3 +4,5 @@ try:
     import matplotlib  # noqa: F401
 except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
+
+from gistkit.ops.recorder import AttentionRecorder as AttentionRecorder  # beside what draws its maps
