@@ -19,8 +19,8 @@ from gistkit.studies.retrieval import Facts
 
 RECIPE = retrieval.Recipe(
     steps=4, batch=3, warmup=2, eval_every=2, length=30, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
-    digits=2, max_position=90, pivots=4, candidates=5, windows=3, window_positions=4, keys=6, values=7, filler=3, facts=5,
-    questions=3, eval_rows=6, test_rows=5,
+    digits=2, max_position=90, pivots=4, candidates=5, windows=3, window_positions=4, keys=6, values=7, filler=3,
+    facts=5, questions=3, eval_rows=6, test_rows=5,
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def sequences(inputs, labels):
         places = [at for at, token in enumerate(context) if token >= 16]
         # Tokens: 7 values, 6 keys, 3 fillers, 6 x 7 facts.
         facts = {(context[at] - 16) // 7: (context[at] - 16) % 7 for at in places}
-        assert len(facts) == len(places) and all(13 <= token for token in context)
+        assert len(facts) == len(places) and all(token >= 13 for token in context)
         # The labels are the answers, each behind its question.
         assert wanted == [IGNORE] * len(context) + [questions[at] if at % 2 else IGNORE for at in range(1, 6)]
         yield places, facts, [(question - 7, answer) for question, answer in zip(*[iter(questions)] * 2, strict=True)]

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train
+from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
 from gistkit.cli.overview import command_map
 
 __all__ = ["main", "parser"]
@@ -15,7 +15,7 @@ EXAMPLES = """\
 example: gistkit demo
          gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
          gistkit COMMAND --help tells a command's options"""
-COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, info)
+COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:
