@@ -3,6 +3,7 @@
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,12 @@ def test_commands_of_make_are_there() -> None:
     rules = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make ([a-z]+)\b", PAGE)):
         assert re.search(rf"^{target}:", rules, re.MULTILINE), target
+
+
+def test_the_citation_is_of_this_package() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML, which transformers brings, is not installed")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    for key in ("version", "license"):
+        assert str(cited[key]) == project[key]
+    assert cited["title"] == project["name"] and len(cited["references"]) == 5
