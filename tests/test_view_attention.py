@@ -147,3 +147,11 @@ def test_mistakes_are_one_line(words, message, folder, capsys, monkeypatch):
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("gistkit: ") and message in lines[-1], lines
     assert not (folder / "view.html").exists()
+
+
+def test_more_maps_than_a_page_holds_are_refused_before_they_are_made(folder, capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.viz.page.MOST_CELLS", 3 * COUNT**2)
+    words = ["--text", str(folder / "text.txt"), "--model", str(folder), "--layer", "0,1", "--head", "0,1"]
+    assert cli.main(["view", "attention", *words, "-o", str(folder / "no.html")]) == 2
+    message = f"gistkit: --layer, --head: expected at most 3 maps of {COUNT} tokens, got 4"
+    assert capsys.readouterr().err.splitlines()[-1] == message

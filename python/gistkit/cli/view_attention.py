@@ -45,7 +45,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
-    from gistkit.viz.page import attention_page
+    from gistkit.viz.page import MOST_CELLS, attention_page
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, where)
     config = model.config.get_text_config()
@@ -54,6 +54,11 @@ def _run(arguments: argparse.Namespace) -> int:
     ids = tokenizer(text, verbose=False)["input_ids"]
     if len(ids) > LARGEST:
         raise ValueError(f"--text: expected at most {LARGEST} tokens, got {len(ids)}; show a part of it")
+    wanted = len(layers) * len(heads or [0])
+    if wanted * len(ids) ** 2 > MOST_CELLS:
+        raise ValueError(
+            f"--layer, --head: expected at most {MOST_CELLS // len(ids) ** 2} maps of {len(ids)} tokens, got {wanted}"
+        )
     asked = [getattr(arguments, name) for name in ("compressor", "method", "layout", "ratio", "chunk")]
     compressor = None
     if any(value is not None for value in asked) or arguments.option:
