@@ -1,264 +1,15 @@
 """Pictures of nuggets against what they are drawn from, and the count of token types by hand."""
 
-import re
-import unicodedata
-from collections import Counter
-from html.parser import HTMLParser
-
 import numpy as np
 import pytest
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
-from matplotlib.colors import to_rgb, to_rgba
-from matplotlib.patches import Rectangle
+from matplotlib.colors import to_rgba
 
 from gistkit.evaluate import token_types
-from gistkit.viz import text as coloured
-from gistkit.viz.nuggets import (
-    STYLE,
-    draw_attention_to_nuggets,
-    draw_bleu_by_length,
-    draw_perplexity,
-    draw_text,
-    draw_token_types,
-    text_html,
-)
-
-TOKENS = [
-    "The",
-    " <b>",
-    "x",
-    "&amp;",
-    "\n",
-    ' "it\'s"',
-    ",\n\n",
-    "",
-    " $5",
-    "_$",
-    "\tna",
-    "ïve",
-    " 日本",
-    "\ufffd",
-    ".",
-]
-SCORES = [0.5, -2.0, 0.25, 3.0, 1.5, 0.0, 2.5, -1.0, 0.125, 0.75, -0.5, 1e6, 0.375, 1.0, 2.0]
-NUGGETS = [token in ("&amp;", ",\n\n", "\ufffd", ".") for token in TOKENS]
-
-
-class Page(HTMLParser):
-    """The words of a fragment without what is hidden from readers, and its elements with a hint."""
-
-    def __init__(self, html):
-        super().__init__()
-        self.open, self.words, self.hinted, self.seen = [], [], [], []
-        self.feed(html)
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        attrs = dict(attrs)
-        self.open.append((tag, attrs))
-        if "title" in attrs:
-            self.hinted.append((tag, attrs["title"], attrs["style"]))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop()[0] == tag
-
-    def handle_data(self, data):
-        self.seen.append(data)
-        if any("title" in attrs for _, attrs in self.open) and not any(
-            "aria-hidden" in attrs for _, attrs in self.open
-        ):
-            self.words.append(data)
-
-
-def opacity(style):
-    return float(re.search(r"rgba\(\d+,\d+,\d+,([\d.]+)\)", style)[1])
-
-
-def luminance(colour):
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """Of two colours, as WCAG 2 defines it."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_html_holds_the_text_and_every_score():
-    html = text_html(TOKENS, SCORES, NUGGETS, title="<Nuggets> & more")
-    page = Page(html)
-    assert "".join(page.words) == "".join(TOKENS)
-    assert "white-space:pre-wrap" in html and "<b>" not in html and "<script" not in html
-    assert "<Nuggets> & more" in page.seen
-    assert [tag == "mark" for tag, *_ in page.hinted] == NUGGETS
-    assert [float(re.match(r"score (\S+?),? ?(nugget)?$", hint)[1]) for _, hint, _ in page.hinted] == SCORES
-    assert [hint.endswith(", nugget") for _, hint, _ in page.hinted] == NUGGETS
-    assert page.seen.count("↵") == 3 and page.seen.count("∅") == 1
-    assert "4 of 15 tokens" in page.seen[-2]
-    assert "title" not in text_html(["a"], [1.0], [False]).replace('title="score 1"', "")
-
-
-def test_html_shows_control_characters_and_leaves_letters_alone():
-    page = Page(text_html(["a\x00\r\x1b[0m\ud800", "\u0928\u092e\u0938\u094d", "\u200d"], [1, 2, 3], [False] * 3))
-    assert "".join(page.words) == "a\\x00\\r\\x1b[0m\\ud800\u0928\u092e\u0938\u094d\u200d"
-
-
-def test_shades_follow_ranks():
-    for nugget in (False, True):
-        styles = [style for *_, style in Page(text_html(list("abcde"), [3, -1, 9, 3, 5], [nugget] * 5)).hinted]
-        shades = [opacity(style) for style in styles]
-        # Ranks 0, 1.5, 1.5, 3 and 4 of 4: equal scores share the mean of theirs.
-        low, high = (0.25, 0.6) if nugget else (0, 0.6)
-        assert shades == pytest.approx([low + (high - low) * rank / 4 for rank in (1.5, 0, 4, 1.5, 3)], abs=0.006)
-        far = text_html(list("abcde"), [3, -np.inf, 1e9, 3, 5], [nugget] * 5)
-        assert [opacity(style) for *_, style in Page(far).hinted] == shades
-        assert all(("0,158,115" in style) == nugget for style in styles)
-    assert len({style for *_, style in Page(text_html(list("abc"), [7] * 3, [False] * 3)).hinted}) == 1
-
-
-def test_text_is_legible_on_every_shade():
-    styles = [
-        style for *_, style in Page(text_html(list("abcdef"), [0, 1, 2, 0, 1, 2], [False] * 3 + [True] * 3)).hinted
-    ]
-    for page, ink in (("#FFFFFF", "#000000"), ("#FFFFFF", "#222222"), ("#111111", "#DDDDDD"), ("#000000", "#FFFFFF")):
-        for style in styles:
-            assert "color:inherit" in style
-            shade = np.array([int(part) for part in re.search(r"rgba\((\d+),(\d+),(\d+)", style).groups()]) / 255
-            ground = opacity(style) * shade + (1 - opacity(style)) * np.array(to_rgb(page))
-            assert contrast(ground, to_rgb(ink)) >= 4.5
-    for shades in (coloured.SHADES, coloured.NUGGET_SHADES):
-        assert all(contrast(shades(share)[:3], (0, 0, 0)) >= 4.5 for share in np.linspace(0, 1, 9))
-
-
-def boxes(figure):
-    return [patch for patch in figure.axes[0].patches if isinstance(patch, Rectangle)]
-
-
-def pieces(figure):
-    """(line, column, text) of a drawn text."""
-    return [
-        (int(text.get_position()[1]), int(text.get_position()[0]), text.get_text()) for text in figure.axes[0].texts
-    ]
-
-
-def test_words_flow_in_lines():
-    tokens = [
-        "Brook",
-        "lyn",
-        " Nets",
-        " have",
-        " built",
-        " up",
-        ",",
-        " so",
-        "\n",
-        "\n",
-        "x" * 45,
-        " to",
-        "day",
-        "'s news",
-    ]
-    figure = draw_text(tokens, np.arange(14), [True] * 14, columns=20)
-    assert pieces(figure) == [
-        (0, 0, "Brook"), (0, 5, "lyn"), (0, 8, " Nets"), (0, 13, " have"),
-        (1, 0, " built"), (1, 6, " up"), (1, 9, ","), (1, 10, " so"), (1, 13, "↵"),
-        (2, 0, "↵"),
-        (3, 0, "x" * 20), (4, 0, "x" * 20), (5, 0, "x" * 5), (5, 5, " to"), (5, 8, "day"), (5, 11, "'s news"),
-    ]  # fmt: skip
-    # A word moves to the next line whole, with the punctuation on it; one longer than a line breaks between tokens.
-    assert pieces(draw_text(["a" * 12, " b", "c" * 7, "."], range(4), [True] * 4, columns=20)) == [
-        (0, 0, "a" * 12), (1, 0, " b"), (1, 2, "c" * 7), (1, 9, "."),
-    ]  # fmt: skip
-    assert pieces(draw_text(["a" * 12, "b" * 12], range(2), [True] * 2, columns=20)) == [
-        (0, 0, "a" * 12), (1, 0, "b" * 12),
-    ]  # fmt: skip
-    # A word longer than a line begins where it comes.
-    assert pieces(draw_text(["a", " b", "c" * 10, "d" * 12], range(4), [True] * 4, columns=20)) == [
-        (0, 0, "a"), (0, 1, " b"), (0, 3, "c" * 10), (1, 0, "d" * 12),
-    ]  # fmt: skip
-    # A line break's mark stays with the token that it ends.
-    assert pieces(draw_text(["a" * 19, ",\n", "b"], range(3), [True] * 3, columns=20)) == [
-        (0, 0, "a" * 19), (1, 0, ",↵"), (2, 0, "b"),
-    ]  # fmt: skip
-    assert pieces(draw_text([" a" * 9, " b", "\n", "c"], range(4), [True] * 4, columns=20)) == [
-        (0, 0, " a" * 9), (0, 18, " b"), (1, 0, "↵"), (2, 0, "c"),
-    ]  # fmt: skip
-
-
-def test_all_tokens_are_drawn_in_boxes_that_do_not_overlap():
-    rng = np.random.default_rng(0)
-    tokens = [TOKENS[i] for i in rng.integers(len(TOKENS), size=400)]
-    figure = draw_text(tokens, rng.normal(size=400), rng.random(400) < 0.1, columns=33)
-    drawn = pieces(figure)
-    shown = {"\n": "↵", "\t": "⇥"}
-    wanted = "".join("".join(shown.get(char, char) for char in token) or "∅" for token in tokens)
-    assert "".join(text for *_, text in drawn) == wanted
-    taken = Counter()
-    for (line, column, text), box in zip(drawn, boxes(figure), strict=True):
-        wide = sum(2 if unicodedata.east_asian_width(char) == "W" else 1 for char in text)
-        assert (box.get_x(), box.get_width()) == (column, wide) and line < box.get_y() < line + 1
-        assert column + wide <= 33
-        taken.update((line, column + i) for i in range(wide))
-    assert max(taken.values()) == 1
-
-
-def test_boxes_are_shaded_by_rank_and_nuggets_are_bold_on_green():
-    tokens, scores = [" a", " b", " c", " d", " e", " f"], [1.0, 5.0, 2.0, 1.0, 1e9, -4.0]
-    chosen = np.array([False, True, False, True, False, True])
-    figure = draw_text(tokens, scores, chosen, title="A $title")
-    colours = np.array([box.get_facecolor()[:3] for box in boxes(figure)])
-    light = colours.sum(1)
-    assert light[0] > light[2] > light[4] and light[5] > light[3] > light[1]
-    assert (np.ptp(colours, axis=1) == 0).tolist() == (~chosen).tolist()
-    assert (colours[chosen].argmax(1) == 1).all()
-    assert [text.get_weight() == "bold" for text in figure.axes[0].texts] == chosen.tolist()
-    assert [text.get_text() for text in figure.texts] == ["A $title"]
-    near = draw_text(tokens, [1.0, 5.0, 2.0, 1.0, 6.0, 0.0], chosen)
-    assert [box.get_facecolor() for box in boxes(near)] == [box.get_facecolor() for box in boxes(figure)]
-    ticks = [label.get_text() for label in near.axes[1].get_xticklabels()]
-    assert (ticks[0], ticks[-1]) == ("0", "6") and [float(tick) for tick in ticks] == sorted(map(float, ticks))
-
-
-def test_the_figure_fits_its_text(tmp_path):
-    line = ["wide"] * 22
-    few, many = (draw_text([*line, "\n"] * count, range(23 * count), [False] * 23 * count) for count in (2, 40))
-    assert few.get_figwidth() == many.get_figwidth()
-    assert many.get_figheight() - few.get_figheight() == pytest.approx((80 - 4) * coloured.LINE)
-    few.savefig(tmp_path / "few.png")
-    draw_text(["$x_$"], [1.0], [True], title="$x_$").savefig(tmp_path / "dollars.png")
-    for box, text in zip(boxes(few), few.axes[0].texts, strict=True):
-        inner, outer = text.get_window_extent(), box.get_window_extent()
-        assert outer.x0 - 1 <= inner.x0 and inner.x1 <= outer.x1 + 1
-        assert outer.y0 - 1 <= inner.y0 and inner.y1 <= outer.y1 + 1
-    for axes in few.axes:
-        area = axes.get_tightbbox()
-        assert area.x0 >= 0 and area.y0 >= 0 and area.x1 <= few.bbox.width and area.y1 <= few.bbox.height
-    with pytest.raises(ValueError, match="draw_text: expected a text of at most 1000 lines, got 1001"):
-        draw_text(["\n"] * 1001, range(1001), [False] * 1001)
-    with pytest.raises(ValueError, match="draw_text: expected columns >= 20, got 19"):
-        draw_text(["a"], [1.0], [False], columns=19)
-
-
-@pytest.mark.parametrize("function", [text_html, draw_text])
-def test_texts_that_do_not_fit_their_scores_are_refused(function):
-    name = function.__name__
-    with pytest.raises(TypeError, match=f"{name}: expected tokens to be a sequence of strings"):
-        function("abc", [1.0] * 3, [True] * 3)
-    with pytest.raises(TypeError, match=f"{name}: expected tokens to be a sequence of strings"):
-        function([1, 2], [1.0] * 2, [True] * 2)
-    with pytest.raises(ValueError, match=f"{name}: expected at least one token, got none"):
-        function([], [], [])
-    with pytest.raises(ValueError, match=rf"{name}: expected scores of shape \[2\], one a token, got \[3\]"):
-        function(["a", "b"], [1.0] * 3, [True] * 2)
-    with pytest.raises(ValueError, match=f"{name}: expected scores to be numbers, got NaN at token 1"):
-        function(["a", "b"], [1.0, np.nan], [True] * 2)
-    with pytest.raises(ValueError, match=rf"{name}: expected selected of shape \[2\], one a token, got \[1\]"):
-        function(["a", "b"], [1.0] * 2, [True])
-    with pytest.raises(TypeError, match=f"{name}: expected selected of dtype bool, got int64"):
-        function(["a", "b"], [1.0] * 2, [1, 0])
+from gistkit.viz import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
+from gistkit.viz.nuggets import STYLE
 
 
 def test_token_types_by_hand():
@@ -300,7 +51,7 @@ def test_token_types_are_drawn_side_by_side(tmp_path):
     )
     figure.savefig(tmp_path / "types.png")
     assert figure.axes[0].get_title(loc="left") == "The first 3 token types: 90% of the nuggets"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["of nuggets", "of all tokens"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["of nuggets", "of all tokens"]
     assert len(draw_token_types(types).axes[0].containers[0]) == 4
     with pytest.raises(ValueError, match="draw_token_types: expected at least one token type, got none"):
         draw_token_types([])
@@ -326,13 +77,13 @@ def test_attention_is_drawn_with_the_nuggets_columns_marked():
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "␣b", "↵", "$d", "e"]
     keys = dict(zip(axes.get_xticks().tolist(), [label.get_text() for label in axes.get_xticklabels()], strict=True))
     assert len(keys) > 3 and all(int(name) == place + 100 for place, name in keys.items())
-    assert len(figure.legends) == 1
+    assert axes.get_xlabel() == "key (▼ nugget)"
 
 
 def test_attention_without_nuggets_or_weights_can_be_drawn(tmp_path):
     figure = draw_attention_to_nuggets([[0.0, 0.0]], [False, False])
     figure.savefig(tmp_path / "none.png")
-    assert not figure.axes[0].lines and not figure.legends
+    assert not figure.axes[0].lines and figure.axes[0].get_xlabel() == "key"
     wide = draw_attention_to_nuggets(np.ones((2, 400)), [True] * 400, keys=[f"key {i}" for i in range(400)])
     assert len(wide.axes[0].get_xticks()) < 20
 
@@ -383,7 +134,7 @@ def test_perplexity_is_a_line_an_arm_with_bars_over_seeds():
     assert full.lines[0].get_xydata().tolist() == [[64, 7.95], [128, 6.87], [256, 6.39]]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["64", "128", "256"]
     # The legend has the order of the table of styles.
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Full (sliding)", "Dodo learned"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["Full (sliding)", "Dodo learned"]
     one = draw_perplexity({"Dodo learned": [(100.0, [7.0])]}).axes[0]
     assert [label.get_text() for label in one.get_xticklabels()] == ["100"]
 

@@ -29,6 +29,7 @@ from gistkit.evaluate.prompts import (
 from gistkit.evaluate.report import Report, Result, Row
 from gistkit.evaluate.run import run
 from gistkit.evaluate.summary_context import SummaryContext
+from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_types
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "run",
     "sentence_summary_prompt",
     "token_f1",
+    "token_losses",
     "token_types",
     "word_summary_prompt",
 ]

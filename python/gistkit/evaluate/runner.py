@@ -188,6 +188,12 @@ def _padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> t
 
 def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[float, int, int]]:
     """Summed nats, tokens and right first guesses of each row, every token predicted from the true ones before it."""
+    scored = scored_tokens(reader, memory, task, rows)
+    return [(float(nats.sum()), len(nats), int(correct.sum())) for nats, correct in scored]
+
+
+def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[Tensor, Tensor]]:
+    """Of each row the nats float64 [T] of its tokens, given the true ones before, and which are the first guess."""
     device = reader.model.device
     targets, _ = _padded(rows, IGNORE, device)
     inputs, mask = _padded([row[:-1] for row in rows], 0, device)
@@ -200,10 +206,7 @@ def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) ->
         nats.append(F.cross_entropy(logits, labels, reduction="none").double())
         correct.append(logits.argmax(-1) == labels)
     lengths = [len(row) for row in rows]
-    return [
-        (float(a.sum()), length, int(b.sum()))
-        for a, b, length in zip(torch.cat(nats).split(lengths), torch.cat(correct).split(lengths), lengths, strict=True)
-    ]
+    return list(zip(torch.cat(nats).split(lengths), torch.cat(correct).split(lengths), strict=True))
 
 
 def greedy_rows(

@@ -204,9 +204,9 @@ class Layout:
 
     def draw(self, **options: Any) -> Figure:
         """A matplotlib figure of the mask, in logical and in physical order, and of the position ids."""
-        from gistkit.viz.layout import draw
+        from gistkit.viz.layout import draw_layout
 
-        return draw(self, **options)
+        return draw_layout(self, **options)
 
     def __reduce__(self) -> tuple[Any, ...]:
         fields = {

@@ -102,7 +102,7 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
 
 def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
     """Perplexity by states, and of the learned scorer the token types and a text, as PNG files in `folder`."""
-    from gistkit.viz.nuggets import draw_perplexity, draw_text, draw_token_types
+    from gistkit.viz import draw_perplexity, draw_text, draw_token_types
 
     figures = {}
     language = {arm: mine for arm, mine in by_arm(runs, "lm").items() if arm.method != "full"}

@@ -1,6 +1,34 @@
-"""Pictures (`pip install gistkit[viz]`). Every function returns a figure and opens no window."""
+"""Pictures (`pip install gistkit[viz]`).
+
+Every function that draws returns a figure, which notebooks show, and opens no window. Those of one panel take axes of
+matplotlib's to draw into as `ax=`, and return these in the figure's place. `text_html` returns an HTML fragment.
+"""
 
 try:
     import matplotlib  # noqa: F401
 except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
+
+from gistkit.viz.gallery import draw_gallery
+from gistkit.viz.layout import draw_layout
+from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
+from gistkit.viz.pooling import draw_gist_attention
+from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
+from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
+from gistkit.viz.text import draw_text, text_html
+
+__all__ = [
+    "draw_attention_to_nuggets",
+    "draw_bleu_by_length",
+    "draw_gallery",
+    "draw_gist_attention",
+    "draw_grid_similarity",
+    "draw_layout",
+    "draw_loss_curves",
+    "draw_memory_attention",
+    "draw_perplexity",
+    "draw_similarity",
+    "draw_text",
+    "draw_token_types",
+    "text_html",
+]

@@ -6,24 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit.layouts._checks import at_least
-from gistkit.viz.style import COLOURS, Picture, tidy
-from gistkit.viz.text import checked_selected, draw_text, legible, text_html
-
-__all__ = [
-    "STYLE",
-    "draw_attention_to_nuggets",
-    "draw_bleu_by_length",
-    "draw_perplexity",
-    "draw_text",
-    "draw_token_types",
-    "text_html",
-]
+from gistkit.viz.flow import legible
+from gistkit.viz.style import COLOURS, Drawn, axes_of, legend_beside, tidy
+from gistkit.viz.text import checked_selected
 
 STYLE: dict[str, dict[str, Any]] = {
     "Full (sliding)": {"color": COLOURS["black"], "linestyle": "-", "marker": "P"},
@@ -39,7 +30,9 @@ STYLE: dict[str, dict[str, Any]] = {
 MOST_LABELS = 48
 
 
-def draw_token_types(types: Sequence[tuple[str, float, float]], *, top: int = 10, title: str = "") -> Figure:
+def draw_token_types(
+    types: Sequence[tuple[str, float, float]], *, top: int = 10, title: str = "", ax: Axes | None = None
+) -> Drawn:
     """How often the token types that are selected most are selected, beside how often they occur.
 
     Args:
@@ -47,14 +40,14 @@ def draw_token_types(types: Sequence[tuple[str, float, float]], *, top: int = 10
             `gistkit.evaluate.token_types` counts them; at least one.
         top: token types that are drawn, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
         title: a heading.
+        ax: axes to draw into.
 
     Paper: Dodo, Figure 5.
     """
     if not types:
         raise ValueError("draw_token_types: expected at least one token type, got none")
     shown = types[: at_least("draw_token_types", "top", top, 1)]
-    figure = Picture(figsize=(7.0, 1.5 + 0.38 * len(shown)), layout="constrained")
-    axes = figure.subplots()
+    drawn, axes = axes_of(ax, (7.0, 1.5 + 0.38 * len(shown)))
     places = np.arange(len(shown))
     among, everywhere = [share for _, share, _ in shown], [share for _, _, share in shown]
     axes.barh(places - 0.19, among, 0.36, color=COLOURS["green"], label="of nuggets")
@@ -66,11 +59,11 @@ def draw_token_types(types: Sequence[tuple[str, float, float]], *, top: int = 10
     axes.set(xlabel="share", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
     axes.set_title(title or f"The first {len(shown)} token types: {sum(among):.0%} of the nuggets", loc="left")
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    legend_beside(axes)
     tidy(axes)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    return figure
+    return drawn
 
 
 def draw_attention_to_nuggets(
@@ -80,7 +73,8 @@ def draw_attention_to_nuggets(
     keys: Sequence[str] | Sequence[int] | None = None,
     queries: Sequence[str] | Sequence[int] | None = None,
     title: str = "",
-) -> Figure:
+    ax: Axes | None = None,
+) -> Drawn:
     """Attention weights of later tokens over nuggets and recent tokens: a row a query, nuggets' columns marked.
 
     The darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more.
@@ -90,6 +84,7 @@ def draw_attention_to_nuggets(
         selected: bool [keys], True at the nuggets.
         keys, queries: the text or the position of each; None: its place in `weights`.
         title: a heading.
+        ax: axes to draw into.
 
     Paper: Dodo, Equation 11.
     """
@@ -101,29 +96,28 @@ def draw_attention_to_nuggets(
     chosen = checked_selected("draw_attention_to_nuggets", selected, values.shape[1])
     rows, columns = values.shape
     width, height = (min(max(low, 0.19 * count), 0.19 * MOST_LABELS) for count, low in ((columns, 2.8), (rows, 1.6)))
-    figure = Picture(figsize=(width + 2.4, height + 1.5), layout="constrained", dpi=120)
-    axes = figure.subplots()
+    drawn, axes = axes_of(ax, (width + 2.4, height + 1.5))
     # Below the weights, so that it leaves their colours as they are.
     for nugget in np.flatnonzero(chosen):
         axes.axvspan(nugget - 0.5, nugget + 0.5, color=COLOURS["green"], alpha=0.22, linewidth=0, zorder=-1)
     seen = np.ma.masked_equal(values, 0)
     limit = float(np.quantile(seen.compressed(), 0.98)) if seen.count() else 1.0
     image = axes.imshow(seen, aspect="auto", cmap="magma_r", vmin=0, vmax=limit, interpolation="nearest")
-    figure.colorbar(image, ax=axes, label="attention weight", extend="max" if values.max() > limit else "neither")
+    axes.figure.colorbar(image, ax=axes, label="attention weight", extend="max" if values.max() > limit else "neither")
     if chosen.any():
         size = min(7.0, max(3.0, 400 / columns))
         axes.plot(
             np.flatnonzero(chosen), np.full(chosen.sum(), 1.02), transform=axes.get_xaxis_transform(), clip_on=False,
-            color=COLOURS["green"], marker="v", markersize=size, linestyle="", label="nugget",
+            color=COLOURS["green"], marker="v", markersize=size, linestyle="",
         )  # fmt: skip
-        figure.legend(loc="outside upper right", frameon=False, fontsize=9)
     _name(axes.xaxis, "keys", keys, columns)
     _name(axes.yaxis, "queries", queries, rows)
     if keys is not None and isinstance(keys[0], str):
         axes.tick_params(axis="x", rotation=90)
-    axes.set(xlabel="key", ylabel="query", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
-    figure.suptitle(title or "Attention to nuggets and to recent tokens", x=0.01, ha="left")
-    return figure
+    key = "key (▼ nugget)" if chosen.any() else "key"
+    axes.set(xlabel=key, ylabel="query", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
+    axes.set_title(title or "Attention to nuggets and to recent tokens", loc="left", pad=14, parse_math=False)
+    return drawn
 
 
 def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, count: int) -> None:
@@ -138,18 +132,18 @@ def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, c
     axis.set_ticks(at, names, fontsize=8, family="monospace" if every else None, parse_math=False)
 
 
-def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]]) -> Figure:
+def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> Drawn:
     """BLEU of reconstructed texts against their length, a line a method, with a band from lowest to highest over seeds.
 
     Args:
         series: {method: {tokens of the text: BLEU of each seed, 0 to 100}}. A method whose name is not in `STYLE` gets
             a style there that no other has; as many methods as styles at most.
+        ax: axes to draw into.
 
     Paper: Dodo, Figure 4.
     """
     styles = _styles("draw_bleu_by_length", series)
-    figure = Picture(figsize=(6.8, 4.0), layout="constrained")
-    axes = figure.subplots()
+    drawn, axes = axes_of(ax, (6.8, 4.0))
     least = 100.0
     for method, lengths in series.items():
         at = sorted(lengths)
@@ -162,24 +156,26 @@ def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]]) -> 
     # Markers at either end stay whole.
     axes.set_ylim(floor - 0.02 * (100 - floor), 100 + 0.02 * (100 - floor))
     axes.set_title("Reconstructing a text from its compressed form", loc="left")
-    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    legend_beside(axes)
     tidy(axes)
-    return figure
+    return drawn
 
 
-def draw_perplexity(series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "") -> Figure:
+def draw_perplexity(
+    series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "", ax: Axes | None = None
+) -> Drawn:
     """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
 
     Args:
         series: {arm: [(states, above 0, as measured; perplexity of each seed)]}, arms as in `STYLE`; others get a style
             there that no other has; as many arms as styles at most.
         title: a heading.
+        ax: axes to draw into.
 
     Paper: Dodo, Table 1.
     """
     styles = _styles("draw_perplexity", series)
-    figure = Picture(figsize=(7.4, 4.4), layout="constrained")
-    axes = figure.subplots()
+    drawn, axes = axes_of(ax, (7.4, 4.4))
     measured: list[float] = []
     for arm, points in series.items():
         points = sorted(points, key=lambda point: point[0])
@@ -199,9 +195,9 @@ def draw_perplexity(series: Mapping[str, Sequence[tuple[float, Sequence[float]]]
     axes.set_title(title or "Perplexity at equal memory", loc="left")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     shown = [arm for arm in STYLE if arm in series] + [arm for arm in series if arm not in STYLE]
-    figure.legend([handles[arm] for arm in shown], shown, loc="outside right center", frameon=False, fontsize=9)
+    legend_beside(axes, [handles[arm] for arm in shown], shown)
     tidy(axes)
-    return figure
+    return drawn
 
 
 def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, Any]]:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.viz.style import COLOURS, Picture
+from gistkit.viz.style import COLOURS, Drawn, Picture
 
 Scale = Literal["row", "none"]
 
@@ -30,18 +31,27 @@ def similarities(embeddings: ArrayLike, others: ArrayLike | None = None, *, scal
     return (products - low) / np.maximum(high - low, np.finfo(np.float64).tiny)
 
 
-def draw_similarity(embeddings: Mapping[str, ArrayLike], *, scale: Scale = "row", trained: int | None = None) -> Figure:
+def draw_similarity(
+    embeddings: Mapping[str, ArrayLike],
+    *,
+    scale: Scale = "row",
+    trained: int | None = None,
+    ax: Axes | None = None,
+) -> Drawn:
     """Heat maps of e_p . e_p' of positions 0, 1, ..., one for each encoder (SeqPE, Figure 2).
 
     Args:
         embeddings: [P, D] by title, such as "before training" and "after training".
         scale: see `similarities`.
         trained: positions below it were trained on; a dashed line marks it.
+        ax: axes to draw the map of a single encoder into.
     """
     shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
     _check(shown)
-    figure = Picture(figsize=(1.2 + 3.6 * len(shown), 3.9), layout="constrained")
-    grid = figure.subplots(1, len(shown), squeeze=False)[0]
+    if ax is not None and len(shown) > 1:
+        raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(shown)}")
+    figure = Picture(figsize=(1.2 + 3.6 * len(shown), 3.9), layout="constrained") if ax is None else ax.figure
+    grid = figure.subplots(1, len(shown), squeeze=False)[0] if ax is None else [ax]
     for axes, (title, rows) in zip(grid, shown.items(), strict=True):
         image = axes.imshow(similarities(rows, scale=scale), cmap="magma", interpolation="nearest")
         axes.set(title=title, xlabel="position p'")
@@ -55,7 +65,7 @@ def draw_similarity(embeddings: Mapping[str, ArrayLike], *, scale: Scale = "row"
                 image, ax=axes, label="e_p . e_p'" + (", from 0 to 1 in each row" if scale == "row" else "")
             )
     grid[0].set_ylabel("position p")
-    return figure
+    return figure if ax is None else ax
 
 
 def draw_grid_similarity(

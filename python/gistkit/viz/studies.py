@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Picture, tidy
+from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Drawn, Picture, axes_of, tidy
 
 
-def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, float]]]], *, goal: float) -> Figure:
+def draw_loss_curves(
+    curves: Mapping[str, Sequence[Sequence[tuple[int, float, float]]]], *, goal: float, ax: Axes | None = None
+) -> Drawn:
     """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
 
     Args:
         curves: for each layout its seeds' curves of (step, loss in nats a token, accuracy).
         goal: loss at which a thin line is drawn.
+        ax: axes to draw into.
     """
-    figure = Picture(figsize=(6.4, 4.0), layout="constrained")
-    axes = figure.subplots()
+    drawn, axes = axes_of(ax, (6.4, 4.0))
     for layout, seeds in curves.items():
         steps = [step for step, *_ in seeds[0]]
         losses = np.array([[loss for _, loss, _ in curve] for curve in seeds])
@@ -32,7 +35,7 @@ def draw_loss_curves(curves: Mapping[str, Sequence[Sequence[tuple[int, float, fl
     axes.set_title("Reconstructing a context from memory tokens", loc="left")
     axes.legend(frameon=False, title="position layout")
     tidy(axes)
-    return figure
+    return drawn
 
 
 def draw_memory_attention(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from matplotlib.figure import Figure
 
@@ -18,6 +18,18 @@ class Picture(Figure):
         buffer = BytesIO()
         self.savefig(buffer, format="png")
         return buffer.getvalue()
+
+
+# What a picture of one panel returns: its figure, or the axes it was given.
+Drawn: TypeAlias = Figure | Any
+
+
+def axes_of(ax: Axes | None, figsize: tuple[float, float]) -> tuple[Drawn, Axes]:
+    """What a picture of one panel returns, and the axes it draws into: those given, or a new figure's of this size."""
+    if ax is not None:
+        return ax, ax
+    figure = Picture(figsize=figsize, layout="constrained", dpi=120)
+    return figure, figure.subplots()
 
 
 # Okabe and Ito's palette, which colour-blind readers tell apart, and a grey.
@@ -44,3 +56,8 @@ def tidy(axes: Axes) -> None:
     """Leaves the two axes that carry numbers, and a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
+
+
+def legend_beside(axes: Axes, *entries: Any) -> None:
+    """A legend to the right of the axes. `entries`: handles and labels; none: what was drawn with a label."""
+    axes.legend(*entries, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9)

@@ -1,0 +1,63 @@
+"""What `gistkit.viz` promises of all its pictures: figures, or the axes that were given, and never pyplot."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib", reason="the viz extra is not installed")
+
+from gistkit import layouts, viz
+from gistkit.viz.style import Picture
+
+SPREAD = {"ICAE": {100: [99.0, 99.5], 300: [90.0, 96.0]}}
+ONE_PANEL = {
+    "draw_attention_to_nuggets": ([[0.5, 0.25], [0.0, 1.0]], [True, False]),
+    "draw_bleu_by_length": (SPREAD,),
+    "draw_layout": (layouts.gist(6, 3, 2),),
+    "draw_loss_curves": ({"epl": [[(0, 5.0, 0.1), (10, 2.0, 0.5)]]},),
+    "draw_perplexity": ({"Dodo learned": [(64, [7.0]), (128, [6.5])]},),
+    "draw_similarity": ({"after": np.eye(4)},),
+    "draw_token_types": ([(" the", 0.4, 0.1), (",", 0.3, 0.2)],),
+}
+
+
+def drawn(axes):
+    """Everything that the axes show, as numbers."""
+    shown = [image.get_array() for image in axes.images]
+    shown += [line.get_xydata() for line in axes.lines]
+    shown += [[patch.get_x(), patch.get_y(), patch.get_width(), patch.get_height()] for patch in axes.patches]
+    return [np.ma.filled(np.ma.asarray(each, dtype=float), -1).tolist() for each in shown]
+
+
+@pytest.mark.parametrize("name", ONE_PANEL)
+def test_a_picture_of_one_panel_goes_into_given_axes(name, tmp_path):
+    options = {"goal": 1.0} if name == "draw_loss_curves" else {}
+    if name == "draw_layout":
+        options = {"order": "logical", "positions": False}
+    alone = getattr(viz, name)(*ONE_PANEL[name], **options)
+    assert isinstance(alone, Picture)
+    figure = Picture(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    assert getattr(viz, name)(*ONE_PANEL[name], **options, ax=right) is right
+    assert right.figure is figure and drawn(right) == drawn(alone.axes[0]) != []
+    assert not left.has_data() and not figure.legends
+    figure.savefig(tmp_path / "figure.png")
+
+
+def test_axes_take_the_similarity_of_one_encoder_alone():
+    with pytest.raises(ValueError, match="ax: expected None or the embeddings of one encoder, got axes and those of 2"):
+        viz.draw_similarity({"before": np.eye(3), "after": np.eye(3)}, ax=Picture().add_subplot())
+
+
+def test_pictures_load_neither_pyplot_nor_transformers():
+    code = """
+import sys, gistkit as gk
+from gistkit import viz
+missing = [name for name in viz.__all__ if not callable(getattr(viz, name))]
+viz.draw_gallery({"one": gk.layouts.causal(3)})._repr_png_()
+viz.draw_text(["a"], [1.0])._repr_png_()
+print(*missing, *{"matplotlib.pyplot", "transformers", "IPython"} & set(sys.modules))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
