@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from gistkit.studies import runs, smollm2
 from gistkit.train.data import load_corpus
-from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
+from gistkit.viz.attention import draw_memory_attention
+from gistkit.viz.studies import draw_loss_curves
 
 RESULTS = harness.ROOT / "benchmarks" / "results" / "smollm2"
 

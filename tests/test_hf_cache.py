@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 import gistkit
 from gistkit.hf import KeptKeys, attach, memory_cache
+from gistkit.ops import AttentionRecorder
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = torch.tensor([1, 4, 6])
@@ -108,12 +109,18 @@ def test_a_plan_counts_the_memory():
 
 def test_recorder_sees_the_memory():
     model = tiny_llama()
-    seen, keep = [], KeptKeys(slice(1, 3))
-    with attach(model):
-        model(tokens(2, 4), keep=keep)
-        model(tokens(2, 5), memory=keep.layers, recorder=lambda *args: seen.append(args))
-    assert [key.shape for _, _, key in seen] == [(2, 2, 7, 12)] * 2
-    assert torch.equal(seen[1][2][:, :, :2], keep.layers[1][0])
+    layers, ids = memory_of(2), tokens(2, 5)
+    with attach(model), torch.no_grad(), AttentionRecorder() as recorder:
+        model(ids, memory=layers)
+    cache = DynamicCache()
+    for index, (key, value) in enumerate(layers):
+        cache.update(key, value, index)
+    positions = torch.arange(5)[None]
+    with torch.no_grad(), eager(model):
+        theirs = model(ids, past_key_values=cache, position_ids=positions, output_attentions=True).attentions
+    assert theirs[1].shape == (2, 4, 5, 8)
+    for one, weights in zip(recorder.maps, theirs, strict=True):
+        torch.testing.assert_close(one.weights, weights, **TOLERANCE)
 
 
 def test_memory_errors_say_what_was_expected():

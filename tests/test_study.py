@@ -12,9 +12,10 @@ from silent_bar import Bar
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
+from gistkit.ops.tracking import measure_tracking
 from gistkit.studies import compression_loss, epl, report
 from gistkit.studies import runs as training
-from gistkit.studies.tracking import measure_tracking, memory_attention
+from gistkit.studies.tracking import memory_attention
 from gistkit.train import checkpoint, load_corpus
 
 RECIPE = epl.Recipe(

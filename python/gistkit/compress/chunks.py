@@ -18,7 +18,6 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.plans import encoder_pass
 from gistkit.compress.shared import adapter_config
 from gistkit.compress.tokens import Rows
-from gistkit.hf.attention import Recorder
 from gistkit.hf.keep import Layers
 from gistkit.layouts.positions import SCHEMES
 
@@ -106,7 +105,7 @@ class ChunkCompressor(Compressor):
     def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
 
-    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over all chunks of all rows."""
         batch = encoder_pass(
             rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.windows, str(self.device)
@@ -118,7 +117,7 @@ class ChunkCompressor(Compressor):
         inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         use = ENCODER if self.adapters is not None else None
-        out = self.run(use, inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
+        out = self.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
         hidden = out.last_hidden_state[:, columns:]
         memory = Memory(
             source=self.source,

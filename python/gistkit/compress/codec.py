@@ -18,7 +18,6 @@ from gistkit.compress.memory import Memory, Source
 from gistkit.compress.plans import Reader, decoder_plan
 from gistkit.compress.shared import SharedModel
 from gistkit.compress.tokens import Rows, as_rows, pad
-from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
 
 Task = Literal["ae", "lm", "qa"]
@@ -62,7 +61,7 @@ class Codec(SharedModel, ABC):
         self.reader = reader
 
     @abstractmethod
-    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """The memory of rows that fit the window, and the hidden states [B, K, d] at their learned memory tokens."""
 
     @abstractmethod
@@ -90,16 +89,15 @@ class Codec(SharedModel, ABC):
         width = 2 * self.config.num_hidden_layers * heads * head_dim
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.structure, width)
 
-    def encode(self, input_ids: Any, attention_mask: Any = None, *, recorder: Recorder | None = None) -> Memory:
+    def encode(self, input_ids: Any, attention_mask: Any = None) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
         Args:
             input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. At least `ratio` tokens a
                 row, what one memory token stands for.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
-            recorder: called with (layer index, query, key) in every layer.
         """
-        memory, _, _ = self.compress(self.contexts(input_ids, attention_mask), recorder)
+        memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
         return replace(memory, fingerprint=self.fingerprint(), maker=self.own_fingerprint())
 
     def decode(
@@ -108,8 +106,6 @@ class Codec(SharedModel, ABC):
         task: Task,
         input_ids: Any,
         attention_mask: Any = None,
-        *,
-        recorder: Recorder | None = None,
     ) -> Tensor:
         """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
 
@@ -117,9 +113,8 @@ class Codec(SharedModel, ABC):
             memory: what `encode` returned; where it has a rest, the decoder reads that between task token and text.
             task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
             input_ids, attention_mask: as in `encode`; rows may be empty.
-            recorder: called with (layer index, query, key) in every layer.
         """
-        return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask), recorder)
+        return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask))
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
         """Token ids as users have them, checked and padded at the end of rows."""
@@ -129,7 +124,7 @@ class Codec(SharedModel, ABC):
         """`rows` of contexts, at least as long as what one memory token stands for."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=self.shortest)
 
-    def compress(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor, Rows]:
+    def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
         self.refuse_foreign_checkpointing()
         rest: tuple[tuple[int, ...], ...] = ()
@@ -138,14 +133,14 @@ class Codec(SharedModel, ABC):
             rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
             lengths = tuple(map(min, rows.lengths, limits))
             rows = Rows(rows.ids[:, : max(lengths)], lengths)
-        memory, hidden = self.encode_rows(rows, recorder)
+        memory, hidden = self.encode_rows(rows)
         return replace(memory, rest=rest or memory.rest), hidden, rows
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses."""
         return (window,) * rows.batch_size
 
-    def read(self, memory: Memory, task: Task, rows: Rows, recorder: Recorder | None = None) -> Tensor:
+    def read(self, memory: Memory, task: Task, rows: Rows) -> Tensor:
         """`decode` of checked rows."""
         check_memory(memory)
         check_rows("input_ids", rows, memory)
@@ -162,9 +157,7 @@ class Codec(SharedModel, ABC):
             if memory.key_bias is not None and torch.is_grad_enabled():
                 # The text's keys have none. Without gradients it is zeros.
                 bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
-            out = self.run(
-                self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, recorder=recorder, key_bias=bias
-            )
+            out = self.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
             hidden = out.last_hidden_state[:, skip:]
         if tokens == rest.ids.shape[1] + rows.ids.shape[1]:
             hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)

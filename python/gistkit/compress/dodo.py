@@ -18,7 +18,6 @@ from gistkit.compress.in_place import GISTS, TEXT, Common, InPlace, whole
 from gistkit.compress.memory import Memory
 from gistkit.compress.selection import RULES, Rule, rule_scores, rule_threshold
 from gistkit.compress.tokens import Rows
-from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
 
@@ -141,13 +140,13 @@ class Dodo(InPlace):
             hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
         return self.scorer(hidden)  # type: ignore[no-any-return]
 
-    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
         read = self.behind_bos(rows)
         self.check_positions("input_ids", max(read.lengths) - 1)
         plan = self.causal_plan(read.ids.shape[1])
         scores = self.scores(read, plan)
-        return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan, recorder=recorder)
+        return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan)
 
     @torch.no_grad()
     def whole_scores(self, read: Rows) -> Tensor:
@@ -169,7 +168,6 @@ class Dodo(InPlace):
         scores: Tensor | None = None,
         *,
         plan: Plan | None = None,
-        recorder: Recorder | None = None,
     ) -> tuple[Memory, Tensor]:
         """The memory of contexts whose nuggets are known, and the hidden states [B, 1 + K, d] of BOS and nuggets.
 
@@ -178,13 +176,12 @@ class Dodo(InPlace):
             chosen: nuggets, by their places in the rows behind BOS; the last token is that of each row.
             scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
             plan: causal attention over the rows, with the model's sliding windows; None: is made.
-            recorder: as in `encode`.
         """
         read = self.behind_bos(rows)
         plan = self.causal_plan(read.ids.shape[1]) if plan is None else plan
         index = F.pad(chosen.index, (1, 0))
         keep = hf.KeptKeys(index)
-        out = self.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, recorder=recorder, keep=keep)
+        out = self.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, keep=keep)
         hidden = out.last_hidden_state.take_along_dim(index[..., None], 1)
         last = torch.tensor(read.lengths, device=index.device)[:, None] - 1
         bias = None

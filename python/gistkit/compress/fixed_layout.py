@@ -17,7 +17,6 @@ from gistkit.compress.in_place import GISTS, TEXT, InPlace, whole
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import Builder, InPlacePass, in_place_pass
 from gistkit.compress.tokens import Rows
-from gistkit.hf.attention import Recorder
 from gistkit.layouts import Role
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class FixedLayout(InPlace):
     def _keeper(self, batch: InPlacePass) -> hf.Keeper:
         """What keeps [BOS][compressed tokens] of every layer of the pass."""
 
-    def encode_rows(self, rows: Rows, recorder: Recorder | None) -> tuple[Memory, Tensor]:
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over BOS, all contexts, and their gists where there are any."""
         read = self._read(self.behind_bos(rows))
         batch = in_place_pass(
@@ -72,7 +71,7 @@ class FixedLayout(InPlace):
         if self.memory_embeddings is not None:
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
-        out = self.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, recorder=recorder, keep=keep)
+        out = self.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
         hidden = out.last_hidden_state
         memory = Memory(
             source=self.source,

@@ -15,7 +15,6 @@ from gistkit.compress.dodo import Dodo
 from gistkit.compress.in_place import GISTS, TEXT
 from gistkit.compress.language import LanguageModel
 from gistkit.compress.tokens import Rows
-from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan, Role
 from gistkit.nn import nuggets_above, straight_through, threshold_for
 
@@ -88,7 +87,6 @@ class MixedResolution(LanguageModel):
         read: Rows,
         chosen: Tensor | None = None,
         *,
-        recorder: Recorder | None = None,
         keep: hf.KeptKeys | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
@@ -97,7 +95,7 @@ class MixedResolution(LanguageModel):
         Args:
             read: what `rows` returned.
             chosen: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
-            recorder, keep: as in `gistkit.hf.attach`; they see the rows of `plan`.
+            keep: as in `gistkit.hf.attach`; it sees the rows of `plan`.
             plan: what `plan(chosen)` returned, where it is there already.
         """
         its, bias = self.compressor, None
@@ -114,9 +112,7 @@ class MixedResolution(LanguageModel):
         if bias is not None:
             bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
         with hf.attach(its.model):
-            out = its.run(
-                self._served(plan), inputs_embeds=its.embed(ids), plan=plan, key_bias=bias, recorder=recorder, keep=keep
-            )
+            out = its.run(self._served(plan), inputs_embeds=its.embed(ids), plan=plan, key_bias=bias, keep=keep)
         return plan.restore(out.last_hidden_state)[:, : read.ids.shape[1]]
 
     def states(self, read: Rows, chosen: Tensor | None = None) -> Tensor:

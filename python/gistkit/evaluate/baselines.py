@@ -18,7 +18,6 @@ from gistkit import hf
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.tokens import Rows
-from gistkit.hf.attention import Recorder
 from gistkit.layouts import Plan
 
 TASK_TOKENS = "task_tokens.safetensors"
@@ -135,14 +134,14 @@ class Baseline(Compressor):
                 token.copy_(tokens[name])
 
     @torch.no_grad()
-    def encode_rows(self, rows: Rows, recorder: Recorder | None = None) -> tuple[Memory, Tensor]:
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """The keys and values of what is read before the task token, and the hidden states there."""
         fed = self._fed(rows)
         columns, width = fed.rows.ids.shape[1], max(fed.kept)
         plan = self.causal_plan(columns)
         keep = hf.KeptKeys(slice(0, width))
         self.check_positions("input_ids", columns - 1)
-        out = self.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, recorder=recorder, keep=keep)
+        out = self.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, keep=keep)
         hidden = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,

@@ -40,7 +40,6 @@ def attach(model: Model) -> Iterator[Model]:
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
       [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. Gradient
       checkpointing calls it again.
-    - recorder: a function of (layer index, query, key), called in every layer with the rotated tensors.
 
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a

@@ -15,7 +15,6 @@ from gistkit.layouts import Plan, causal_plan
 # What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
 _REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 
-Recorder = Callable[[int, Tensor, Tensor], None]
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -30,7 +29,6 @@ def attention(
     softcap: float | None = None,
     sliding_window: int | None = None,
     plan: Plan | None = None,
-    recorder: Recorder | None = None,
     memory: Layers | None = None,
     keep: Keeper | None = None,
     key_bias: Tensor | None = None,
@@ -43,7 +41,7 @@ def attention(
         query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
         attention_mask: None or what `mask` returned; visibility is the plan's alone.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
-        plan, recorder, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
+        plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
         The output as [B, Nq, Hq, D], and None in place of attention weights.
@@ -77,8 +75,6 @@ def attention(
     if extend is not None:
         key, value = extend(layer, key, value)
     own = _layer_plan(plan, sliding_window, query, key)
-    if recorder is not None:
-        recorder(layer, query, key)
     out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap, key_bias=key_bias))
     return out.transpose(1, 2), None
 

@@ -4,10 +4,13 @@ from gistkit.ops import reference
 from gistkit.ops._library import best_isa, cpu_isa
 from gistkit.ops.attention import attention, merge_attention
 from gistkit.ops.pool import window_pool
+from gistkit.ops.recorder import AttentionMap, AttentionRecorder
 from gistkit.ops.rope import rerotate, rope
 from gistkit.ops.trie import ancestor_attention, bias_gelu, trie_mix
 
 __all__ = [
+    "AttentionMap",
+    "AttentionRecorder",
     "ancestor_attention",
     "attention",
     "best_isa",

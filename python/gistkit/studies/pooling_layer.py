@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2Model
 
 from gistkit import layouts
-from gistkit.hf.attention import Recorder
 from gistkit.layouts import Layout, Plan, Role
+from gistkit.ops import AttentionRecorder
 from gistkit.studies.pooling_inputs import INPUTS
 
 MASKS = ("pool", "standard")
@@ -161,14 +161,12 @@ class PoolingLayer(nn.Module):
         """What trains, by name."""
         return [(name, parameter) for name, parameter in self.named_parameters() if parameter.requires_grad]
 
-    def forward(self, context: Tensor, recorder: Recorder | None = None) -> Tensor:
+    def forward(self, context: Tensor) -> Tensor:
         """The layer's outputs [B, m, width] at the gists, for context embeddings [B, n, width]; under `attach`."""
         setting, (batch, length, _) = self.setting, context.shape
         plan = _plan(setting.mask, length, setting.ratio, setting.context == "at-zero", str(context.device))
         gists = self.gists[: plan.num_keys - length].expand(batch, -1, -1)
-        out = self.model(
-            inputs_embeds=torch.cat([context, gists], 1), plan=plan, recorder=recorder, use_cache=False
-        ).last_hidden_state
+        out = self.model(inputs_embeds=torch.cat([context, gists], 1), plan=plan, use_cache=False).last_hidden_state
         return out[:, length:]
 
 
@@ -190,20 +188,11 @@ def share_right(predicted: Tensor, means: Tensor) -> float:
 
 @torch.no_grad()
 def attention_of_gists(layer: PoolingLayer, context: Tensor) -> Tensor:
-    """float64 [m, n], the weights of the gists over the context, mean over sequences and heads; under `attach`."""
-    setting, length = layer.setting, context.shape[1]
-    config, found = layer.model.config, list[Tensor]()
-    mask = torch.from_numpy(build_layout(setting.mask, length, setting.ratio).dense_mask("physical"))
-
-    def record(index: int, query: Tensor, key: Tensor) -> None:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1).double()
-        logits = query.double() @ key.transpose(-1, -2) * config.query_pre_attn_scalar**-0.5
-        logits = config.attn_logit_softcapping * torch.tanh(logits / config.attn_logit_softcapping)
-        weights = logits.masked_fill(~mask.to(logits.device), -torch.inf).softmax(-1)
-        found.append(weights[:, :, length:, :length].mean((0, 1)).cpu())
-
-    layer(context, record)
-    return found[0]
+    """[m, n], the weights of the gists over the context [B, n, d], mean over sequences and heads; under `attach`."""
+    length = context.shape[1]
+    with AttentionRecorder(rows=slice(length, None), reduce="mean") as recorder:
+        layer(context)
+    return recorder[0].weights[:, 0, :, :length].mean(0)
 
 
 def share_in_window(attention: Tensor, ratio: int) -> float:

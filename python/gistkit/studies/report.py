@@ -108,7 +108,8 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
 
 def draw(folder: Path, runs: Sequence[Run], recipe: Schedule, *, last_layer: bool = False) -> list[Path]:
     """Loss curves and attention maps, of all layers or the last, as PNG files in `folder`."""
-    from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
+    from gistkit.viz.attention import draw_memory_attention
+    from gistkit.viz.studies import draw_loss_curves
 
     curves = {
         layout: [run.curve for run in runs if run.layout == layout] for layout in dict.fromkeys(r.layout for r in runs)

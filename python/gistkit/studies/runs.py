@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
+from gistkit.ops.tracking import measure_tracking
 from gistkit.studies.fitting import Training, fit
-from gistkit.studies.tracking import measure_tracking, memory_attention
+from gistkit.studies.tracking import memory_attention
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import adamw
 

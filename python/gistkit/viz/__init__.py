@@ -9,15 +9,19 @@ try:
 except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
 
+from gistkit.ops.recorder import AttentionRecorder  # beside what draws its maps
+from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
 from gistkit.viz.pooling import draw_gist_attention
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
-from gistkit.viz.studies import draw_loss_curves, draw_memory_attention
+from gistkit.viz.studies import draw_loss_curves
 from gistkit.viz.text import draw_text, text_html
 
 __all__ = [
+    "AttentionRecorder",
+    "draw_attention",
     "draw_attention_to_nuggets",
     "draw_bleu_by_length",
     "draw_gallery",
@@ -26,6 +30,7 @@ __all__ = [
     "draw_layout",
     "draw_loss_curves",
     "draw_memory_attention",
+    "draw_memory_map",
     "draw_perplexity",
     "draw_similarity",
     "draw_text",

@@ -1,0 +1,266 @@
+"""AttentionRecorder: attention maps of whatever runs on `gistkit.attention`, made chunk by chunk from its lse."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+
+REDUCTIONS = ("none", "mean")
+# Weights in memory at a time beside the map itself, and the most that a map may have (1 GiB of float32).
+CHUNK = 2**20
+LARGEST_MAP = 2**28
+
+Choice = slice | Iterable[int] | None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionMap:
+    """The attention weights of one call of `gistkit.attention`, whole or averaged over blocks, on the CPU.
+
+    Args:
+        weights: [B, H, R, K], float32 (float64 for float64 inputs), for the chosen sequences, heads (H is 1 for their
+            mean), blocks of query rows and blocks of keys. The share of attention: summed over the keys of a block, and
+            averaged over its rows that see a key. So each row adds up to 1, or is 0 where no query sees a key.
+        lse: [B, heads, rows], natural logarithm of the softmax's denominator, of every chosen head and row.
+        call: number of the call since the recorder was entered.
+        layer: number of the call in its forward pass; see `AttentionRecorder`.
+        forward_pass: number of the forward pass since the recorder was entered.
+        batch: numbers of the chosen sequences.
+        heads: numbers of the chosen query heads.
+        rows: int64 [rows], numbers of the chosen query rows.
+        row_edges: int64 [R + 1]; row i of the map is for the query rows `rows[row_edges[i] : row_edges[i + 1]]`.
+        key_edges: int64 [K + 1]; column j of the map is for the keys from key_edges[j] to before key_edges[j + 1].
+    """
+
+    weights: Tensor
+    lse: Tensor
+    call: int
+    layer: int
+    forward_pass: int
+    batch: tuple[int, ...]
+    heads: tuple[int, ...]
+    rows: Tensor
+    row_edges: Tensor
+    key_edges: Tensor
+
+
+class AttentionRecorder(TorchDispatchMode):
+    """Records attention maps of all that runs on `gistkit.attention` inside the `with` block; nothing is patched.
+
+    It sees each call of the op, on its way to the kernel, and makes the weights anew from query, key and lse: exactly
+    exp(logit - lse) inside the spans. Never more than 2^20 weights (or one row) are in memory beside the maps. So a
+    layer, a `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` or a compressor is recorded alike, in
+    training as in evaluation, and computes what it computes without. The maps have no gradient.
+
+    Calls are numbered as they come. A call's layer is its number in its forward pass, which has `layers_per_pass`
+    calls; without that, all calls since entering belong to one pass, and the layers of a second pass count on from
+    those of the first. A call inside a backward pass, where gradient checkpointing runs layers again, is neither
+    recorded nor counted. Entering again starts over.
+
+        with AttentionRecorder(layers=[0, 5], reduce="mean", blocks=256) as recorder, attach(model):
+            model(ids)
+        recorder[5].weights  # [B, 1, 256, 256] for 16384 tokens
+
+    Args:
+        layers: numbers of the layers to record, at least 0; None is all of them.
+        layers_per_pass: calls of attention in a forward pass: the model's number of layers.
+        heads: query heads to record, as numbers or a slice; None is all of them.
+        rows: query rows to record, as numbers or a slice such as slice(-8, None); None is all of them. Under a
+            compiled layout rows and keys are in its plan's physical order.
+        batch: sequences to record, as numbers or a slice; None is all of them.
+        reduce: "none", or "mean" over the recorded heads.
+        blocks: at most so many blocks a side, each of equally many rows or keys but for the last; None is a map of
+            every row and key.
+
+    Raises:
+        TypeError, ValueError: an argument is none of these; from a recorded call, if it lacks a chosen head, row or
+            sequence, or if its map would have more than 2^28 weights.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[int] | None = None,
+        *,
+        layers_per_pass: int | None = None,
+        heads: Choice = None,
+        rows: Choice = None,
+        batch: Choice = None,
+        reduce: str = "none",
+        blocks: int | None = None,
+    ) -> None:
+        super().__init__()
+        if reduce not in REDUCTIONS:
+            raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
+        self.layers_per_pass = None if layers_per_pass is None else _number("layers_per_pass", layers_per_pass, 1)
+        self.blocks = None if blocks is None else _number("blocks", blocks, 1)
+        self.layers = None if layers is None else _numbers("layers", layers)
+        if self.layers and self.layers_per_pass is not None and max(self.layers) >= self.layers_per_pass:
+            raise ValueError(f"layers: expected less than {self.layers_per_pass} in each, got {max(self.layers)}")
+        self.reduce = reduce
+        self._chosen = {
+            name: choice if choice is None or isinstance(choice, slice) else _numbers(name, choice)
+            for name, choice in (("heads", heads), ("rows", rows), ("batch", batch))
+        }
+        self.calls = 0
+        self.maps: list[AttentionMap] = []
+
+    def __enter__(self) -> AttentionRecorder:
+        """Starts with no maps."""
+        self.calls, self.maps = 0, []
+        return super().__enter__()
+
+    def __getitem__(self, layer: int) -> AttentionMap:
+        """The one map of a layer; a LookupError if there is none, or one for each of several passes (see `maps`)."""
+        found = [one for one in self.maps if one.layer == layer]
+        if len(found) != 1:
+            there = ", ".join(map(str, sorted({one.layer for one in self.maps}))) or "none"
+            raise LookupError(
+                f"recorder: expected a layer recorded once (recorded layers: {there}), got {layer!r}, recorded "
+                f"{len(found)} times; all are in `maps`"
+            )
+        return found[0]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs each operation as it is, and looks at those that are attention."""
+        result = func(*args, **(kwargs or {}))
+        # Inside a backward pass only gradient checkpointing runs attention: a layer that was seen already.
+        if func is torch.ops.gistkit.attention.default and torch._C._current_graph_task_id() < 0:
+            layer = self.calls if self.layers_per_pass is None else self.calls % self.layers_per_pass
+            if self.layers is None or layer in self.layers:
+                query, key, _, spans, key_bias, scale, softcap = args
+                with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+                    self.maps.append(self._record(layer, query, key, spans, key_bias, scale, softcap, result[1]))
+            self.calls += 1
+        return result
+
+    def _record(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        spans: Tensor,
+        key_bias: Tensor | None,
+        scale: float,
+        softcap: float,
+        lse: Tensor,
+    ) -> AttentionMap:
+        sizes = {"batch": query.shape[0], "heads": query.shape[1], "rows": query.shape[2]}
+        batch, heads, rows = (_choose(name, self._chosen[name], size) for name, size in sizes.items())
+        row_edges, key_edges = _edges(len(rows), self.blocks), _edges(key.shape[2], self.blocks)
+        shape = (len(batch), 1 if self.reduce == "mean" else len(heads), len(row_edges) - 1, len(key_edges) - 1)
+        if shape[0] * shape[1] * shape[2] * shape[3] > LARGEST_MAP:
+            raise ValueError(
+                f"blocks: expected a map of at most 2^28 weights, got {list(shape)} for sequences, heads, rows and "
+                "keys; choose fewer with blocks, reduce, heads, rows or batch"
+            )
+        device, group = query.device, query.shape[1] // key.shape[1]
+        index = torch.tensor(rows, dtype=torch.int64, device=device)
+        per_row, per_key = (int(edges[1]) if len(edges) > 1 else 1 for edges in (row_edges, key_edges))
+        lse = lse[batch][:, heads][:, :, index]
+        weights = torch.zeros(shape, dtype=lse.dtype, device=device)
+        step = max(1, CHUNK // max(1, key.shape[2]))
+        for b, sequence in enumerate(batch):
+            # Of a block's rows those without keys do not count.
+            block = torch.arange(len(rows), device=device) // per_row
+            seen = (lse[b] > -torch.inf).to(lse.dtype)
+            count = seen.new_zeros(len(heads), shape[2]).index_add_(1, block, seen).clamp_(min=1)
+            for first in range(0, len(rows), step):
+                part = slice(first, first + step)
+                its = spans[0 if len(spans) == 1 else sequence, index[part]]
+                low, high = _reach(its, per_key)
+                if low >= high:
+                    continue
+                hidden = _hidden(its, low, high)
+                for h, head in enumerate(heads):
+                    q = query[sequence, head, index[part]].to(lse.dtype) * scale
+                    logits = q @ key[sequence, head // group, low:high].to(lse.dtype).T
+                    if softcap > 0:
+                        logits = logits.div_(softcap).tanh_().mul_(softcap)
+                    if key_bias is not None:
+                        bias = key_bias[sequence if len(key_bias) > 1 else 0, head if key_bias.shape[1] > 1 else 0]
+                        logits += bias[low:high]
+                    # Where lse is -inf all weights become 0.
+                    own = lse[b, h, part].masked_fill(lse[b, h, part] == -torch.inf, torch.inf)
+                    share = logits.sub_(own[:, None]).exp_().masked_fill_(hidden, 0)
+                    share = _block_sums(share, per_key) / count[h, block[part], None]
+                    where = weights[b, 0 if self.reduce == "mean" else h]
+                    where[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
+        if self.reduce == "mean":
+            weights /= max(1, len(heads))
+        return AttentionMap(
+            weights.cpu(),
+            lse.cpu(),
+            self.calls,
+            layer,
+            0 if self.layers_per_pass is None else self.calls // self.layers_per_pass,
+            tuple(batch),
+            tuple(heads),
+            index.cpu(),
+            row_edges,
+            key_edges,
+        )
+
+
+def _number(name: str, value: Any, low: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
+    if operator.index(value) < low:
+        raise ValueError(f"{name}: expected at least {low}, got {value}")
+    return operator.index(value)
+
+
+def _numbers(name: str, values: Any) -> list[int]:
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes):
+        raise TypeError(f"{name}: expected several ints, such as [0], got {values!r}")
+    numbers = [_number(name, value, 0) for value in values]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"{name}: expected at least one number and each once, got {numbers}")
+    return numbers
+
+
+def _choose(name: str, choice: slice | list[int] | None, size: int) -> list[int]:
+    """The numbers below `size` that were chosen."""
+    if choice is None or isinstance(choice, slice):
+        return list(range(size)[choice or slice(None)])
+    if max(choice) >= size:
+        raise ValueError(f"{name}: expected numbers below {size}, which the recorded call has, got {max(choice)}")
+    return choice
+
+
+def _edges(count: int, blocks: int | None) -> Tensor:
+    """int64 [at most blocks + 1], the bounds of equal blocks of `count` things, of which the last may be smaller."""
+    width = 1 if blocks is None else max(1, -(-count // blocks))
+    return torch.arange(0, count + width, width)[: -(-count // width) + 1].clamp_(max=count)
+
+
+def _reach(spans: Tensor, multiple: int) -> tuple[int, int]:
+    """The first key that rows with spans [rows, S, 2] see, rounded down to a multiple, and the end of the last."""
+    start, end = spans.unbind(-1)
+    there = start < end
+    if not bool(there.any()):
+        return 0, 0
+    return int(start[there].min()) // multiple * multiple, int(end[there].max())
+
+
+def _hidden(spans: Tensor, low: int, high: int) -> Tensor:
+    """bool [rows, high - low], the keys outside spans [rows, S, 2]: counts up at each start, down at each end."""
+    start, end = ((bound.long() - low).clamp_(0, high - low) for bound in spans.unbind(-1))
+    change = torch.zeros(len(spans), high - low + 1, dtype=torch.int8, device=spans.device)
+    one = torch.ones_like(start, dtype=torch.int8)
+    return change.scatter_add_(1, start, one).scatter_add_(1, end, -one)[:, :-1].cumsum(1, dtype=torch.int8) == 0
+
+
+def _block_sums(weights: Tensor, width: int) -> Tensor:
+    """Sums [rows, ceil(K / width)] of `width` neighbouring columns each."""
+    if width == 1:
+        return weights
+    spare = -weights.shape[1] % width
+    return (torch.nn.functional.pad(weights, (0, spare)) if spare else weights).unflatten(1, (-1, width)).sum(-1)

@@ -1,0 +1,222 @@
+"""Attention maps: one recorded map, and memory tokens over the context with the slope and focus of their attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap, LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from gistkit.layouts._checks import one_of
+from gistkit.layouts.relations import Role
+from gistkit.ops.recorder import AttentionMap
+from gistkit.ops.tracking import line_angle, measure_tracking
+from gistkit.viz.layout import ROLE_COLOURS
+from gistkit.viz.style import COLOURS, Picture
+
+SCALES = ("linear", "log")
+# Below this part of the largest weight a logarithmic scale has one colour.
+FAINTEST = 1e-4
+
+
+def draw_attention(
+    recorded: AttentionMap,
+    *,
+    head: int | None = None,
+    sequence: int | None = None,
+    scale: str = "linear",
+    key_roles: Sequence[int] | ArrayLike | None = None,
+    query_roles: Sequence[int] | ArrayLike | None = None,
+    title: str | None = None,
+    ax: Axes | None = None,
+) -> Figure:
+    """One attention map, a row a query or block of queries; white where nothing is seen.
+
+    On the linear scale the darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more; the
+    logarithmic one goes down to 10^-4 of the largest weight.
+
+    Args:
+        recorded: a map of `AttentionRecorder`.
+        head: one of `recorded.heads`; None is the first, or the mean of all where that was recorded.
+        sequence: one of `recorded.batch`; None is the first.
+        scale: "linear" or "log".
+        key_roles: `Role` of each key, in physical order as the map's; drawn as a strip below the map. None: no strip.
+        query_roles: `Role` of each query row that was recorded, for a strip on the left.
+        title: a heading; None says layer and head.
+        ax: where to draw; None makes a figure.
+
+    Raises:
+        ValueError: if the map lacks the head or sequence, or is empty, or there are not as many roles as tokens.
+    """
+    one_of("draw_attention", "scale", scale, SCALES)
+    mean = recorded.weights.shape[1] == 1 < len(recorded.heads)
+    if mean and head is not None:
+        raise ValueError(f"head: expected None for a map that is a mean over heads, got {head}")
+    h = 0 if mean else _place("head", head, recorded.heads)
+    weights = recorded.weights[_place("sequence", sequence, recorded.batch), h].double().numpy()
+    if not weights.size:
+        raise ValueError(f"recorded: expected a map with queries and keys, got {list(weights.shape)}")
+    rows, keys = len(recorded.rows), int(recorded.key_edges[-1])
+    if ax is None:
+        ax = Picture(figsize=(6.2, 5.2), layout="constrained", dpi=120).subplots()
+    figure = _figure(ax)
+    seen = np.ma.masked_equal(weights, 0)
+    norm, extend = _norm(seen, scale)
+    # The last block may be smaller: it is cut off by the limits.
+    height, width = (int(edges[1]) * (len(edges) - 1) for edges in (recorded.row_edges, recorded.key_edges))
+    image = ax.imshow(
+        seen, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, width, height, 0)
+    )
+    ax.set(xlim=(0, keys), ylim=(rows, 0), xlabel="key", ylabel="query")
+    present = {*_strip(ax, "x", "key_roles", key_roles, keys), *_strip(ax, "y", "query_roles", query_roles, rows)}
+    if present:
+        handles = [Patch(color=ROLE_COLOURS[role], label=role.name) for role in sorted(present)]
+        ax.legend(
+            handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(handles), frameon=False, fontsize=8
+        )
+    ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
+    blocked = int(recorded.key_edges[1]) > 1 or int(recorded.row_edges[1]) > 1
+    figure.colorbar(image, ax=ax, label="share of attention" if blocked else "attention weight", extend=extend)
+    which = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
+    heading = f"Layer {recorded.layer}, {which}" if title is None else title
+    ax.set_title(heading, loc="left", pad=22 if present else None)
+    return figure
+
+
+def draw_memory_map(
+    weights: ArrayLike, *, ratio: float | None = None, title: str | None = None, ax: Axes | None = None
+) -> Figure:
+    """Attention of memory tokens over the context, the line of even coverage, and measured beside expected figures.
+
+    Its text says how far the peak and the centre of mass of attention move, and how far they would under even coverage,
+    in context tokens a memory token and as the angle arctan(1 / slope) of the line; and the focus, the share of a
+    memory token's attention in its own L / M tokens. See `gistkit.ops.tracking.Tracking`.
+
+    Args:
+        weights: [M, L], M at least 2; each row of any scale.
+        ratio: context tokens a memory token stands for; None is L / M.
+        title: a heading above the text.
+        ax: where to draw; None makes a figure.
+
+    Paper: Position IDs Matter, Section 5.2 and Figures 6 and 7.
+    """
+    values = torch.as_tensor(np.asarray(weights, dtype=np.float64))
+    found = measure_tracking(values)
+    memory, context = values.shape
+    ratio = context / memory if ratio is None else ratio
+    single = ax is None
+    if ax is None:
+        ax = Picture(figsize=(5.6, 3.0), layout="constrained", dpi=120).subplots()
+    figure = _figure(ax)
+    total = values.sum(-1, keepdim=True)
+    share = (values / total.where(total > 0, 1)).numpy()
+    image = ax.imshow(share, aspect="auto", cmap="magma_r", vmin=0, vmax=1 / ratio, interpolation="nearest")
+    slots = np.arange(memory)
+    ax.plot((slots + 0.5) * ratio - 0.5, slots, color=COLOURS["sky"], linewidth=1.4, linestyle="--")
+    ax.set(xlim=(-0.5, context - 0.5), ylim=(memory - 0.5, -0.5))
+    ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
+    text = (
+        f"peak moves {_slope(found.peak_slope, ' tokens')}, centre {_slope(found.slope)}\n"
+        f"even: {_slope(ratio)}; focus {found.own_segment:.0%} (flat: {1 / memory:.0%})"
+    )
+    ax.set_title(text, loc="left", fontsize=8)
+    if title is not None:
+        ax.annotate(title, (0, 1), (0, 27), xycoords="axes fraction", textcoords="offset points", fontsize=11)
+    if single:
+        ax.set(xlabel="context token", ylabel="memory token")
+        figure.colorbar(image, ax=ax, label="share of attention", extend="max")
+    return figure
+
+
+def draw_memory_attention(
+    maps: Mapping[str, Sequence[ArrayLike]], ratio: float | None = None, first_layer: int = 0
+) -> Figure:
+    """Attention of memory tokens over the context: a row a layer, a column a layout, by `draw_memory_map`.
+
+    Args:
+        maps: for each layout its layers' weights [M, L], of one shape.
+        ratio: context tokens a memory token stands for; None is L / M.
+        first_layer: number of the first layer given.
+    """
+    if not maps or not all(len(one) for one in maps.values()):
+        raise ValueError(f"maps: expected at least one layout and a layer of each, got {list(maps) or 'none'}")
+    layers = max(len(one) for one in maps.values())
+    memory, context = np.shape(next(iter(maps.values()))[0])
+    ratio = context / memory if ratio is None else ratio
+    figure = Picture(figsize=(max(5.6, 1.2 + 3.6 * len(maps)), 1.2 + 2.0 * layers), layout="constrained", dpi=120)
+    grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
+    for column, (layout, one) in enumerate(maps.items()):
+        for row, weights in enumerate(one):
+            axes = grid[row][column]
+            draw_memory_map(weights, ratio=ratio, title=None if row else layout.upper(), ax=axes)
+            if row == layers - 1:
+                axes.set_xlabel("context token")
+            if column == 0:
+                axes.set_ylabel(f"layer {first_layer + row}\nmemory token")
+    image = grid[0][0].images[0]
+    figure.colorbar(image, ax=grid, label="share of attention", extend="max", shrink=0.8)
+    heading = "Where memory tokens look (dashed: even coverage)"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+def _figure(ax: Axes) -> Figure:
+    figure = ax.figure
+    return figure if isinstance(figure, Figure) else figure.figure
+
+
+def _slope(slope: float, unit: str = "") -> str:
+    """A slope and its angle; a slope that rounds to 0 has no sign."""
+    return f"{round(slope, 1) + 0.0:.1f}{unit} ({line_angle(slope):.1f}°)"
+
+
+def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
+    """Where `number` is among the recorded numbers; None is the first."""
+    if number is None and numbers:
+        return 0
+    if number not in numbers:
+        raise ValueError(f"{name}: expected one of the recorded {', '.join(map(str, numbers)) or 'none'}, got {number}")
+    return numbers.index(number)
+
+
+def _norm(seen: Any, scale: str) -> tuple[Normalize, str]:
+    """Colours of weights, and at which ends of the scale some are beyond it."""
+    there = seen.compressed()
+    if not there.size:
+        return Normalize(0, 1), "neither"
+    highest = float(there.max())
+    if scale == "log":
+        return LogNorm(highest * FAINTEST, highest, clip=True), "min" if there.min() < highest * FAINTEST else "neither"
+    limit = float(np.quantile(there, 0.98))
+    return Normalize(0, limit), "max" if highest > limit else "neither"
+
+
+def _strip(ax: Axes, axis: Literal["x", "y"], name: str, roles: Any, count: int) -> list[Role]:
+    """Draws the role of each token along one side of the map; the roles that there are."""
+    if roles is None:
+        return []
+    numbers: NDArray[np.int64] = np.asarray(roles).astype(np.int64)
+    if numbers.shape != (count,):
+        raise ValueError(f"{name}: expected {count} roles, one for each of the map's tokens, got {numbers.shape}")
+    if not np.isin(numbers, list(Role)).all():
+        raise ValueError(
+            f"{name}: expected roles {min(Role):d} to {max(Role):d}, got {numbers.min()} to {numbers.max()}"
+        )
+    palette = ListedColormap([ROLE_COLOURS[role] for role in Role])
+    # Between the map and its tick labels.
+    bounds = (0, -0.035, 1, 0.025) if axis == "x" else (-0.035, 0, 0.025, 1)
+    strip = ax.inset_axes(bounds)
+    image = numbers[None] if axis == "x" else numbers[:, None]
+    strip.imshow(image, aspect="auto", cmap=palette, vmin=-0.5, vmax=len(Role) - 0.5, interpolation="nearest")
+    strip.set(xticks=[], yticks=[])
+    ax.tick_params(axis=axis, pad=14)
+    return [Role(int(number)) for number in np.unique(numbers)]
