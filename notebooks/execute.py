@@ -1,4 +1,4 @@
-"""Runs notebooks in place and keeps their outputs, without what would differ for no reason: cell times, kernel metadata.
+"""Runs notebooks in place and keeps their outputs, without what differs for no reason: cell times, kernel metadata.
 
 example: python notebooks/execute.py notebooks/01_layouts.ipynb
 """

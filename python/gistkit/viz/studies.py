@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Drawn, Picture, axes_of, tidy
+from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Drawn, axes_of, tidy
 
 
 def draw_loss_curves(
