@@ -246,7 +246,7 @@ def test_entering_again_starts_over_and_leaving_stops():
         ({"reduce": "sum"}, ValueError, "reduce: expected one of none, mean, got 'sum'"),
         ({"blocks": 0}, ValueError, "blocks: expected at least 1, got 0"),
         ({"blocks": True}, TypeError, "blocks: expected an int, got bool"),
-        ({"layers": [2], "layers_per_pass": 2}, ValueError, "layers: expected less than 2 in each, got 2"),
+        ({"layers": [2], "layers_per_pass": 2}, ValueError, "layers: expected numbers below layers_per_pass, 2, got 2"),
     ],
 )
 def test_errors_name_the_argument_and_what_came(arguments, error, message):

@@ -103,7 +103,9 @@ class AttentionRecorder(TorchDispatchMode):
         self.blocks = None if blocks is None else _number("blocks", blocks, 1)
         self.layers = None if layers is None else _numbers("layers", layers)
         if self.layers and self.layers_per_pass is not None and max(self.layers) >= self.layers_per_pass:
-            raise ValueError(f"layers: expected less than {self.layers_per_pass} in each, got {max(self.layers)}")
+            raise ValueError(
+                f"layers: expected numbers below layers_per_pass, {self.layers_per_pass}, got {max(self.layers)}"
+            )
         self.reduce = reduce
         self._chosen = {
             name: choice if choice is None or isinstance(choice, slice) else _numbers(name, choice)
