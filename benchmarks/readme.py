@@ -1,6 +1,7 @@
-"""Writes the README's tables from the committed results; `--check` only says whether they agree.
+"""Writes the tables of README.md and benchmarks/results/README.md from the committed results; `--check` only says
+whether they agree.
 
-The speed table's marker in README.md names the machine whose results it shows, a folder of benchmarks/results.
+The markers of the tables of speed name the machine whose results they show, a folder of benchmarks/results.
 
 example: python benchmarks/readme.py --machine amd-epyc-avx512
 """
@@ -11,18 +12,27 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import runs
 from extrapolation import read_runs as extrapolation_runs
 from in_place import read_runs as in_place_runs
 from masks import FEW
 from nuggets import read_runs as nuggets_runs
+from resolution import read_runs as resolution_runs
 from roof import Roof
 from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import compression_loss, extrapolation_report, in_place_report, nuggets_report, pooling_report
+from gistkit.studies import (
+    compression_loss,
+    extrapolation_report,
+    in_place_report,
+    nuggets_report,
+    pooling_report,
+    resolution_report,
+)
 from gistkit.studies.report import read_json, table_rows
 from gistkit.studies.runs import Run
 
@@ -35,6 +45,19 @@ def machine_line(machine: dict[str, object]) -> str:
     return (
         f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}, "
         f"torch {machine['torch']}, commit {machine['commit']}"
+    )
+
+
+def machines_line(found: Sequence[runs.Found]) -> str:
+    """The same for runs that were made on several, or at several commits."""
+    lines: dict[str, list[str]] = {}
+    for *_, machine in found:
+        where, _, commit = machine_line(machine).rpartition(", commit ")
+        lines.setdefault(where, []).append(commit)
+    # Commits in the order in which the runs are read.
+    return "; ".join(
+        f"{where}, commit{'s' if len(set(its)) > 1 else ''} {', '.join(dict.fromkeys(its))}"
+        for where, its in lines.items()
     )
 
 
@@ -130,12 +153,37 @@ def length_table() -> str:
     """Perplexity beyond the length of training by position encoding, a table a preset, and the paper's."""
     tables = []
     for found in extrapolation_runs("length").values():
-        recipe, machine = found[0][1:]
+        recipe = found[0][1]
         rows = extrapolation_report.length_rows([run for run, *_ in found])
         how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
-        text = "Text on which nothing was chosen"
-        tables.append(f"{format_table(rows)}\n\n{text}, {how}. {machine_line(machine)}.")
+        tables.append(f"{format_table(rows)}\n\nText on which nothing was chosen, {how}. {machines_line(found)}.")
     return "\n\n".join([*tables, format_table(extrapolation_report.paper_length_rows())])
+
+
+def retrieval_table() -> str:
+    """Facts looked up beyond the length of training by position encoding, a table a preset, and the paper's."""
+    tables = []
+    for found in extrapolation_runs("retrieval").values():
+        recipe = found[0][1]
+        rows = extrapolation_report.retrieval_rows([run for run, *_ in found], "exact")
+        how = f"by chance {1 / recipe.values:.3f}; {recipe.steps} steps of {recipe.batch} x {recipe.length} tokens"
+        tables.append(f"{format_table(rows)}\n\nShare of right answers; {how}. {machines_line(found)}.")
+    return "\n\n".join([*tables, format_table(extrapolation_report.paper_retrieval_rows())])
+
+
+def resolution_table() -> str:
+    """Accuracy on images larger than those of training by position encoding, a table a set, and the paper's."""
+    tables = []
+    for (data, _), found in resolution_runs().items():
+        recipe = found[0][1]
+        rows = resolution_report.table_rows([run for run, *_ in found])
+        rows[0][0] = data
+        how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
+        tables.append(
+            f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
+            f"{machines_line(found)}."
+        )
+    return "\n\n".join([*tables, format_table(resolution_report.paper_rows())])
 
 
 def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
@@ -220,7 +268,7 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     if (streaming := folder / "streaming.json").exists():
         tables.append(streaming_table(streaming))
-        tables.append(f"![a token, and the cache]({streaming.with_suffix('.png').relative_to(ROOT)})")
+        tables.append(f"![a token, and the cache]({streaming.with_suffix('.png').relative_to(RESULTS)})")
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
@@ -233,53 +281,94 @@ def speed_table(machine: str) -> str:
     if (compressor := folder / "compressor.json").exists():
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
     if (picture := folder / "attention.png").exists():
-        tables.append(f"![time against visible area]({picture.relative_to(ROOT)})")
+        tables.append(f"![time against visible area]({picture.relative_to(RESULTS)})")
     return "\n\n".join(tables)
 
 
-def updated(readme: str) -> str:
-    """The README with each table between its markers made anew; a marker "speed table of NAME" names the machine."""
+# The cases of the README: suite, name in its results, name in the table.
+SUMMARY = (
+    ("attention", "causal, N 4096, B1 H8/8 D64 float32", "attention, causal"),
+    ("attention", "GistPool 8x, N 4096, B1 H8/8 D64 float32", "attention, GistPool 8x"),
+    ("attention", "Dodo 10x, tau 128, N 4096, B1 H8/8 D64 float32", "attention, Dodo 10x, tau 128"),
+    ("rope", "Llama 8B, N 4096, B1 H32/8 D128 float32", "rope, heads of Llama 8B"),
+    ("seqpe", "seqpe 0..16383, d 768 float32", "SeqPE's encoder, 16384 positions"),
+)
+# Forms that do something else than what is compared.
+APART = "creation|in place|copy"
 
-    def replaced(name: str, opening: str, make: Callable[[re.Match[str]], str]) -> None:
-        nonlocal readme
-        pattern = rf"(?P<start><!-- {opening} -->\n).*?(?P<end><!-- end of {name} table -->)"
-        if not re.search(pattern, readme, re.DOTALL):
-            raise ValueError(f"README.md: expected the markers of the {name} table, found none")
-        insert = lambda m: f"{m['start']}\n{make(m)}\n\n{m['end']}"  # noqa: E731
-        readme = re.sub(pattern, insert, readme, flags=re.DOTALL)
 
-    replaced("demo", "demo table", lambda _: demo_table())
-    if smollm2_runs():
-        replaced("smollm2", "smollm2 table", lambda _: smollm2_table())
-    if (RESULTS / "compression-loss.json").exists():
-        replaced("ablation", "ablation table", lambda _: ablation_table())
-    if (RESULTS / "pooling.json").exists():
-        replaced("pooling", "pooling table", lambda _: pooling_table())
-    if in_place_runs():
-        replaced("in-place", "in-place table", lambda _: in_place_table())
-    if extrapolation_runs("length"):
-        replaced("length", "length table", lambda _: length_table())
-    if nuggets_runs():
-        replaced("nuggets", "nuggets table", lambda _: nuggets_table())
-    replaced("speed", "speed table of (?P<machine>[a-z0-9-]+)", lambda match: speed_table(match["machine"]))
-    return readme
+def summary_table(machine: str) -> str:
+    """gistkit against the best of the others in the same run, forward and with backward."""
+    rows, machines = [["float32, 2 threads", "pass", "gistkit", "best other", "", "ratio"]], []
+    for suite, case, name in SUMMARY:
+        content = json.loads((RESULTS / machine / f"{suite}.json").read_text())
+        machines.append(((), (), content["machine"]))
+        for each in ("forward", "forward + backward"):
+            times = {
+                timing["form"]: timing["median"]
+                for timing in content["milliseconds"]
+                if timing["case"] == f"{case}, {each}" and not re.search(APART, timing["form"])
+            }
+            ours = next(form for form in times if form.startswith("gistkit"))
+            other = min((form for form in times if not form.startswith("gistkit")), key=lambda form: times[form])
+            cells = [duration(times[ours]), duration(times[other]), other, f"{times[other] / times[ours]:.1f}x"]
+            rows.append([name, each, *cells])
+    note = "Medians; the other is the fastest of what was measured in the same run"
+    return f"{format_table(rows)}\n\n{note}. {machines_line(machines)}."
+
+
+def duration(milliseconds: float) -> str:
+    """Three digits, in seconds where there are many milliseconds."""
+    return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
+
+
+def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
+    """The makers of each page's tables by name; they are given the machine that a marker names, or nothing."""
+    tables: dict[str, Callable[[str], str]] = {"speed": speed_table}
+    studies: dict[str, tuple[bool, Callable[[], str]]] = {
+        "smollm2": (bool(smollm2_runs()), smollm2_table),
+        "ablation": ((RESULTS / "compression-loss.json").exists(), ablation_table),
+        "pooling": ((RESULTS / "pooling.json").exists(), pooling_table),
+        "in-place": (bool(in_place_runs()), in_place_table),
+        "length": (bool(extrapolation_runs("length")), length_table),
+        "retrieval": (bool(extrapolation_runs("retrieval")), retrieval_table),
+        "resolution": (bool(resolution_runs()), resolution_table),
+        "nuggets": (bool(nuggets_runs()), nuggets_table),
+    }
+    tables |= {name: lambda _, make=make: make() for name, (there, make) in studies.items() if there}
+    readme: dict[str, Callable[[str], str]] = {"demo": lambda _: demo_table(), "summary": summary_table}
+    return {ROOT / "README.md": readme, RESULTS / "README.md": tables}
+
+
+def updated(page: str, tables: dict[str, Callable[[str], str]], name: str) -> str:
+    """A page with each table between its markers made anew; a marker "speed table of NAME" names the machine."""
+    for table, make in tables.items():
+        start = rf"(?P<start><!-- {table} table(?: of (?P<machine>[a-z0-9-]+))? -->\n)"
+        pattern = rf"{start}.*?(?P<end><!-- end of {table} table -->)"
+        if not re.search(pattern, page, re.DOTALL):
+            raise ValueError(f"{name}: expected the markers of the {table} table, found none")
+        insert = lambda m, make=make: f"{m['start']}\n{make(m['machine'] or '')}\n\n{m['end']}"  # noqa: E731
+        page = re.sub(pattern, insert, page, flags=re.DOTALL)
+    return page
 
 
 def main() -> int:
-    """Updates or checks README.md."""
+    """Updates or checks the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     machines = sorted(path.parent.name for path in RESULTS.glob("*/attention.json"))
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if the README is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is out of date")
     parser.add_argument("--machine", choices=machines, help="show this machine's results from now on")
     arguments = parser.parse_args()
-    path = ROOT / "README.md"
-    before = path.read_text()
-    named = f"speed table of {arguments.machine} -->"
-    after = updated(re.sub(r"speed table of [a-z0-9-]+ -->", named, before) if arguments.machine else before)
-    if arguments.check:
-        return int(before != after)
-    path.write_text(after)
-    return 0
+    stale = False
+    for path, tables in pages().items():
+        before = path.read_text()
+        chosen = rf"\1 table of {arguments.machine} -->"
+        after = re.sub(r"(speed|summary) table of [a-z0-9-]+ -->", chosen, before) if arguments.machine else before
+        after = updated(after, tables, str(path.relative_to(ROOT)))
+        stale |= before != after
+        if not arguments.check:
+            path.write_text(after)
+    return int(stale and arguments.check)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The command `gistkit` on a small random model: compress, ask, and what is said of mistakes."""
 
+import argparse
 import io
 import json
 import re
@@ -15,8 +16,9 @@ from hf_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from gistkit import cli, compress
-from gistkit.cli import arguments
+from gistkit.cli import arguments, overview
 from gistkit.cli.models import METHODS, new_compressor
+from gistkit.cli.study import EPL
 from gistkit.compress import Compressor, FiveHundredX, Memory
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
@@ -481,6 +483,54 @@ def test_help_has_an_example_that_the_parser_takes(command, capsys):
         cli.main([*command, "--help"])
     shown = capsys.readouterr().out
     assert stop.value.code == 0 and f"gistkit {' '.join(command)}" in shown.split("example: ", 1)[1]
+
+
+def parsers(parser=None):
+    """Every parser, those of groups of commands among them."""
+    parser = parser or cli.parser()
+    yield parser
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+def test_every_parser_has_an_example():
+    found = list(parsers())
+    assert {"gistkit", "gistkit study", "gistkit study epl", "gistkit ask"} <= {parser.prog for parser in found}
+    for parser in found:
+        assert f"example: {parser.prog}" in (parser.epilog or ""), parser.prog
+
+
+def test_the_map_has_every_command_with_its_line(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and max(map(len, shown.splitlines())) <= overview.WIDTH
+    words = " ".join(shown.split())
+    for path in commands():
+        assert f"\n  {' '.join(path)} " in shown
+    assert f"study epl {EPL}" in words and "info what is installed and what is missing" in words
+    headings = [line for line in shown.splitlines() if line in overview.GROUPS]
+    assert headings == list(overview.GROUPS)
+    assert shown.index("\n  demo ") < shown.index("\n  study ") < shown.index("\n  ask ") < shown.index("\n  info ")
+
+
+def test_the_map_is_printed_without_a_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([])
+    shown = capsys.readouterr()
+    assert stop.value.code == 2 and not shown.out and shown.err == cli.parser().format_help()
+
+
+def test_a_command_of_no_group_is_listed_last():
+    root = argparse.ArgumentParser()
+    added = root.add_subparsers()
+    view = added.add_parser("other", help="something else").add_subparsers()
+    view.add_parser("part", help="a part of it")
+    added.add_parser("demo", help="try it")
+    shown = overview.command_map(root)
+    assert shown == "try\n  demo        try it\n\nlook\n  other       something else\n  other part  a part of it"
 
 
 def test_the_parser_loads_nothing_heavy():

@@ -1,4 +1,4 @@
-"""What the README claims: its code runs and does what it says, its tables are those of committed results."""
+"""What README, guide and results claim: code runs and does what it says, tables are those of committed results."""
 
 import re
 import subprocess
@@ -12,8 +12,9 @@ from gistkit.compress import AvgPool
 from gistkit.hf import attach
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "benchmarks/results/README.md")}
+README = PAGES["README.md"]
+BLOCKS = [block for page in PAGES.values() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
 
 def test_the_first_example_equals_dense_attention():
@@ -78,8 +79,22 @@ def test_every_example_is_covered(block):
 def test_tables_and_pictures_are_those_of_the_committed_results():
     code = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"]
     assert subprocess.run(code, check=False).returncode == 0, "run: python benchmarks/readme.py"
-    for path in re.findall(r"!\[[^\]]*\]\(([^)]*)\)", README):
-        assert (ROOT / path).read_bytes().startswith(b"\x89PNG"), path
+
+
+@pytest.mark.parametrize("name", [*PAGES, "benchmarks/README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(name):
+    page = (ROOT / name).read_text()
+    for picture, path in re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", page):
+        if path.startswith("https://"):
+            continue
+        path, _, section = path.partition("#")
+        target = ((ROOT / name).parent / path) if path else ROOT / name
+        assert target.exists(), path
+        assert not picture or target.read_bytes().startswith(b"\x89PNG"), path
+        if section:
+            titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert section in anchors, section
 
 
 def test_make_targets_exist():

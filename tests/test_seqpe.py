@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gistkit.layouts import DigitTrie
-from gistkit.nn import SeqPE
+from gistkit.nn import SeqPE, seqpe_trie
 
 CASES = {
     "text": (dict(digits=4), torch.randint(0, 10**4, (5, 8))),
@@ -64,6 +64,20 @@ def by_loops(model, coordinates):
             gelu = 0.5 * z * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
             states[n] = state + block.down(gelu)
     return model.out(norm(model.norm, states[-1]))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_without_gradients_rows_in_parts_give_the_same(autocast):
+    model, positions = encoder(digits=4, layers=3).double(), torch.arange(7000, 8100)
+    model = model.float() if autocast else model
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        whole = model(positions)
+        with torch.no_grad():
+            parts = model(positions)
+    assert parts.dtype == whole.dtype and len(positions) > 2 * seqpe_trie.ROWS
+    torch.testing.assert_close(
+        parts, whole.detach(), rtol=1e-2 if autocast else 1e-12, atol=1e-2 if autocast else 1e-12
+    )
 
 
 @pytest.mark.parametrize("name", CASES)

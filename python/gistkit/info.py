@@ -20,6 +20,7 @@ OPTIONAL = {
     "safetensors": "'gistkit[hf]'",
     "peft": "'gistkit[hf]'",
     "matplotlib": "'gistkit[viz]'",
+    "bokeh": "'gistkit[viz]'",
     "tqdm": "'gistkit[demo]'",
     "accelerate": "'gistkit[train]'",
     "sacrebleu": "'gistkit[evaluate]'",

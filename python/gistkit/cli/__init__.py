@@ -6,19 +6,32 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train
+from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
+from gistkit.cli.overview import command_map
 
 __all__ = ["main", "parser"]
-COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, info)
+DESCRIPTION = "Context compression and position layouts for transformers."
+EXAMPLES = """\
+example: gistkit demo
+         gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
+         gistkit COMMAND --help tells a command's options"""
+COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `gistkit`."""
-    root = argparse.ArgumentParser(prog="gistkit", description="Context compression and position layouts.")
-    commands = root.add_subparsers(required=True, metavar="COMMAND")
+    root = _Map(prog="gistkit", description=DESCRIPTION, epilog=EXAMPLES)
+    commands = root.add_subparsers(metavar="COMMAND", parser_class=argparse.ArgumentParser)
     for command in COMMANDS:
         command.add(commands)
     return root
+
+
+class _Map(argparse.ArgumentParser):
+    """A parser whose help is the map of all commands."""
+
+    def format_help(self) -> str:
+        return "\n\n".join([self.format_usage().rstrip(), str(self.description), command_map(self), f"{self.epilog}\n"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +56,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     name: str = getattr(options, "words", "")
     if late and (not name or any(word.startswith("-") and word != "-" for word in late)):
         root.error(f"unrecognized arguments: {' '.join(late)}")
+    if "run" not in options:
+        # Without a command: the map, and the status of a mistake.
+        root.print_help(sys.stderr)
+        sys.exit(2)
     if late:
         setattr(options, name, [*getattr(options, name), *late])
     return options

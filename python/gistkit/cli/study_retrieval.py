@@ -1,4 +1,4 @@
-"""`gistkit study retrieval`: values looked up by key in longer contexts than in training, by position encoding."""
+"""`gistkit study retrieval`: facts looked up in longer contexts than in training, by position encoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gistkit.cli.arguments import add_command, device
 from gistkit.cli.study_length import ENCODINGS, add_arguments
 
-PURPOSE = "compare SeqPE with other position encodings at looking up values in contexts longer than those in training"
+PURPOSE = "compare SeqPE with other position encodings at looking up facts in contexts longer than those in training"
 EXAMPLES = """example: gistkit study retrieval --preset quick --encodings nope,rope-1e4,seqpe-bias
          gistkit study retrieval --seeds 3 --resume"""
 OUT = Path("runs/retrieval")
@@ -21,8 +21,8 @@ def add(studies: Any) -> None:
     add_arguments(
         parser,
         ENCODINGS,
-        "quick: seconds a run; short: trained on 128 tokens and tested on 1024, minutes a run on a CPU; paper: GPT-2's "
-        "size, trained on 1024 tokens and tested on 8192, on a GPU (default: %(default)s)",
+        "quick: seconds a run; short: trained on 64 tokens and tested on 512, a minute or two a run on a CPU; paper: "
+        "GPT-2's size, trained on 1024 tokens and tested on 8192, on a GPU (default: %(default)s)",
         OUT,
     )
 
@@ -43,8 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps:
         recipe = replace(recipe, steps=arguments.steps)
     print(
-        f"Values of {recipe.answer} tokens by their keys: trained on {recipe.pairs(recipe.length)} pairs in "
-        f"{recipe.length} tokens, tested at up to {recipe.pairs(recipe.lengths[-1])} in {recipe.lengths[-1]}; "
+        f"{recipe.facts} facts, a key and its value each: trained on {recipe.length} tokens, tested at up to "
+        f"{recipe.lengths[-1]}; by chance one answer in {recipe.values} is right; "
         f"{len(arguments.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}"
     )
     runs = []
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):  # fmt: skip
         runs.append(found)
         report.write_retrieval(out / "results.json", runs, recipe, machine())
-    for figure, what in (("exact", "Answers without a wrong token"), ("perplexity", "Perplexity of the answers")):
+    for figure, what in (("exact", "Right answers"), ("perplexity", "Perplexity of the answers")):
         print(f"\n{what}, sequences that no choice was made on:\n{format_table(report.retrieval_rows(runs, figure))}")
     print(f"\n{format_table(report.paper_retrieval_rows())}")
     pictures = report.draw_retrieval(out, runs)

@@ -24,6 +24,12 @@ class Links(NamedTuple):
     entries: Tensor
     offsets: Tensor
 
+    def of(self, rows: slice) -> Links:
+        """All rows, or some of them without entries, which only gradients need."""
+        if rows == slice(None):
+            return self
+        return Links(self.rows[rows], self.entries[:0], torch.zeros_like(self.offsets))
+
 
 @dataclass(frozen=True, eq=False)
 class DigitTrie:

@@ -27,6 +27,7 @@ class GPT(nn.Module):
         dropout: of embeddings, and of what attention and feed-forward networks add; attention's weights have none.
         tied: the output embedding is the input embedding.
         style: of the layers; see `Block`.
+        std: standard deviation of the first weights.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class GPT(nn.Module):
         dropout: float = 0.0,
         tied: bool = True,
         style: Style = "llama",
+        std: float = 0.02,
     ) -> None:
         super().__init__()
         check_position(position, axes=1, extra_tokens=0)
@@ -53,7 +55,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(dim, vocab_size, bias=False)
         if tied:
             self.head.weight = self.tokens.weight
-        self._reset_parameters(layers)
+        self._reset_parameters(layers, std)
         self.position = position
 
     @classmethod
@@ -70,12 +72,12 @@ class GPT(nn.Module):
         """GPT-2's form, and its smallest size unless told otherwise."""
         return cls(vocab_size, dim, layers, heads, position, dropout=dropout, style="gpt2")
 
-    def _reset_parameters(self, layers: int) -> None:
+    def _reset_parameters(self, layers: int, std: float) -> None:
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 # What is added to the hidden states 2 * layers times.
                 added = name.endswith(("attention.out.weight", "network.down.weight"))
-                nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if added else 0.02)
+                nn.init.normal_(parameter, std=std / math.sqrt(2 * layers) if added else std)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
 

@@ -30,8 +30,8 @@ class Sizes(Schedule):
     Args:
         length: L, the tokens of a sequence in training.
         longest: it is tested at L, 2 L, 4 L, ..., up to this many times L.
-        hidden_dim, style: of `gistkit.nn.GPT`.
-        sinusoid_scale: of `Sinusoidal`, so that it is as large as the embedded tokens.
+        hidden_dim, style: of `gistkit.nn.GPT`; weight_std: its `std`.
+        sinusoid_scale: of `Sinusoidal`, so that it is as large as the embedded tokens of the default `weight_std`.
     """
 
     steps: int = 1000
@@ -44,6 +44,7 @@ class Sizes(Schedule):
     longest: int = 32
     hidden_dim: int | None = None
     style: Style = "llama"
+    weight_std: float = 0.02
     sinusoid_scale: float = 0.02 * math.sqrt(2)
 
     def __post_init__(self) -> None:
@@ -95,7 +96,7 @@ class Student(Learner[GPT]):
         torch.manual_seed(seed)
         model = GPT(
             vocabulary, sizes.dim, sizes.layers, sizes.heads, position, hidden_dim=sizes.hidden_dim,
-            dropout=sizes.dropout, style=sizes.style,
+            dropout=sizes.dropout, style=sizes.style, std=sizes.weight_std,
         )  # fmt: skip
         super().__init__(sizes, model, sizes.length, seed, device, **ABLATIONS.get(arm.name, {}))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 from gistkit.studies import extrapolation, length, results, retrieval
 from gistkit.studies.extrapolation import ARMS
 from gistkit.train.data import Corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = {
     "nope": "NoPE",
@@ -134,21 +137,19 @@ def read_retrieval(path: Path) -> tuple[list[retrieval.Run], retrieval.Recipe]:
     return results.read(path, retrieval.Run, retrieval.Recipe)
 
 
-def draw_length(folder: Path, runs: Sequence[length.Run], prefix: str = "", split: str = "test") -> list[Path]:
-    """Perplexity against the length, ours and the paper's, as a PNG file in `folder`."""
+def length_figures(runs: Sequence[length.Run], split: str = "test") -> dict[str, Figure]:
+    """Perplexity against the length, ours and the paper's."""
     from gistkit.viz.extrapolation import Panel, draw_lengths
 
     panels = [
         Panel("perplexity", _lines(runs, split, math.exp)),
         Panel("paper: GPT-2 on WikiText-103", _paper_lines(runs, PAPER_LENGTH, 512, lambda one: one)),
     ]
-    path = folder / f"{prefix}length.png"
-    draw_lengths(panels, "Language models at longer texts than they were trained on").savefig(path, dpi=150)
-    return [path]
+    return {"length": draw_lengths(panels, "Language models at longer texts than they were trained on")}
 
 
-def draw_retrieval(folder: Path, runs: Sequence[retrieval.Run], prefix: str = "", split: str = "test") -> list[Path]:
-    """Perplexity and exact answers against the length, and the paper's, as a PNG file in `folder`."""
+def retrieval_figures(runs: Sequence[retrieval.Run], split: str = "test") -> dict[str, Figure]:
+    """Perplexity and exact answers against the length, and the paper's."""
     from gistkit.viz.extrapolation import Panel, draw_lengths
 
     panels = [
@@ -156,9 +157,17 @@ def draw_retrieval(folder: Path, runs: Sequence[retrieval.Run], prefix: str = ""
         Panel("answers without a wrong token", _lines(runs, split, lambda found: found["exact"]), logarithmic=False),
         Panel("paper: perplexity, RULER SQuAD", _paper_lines(runs, PAPER_RETRIEVAL, 1024, lambda one: one[0])),
     ]
-    path = folder / f"{prefix}retrieval.png"
-    draw_lengths(panels, "Looking up values in longer contexts than in training").savefig(path, dpi=150)
-    return [path]
+    return {"retrieval": draw_lengths(panels, "Looking up values in longer contexts than in training")}
+
+
+def draw_length(folder: Path, runs: Sequence[length.Run], prefix: str = "", split: str = "test") -> list[Path]:
+    """`length_figures` as PNG files in `folder`."""
+    return results.save(folder, length_figures(runs, split), prefix)
+
+
+def draw_retrieval(folder: Path, runs: Sequence[retrieval.Run], prefix: str = "", split: str = "test") -> list[Path]:
+    """`retrieval_figures` as PNG files in `folder`."""
+    return results.save(folder, retrieval_figures(runs, split), prefix)
 
 
 def draw_embeddings(path: Path, recipe: length.Recipe, states: Mapping[str, Path], positions: int = 2048) -> Path:

@@ -67,6 +67,14 @@ def write_json(path: Path, found: Sequence[Improved], recipe: Recipe, compressor
         partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
+def read_json(path: Path) -> tuple[list[Improved], str]:
+    """The texts that `write_json` wrote, and what the compressor is called."""
+    content = json.loads(path.read_text())
+    places = ("before", "after")
+    found = [Improved(**one | {name: tuple(one[name]) for name in places}) for one in content["texts"]]
+    return found, content["compressor"]["title"]
+
+
 def _row(name: str, figures: Mapping[str, float]) -> list[str]:
     stayed = f"{figures['overlap']:.1%}"
     if "overlap_but_last" in figures:

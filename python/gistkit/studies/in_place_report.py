@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gistkit.studies import results
 from gistkit.studies.in_place import METHODS, Arm, Recipe
 from gistkit.studies.in_place_runs import Run
 from gistkit.train.data import Corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = {
     "no": "No context",
@@ -81,8 +85,8 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
     return results.read(path, Run, Recipe)
 
 
-def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
-    """Figures against the ratio, and curves of the training, as PNG files in `folder`."""
+def figures(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Losses and exact answers against the ratio, and curves of the training."""
     from gistkit.viz.in_place import draw_curves, draw_ratios
 
     arms = by_arm(runs)
@@ -99,8 +103,9 @@ def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
         "paper: loss on SQuAD, Gemma2 2B": {title: paper[title] for title in ours["loss"]},
     }
     curves = {(TITLES[arm.method], arm.ratio): [run.curve for run in mine] for arm, mine in arms.items()}
-    paths = []
-    for name, picture in (("ratios", draw_ratios(panels)), ("curves", draw_curves(curves))):
-        paths.append(folder / f"{prefix}{name}.png")
-        picture.savefig(paths[-1], dpi=150)
-    return paths
+    return {"ratios": draw_ratios(panels), "curves": draw_curves(curves)}
+
+
+def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
+    """`figures` as PNG files in `folder`."""
+    return results.save(folder, figures(runs), prefix)

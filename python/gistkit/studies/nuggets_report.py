@@ -6,11 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING
 
 from gistkit.studies import results
 from gistkit.studies.nuggets import LM_ARMS, SELECTIONS, Arm, Recipe
 from gistkit.studies.nuggets_runs import Run
 from gistkit.train.data import Corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = {
     "full": "Full (all)",
@@ -100,32 +104,33 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
     return results.read(path, Run, Recipe)
 
 
-def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
-    """Perplexity by states, and of the learned scorer the token types and a text, as PNG files in `folder`."""
+def figures(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Perplexity by states, and of the learned scorer the token types and a text."""
     from gistkit.viz import draw_perplexity, draw_text, draw_token_types
 
-    figures = {}
+    found: dict[str, Figure] = {}
     language = {arm: mine for arm, mine in by_arm(runs, "lm").items() if arm.method != "full"}
     if language:
         series = {}
         for arm, mine in language.items():
             states = mean(run.test["states"] for run in mine)
             series[TITLES[arm.method]] = [(states, [math.exp(run.test["loss"]) for run in mine])]
-        figures["perplexity"] = draw_perplexity(series, title="Perplexity of test text by states kept a layer")
+        found["perplexity"] = draw_perplexity(series, title="Perplexity of test text by states kept a layer")
     for task, what in (("ae", "to reconstruct"), ("lm", "to read on")):
-        found = _learned(runs, task)
-        if found is not None and found.chosen.get("types"):
-            selected, tokens = found.chosen["selected"], found.chosen["tokens"]
-            types = [(token, times / selected, there / tokens) for token, times, there in found.chosen["types"]]
-            title = f"Nuggets learned {what}, {found.ratio}x"
-            figures[f"{task}-types"] = draw_token_types(types, title=title)
-            pieces, scores, chosen = zip(*found.chosen["text"], strict=True)
-            figures[f"{task}-text"] = draw_text(pieces, scores, chosen, title=title)
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / f"{prefix}{name}.png")
-        figure.savefig(paths[-1], dpi=150)
-    return paths
+        learned = _learned(runs, task)
+        if learned is not None and learned.chosen.get("types"):
+            selected, tokens = learned.chosen["selected"], learned.chosen["tokens"]
+            types = [(token, times / selected, there / tokens) for token, times, there in learned.chosen["types"]]
+            title = f"Nuggets learned {what}, {learned.ratio}x"
+            found[f"{task}-types"] = draw_token_types(types, title=title)
+            pieces, scores, chosen = zip(*learned.chosen["text"], strict=True)
+            found[f"{task}-text"] = draw_text(pieces, scores, chosen, title=title)
+    return found
+
+
+def draw(folder: Path, runs: Sequence[Run], prefix: str = "") -> list[Path]:
+    """`figures` as PNG files in `folder`."""
+    return results.save(folder, figures(runs), prefix)
 
 
 def _learned(runs: Sequence[Run], task: str) -> Run | None:

@@ -8,12 +8,17 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from gistkit.compress.files import replacing
 from gistkit.evaluate.report import format_table
 from gistkit.info import machine
+from gistkit.studies import results
 from gistkit.studies.pooling import Run, chance
 from gistkit.studies.pooling_layer import CONTEXTS, MASKS, Recipe, Setting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # What GistPool, Section 6.1, says of Table 11, by inputs, mask and context: 50,000 steps of 64 sequences, the best of
 # 3 seeds and several learning rates. Its vocabulary is Gemma2's.
@@ -115,11 +120,11 @@ def read_same(path: Path, recipe: Recipe) -> list[Run]:
     return runs
 
 
-def draw(folder: Path, runs: Sequence[Run]) -> list[Path]:
-    """Attention of the gists as PNG files in `folder`, a file for each kind of inputs: its first group's best runs."""
+def figures(runs: Sequence[Run]) -> dict[str, Figure]:
+    """Attention of the gists, a figure for each kind of inputs that has any: its first group's best runs."""
     from gistkit.viz.pooling import draw_gist_attention
 
-    paths = []
+    found = {}
     for inputs in dict.fromkeys(run.setting.inputs for run in runs if run.attention):
         mine = [run for run in runs if run.setting.inputs == inputs and run.attention]
         group = group_of(mine[0].setting)
@@ -129,11 +134,14 @@ def draw(folder: Path, runs: Sequence[Run]) -> list[Path]:
         # In the order of the study, whichever came first.
         shown = {cell: best[cell] for cell in product(CONTEXTS, MASKS) if cell in best}
         _, heads, keys, ratio, length = group
-        figure = draw_gist_attention(
+        found[f"attention-{inputs}"] = draw_gist_attention(
             {cell: (run.attention, run.share) for cell, run in shown.items()},
             ratio,
             title=f"{inputs}, {ratio}x, {length} embeddings, heads {heads}/{keys}",
         )
-        paths.append(folder / f"attention-{inputs}.png")
-        figure.savefig(paths[-1], dpi=150)
-    return paths
+    return found
+
+
+def draw(folder: Path, runs: Sequence[Run]) -> list[Path]:
+    """`figures` as PNG files in `folder`."""
+    return results.save(folder, figures(runs))

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
+from typing import TYPE_CHECKING, Any
 
 from gistkit.info import machine
+from gistkit.studies import results
 from gistkit.studies.epl import Recipe
 from gistkit.studies.results import spread
 from gistkit.studies.runs import GOAL, Run, Schedule
 from gistkit.train.data import Corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Position IDs Matter, Llama-3.2-1B at 5x: autoencoding BLEU-4, continuation perplexity, out-of-domain QA F1.
 PAPER = {
@@ -94,36 +99,38 @@ def write_json(path: Path, runs: Sequence[Run], recipe: Schedule, corpus: Corpus
         f"train_{corpus.unit}": corpus.train.numel(),
         f"held_out_{corpus.unit}": corpus.held_out.numel(),
     }
-    results = [asdict(run) | {"steps_to_goal": run.steps_to_goal} for run in runs]
-    content = {"study": study, "machine": machine(), "text": text, "recipe": asdict(recipe), "runs": results}
+    found = [asdict(run) | {"steps_to_goal": run.steps_to_goal} for run in runs]
+    content = {"study": study, "machine": machine(), "text": text, "recipe": asdict(recipe), "runs": found}
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path) -> tuple[list[Run], Recipe]:
-    """The runs and recipe that `write_json` wrote."""
+def read_json(path: Path, recipe: Callable[..., Any] = Recipe) -> tuple[list[Run], Any]:
+    """The runs that `write_json` wrote, or a benchmark of one run, and what `recipe` makes of their recipe."""
     content = json.loads(path.read_text())
-    runs = [Run(**{key: value for key, value in run.items() if key != "steps_to_goal"}) for run in content["runs"]]
-    return runs, Recipe(**content["recipe"])
+    found = content["runs"] if "runs" in content else [content["run"]]
+    runs = [Run(**{key: value for key, value in run.items() if key != "steps_to_goal"}) for run in found]
+    return runs, recipe(**content["recipe"])
+
+
+def figures(
+    runs: Sequence[Run], recipe: Schedule, *, last_layer: bool = False, legend: str = "position layout"
+) -> dict[str, Figure]:
+    """Loss curves under a `legend`, and where the runs have them attention maps of all layers or the last."""
+    from gistkit.viz import draw_loss_curves, draw_memory_attention
+
+    layouts = dict.fromkeys(run.layout for run in runs)
+    curves = {layout: [run.curve for run in runs if run.layout == layout] for layout in layouts}
+    found = {"loss": draw_loss_curves(curves, goal=GOAL, legend=legend)}
+    maps: dict[str, list[list[list[float]]]] = {}
+    for run in runs:
+        if run.attention:
+            maps.setdefault(run.layout, run.attention[-1:] if last_layer else run.attention)
+    if maps:
+        first = len(runs[0].tracking) - 1 if last_layer else 0
+        found["attention"] = draw_memory_attention(maps, recipe.ratio, first)
+    return found
 
 
 def draw(folder: Path, runs: Sequence[Run], recipe: Schedule, *, last_layer: bool = False) -> list[Path]:
-    """Loss curves and attention maps, of all layers or the last, as PNG files in `folder`."""
-    from gistkit.viz.attention import draw_memory_attention
-    from gistkit.viz.studies import draw_loss_curves
-
-    curves = {
-        layout: [run.curve for run in runs if run.layout == layout] for layout in dict.fromkeys(r.layout for r in runs)
-    }
-    maps: dict[str, list[list[list[float]]]] = {}
-    first = len(runs[0].attention) - 1 if last_layer else 0
-    for run in runs:
-        maps.setdefault(run.layout, run.attention[first:])
-    figures = {
-        "loss.png": draw_loss_curves(curves, goal=GOAL),
-        "attention.png": draw_memory_attention(maps, recipe.ratio, first),
-    }
-    paths = []
-    for name, figure in figures.items():
-        paths.append(folder / name)
-        figure.savefig(paths[-1], dpi=150)
-    return paths
+    """`figures` as PNG files in `folder`."""
+    return results.save(folder, figures(runs, recipe, last_layer=last_layer))

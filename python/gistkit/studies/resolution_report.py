@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
@@ -13,6 +13,9 @@ from gistkit.nn import Learned2D, SeqPEPositions
 from gistkit.studies import results
 from gistkit.studies.images import Images
 from gistkit.studies.resolution import ARMS, Arm, Recipe, Run, build_position
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TITLES = {
     "nope": "NoPE",
@@ -84,8 +87,8 @@ def read_json(path: Path) -> tuple[list[Run], Recipe]:
     return results.read(path, Run, recipe)
 
 
-def draw(folder: Path, runs: Sequence[Run], prefix: str = "", split: str = "test") -> list[Path]:
-    """Accuracy against the size, ours and the paper's, as a PNG file in `folder`."""
+def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
+    """Accuracy against the size, ours and the paper's."""
     from gistkit.viz.extrapolation import Panel, draw_sizes
 
     arms = by_arm(runs)
@@ -100,10 +103,13 @@ def draw(folder: Path, runs: Sequence[Run], prefix: str = "", split: str = "test
         TITLES[arm]: {grid / PAPER_GRIDS[0]: [figure] for grid, figure in zip(PAPER_GRIDS, PAPER[arm], strict=False)}
         for arm in arms
     }
-    path = folder / f"{prefix}resolution.png"
     panels = [Panel("accuracy (%)", ours), Panel("paper: ViT-S on ImageNet", paper)]
-    draw_sizes(panels, "Image classifiers at larger sizes than they were trained at").savefig(path, dpi=150)
-    return [path]
+    return {"resolution": draw_sizes(panels, "Image classifiers at larger sizes than they were trained at")}
+
+
+def draw(folder: Path, runs: Sequence[Run], prefix: str = "", split: str = "test") -> list[Path]:
+    """`figures` as PNG files in `folder`."""
+    return results.save(folder, figures(runs, split), prefix)
 
 
 def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> Path:

@@ -1,4 +1,4 @@
-"""What a study's runs gave: a cell of a table, and JSON with the recipe, the text and the machine."""
+"""What a study's runs gave: a cell of a table, JSON with the recipe, the text and the machine, and pictures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Run = TypeVar("Run")
 Recipe = TypeVar("Recipe")
@@ -54,3 +57,12 @@ def read(path: Path, run: Callable[..., Run], recipe: Callable[..., Recipe]) -> 
     """The runs and recipe that `write` wrote, made by their classes."""
     content = json.loads(path.read_text())
     return [run(**one) for one in content["runs"]], recipe(**content["recipe"])
+
+
+def save(folder: Path, figures: Mapping[str, Figure], prefix: str = "") -> list[Path]:
+    """Writes each figure as the PNG file of its name in `folder`."""
+    paths = []
+    for name, figure in figures.items():
+        paths.append(folder / f"{prefix}{name}.png")
+        figure.savefig(paths[-1], dpi=150)
+    return paths

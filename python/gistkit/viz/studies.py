@@ -3,35 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Drawn, axes_of, tidy
 
+# For settings that are no layouts, in their order.
+OTHER_STYLES: tuple[dict[str, Any], ...] = (
+    {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
+    {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
+    {"color": COLOURS["orange"], "linestyle": ":", "marker": "D"},
+    {"color": COLOURS["sky"], "linestyle": "-.", "marker": "^"},
+    {"color": COLOURS["black"], "linestyle": "--", "marker": "v"},
+    {"color": COLOURS["green"], "linestyle": ":", "marker": "P"},
+    {"color": COLOURS["purple"], "linestyle": "-", "marker": "X"},
+)
+
 
 def draw_loss_curves(
-    curves: Mapping[str, Sequence[Sequence[tuple[int, float, float]]]], *, goal: float, ax: Axes | None = None
+    curves: Mapping[str, Sequence[Sequence[tuple[int, float, float]]]],
+    *,
+    goal: float,
+    legend: str = "position layout",
+    ax: Axes | None = None,
 ) -> Drawn:
     """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
 
     Args:
-        curves: for each layout its seeds' curves of (step, loss in nats a token, accuracy).
+        curves: for each layout, or other setting, its seeds' curves of (step, loss in nats a token, accuracy).
         goal: loss at which a thin line is drawn.
+        legend: what the lines are, over their names.
         ax: axes to draw into.
     """
     drawn, axes = axes_of(ax, (6.4, 4.0))
-    for layout, seeds in curves.items():
+    for index, (layout, seeds) in enumerate(curves.items()):
         steps = [step for step, *_ in seeds[0]]
         losses = np.array([[loss for _, loss, _ in curve] for curve in seeds])
-        style = LAYOUT_STYLE.get(layout, {"color": COLOURS["purple"]})
-        axes.plot(steps, losses.mean(0), label=layout.upper(), markersize=4, markevery=2, **style)
+        style = LAYOUT_STYLE.get(layout, OTHER_STYLES[index % len(OTHER_STYLES)])
+        name = layout.upper() if layout in LAYOUT_STYLE else layout
+        axes.plot(steps, losses.mean(0), label=name, markersize=4, markevery=2, **style)
         if len(seeds) > 1:
             axes.fill_between(steps, losses.min(0), losses.max(0), color=style["color"], alpha=0.2, linewidth=0)
     axes.axhline(goal, color="0.5", linewidth=0.8)
     axes.annotate(f"loss {goal:g}", (0, goal), xytext=(2, 3), textcoords="offset points", color="0.35", fontsize=8)
     axes.set(xlabel="training step", ylabel="held-out loss (nats a token)", ylim=(0, None))
     axes.set_title("Reconstructing a context from memory tokens", loc="left")
-    axes.legend(frameon=False, title="position layout")
+    axes.legend(frameon=False, title=legend)
     tidy(axes)
     return drawn

@@ -1,0 +1,50 @@
+"""The map of all commands that `gistkit` and `gistkit --help` print, made of the parsers themselves."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+# A command that no group names is listed under the last one.
+GROUPS: Mapping[str, Sequence[str]] = {
+    "try": ("demo",),
+    "studies: the papers' experiments": ("study",),
+    "train and use a compressor": ("train", "evaluate", "compress", "ask"),
+    "look": ("view", "nuggets", "info"),
+}
+WIDTH = 100
+
+
+def command_map(root: argparse.ArgumentParser) -> str:
+    """Every command and subcommand of a parser with its line of help, in groups."""
+    lines = {name: [(name, purpose), *_below(name, parser)] for name, purpose, parser in _commands(root)}
+    groups = {title: [name for name in names if name in lines] for title, names in GROUPS.items()}
+    known = {name for names in groups.values() for name in names}
+    next(reversed(groups.values())).extend(name for name in lines if name not in known)
+    column = max(len(words) for rows in lines.values() for words, _ in rows) + 4
+    parts = []
+    for title, names in groups.items():
+        shown = [title]
+        for name in names:
+            for words, purpose in lines[name]:
+                text = textwrap.wrap(purpose, WIDTH - column) or [""]
+                shown.append(f"  {words}".ljust(column) + text[0])
+                shown += [" " * column + more for more in text[1:]]
+        if names:
+            parts.append("\n".join(shown))
+    return "\n\n".join(parts)
+
+
+def _below(words: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    for name, purpose, child in _commands(parser):
+        yield f"{words} {name}", purpose
+        yield from _below(f"{words} {name}", child)
+
+
+def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """The name, help and parser of each command of a parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for choice in action._choices_actions:
+                yield choice.dest, choice.help or "", action.choices[choice.dest]

@@ -1,0 +1,37 @@
+"""`gistkit view results`: the table and the pictures of what a study left."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gistkit.cli.arguments import add_command
+
+PURPOSE = "print the table of a study's results, and draw its pictures"
+EXAMPLES = """\
+example: gistkit view results runs/epl/results.json
+         gistkit view results benchmarks/results/length/*.json -o pictures"""
+
+
+def add_results(subcommands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(subcommands, "results", run, PURPOSE, EXAMPLES)
+    parser.set_defaults(words="files")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="JSON that gistkit study left; several of one study are put together"
+    )
+    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="draw the pictures, as PNG files in FOLDER")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the table, and leaves pictures in --out."""
+    from gistkit.studies import results as files
+    from gistkit.viz import results
+
+    print(results.table(*arguments.files))
+    if arguments.out is not None:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        written = files.save(arguments.out, results.draw(*arguments.files))
+        print("\nWritten: " + (", ".join(map(str, written)) or "none, the study has no pictures"))
+    return 0
