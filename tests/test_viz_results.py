@@ -24,7 +24,8 @@ COMMITTED = {
     "pooling": ("pooling.json", set(), "pooling table"),
     "in-place": ("in_place/*.json", {"ratios", "curves"}, "in-place table"),
     "nuggets": ("nuggets/*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
-    "length": ("length/*.json", {"length"}, "length table"),
+    "length": ("length/*.json", {"length"}, None),
+    "retrieval": ("retrieval/*.json", {"retrieval"}, None),
 }
 
 
@@ -43,7 +44,7 @@ def test_the_table_is_that_of_the_pages(study: str) -> None:
         assert set(rows) <= set(table.splitlines())
 
 
-@pytest.mark.parametrize("study", ["epl", "compression-loss", "smollm2", "pooling", "in-place", "length"])
+@pytest.mark.parametrize("study", ["epl", "compression-loss", "smollm2", "pooling", "in-place", "length", "retrieval"])
 def test_the_pictures_by_name(study: str) -> None:
     assert set(results.draw(*committed(study))) == COMMITTED[study][1]
 
