@@ -14,11 +14,12 @@ from matplotlib.colors import to_hex
 pytest.importorskip("bokeh", reason="the viz extra is not installed")
 
 from gistkit import cli, layouts
-from gistkit.cli.view import BUILDERS
+from gistkit.cli.view_layout import BUILDERS
+from gistkit.cli.view_page import LARGEST
 from gistkit.layouts import Layout, Role
 from gistkit.layouts.oracle import physical_order
 from gistkit.viz.layout import ROLE_COLOURS
-from gistkit.viz.page import SHADES, Tokens, attention_page, layout_page
+from gistkit.viz.page import MOST_TOKENS, SHADES, Tokens, attention_page, layout_page
 
 DRAWN = "document.getElementById('state').hidden"
 FRAME = "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -28,7 +29,7 @@ DIGEST = """(async () => {
   return Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", cells)));
 })()"""
 PLOT = """(() => {
-  const plot = Bokeh.documents[0].get_model_by_name("matrix"), view = Bokeh.index.find_one(plot);
+  const plot = Bokeh.documents[0].get_model_by_name("NAME"), view = Bokeh.index.find_one(plot);
   const page = view.el.getBoundingClientRect(), { x, y, width, height } = view.frame.bbox;
   const { x_range, y_range } = plot;
   return { left: page.x + x, top: page.y + y, width, height, columns: [x_range.start, x_range.end],
@@ -69,16 +70,20 @@ class Page:
         """The matrix that is drawn."""
         return np.array(self.page.evaluate(CELLS)).reshape(rows, width)
 
-    def place(self, query, key):
+    def plot(self, name="matrix"):
+        """Where a plot is on the screen, and its ranges."""
+        return self.page.evaluate(PLOT.replace("NAME", name))
+
+    def place(self, query, key, name="matrix"):
         """Where the middle of a pair is on the screen."""
-        plot = self.page.evaluate(PLOT)
+        plot = self.plot(name)
         (first, last), (bottom, top) = plot["columns"], plot["rows"]
         x = plot["left"] + (key - first) / (last - first) * plot["width"]
         return x, plot["top"] + (query - top) / (bottom - top) * plot["height"]
 
-    def hover(self, query, key):
+    def hover(self, query, key, name="matrix"):
         """What the hover box says of a pair, as {name: text}."""
-        self.page.mouse.move(*self.place(query, key))
+        self.page.mouse.move(*self.place(query, key, name))
         self.page.evaluate(FRAME)
         rows = self.page.locator(".bk-tooltip-content tr")
         return dict(text.split("\t", 1) for text in rows.all_inner_texts())
@@ -99,6 +104,12 @@ class Page:
         act()
         self.page.evaluate(FRAME)
         return time.perf_counter() - start
+
+    def until(self, done):
+        """Waits until the plot is as `done` wants it, ten seconds at most."""
+        end = time.perf_counter() + 10
+        while not done(self.plot()):
+            assert time.perf_counter() < end, self.plot()
 
     def close(self):
         """Closes it; nothing may have gone wrong, and nothing been asked for but the file and its own script."""
@@ -146,6 +157,7 @@ def test_a_layout_is_drawn_as_it_is_and_told_on_hover(show):
             assert page.hover(query, key) == {"query": told[0], "key": told[1], "seen": answer}
             colour = ROLE_COLOURS[Role(layout.roles[order[key]])] if mask[query, key] else "#FFFFFF"
             assert page.colour(query, key) == colour
+        assert page.hover(layout.positions[order[9]], 9, "positions") == {"key": page.hover(0, 9)["key"]}
 
 
 def test_weights_are_told_to_three_per_cent(show):
@@ -200,12 +212,16 @@ def test_a_page_of_4096_tokens_stays_responsive(show):
     page = show(html)
     assert page.seconds < 60
     page.hover(2000, 1000)
-    before = page.page.evaluate(PLOT)
-    zoom = page.timed(lambda: page.page.mouse.wheel(0, -300))
-    page.page.wait_for_function(f"{PLOT}.columns[0] > {before['columns'][0]}")
+    (first, last), mouse = page.plot()["columns"], page.page.mouse
+    zoom = page.timed(lambda: (mouse.wheel(0, -300), page.until(lambda plot: plot["columns"][0] > first)))
+    assert page.plot()["columns"][1] < last
     assert page.hover(2100, 1100)["key"] == f"#1100 {Role(layout.roles[1100]).name} position 1100"
     hover = page.timed(lambda: page.hover(2200, 900))
-    assert zoom < 1 and hover < 1, (zoom, hover)
+    first = page.plot()["columns"][0]
+    mouse.down()
+    pan = page.timed(lambda: (mouse.move(500, 500), page.until(lambda plot: plot["columns"][0] < first)))
+    mouse.up()
+    assert max(zoom, hover, pan) < 1, (zoom, hover, pan)
     cells = np.where(layout.dense_mask(), SHADES * (layout.roles + 1), 0).astype(np.uint8)
     assert bytes(page.page.evaluate(DIGEST)) == sha256(cells.tobytes()).digest()
 
@@ -234,6 +250,10 @@ def test_every_builder_has_a_command(method, tmp_path, capsys, monkeypatch):
     assert cli.main(words) == 0
     assert path.read_text() == "<html>" and f"Written: {path}, 6 B; open it in a browser" in capsys.readouterr().out
     assert len(laid[0]) <= 4096
+
+
+def test_the_limit_is_that_of_the_page():
+    assert LARGEST == MOST_TOKENS
 
 
 def test_a_command_gives_its_arguments_on(tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = argparse.ArgumentParser()
-    view_results.add_results(root.add_subparsers(required=True))
+    view_results.add(root.add_subparsers(required=True))
     options = root.parse_args(["results", str(RESULTS / "demo.json"), "-o", str(tmp_path / "pictures")])
     assert options.run(options) == 0
     shown = capsys.readouterr().out

@@ -101,8 +101,7 @@ class MatrixPage:
         grids = self._grids(plot)
         self._add_hover(plot, copies[0]["source"])
         order = RadioButtonGroup(
-            labels=["Logical order", "Physical order (grouped by role)"], active=0,
-            visible=all("physical" in side.data for side in (self.queries, self.keys)),
+            labels=["Logical order", "Physical order (grouped by role)"], active=0, visible=self._has_two_orders,
         )  # fmt: skip
         names = list(self.cells)
         chosen = Select(options=names, value=names[0], visible=len(names) > 1)
@@ -123,6 +122,11 @@ class MatrixPage:
     def _shape(self) -> tuple[int, int]:
         rows, width = next(iter(self.cells.values())).shape
         return rows, width
+
+    @property
+    def _has_two_orders(self) -> bool:
+        sides = [side.data for side in (self.queries, self.keys)]
+        return all("physical" in side for side in sides) and any((s["physical"] != s["place"]).any() for s in sides)
 
     def _plot(self) -> figure:
         rows, width = self._shape
@@ -214,7 +218,7 @@ class MatrixPage:
             look = {"color": "colour", "marker": "marker"}
         ids = figure(
             frame_width=FRAME, frame_height=150, min_border=0, x_range=plot.x_range, tools="", y_axis_location="right",
-            window_axis="x",
+            window_axis="x", name="positions",
         )  # fmt: skip
         dots = [
             ids.scatter(
