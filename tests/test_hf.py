@@ -165,10 +165,11 @@ def test_errors_say_what_was_expected():
 
 def test_arguments_that_no_layer_would_read_are_refused():
     ids = torch.randint(0, 50, (1, 4))
-    message = "{}: expected one of the arguments plan, memory, keep, key_bias, extend under .*, got another name for .* {}$"
+    unread = {"Plan": causal_plan(4, 4, "cpu", None), "keeper": KeptKeys(slice(2)), "recorder": print}
     with attach(tiny_llama()) as model:
-        for name, value in {"Plan": causal_plan(4, 4, "cpu", None), "keeper": KeptKeys(slice(2)), "rec": print}.items():
-            with pytest.raises(TypeError, match=message.format(name, type(value).__name__)):
+        for name, value in unread.items():
+            message = f"{name}: expected one of the arguments plan, memory, .* for an object of type "
+            with pytest.raises(TypeError, match=message + type(value).__name__):
                 model(ids, **{name: value})
         model(ids, labels=ids, num_items_in_batch=torch.tensor(3), output_hidden_states=True)
 
