@@ -328,6 +328,8 @@ def test_token_losses_by_hand():
         assert row == pytest.approx(expected, rel=1e-6)
     with pytest.raises(TypeError, match="contexts: expected lists of token ids, one a text, got single ids"):
         token_losses(Known(), [1, 2, 3])
+    with pytest.raises(TypeError, match="contexts: expected lists of token ids, one a text, got strings"):
+        token_losses(Known(), "a text")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from transformers import DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import gistkit
-from gistkit.hf import attach, first_layers
+from gistkit.hf import KeptKeys, attach, first_layers
+from gistkit.layouts import causal_plan
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 
@@ -160,6 +161,17 @@ def test_errors_say_what_was_expected():
         attach(torch.nn.Linear(2, 2)),
     ):
         pass
+
+
+def test_arguments_that_no_layer_would_read_are_refused():
+    ids = torch.randint(0, 50, (1, 4))
+    unread = {"Plan": causal_plan(4, 4, "cpu", None), "keeper": KeptKeys(slice(2)), "recorder": print}
+    with attach(tiny_llama()) as model:
+        for name, value in unread.items():
+            message = f"{name}: expected one of the arguments plan, memory, .* for an object of type "
+            with pytest.raises(TypeError, match=message + type(value).__name__):
+                model(ids, **{name: value})
+        model(ids, labels=ids, num_items_in_batch=torch.tensor(3), output_hidden_states=True)
 
 
 def test_a_forward_of_the_instance_is_put_back():

@@ -233,6 +233,34 @@ def test_entering_again_starts_over_and_leaving_stops():
         assert [one.call for one in recorder.maps] == [0]
 
 
+def test_a_recorder_inside_itself_is_refused_and_records_after_an_error():
+    plan = causal_plan(4, 4, "cpu", None)
+    recorder = AttentionRecorder()
+    with pytest.raises(RuntimeError, match="recorder: expected one that does not record yet"), recorder, recorder:
+        pass
+    gk.attention(*tensors(plan), plan)
+    with recorder:
+        gk.attention(*tensors(plan), plan)
+    assert len(recorder.maps) == 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_functions_are_recorded_in_training_too(backend):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = GPT(40, 24, 2, 3, RoPE(8))
+    compiled, ids = torch.compile(model, backend=backend), torch.randint(0, 40, (2, 7))
+    with AttentionRecorder() as plain:
+        model(ids)
+    # Compiled with a recorder there and without.
+    for _ in range(2):
+        with AttentionRecorder() as recorder:
+            compiled(ids).sum().backward()
+        compiled(ids)
+        for one, expected in zip(recorder.maps, plain.maps, strict=True):
+            torch.testing.assert_close(one.weights, expected.weights)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -80,6 +80,15 @@ def test_without_gradients_rows_in_parts_give_the_same(autocast):
     )
 
 
+def test_without_gradients_several_encoders_run_under_vmap():
+    models, positions = [encoder(digits=3) for _ in range(2)], torch.arange(600)
+    stacked = {name: torch.stack([model.state_dict()[name] for model in models]) for name in models[0].state_dict()}
+    with torch.no_grad():
+        found = torch.func.vmap(lambda its: torch.func.functional_call(models[0], its, (positions,)))(stacked)
+        for one, model in zip(found, models, strict=True):
+            torch.testing.assert_close(one, model(positions))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_by_loops(name):
     sizes, positions = CASES[name]

@@ -113,6 +113,11 @@ def test_memory_attention_has_a_panel_a_layer_and_layout():
     assert [axes.get_ylabel() for axes in panels] == ["layer 3\nmemory token", "", "layer 4\nmemory token", ""]
     with pytest.raises(ValueError, match="maps: expected at least one layout and a layer of each, got none"):
         draw_memory_attention({})
+    with pytest.raises(ValueError, match=r"maps: expected weights \[M, L\] of one shape, got \(3, 20\), \(4, 20\)"):
+        draw_memory_attention({"dpl": [windows(4, 5)], "epl": [windows(4, 5)[:3]]})
+    for draw, weights in ((draw_memory_map, windows(4, 5)), (draw_memory_attention, maps)):
+        with pytest.raises(ValueError, match="ratio: expected context tokens above 0, got 0"):
+            draw(weights, ratio=0)
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])

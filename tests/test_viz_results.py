@@ -116,6 +116,8 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     (tmp_path / "longer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"longer.json: expected the recipe of .*, got another steps"):
         results.table(first, tmp_path / "longer.json")
+    with pytest.raises(ValueError, match=r"json: expected runs that no file before has, got some a second time"):
+        results.table(first, other, first)
     with pytest.raises(ValueError, match="paths: expected at least one results file, got none"):
         results.table()
 

@@ -21,7 +21,12 @@ def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[
 
     Returns:
         Losses in nats, one a token; of a compressor with a window those of the tokens that it compresses.
+
+    Raises:
+        TypeError: if the contexts are no lists of token ids.
     """
+    if any(isinstance(context, str) for context in contexts):
+        raise TypeError("contexts: expected lists of token ids, one a text, got strings")
     rows = [torch.as_tensor(context).tolist() for context in contexts]
     if any(isinstance(row, int) for row in rows):
         raise TypeError("contexts: expected lists of token ids, one a text, got single ids")

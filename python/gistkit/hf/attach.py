@@ -16,6 +16,8 @@ from gistkit import ops
 from gistkit.hf import attention as hooks
 from gistkit.hf.families import ATTENTION_NAME, decoder_of, rope_modules, softcap_of, window_of
 from gistkit.hf.forwards import forwards
+from gistkit.hf.keep import Keeper
+from gistkit.layouts import Plan
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -47,7 +49,8 @@ def attach(model: Model) -> Iterator[Model]:
             others that follow transformers' attention interface on its attention and their own positions.
 
     Raises:
-        TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface.
+        TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface; from
+            `model(...)`, if an argument of another name is a plan, a keeper or a function, which no model would read.
     """
     decoder = decoder_of(model)
     if decoder.config._attn_implementation == ATTENTION_NAME:
@@ -82,6 +85,12 @@ def _check_and_place(
     decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """Refuses what no layer could tell, and gives the decoder the plan's position ids."""
+    for name, value in kwargs.items():
+        if name not in hooks.ARGUMENTS and (isinstance(value, Plan | Keeper) or callable(value)):
+            raise TypeError(
+                f"{name}: expected one of the arguments {', '.join(hooks.ARGUMENTS)} under gistkit.hf.attach, got "
+                f"another name for an object of type {type(value).__name__}"
+            )
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), kwargs.get("past_key_values")
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:

@@ -12,6 +12,8 @@ from gistkit import ops
 from gistkit.hf.keep import Keeper, Layers
 from gistkit.layouts import Plan, causal_plan
 
+# What `model(...)` takes under `attach`. Transformers hands on any other name without a word.
+ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
 # What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
 _REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 

@@ -121,5 +121,5 @@ def _add(hidden: Tensor, network: Callable[[slice], Tensor]) -> Tensor:
     out = torch.empty_like(hidden)
     for start in range(0, len(hidden), ROWS):
         rows = slice(start, start + ROWS)
-        torch.add(hidden[rows], network(rows), out=out[rows])
+        out[rows] = hidden[rows] + network(rows)
     return out

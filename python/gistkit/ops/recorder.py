@@ -63,7 +63,7 @@ class AttentionRecorder(TorchDispatchMode):
     Calls are numbered as they come. A call's layer is its number in its forward pass, which has `layers_per_pass`
     calls; without that, all calls since entering belong to one pass, and the layers of a second pass count on from
     those of the first. A call inside a backward pass, where gradient checkpointing runs layers again, is neither
-    recorded nor counted. Entering again starts over.
+    recorded nor counted, and nor is what a CUDA graph replays. Entering again starts over.
 
         with AttentionRecorder(layers=[0, 5], reduce="mean", blocks=256) as recorder, attach(model):
             model(ids)
@@ -83,6 +83,7 @@ class AttentionRecorder(TorchDispatchMode):
     Raises:
         TypeError, ValueError: an argument is none of these; from a recorded call, if it lacks a chosen head, row or
             sequence, or if its map would have more than 2^28 weights.
+        RuntimeError: entered where it records already.
     """
 
     def __init__(
@@ -113,11 +114,19 @@ class AttentionRecorder(TorchDispatchMode):
         }
         self.calls = 0
         self.maps: list[AttentionMap] = []
+        self._recording = False
 
     def __enter__(self) -> AttentionRecorder:
         """Starts with no maps."""
-        self.calls, self.maps = 0, []
+        if self._recording:
+            raise RuntimeError("recorder: expected one that does not record yet, got it inside its own block")
+        self.calls, self.maps, self._recording = 0, [], True
         return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """Records no more; the maps stay."""
+        self._recording = False
+        super().__exit__(*error)
 
     def __getitem__(self, layer: int) -> AttentionMap:
         """The one map of a layer; a LookupError if there is none, or one for each of several passes (see `maps`)."""

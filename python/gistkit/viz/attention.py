@@ -105,12 +105,17 @@ def draw_memory_map(
         title: a heading above the text.
         ax: axes to draw into.
 
+    Raises:
+        ValueError: as of `gistkit.ops.tracking.measure_tracking`, or if the ratio is not above 0.
+
     Paper: Position IDs Matter, Section 5.2 and Figures 6 and 7.
     """
     values = torch.as_tensor(np.asarray(weights, dtype=np.float64))
     found = measure_tracking(values)
     memory, context = values.shape
     ratio = context / memory if ratio is None else ratio
+    if not ratio > 0:
+        raise ValueError(f"ratio: expected context tokens above 0, got {ratio:g}")
     single = ax is None
     drawn, ax = axes_of(ax, (5.6, 3.0))
     total = values.sum(-1, keepdim=True)
@@ -145,9 +150,11 @@ def draw_memory_attention(
     """
     if not maps or not all(len(one) for one in maps.values()):
         raise ValueError(f"maps: expected at least one layout and a layer of each, got {list(maps) or 'none'}")
+    # Panels share their axes and colours.
+    shapes = {np.shape(weights) for one in maps.values() for weights in one}
+    if len(shapes) > 1:
+        raise ValueError(f"maps: expected weights [M, L] of one shape, got {', '.join(map(str, sorted(shapes)))}")
     layers = max(len(one) for one in maps.values())
-    memory, context = np.shape(next(iter(maps.values()))[0])
-    ratio = context / memory if ratio is None else ratio
     figure = Picture(figsize=(max(5.6, 1.2 + 3.6 * len(maps)), 1.2 + 2.0 * layers), layout="constrained", dpi=120)
     grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
     for column, (layout, one) in enumerate(maps.items()):

@@ -35,7 +35,7 @@ def table(*paths: Path | str) -> str:
         paths: a results file, or several of one study and recipe, whose runs are put together.
 
     Raises:
-        ValueError: a file that holds something else, or files of different studies or recipes.
+        ValueError: a file that holds something else, or files of different studies or recipes, or of the same runs.
     """
     study, runs, recipe = _read(paths)
     return study.table(runs, recipe)
@@ -66,6 +66,8 @@ def _read(paths: tuple[Path | str, ...]) -> tuple[Study, list[Any], Any]:
             raise ValueError(f"{path}: expected at least one run, got none")
         if runs and its_recipe != recipe:
             raise ValueError(f"{path}: expected the recipe of {first}, got another {_changes(recipe, its_recipe)}")
+        if any(run in runs for run in found):
+            raise ValueError(f"{path}: expected runs that no file before has, got some a second time")
         runs, recipe = [*runs, *found], its_recipe
     return study, runs, recipe
 
