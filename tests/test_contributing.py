@@ -12,7 +12,7 @@ import test_layout_builders as builders
 import torch
 
 from gistkit import cli, layouts
-from gistkit.cli import view
+from gistkit.cli import view_layout
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -70,7 +70,7 @@ def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: py
     (line,) = eval("{" + block('    "relay":') + "}").items()
     name, (_, needed, optional, words) = line
     assert f"{needed} {optional}".split() == list(inspect.signature(example["relay"]).parameters)
-    monkeypatch.setitem(view.BUILDERS, *line)
+    monkeypatch.setitem(view_layout.BUILDERS, *line)
     given = vars(cli.parser().parse_args(["view", "layout", name, *words.split()]))
     assert [given[argument] for argument in needed.split()] == [64, 8]
 
