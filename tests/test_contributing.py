@@ -4,6 +4,7 @@ import inspect
 import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import test_layout_builders as builders
 import torch
 
 from gistkit import cli, layouts
-from gistkit.cli import view
+from gistkit.cli import view_layout
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -69,7 +70,7 @@ def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: py
     (line,) = eval("{" + block('    "relay":') + "}").items()
     name, (_, needed, optional, words) = line
     assert f"{needed} {optional}".split() == list(inspect.signature(example["relay"]).parameters)
-    monkeypatch.setitem(view.BUILDERS, *line)
+    monkeypatch.setitem(view_layout.BUILDERS, *line)
     given = vars(cli.parser().parse_args(["view", "layout", name, *words.split()]))
     assert [given[argument] for argument in needed.split()] == [64, 8]
 
@@ -94,3 +95,12 @@ def test_commands_of_make_are_there() -> None:
     rules = (ROOT / "Makefile").read_text()
     for target in set(re.findall(r"make ([a-z]+)\b", PAGE)):
         assert re.search(rf"^{target}:", rules, re.MULTILINE), target
+
+
+def test_the_citation_is_of_this_package() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML, which transformers brings, is not installed")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    for key in ("version", "license"):
+        assert str(cited[key]) == project[key]
+    assert cited["title"] == project["name"] and len(cited["references"]) == 5

@@ -24,7 +24,8 @@ COMMITTED = {
     "pooling": ("pooling.json", set(), "pooling table"),
     "in-place": ("in_place/*.json", {"ratios", "curves"}, "in-place table"),
     "nuggets": ("nuggets/*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
-    "length": ("length/*.json", {"length"}, "length table"),
+    "length": ("length/*.json", {"length"}, None),
+    "retrieval": ("retrieval/*.json", {"retrieval"}, None),
 }
 
 
@@ -43,7 +44,7 @@ def test_the_table_is_that_of_the_pages(study: str) -> None:
         assert set(rows) <= set(table.splitlines())
 
 
-@pytest.mark.parametrize("study", ["epl", "compression-loss", "smollm2", "pooling", "in-place", "length"])
+@pytest.mark.parametrize("study", ["epl", "compression-loss", "smollm2", "pooling", "in-place", "length", "retrieval"])
 def test_the_pictures_by_name(study: str) -> None:
     assert set(results.draw(*committed(study))) == COMMITTED[study][1]
 
@@ -121,7 +122,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = argparse.ArgumentParser()
-    view_results.add_results(root.add_subparsers(required=True))
+    view_results.add(root.add_subparsers(required=True))
     options = root.parse_args(["results", str(RESULTS / "demo.json"), "-o", str(tmp_path / "pictures")])
     assert options.run(options) == 0
     shown = capsys.readouterr().out

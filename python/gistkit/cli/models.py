@@ -78,9 +78,9 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, 
         ) from error
 
 
-def add_compressor(parser: argparse.ArgumentParser) -> None:
+def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") -> None:
     """--compressor, or what an untrained one is made of."""
-    parser.add_argument("--compressor", type=Path, metavar="FOLDER", help="trained compressor (default: untrained)")
+    parser.add_argument("--compressor", type=Path, metavar="FOLDER", help=f"trained compressor (default: {default})")
     parser.add_argument("--method", choices=METHODS, help="of an untrained compressor (default: x500)")
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")

@@ -14,9 +14,9 @@ example: gistkit view results runs/epl/results.json
          gistkit view results benchmarks/results/length/*.json -o pictures"""
 
 
-def add_results(subcommands: Any) -> None:
+def add(kinds: Any) -> None:
     """Adds the command."""
-    parser = add_command(subcommands, "results", run, PURPOSE, EXAMPLES)
+    parser = add_command(kinds, "results", run, PURPOSE, EXAMPLES)
     parser.set_defaults(words="files")
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="JSON that gistkit study left; several of one study are put together"

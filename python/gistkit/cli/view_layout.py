@@ -1,0 +1,129 @@
+"""`gistkit view layout`: who sees whom in a method's layout, as a page."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from gistkit.cli.arguments import add_command, number
+from gistkit.cli.view_page import add_out, whole, write_page
+
+if TYPE_CHECKING:
+    from gistkit.layouts import Layout
+
+PURPOSE = "write a page that shows who sees whom in a layout, and at which positions"
+EXAMPLE = "example: gistkit view layout gistpool --context 512 --ratio 8 --text 64 -o view.html"
+
+
+def _ratio(text: str) -> float:
+    return whole(text) if text.isdecimal() else number(1)(text)
+
+
+def _windows(text: str) -> int | None:
+    return None if text == "all" else whole(text)
+
+
+SCHEMES = "dpl, upl, cpl or epl"
+# {argument of a builder: (its kind, help)}
+ARGUMENTS: dict[str, tuple[Any, str]] = {
+    "length": (whole, "number of tokens"),
+    "context": (whole, "number of context tokens"),
+    "vision": (whole, "vision tokens an image"),
+    "chunk": (whole, "context tokens a chunk"),
+    "memory": (whole, "memory tokens (of a chunk or image where there are such)"),
+    "ratio": (_ratio, "context tokens a memory token"),
+    "text": (whole, "number of text tokens behind"),
+    "question": (whole, "question tokens before the text"),
+    "before": (whole, "text tokens before the first image"),
+    "images": (whole, "number of images"),
+    "windows": (_windows, "windows that a memory token sees, or all"),
+    "tau": (whole, "most recent tokens that are seen uncompressed"),
+    "segment": (whole, "tokens that share where the uncompressed part begins"),
+    "positions": (str, "position ids: " + SCHEMES),
+    "task": (str, "ae, lm or qa"),
+    "carrier": (str, "what the memory is: embedding or kv"),
+    "bos": (bool, "the first token is BOS, which all see"),
+    "separate_positions": (bool, "memory tokens have a position counter of their own"),
+    "memory_sees_memory": (bool, "memory tokens see earlier ones"),
+    "memory_sees_itself": (bool, "memory tokens see themselves"),
+    "memory_sees_bos": (bool, "memory tokens see BOS"),
+    "context_sees_memory": (bool, "context tokens see earlier memory tokens"),
+    "text_sees_before": (bool, "text behind the images sees the text before them"),
+}
+# {builder of gistkit.layouts: (what it lays out, what has to be given, what may be, an example)}
+BUILDERS = {
+    "causal": ("a plain causal language model", "length", "", "--length 64"),
+    "full_context": ("text that sees all of the context", "context", "text", "--context 64 --text 16"),
+    "no_context": ("text without its context", "text", "", "--text 64"),
+    "gist": ("Gist", "context", "ratio text memory separate_positions", "--context 64 --ratio 8 --text 16"),
+    "avgpool": ("AvgPool", "context ratio", "text", "--context 64 --ratio 8 --text 16"),
+    "gistpool": (
+        "GistPool",
+        "context ratio",
+        "text windows memory_sees_memory memory_sees_itself memory_sees_bos context_sees_memory separate_positions",
+        "--context 512 --ratio 8 --text 64 --windows 2",
+    ),
+    "icae_encoder": (
+        "the encoder of ICAE and 500xCompressor", "context chunk memory", "positions",
+        "--context 96 --chunk 32 --memory 4 --positions epl",
+    ),
+    "decoder": (
+        "the decoder of ICAE and 500xCompressor", "context chunk memory", "task carrier positions text question",
+        "--context 96 --chunk 32 --memory 4 --task qa --question 8 --text 8",
+    ),
+    "voco": (
+        "VoCo", "vision memory", "text before images positions text_sees_before", "--vision 48 --memory 4 --images 2",
+    ),
+    "dodo": (
+        "Dodo, whose every so many tokens are nuggets", "context ratio tau", "segment bos",
+        "--context 256 --ratio 8 --tau 64",
+    ),
+}  # fmt: skip
+
+
+def add(kinds: Any) -> None:
+    """Adds the command."""
+    layout = kinds.add_parser("layout", help=PURPOSE, description=PURPOSE[0].upper() + PURPOSE[1:], epilog=EXAMPLE)
+    methods = layout.add_subparsers(required=True, metavar="METHOD")
+    for name, (purpose, needed, optional, example) in BUILDERS.items():
+        command = name.replace("_", "-")
+        parser = add_command(methods, command, _run, purpose, f"example: gistkit view layout {command} {example}")
+        parser.set_defaults(builder=name)
+        for argument in [*needed.split(), *optional.split()]:
+            kind, words = ARGUMENTS[argument]
+            how: dict[str, Any] = {"type": kind, "metavar": "NAME" if kind is str else "N"}
+            how = {"action": argparse.BooleanOptionalAction} if kind is bool else how
+            parser.add_argument(
+                "--" + argument.replace("_", "-"), dest=argument, required=argument in needed.split(), help=words,
+                default=argparse.SUPPRESS, **how,
+            )  # fmt: skip
+        add_out(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from gistkit.viz.page import layout_page
+
+    _, needed, optional, _ = BUILDERS[arguments.builder]
+    given = {name: value for name, value in vars(arguments).items() if name in [*needed.split(), *optional.split()]}
+    try:
+        layout = _dodo(**given) if arguments.builder == "dodo" else _build(arguments.builder, given)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
+    write_page(layout_page(layout), arguments.out)
+    return 0
+
+
+def _build(name: str, given: dict[str, Any]) -> Layout:
+    from gistkit import layouts
+
+    return getattr(layouts, name)(**given)
+
+
+def _dodo(context: int, ratio: int, tau: int, **options: Any) -> Layout:
+    import numpy as np
+
+    from gistkit.layouts import dodo
+
+    if not isinstance(ratio, int) or ratio < 1:
+        raise ValueError(f"dodo: expected ratio to be a whole number of at least 1, got {ratio}")
+    return dodo((np.arange(context) + 1) % ratio == 0, tau, **options)

@@ -1,0 +1,31 @@
+"""What the kinds of `gistkit view` share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from gistkit.cli.compress import size
+
+# gistkit.viz.page.MOST_TOKENS, which cannot be loaded for --help.
+LARGEST = 4096
+
+
+def whole(text: str) -> int:
+    """A kind of argument: a whole number that a page has room for."""
+    if not text.isdecimal() or int(text) > LARGEST:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most {LARGEST}, got {text!r}")
+    return int(text)
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """-o."""
+    parser.add_argument(
+        "-o", "--out", type=Path, default=Path("view.html"), help="HTML file to write (default: %(default)s)"
+    )
+
+
+def write_page(page: str, out: Path) -> None:
+    """Writes the file, and says what to do with it."""
+    out.write_text(page, encoding="utf-8")
+    print(f"Written: {out}, {size(len(page.encode()))}; open it in a browser, it needs no network")
