@@ -13,6 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from gistkit import evaluate, hf, layouts
 from gistkit.compress import AvgPool, Compressor, Gist, GistPool, Memory, NoContext
+from gistkit.compress.plans import Builder, check_text
 from gistkit.layouts import Role
 
 BOS = 1
@@ -257,6 +258,14 @@ def test_the_base_model_is_as_it_was():
     with compressor.using(None):
         torch.testing.assert_close(model(ids).logits, before, **TOLERANCE)
     assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_layout_whose_text_reads_other_than_decoding_is_refused():
+    seen = r"\{'BOS': '1 of 1', 'CONTEXT': '6 of 6', 'TEXT': '1 of 1'\}"
+    with pytest.raises(ValueError, match=f"own: expected a layout whose text sees BOS, all memory .* sees {seen}"):
+        check_text("own", layouts.full_context(6, 1))
+    for name, options in (("gist", ()), ("avgpool", ()), ("gistpool", (("windows", 3),)), ("no_context", ())):
+        check_text(name, Builder(name, 5, options)(12))
 
 
 def test_odd_arguments_say_what_was_expected():

@@ -15,7 +15,7 @@ from gistkit import hf
 from gistkit.compress.codec import draw_like
 from gistkit.compress.in_place import GISTS, TEXT, InPlace, whole
 from gistkit.compress.memory import Memory
-from gistkit.compress.plans import Builder, InPlacePass, in_place_pass
+from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Role
 
@@ -48,7 +48,7 @@ class FixedLayout(InPlace):
         self.gists = None if gists is None else whole("gists", gists)
         self.builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
         # Options that the layout does not take are refused here rather than at the first context.
-        self.builder(ratio)
+        check_text(self.method, self.builder(3 * ratio))
         super().__init__(model, ratio=ratio, options={**layout, **options}, **common)
         self.memory_embeddings = draw_like(self.embed, self.gists or 1) if self.has_gists else None
 

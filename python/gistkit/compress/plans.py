@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gistkit import layouts
 from gistkit.layouts import Layout, Plan
+from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.positions import decoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 
@@ -151,6 +152,20 @@ class Builder:
         if self.method == "no_context":
             return layouts.no_context(1)
         return cast(Layout, getattr(layouts, self.method)(context, self.ratio, 1, **dict(self.options)))
+
+
+def check_text(method: str, layout: Layout) -> None:
+    """Refuses a layout of `Builder` whose text reads other than decoding does: BOS, all memory tokens, earlier text."""
+    roles = layout.roles[physical_order(layout)]
+    seen = np.zeros(len(layout), dtype=bool)
+    for start, end in layout.compile().spans[0, np.flatnonzero(roles == Role.TEXT)[-1]].tolist():
+        seen[start:end] = True
+    if not np.array_equal(seen, np.isin(roles, (Role.BOS, Role.MEMORY, Role.TEXT))):
+        counts = {role.name: f"{seen[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles}
+        raise ValueError(
+            f"{method}: expected a layout whose text sees BOS, all memory tokens and earlier text, as decoding a memory "
+            f"does, and nothing else, got one whose last token sees {counts}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
