@@ -161,10 +161,12 @@ def check_text(method: str, layout: Layout) -> None:
     for start, end in layout.compile().spans[0, np.flatnonzero(roles == Role.TEXT)[-1]].tolist():
         seen[start:end] = True
     if not np.array_equal(seen, np.isin(roles, (Role.BOS, Role.MEMORY, Role.TEXT))):
-        counts = {role.name: f"{seen[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles}
+        counts = {
+            role.name: f"{seen[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles
+        }
         raise ValueError(
-            f"{method}: expected a layout whose text sees BOS, all memory tokens and earlier text, as decoding a memory "
-            f"does, and nothing else, got one whose last token sees {counts}"
+            f"{method}: expected a layout whose text sees BOS, all memory tokens and earlier text, as decoding a "
+            f"memory does, and nothing else, got one whose last token sees {counts}"
         )
 
 
