@@ -4,6 +4,7 @@
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it
+# make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -14,13 +15,16 @@ SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt p
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test lint sanitize sanitize-attention sanitize-others cuda gpu bench clean
+.PHONY: demo test notebooks lint sanitize sanitize-attention sanitize-others cuda gpu bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/gistkit demo $(ARGS)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest tests notebooks --nbmake $(ARGS)
+
+notebooks: $(VENV)/installed
+	$(BIN)/python notebooks/execute.py $(ARGS)
 
 lint: $(VENV)/lint
 	$(BIN)/ruff check .

@@ -94,11 +94,9 @@ def smollm2_table() -> str:
         runs = [run for run, *_ in found]
         recipe, machine = found[0][1:]
         rows = table_rows(runs, method)
-        # How long a run took says nothing beside other work, and is left out.
-        dropped = rows[0].index("training")
         name = {"x500": "500x", "icae": "ICAE"}[method]
         rows[0][0] = f"{name}, {preset}, learning rate {rate:g}"
-        table = format_table([row[:dropped] + row[dropped + 1 :] for row in rows])
+        table = format_table(without(rows, "training"))
         seeds = len({run.seed for run in runs})
         tables.append(
             f"{table}\n\nHeld-out, {recipe['steps']} steps of {recipe['batch']} x {recipe['chunk']} tokens, "
@@ -149,12 +147,18 @@ def nuggets_table() -> str:
     return "\n\n".join(tables)
 
 
+def without(rows: list[list[str]], column: str) -> list[list[str]]:
+    """Rows without a column, by its heading: how long a run took says nothing where other work went on beside it."""
+    dropped = rows[0].index(column)
+    return [row[:dropped] + row[dropped + 1 :] for row in rows]
+
+
 def length_table() -> str:
     """Perplexity beyond the length of training by position encoding, a table a preset, and the paper's."""
     tables = []
     for found in extrapolation_runs("length").values():
         recipe = found[0][1]
-        rows = extrapolation_report.length_rows([run for run, *_ in found])
+        rows = without(extrapolation_report.length_rows([run for run, *_ in found]), "training")
         how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
         tables.append(f"{format_table(rows)}\n\nText on which nothing was chosen, {how}. {machines_line(found)}.")
     return "\n\n".join([*tables, format_table(extrapolation_report.paper_length_rows())])
@@ -165,7 +169,7 @@ def retrieval_table() -> str:
     tables = []
     for found in extrapolation_runs("retrieval").values():
         recipe = found[0][1]
-        rows = extrapolation_report.retrieval_rows([run for run, *_ in found], "exact")
+        rows = without(extrapolation_report.retrieval_rows([run for run, *_ in found], "exact"), "training")
         how = f"by chance {1 / recipe.values:.3f}; {recipe.steps} steps of {recipe.batch} x {recipe.length} tokens"
         tables.append(f"{format_table(rows)}\n\nShare of right answers; {how}. {machines_line(found)}.")
     return "\n\n".join([*tables, format_table(extrapolation_report.paper_retrieval_rows())])
@@ -176,7 +180,7 @@ def resolution_table() -> str:
     tables = []
     for (data, _), found in resolution_runs().items():
         recipe = found[0][1]
-        rows = resolution_report.table_rows([run for run, *_ in found])
+        rows = without(resolution_report.table_rows([run for run, *_ in found]), "training")
         rows[0][0] = data
         how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
         tables.append(

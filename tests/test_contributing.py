@@ -1,5 +1,6 @@
-"""CONTRIBUTING.md: the example method does what its test says, and the patch of the example kernel applies."""
+"""CONTRIBUTING.md: the example method does what its tests say, and the patch of the example kernel applies."""
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 
 import pytest
 import test_layout_builders as builders
+import torch
 
-from gistkit import layouts
+from gistkit import cli, layouts
+from gistkit.cli import view_layout
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text()
@@ -42,6 +45,34 @@ def test_the_example_compressor() -> None:
     exec(block('"""Relay: windows'), example)
     assert issubclass(example["Relay"], Compressor) and example["Relay"].method == "relay"
     assert {"ratio", "offset", "separate", "gists", "losses", "lora"} <= example["Relay"].arguments()
+
+
+def test_the_example_oracle_is_the_example_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="the hf extra is not installed")
+    from hf_models import tiny_llama
+
+    layout, compressor, oracle = {}, {}, {}
+    exec(block('"""Relay: each window'), layout)
+    monkeypatch.setattr(layouts, "relay", layout["relay"], raising=False)
+    exec(block('"""Relay: windows'), compressor)
+    source, ending = (ROOT / "tests/in_place_oracle.py").read_text(), "    return ctx, memory, text, mask\n"
+    assert source.count(ending) == 1
+    exec(source.replace(ending, block("    if method ==") + ending), oracle)
+    relay = oracle["unsettle"](compressor["Relay"](tiny_llama(), ratio=3, bos_token=1, lora=2).double())
+    ids, text = torch.randint(2, 50, (1, 13)), torch.randint(2, 50, (1, 6))
+    ours = relay.decode(relay.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, oracle["states"](relay, ids[0].tolist(), text[0].tolist()), rtol=1e-9, atol=1e-9)
+
+
+def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    example: dict = {}
+    exec(block('"""Relay: each window'), example)
+    (line,) = eval("{" + block('    "relay":') + "}").items()
+    name, (_, needed, optional, words) = line
+    assert f"{needed} {optional}".split() == list(inspect.signature(example["relay"]).parameters)
+    monkeypatch.setitem(view_layout.BUILDERS, *line)
+    given = vars(cli.parser().parse_args(["view", "layout", name, *words.split()]))
+    assert [given[argument] for argument in needed.split()] == [64, 8]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")

@@ -161,10 +161,10 @@ def test_role_strips_have_the_roles_of_tokens():
 def test_axes_of_ones_own_are_drawn_in():
     own = Figure()
     left, right = own.subplots(1, 2)
-    assert draw_attention(recorded(), ax=left) is own
-    assert draw_memory_map(windows(4, 5), ax=right) is own
+    assert draw_attention(recorded(), ax=left) is left
+    assert draw_memory_map(windows(4, 5), ax=right) is right
     part = own.subfigures().subplots()
-    assert draw_memory_map(windows(4, 5), ax=part) is own
+    assert draw_memory_map(windows(4, 5), ax=part) is part
     assert len(left.images) == len(right.images) == len(part.images) == 1
 
 

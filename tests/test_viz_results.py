@@ -24,7 +24,8 @@ COMMITTED = {
     "pooling": ("pooling.json", set(), "pooling table"),
     "in-place": ("in_place/*.json", {"ratios", "curves"}, "in-place table"),
     "nuggets": ("nuggets/*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
-    "length": ("length/*.json", {"length"}, "length table"),
+    "length": ("length/*.json", {"length"}, None),
+    "retrieval": ("retrieval/*.json", {"retrieval"}, None),
 }
 
 

@@ -154,10 +154,10 @@ def retrieval_figures(runs: Sequence[retrieval.Run], split: str = "test") -> dic
 
     panels = [
         Panel("perplexity of the answers", _lines(runs, split, lambda found: math.exp(found["loss"]))),
-        Panel("answers without a wrong token", _lines(runs, split, lambda found: found["exact"]), logarithmic=False),
+        Panel("right answers", _lines(runs, split, lambda found: found["exact"]), logarithmic=False),
         Panel("paper: perplexity, RULER SQuAD", _paper_lines(runs, PAPER_RETRIEVAL, 1024, lambda one: one[0])),
     ]
-    return {"retrieval": draw_lengths(panels, "Looking up values in longer contexts than in training")}
+    return {"retrieval": draw_lengths(panels, "Looking up facts in longer contexts than in training")}
 
 
 def draw_length(folder: Path, runs: Sequence[length.Run], prefix: str = "", split: str = "test") -> list[Path]:

@@ -19,7 +19,7 @@ from gistkit.layouts.relations import Role
 from gistkit.ops.recorder import AttentionMap
 from gistkit.ops.tracking import line_angle, measure_tracking
 from gistkit.viz.layout import ROLE_COLOURS
-from gistkit.viz.style import COLOURS, Picture
+from gistkit.viz.style import COLOURS, Drawn, Picture, axes_of
 
 SCALES = ("linear", "log")
 # Below this part of the largest weight a logarithmic scale has one colour.
@@ -36,7 +36,7 @@ def draw_attention(
     query_roles: Sequence[int] | ArrayLike | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-) -> Figure:
+) -> Drawn:
     """One attention map, a row a query or block of queries; white where nothing is seen.
 
     On the linear scale the darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more; the
@@ -50,7 +50,7 @@ def draw_attention(
         key_roles: `Role` of each key, in physical order as the map's; drawn as a strip below the map. None: no strip.
         query_roles: `Role` of each query row that was recorded, for a strip on the left.
         title: a heading; None says layer and head.
-        ax: where to draw; None makes a figure.
+        ax: axes to draw into.
 
     Raises:
         ValueError: if the map lacks the head or sequence, or is empty, or there are not as many roles as tokens.
@@ -64,9 +64,7 @@ def draw_attention(
     if not weights.size:
         raise ValueError(f"recorded: expected a map with queries and keys, got {list(weights.shape)}")
     rows, keys = len(recorded.rows), int(recorded.key_edges[-1])
-    if ax is None:
-        ax = Picture(figsize=(6.2, 5.2), layout="constrained", dpi=120).subplots()
-    figure = _figure(ax)
+    drawn, ax = axes_of(ax, (6.2, 5.2))
     seen = np.ma.masked_equal(weights, 0)
     norm, extend = _norm(seen, scale)
     # The last block may be smaller: it is cut off by the limits.
@@ -85,16 +83,16 @@ def draw_attention(
     ax.yaxis.set_major_locator(MaxNLocator(8, integer=True))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
     blocked = int(recorded.key_edges[1]) > 1 or int(recorded.row_edges[1]) > 1
-    figure.colorbar(image, ax=ax, label="share of attention" if blocked else "attention weight", extend=extend)
+    ax.figure.colorbar(image, ax=ax, label="share of attention" if blocked else "attention weight", extend=extend)
     which = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
     heading = f"Layer {recorded.layer}, {which}" if title is None else title
     ax.set_title(heading, loc="left", pad=22 if present else None)
-    return figure
+    return drawn
 
 
 def draw_memory_map(
     weights: ArrayLike, *, ratio: float | None = None, title: str | None = None, ax: Axes | None = None
-) -> Figure:
+) -> Drawn:
     """Attention of memory tokens over the context, the line of even coverage, and measured beside expected figures.
 
     Its text says how far the peak and the centre of mass of attention move, and how far they would under even coverage,
@@ -105,7 +103,7 @@ def draw_memory_map(
         weights: [M, L], M at least 2; each row of any scale.
         ratio: context tokens a memory token stands for; None is L / M.
         title: a heading above the text.
-        ax: where to draw; None makes a figure.
+        ax: axes to draw into.
 
     Raises:
         ValueError: as of `gistkit.ops.tracking.measure_tracking`, or if the ratio is not above 0.
@@ -119,9 +117,7 @@ def draw_memory_map(
     if not ratio > 0:
         raise ValueError(f"ratio: expected context tokens above 0, got {ratio:g}")
     single = ax is None
-    if ax is None:
-        ax = Picture(figsize=(5.6, 3.0), layout="constrained", dpi=120).subplots()
-    figure = _figure(ax)
+    drawn, ax = axes_of(ax, (5.6, 3.0))
     total = values.sum(-1, keepdim=True)
     share = (values / total.where(total > 0, 1)).numpy()
     image = ax.imshow(share, aspect="auto", cmap="magma_r", vmin=0, vmax=1 / ratio, interpolation="nearest")
@@ -138,8 +134,8 @@ def draw_memory_map(
         ax.annotate(title, (0, 1), (0, 27), xycoords="axes fraction", textcoords="offset points", fontsize=11)
     if single:
         ax.set(xlabel="context token", ylabel="memory token")
-        figure.colorbar(image, ax=ax, label="share of attention", extend="max")
-    return figure
+        ax.figure.colorbar(image, ax=ax, label="share of attention", extend="max")
+    return drawn
 
 
 def draw_memory_attention(
@@ -174,11 +170,6 @@ def draw_memory_attention(
     heading = "Where memory tokens look (dashed: even coverage)"
     figure.suptitle(heading, x=0.01, ha="left", fontsize=11)
     return figure
-
-
-def _figure(ax: Axes) -> Figure:
-    figure = ax.figure
-    return figure if isinstance(figure, Figure) else figure.figure
 
 
 def _slope(slope: float, unit: str = "") -> str:

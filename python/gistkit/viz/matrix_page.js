@@ -1,6 +1,6 @@
 // Draws the cells of a page in copies from fine to coarse, and shows the one that fits the zoom.
 // A cell is 0, or shades * role + shade with a shade from 1; a coarse cell stands for four of the copy before it.
-export default async ({ plot, grids, queries, keys, maps, map, order, copies, shades, mean }) => {
+export default async ({ plot, grids, queries, keys, strips, maps, map, order, copies, shades, mean }) => {
   const state = document.getElementById("state");
   const { ndarray } = Bokeh.require("core/util/ndarray");
   const logical = new Map([queries, keys].map((side) => [side, side.data]));
@@ -17,6 +17,15 @@ export default async ({ plot, grids, queries, keys, maps, map, order, copies, sh
     const moved = Object.entries(data).map(([name, values]) => [name, places.map((place) => values[place])]);
     side.data = { ...Object.fromEntries(moved), place: data.place };
     return places;
+  };
+
+  // A bar for each run of tokens of one role.
+  const fill = (strip, { colour }) => {
+    if (colour == null) return;
+    const starts = colour.flatMap((its, at) => (its === colour[at - 1] ? [] : [at]));
+    const ends = [...starts.slice(1), colour.length];
+    const edges = (places) => places.map((place) => place - 0.5);
+    strip.data = { start: edges(starts), end: edges(ends), colour: starts.map((at) => colour[at]) };
   };
 
   const shade = (cell) => (cell ? ((cell - 1) % shades) + 1 : 0);
@@ -50,6 +59,7 @@ export default async ({ plot, grids, queries, keys, maps, map, order, copies, sh
     const cells = await inflate(maps[map.options.indexOf(map.value)]);
     const rows = arrange(queries);
     const places = queries === keys ? rows : arrange(keys);
+    [queries, keys].forEach((side, at) => fill(strips[at], side.data));
     const width = places.length;
     const moved = new Uint8Array(cells.length);
     for (let row = 0; row < rows.length; row++) {

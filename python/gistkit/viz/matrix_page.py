@@ -103,17 +103,19 @@ class MatrixPage:
         order = RadioButtonGroup(
             labels=["Logical order", "Physical order (grouped by role)"], active=0, visible=self._has_two_orders,
         )  # fmt: skip
+        strips = [ColumnDataSource({"start": [], "end": [], "colour": []}) for _ in range(2)]
         names = list(self.cells)
         chosen = Select(options=names, value=names[0], visible=len(names) > 1)
         script = CustomJS(
             code=Path(__file__).with_name("matrix_page.js").read_text(encoding="utf-8"),
             args={
-                "plot": plot, "grids": grids, "queries": self.queries, "keys": self.keys, "map": chosen,
+                "plot": plot, "grids": grids, "queries": self.queries, "keys": self.keys, "strips": strips,
+                "map": chosen,
                 "maps": [np.frombuffer(gzip.compress(its.tobytes(), 6), np.uint8) for its in self.cells.values()],
                 "order": order, "copies": copies, "shades": self.shades, "mean": self.mean,
             },
         )  # fmt: skip
-        document.add_root(column(row(chosen, order), self._with_strips(plot)))
+        document.add_root(column(row(chosen, order), self._with_strips(plot, strips)))
         document.js_on_event(DocumentReady, script)
         words = {"notes": self.notes, "legend": self._legend()}
         return file_html(document, INLINE, self.title, template=TEMPLATE, template_variables=words)
@@ -186,14 +188,15 @@ class MatrixPage:
             HoverTool(renderers=[everywhere], tooltips=told, formatters=formatters, point_policy="follow_mouse")
         )
 
-    def _with_strips(self, plot: figure) -> Any:
-        """The plot with the roles of queries and keys along its sides, and the keys' position ids below."""
+    def _with_strips(self, plot: figure, strips: Sequence[ColumnDataSource]) -> Any:
+        """The plot with the roles of queries and keys along its sides, and the keys' position ids below.
+
+        The page's script fills `strips`, those of queries and keys, with a bar for each run of tokens of one role.
+        """
         left = figure(frame_width=STRIP, frame_height=FRAME, min_border=0, x_range=(0, 1), y_range=plot.y_range)
         below = figure(frame_width=FRAME, frame_height=STRIP, min_border=0, x_range=plot.x_range, y_range=(0, 1))
-        if "colour" in self.queries.data:
-            left.hbar(y="place", left=0, right=1, height=1, color="colour", source=self.queries)
-        if "colour" in self.keys.data:
-            below.vbar(x="place", bottom=0, top=1, width=1, color="colour", source=self.keys)
+        left.quad(left=0, right=1, top="start", bottom="end", color="colour", source=strips[0])
+        below.quad(left="start", right="end", top=0, bottom=1, color="colour", source=strips[1])
         rows: list[list[Any]] = [[left, plot], [None, below]]
         axes = [name for name in self.keys.data if name.startswith("position")]
         if axes:

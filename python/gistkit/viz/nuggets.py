@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.transforms import ScaledTranslation
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit.layouts._checks import at_least
@@ -106,8 +107,10 @@ def draw_attention_to_nuggets(
     axes.figure.colorbar(image, ax=axes, label="attention weight", extend="max" if values.max() > limit else "neither")
     if chosen.any():
         size = min(7.0, max(3.0, 400 / columns))
+        # As far above the weights, and below the title, in a tall picture as in a flat one.
+        above = axes.get_xaxis_transform() + ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
         axes.plot(
-            np.flatnonzero(chosen), np.full(chosen.sum(), 1.02), transform=axes.get_xaxis_transform(), clip_on=False,
+            np.flatnonzero(chosen), np.ones(chosen.sum()), transform=above, clip_on=False,
             color=COLOURS["green"], marker="v", markersize=size, linestyle="",
         )  # fmt: skip
     _name(axes.xaxis, "keys", keys, columns)

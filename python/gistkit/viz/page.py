@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.relations import Role
+from gistkit.viz.flow import legible
 from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.matrix_page import MARKERS, MatrixPage
-from gistkit.viz.text import legible
 
 __all__ = ["MOST_CELLS", "MOST_TOKENS", "Tokens", "attention_page", "layout_page"]
 MOST_TOKENS = 4096
