@@ -44,7 +44,7 @@ def test_the_table_is_that_of_the_pages(study: str) -> None:
         assert set(rows) <= set(table.splitlines())
 
 
-@pytest.mark.parametrize("study", ["epl", "compression-loss", "smollm2", "pooling", "in-place", "length", "retrieval"])
+@pytest.mark.parametrize("study", COMMITTED)
 def test_the_pictures_by_name(study: str) -> None:
     assert set(results.draw(*committed(study))) == COMMITTED[study][1]
 

@@ -28,7 +28,8 @@ class AttentionMap:
     Args:
         weights: [B, H, R, K], float32 (float64 for float64 inputs), for the chosen sequences, heads (H is 1 for their
             mean), blocks of query rows and blocks of keys. The share of attention: summed over the keys of a block, and
-            averaged over its rows that see a key. So each row adds up to 1, or is 0 where no query sees a key.
+            averaged over its rows that see a key. So each row of a head adds up to 1, or is 0 where no query sees a
+            key.
         lse: [B, heads, rows], natural logarithm of the softmax's denominator, of every chosen head and row.
         call: number of the call since the recorder was entered.
         layer: number of the call in its forward pass; see `AttentionRecorder`.
@@ -191,16 +192,12 @@ class AttentionRecorder(TorchDispatchMode):
                     continue
                 hidden = _hidden(its, low, high)
                 for h, head in enumerate(heads):
-                    q = query[sequence, head, index[part]].to(lse.dtype) * scale
-                    logits = q @ key[sequence, head // group, low:high].to(lse.dtype).T
-                    if softcap > 0:
-                        logits = logits.div_(softcap).tanh_().mul_(softcap)
+                    bias = None
                     if key_bias is not None:
                         bias = key_bias[sequence if len(key_bias) > 1 else 0, head if key_bias.shape[1] > 1 else 0]
-                        logits += bias[low:high]
-                    # Where lse is -inf all weights become 0.
-                    own = lse[b, h, part].masked_fill(lse[b, h, part] == -torch.inf, torch.inf)
-                    share = logits.sub_(own[:, None]).exp_().masked_fill_(hidden, 0)
+                        bias = bias[low:high]
+                    q, k = query[sequence, head, index[part]], key[sequence, head // group, low:high]
+                    share = _weights(q, k, bias, lse[b, h, part], scale, softcap).masked_fill_(hidden, 0)
                     share = _block_sums(share, per_key) / count[h, block[part], None]
                     where = weights[b, 0 if self.reduce == "mean" else h]
                     where[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
@@ -267,6 +264,16 @@ def _hidden(spans: Tensor, low: int, high: int) -> Tensor:
     change = torch.zeros(len(spans), high - low + 1, dtype=torch.int8, device=spans.device)
     one = torch.ones_like(start, dtype=torch.int8)
     return change.scatter_add_(1, start, one).scatter_add_(1, end, -one)[:, :-1].cumsum(1, dtype=torch.int8) == 0
+
+
+def _weights(query: Tensor, key: Tensor, bias: Tensor | None, lse: Tensor, scale: float, softcap: float) -> Tensor:
+    """[rows, keys] of one head, as if each row saw all keys; 0 where lse is -inf."""
+    logits = query.to(lse.dtype) * scale @ key.to(lse.dtype).T
+    if softcap > 0:
+        logits = logits.div_(softcap).tanh_().mul_(softcap)
+    if bias is not None:
+        logits += bias
+    return logits.sub_(lse.masked_fill(lse == -torch.inf, torch.inf)[:, None]).exp_()
 
 
 def _block_sums(weights: Tensor, width: int) -> Tensor:
