@@ -53,6 +53,16 @@ def test_rows_are_of_their_seed_and_step_and_labels_the_next_tokens(corpus):
     assert torch.equal(torch.cat(list(texts.splits.values())), corpus.held_out)
 
 
+@pytest.mark.parametrize("weight_std", [0.02, 0.1])
+@pytest.mark.parametrize("name", ["sinusoidal", "learned"])
+def test_added_positions_are_as_large_as_tokens(name, weight_std):
+    model = student(name, weight_std=weight_std, dim=64, length=32, max_position=128, digits=3).model
+    tokens = model.tokens(torch.arange(32))[None]
+    added = model.position.embed(tokens, torch.arange(32)) - tokens
+    assert float(tokens.std()) == pytest.approx(weight_std, rel=0.1)
+    assert float(added.square().mean().sqrt()) == pytest.approx(weight_std, rel=0.1)
+
+
 def test_a_text_too_short_for_the_longest_length_is_named(corpus):
     short = dataclasses.replace(corpus, held_out=corpus.held_out[:64])
     with pytest.raises(ValueError, match=r"corpus: expected more than 64 held-out bytes, .* got 64"):

@@ -30,8 +30,8 @@ class Sizes(Schedule):
     Args:
         length: L, the tokens of a sequence in training.
         longest: it is tested at L, 2 L, 4 L, ..., up to this many times L.
-        hidden_dim, style: of `gistkit.nn.GPT`; weight_std: its `std`.
-        sinusoid_scale: of `Sinusoidal`, so that it is as large as the embedded tokens of the default `weight_std`.
+        hidden_dim, style: of `gistkit.nn.GPT`; weight_std: its `std`, which a table of positions has too.
+        sinusoid_scale: of `Sinusoidal`; None: as large as the embedded tokens.
     """
 
     steps: int = 1000
@@ -45,7 +45,7 @@ class Sizes(Schedule):
     hidden_dim: int | None = None
     style: Style = "llama"
     weight_std: float = 0.02
-    sinusoid_scale: float = 0.02 * math.sqrt(2)
+    sinusoid_scale: float | None = None
 
     def __post_init__(self) -> None:
         if self.longest < 1 or self.longest & (self.longest - 1):
@@ -157,9 +157,10 @@ def _position(sizes: Sizes, arm: Arm) -> PositionEncoding:
     options: dict[str, Any] = sizes.encoder_options(arm.encoding)
     match arm.encoding:
         case "sinusoidal":
-            options = {"scale": sizes.sinusoid_scale}
+            scale = sizes.sinusoid_scale
+            options = {"scale": sizes.weight_std * math.sqrt(2) if scale is None else scale}
         case "learned":
-            options = {"length": sizes.length}
+            options = {"length": sizes.length, "std": sizes.weight_std}
     return position_encoding(
         arm.encoding, heads=sizes.heads, head_dim=sizes.dim // sizes.heads, layers=sizes.layers, **options
     )
