@@ -34,7 +34,6 @@ from gistkit.studies import (
     resolution_report,
 )
 from gistkit.studies.report import read_json, table_rows
-from gistkit.studies.runs import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -75,15 +74,12 @@ def demo_table() -> str:
 
 def ablation_table() -> str:
     """The study of the compression loss, from `benchmarks/results/compression-loss.json`."""
-    content = json.loads((RESULTS / "compression-loss.json").read_text())
-    runs = [Run(**{key: value for key, value in run.items() if key != "steps_to_goal"}) for run in content["runs"]]
-    rows = compression_loss.table_rows(runs)
-    # How long a run took says nothing beside other work, and is left out.
-    dropped = rows[0].index("seconds")
-    table = format_table([row[:dropped] + row[dropped + 1 :] for row in rows])
+    path = RESULTS / "compression-loss.json"
+    runs, recipe = read_json(path, compression_loss.Recipe)
+    table = format_table(without(compression_loss.table_rows(runs), "seconds"))
     seeds = len({run.seed for run in runs})
-    how = f"{content['recipe']['steps']} steps, {seeds} seed{'s' if seeds > 1 else ''}"
-    machine = machine_line(content["machine"])
+    how = f"{recipe.steps} steps, {seeds} seed{'s' if seeds > 1 else ''}"
+    machine = machine_line(json.loads(path.read_text())["machine"])
     return f"{table}\n\nHeld-out, nats a byte, {how}; in brackets a loss that was not trained on. {machine}."
 
 

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from silent_bar import Bar
+from study_runs import Bar, outcome
 
 from gistkit import cli
 from gistkit.hf import attach
@@ -32,10 +32,6 @@ def plain_mask(mask, context, ratio):
                 own = (query - context) * ratio <= key < min((query - context + 1) * ratio, context)
                 seen[query, key] = own or key == query
     return seen
-
-
-def outcome(run):
-    return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
 
 
 @pytest.mark.parametrize(("length", "ratio"), [(8, 2), (7, 3), (5, 1), (6, 6), (9, 8)])

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import save_file
-from silent_bar import Bar
+from study_runs import Bar, outcome
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
@@ -31,10 +31,6 @@ def corpus():
 def train(corpus, out, *, layout="epl", seed=0, resume=False, bar=None, recipe=RECIPE):
     build = epl.build_compressor
     return training.train(recipe, build, layout, seed, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
-
-
-def outcome(run):
-    return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
 
 
 def test_same_seed_same_result_and_another_seed_another(corpus, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from silent_bar import Bar
+from study_runs import Bar
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
