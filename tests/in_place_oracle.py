@@ -63,15 +63,17 @@ def merged(layer, name):
 def maps_by_row(compressor, is_gist):
     """Every linear map of the layers as torch.where of two whole maps; `is_gist` bool [N]."""
     patched = []
+    copies = {} if compressor.copies is None else compressor.copies.maps
+    own = {compressor.model.get_decoder().get_submodule(path.replace("/", ".")): its for path, its in copies.items()}
     if compressor.adapters is not None:
         names = compressor.adapters.names
         for layer in compressor.model.modules():
             if hasattr(layer, "lora_A"):
-                patched.append((layer, merged(layer, names["text"]), merged(layer, names.get("memory", names["text"]))))
-    elif compressor.separate:
-        for path, own in compressor.copies.maps.items():
-            module = compressor.model.get_decoder().get_submodule(path.replace("/", "."))
-            patched.append((module, lambda x, m=module: F.linear(x, m.weight, m.bias), own))
+                memory = own.get(layer) or merged(layer, names.get("memory", names["text"]))
+                patched.append((layer, merged(layer, names["text"]), memory))
+    else:
+        for module, its in own.items():
+            patched.append((module, lambda x, m=module: F.linear(x, m.weight, m.bias), its))
     for module, text, memory in patched:
         module.forward = lambda x, t=text, m=memory: torch.where(is_gist[:, None], m(x), t(x))
     try:

@@ -27,6 +27,7 @@ VARIANTS = {
     "avgpool": (AvgPool, {}),
     "avgpool kv": (AvgPool, {"pool": "kv"}),
     "gistpool": (GistPool, {}),
+    "gistpool, copied": (GistPool, {"full_copy": True}),
     "gistpool, one window": (GistPool, {"windows": 1, "memory_sees_bos": False, "separate": False}),
     "gistpool, all windows": (GistPool, {"windows": None, "memory_sees_memory": True, "offset": False}),
     "gistpool, seen": (GistPool, {"context_sees_memory": True, "memory_sees_itself": False, "windows": 2}),
@@ -134,7 +135,7 @@ def test_a_window_leaves_the_rest_as_tokens():
 
 
 @pytest.mark.parametrize("lora", [2, None])
-@pytest.mark.parametrize("name", ["gist", "separate offset gist", "avgpool", "gistpool"])
+@pytest.mark.parametrize("name", ["gist", "separate offset gist", "avgpool", "gistpool", "gistpool, copied"])
 def test_gradient_checkpointing_gives_the_same_gradients(name, lora):
     losses = ("qa", "ae") if lora is None else ("qa", "ae", "kl")
     compressor = make(name, lora=lora, losses=losses).train()
@@ -205,7 +206,7 @@ def test_copies_say_that_the_model_was_moved_alone():
 
 
 @pytest.mark.parametrize("lora", [2, None])
-@pytest.mark.parametrize("name", ["gist", "avgpool", "gistpool", "separate offset gist"])
+@pytest.mark.parametrize("name", ["gist", "avgpool", "gistpool", "gistpool, copied", "separate offset gist"])
 def test_save_and_load(name, lora, tmp_path):
     compressor, ids, text = make(name, lora=lora), tokens(2, 10), tokens(2, 3)
     compressor.save_pretrained(tmp_path / "compressor")
@@ -233,6 +234,20 @@ def test_each_role_is_a_peft_adapter_by_itself(tmp_path):
             expected = compressor.model(ids).logits
         with double_angles(alone.get_base_model()):
             torch.testing.assert_close(alone(ids).logits, expected, **TOLERANCE)
+
+
+def test_beside_a_full_copy_the_text_alone_has_an_adapter(tmp_path):
+    compressor = make("gistpool, copied")
+    assert list(compressor.adapters.names) == ["text"]
+    assert {path.replace("/", ".") for path in compressor.copies.maps} == {
+        name for name, module in tiny_llama().model.named_modules() if isinstance(module, nn.Linear)
+    }
+    trained = {name: parameter for name, parameter in compressor.trainable()}
+    assert not any(name.startswith("model.") and "lora_" not in name for name in trained)
+    own = [parameter for name, parameter in trained.items() if compressor.of_gists(name)]
+    assert sum(p.numel() for p in own) == sum(p.numel() for p in compressor.copies.parameters()) + 48
+    compressor.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*/adapter_config.json"))) == 1
 
 
 def test_gists_have_a_learning_rate_of_their_own():
@@ -283,6 +298,8 @@ def test_odd_arguments_say_what_was_expected():
         ),
         (Gist, {"ratio": float("inf")}, ValueError, "ratio: expected a whole number >= 1, got inf"),
         (GistPool, {"memory_sees_bos": 1}, ValueError, "memory_sees_bos: expected True or False, got 1"),
+        (GistPool, {"full_copy": "yes"}, ValueError, "full_copy: expected True or False, got 'yes'"),
+        (Gist, {"full_copy": True}, ValueError, "full_copy: expected separate=True with it, got separate=False"),
         (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
         (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),
         (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected no 'compression' for avgpool"),

@@ -15,6 +15,7 @@ from study_runs import Bar, check_resumes
 
 from gistkit import cli
 from gistkit.cli import study_in_place
+from gistkit.compress import GistPool
 from gistkit.hf import attach
 from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.studies.in_place import PRESETS, Arm
@@ -31,6 +32,7 @@ RECIPE = dataclasses.replace(
     final_questions=6,
     min_length=20,
     max_length=20,
+    start_gists=60,
 )
 NUMBERS = dict(min_length=300, max_length=400)
 
@@ -121,7 +123,7 @@ def test_contexts_too_short_for_their_codes_are_named(corpus):
 
 def test_arms():
     names = [arm.name for arm in in_place.arms()]
-    assert len(names) == len(set(names)) == 2 + 4 * 4 + 3
+    assert len(names) == len(set(names)) == 2 + 5 * 4 + 3
     assert names[:3] == ["no", "full", "gist-1x"] and "avgpool-1x" not in names
     assert [arm.name for arm in in_place.arms(["full", "gistpool"], [2])] == ["full", "gistpool-2x"]
     assert set(in_place.METHODS) == set(in_place_report.TITLES) == set(in_place_report.PAPER)
@@ -211,6 +213,22 @@ def test_own_parameters_of_memory_learn_at_their_own_rate(corpus, tmp_path, monk
     train(corpus, tmp_path)
     rate = RECIPE.learning_rate * RECIPE.steps / RECIPE.warmup
     assert sorted(seen[-1]) == pytest.approx([rate, 3 * rate])
+
+
+def test_whole_maps_beside_lora_learn_more_slowly():
+    for lora, rate in ((2, RECIPE.copy_factor), (None, RECIPE.memory_factor)):
+        compressor = GistPool(in_place.fresh_model(RECIPE, 0), ratio=5, full_copy=True, lora=lora)
+        assert in_place_runs.memory_factor(RECIPE, compressor) == rate
+
+
+def test_gists_that_start_as_means_have_read_as_many_as_the_recipe_says(corpus, monkeypatch):
+    read = []
+    monkeypatch.setattr(in_place_runs, "start_as_means", lambda compressor, contexts: read.append(contexts) or [])
+    compressor = in_place.build_compressor(RECIPE, Arm("gistpool-means", 5), in_place.fresh_model(RECIPE, 0))
+    data = in_place_runs.questions(RECIPE, corpus, 0)
+    in_place_runs.start(RECIPE, compressor, data)
+    assert read == [[row for step in range(4) for row in data(step)["input_ids"].tolist()]]
+    assert sum(len(row) // 5 for row in read[0]) >= 60 > sum(len(row) // 5 for row in read[0][:-4])
 
 
 @pytest.fixture

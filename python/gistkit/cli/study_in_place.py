@@ -11,7 +11,7 @@ from gistkit.cli.arguments import add_command, add_device, device, names, positi
 PURPOSE = "compare Gist, AvgPool, GistPool and their relatives at answering from a compressed context"
 EXAMPLES = """example: gistkit study in-place --preset quick --methods no,full,avgpool --ratios 2
          gistkit study in-place --preset paper --device cuda --seeds 3 --resume"""
-METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool")
+METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
 RATIOS = ("1", "2", "5", "10")
 PRESETS = ("quick", "short", "paper")
 OUT = Path("runs/in-place")
@@ -28,7 +28,11 @@ def add(studies: Any) -> None:
         "GPU (default: %(default)s)",
     )
     parser.add_argument(
-        "--methods", type=names(*METHODS), default=list(METHODS), help=f"comma-separated (default: {','.join(METHODS)})"
+        "--methods",
+        type=names(*METHODS),
+        default=list(METHODS),
+        help="comma-separated; gistpool-means is GistPool with gists that begin as means of their windows (default: "
+        f"{','.join(METHODS)})",
     )
     parser.add_argument(
         "--ratios", type=names(*RATIOS), default=list(RATIOS), help=f"comma-separated (default: {','.join(RATIOS)})"

@@ -12,6 +12,7 @@ from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
 from gistkit.compress.mixed import MixedResolution
 from gistkit.compress.no_context import NoContext
+from gistkit.compress.pooling_start import start_as_means
 from gistkit.compress.x500 import FiveHundredX
 
 METHODS: dict[str, type[Compressor]] = {
@@ -36,5 +37,6 @@ __all__ = [
     "MixedResolution",
     "NoContext",
     "Source",
+    "start_as_means",
     "token_loss",
 ]

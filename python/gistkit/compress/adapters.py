@@ -110,6 +110,9 @@ class Adapters:
 
         Those that were active before the adapters were made are active beside the adapter of one role, and alone.
         """
+        if isinstance(use, Mapping | tuple) and len(self.names) == 1:
+            # Beside copies of the maps for all other roles.
+            (use,) = self.names
         # Within a pass by role the target modules ask who serves them: a layer may change that for a moment.
         if isinstance(use, Mapping | tuple) or self._use is not None:
             with self._by_rows({} if use is None else use):

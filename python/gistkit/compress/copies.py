@@ -22,7 +22,7 @@ class Copies(nn.Module):
     """A copy of every linear map of a decoder's layers, in use for one role's rows where a pass says which those are.
 
     Args:
-        model: holds the maps that are copied, and no adapters; norms and embeddings are shared.
+        model: holds the maps that are copied, without any adapters around them; norms and embeddings are shared.
         role: whose copies they are.
     """
 
@@ -30,9 +30,9 @@ class Copies(nn.Module):
         super().__init__()
         self.role = role
         decoder = decoder_of(model)
-        linear = {name: module for name, module in decoder.named_modules() if isinstance(module, nn.Linear)}
+        linear = _linear_maps(decoder)
         # A module's name may have no dots.
-        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(module) for name, module in linear.items()})
+        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(_plain(m)) for name, m in linear.items()})
         self.maps.requires_grad_(True)
         self._by_role = {
             module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
@@ -72,7 +72,7 @@ class Copies(nn.Module):
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))
-        ours, theirs = by_role.roles[self.role].weight, module.weight
+        ours, theirs = by_role.roles[self.role].weight, _plain(module).weight
         if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
             raise ValueError(
                 f"model: expected {ours.dtype} on {ours.device}, as the gists' copies of its weights are, got "
@@ -83,6 +83,22 @@ class Copies(nn.Module):
         if isinstance(self._use, tuple):
             return by_role.of_rows(x, self._use)
         return by_role(x, self._use)  # type: ignore[no-any-return]
+
+
+def _plain(module: nn.Module) -> Any:
+    """The linear map that PEFT has put an adapter around, or the module itself."""
+    return getattr(module, "base_layer", module)
+
+
+def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
+    """The modules that map linearly, with the adapters around them where there are any."""
+    found: dict[str, nn.Module] = {}
+    last = "no module's name"
+    for name, module in decoder.named_modules():
+        # What PEFT puts a map into comes before the map and the adapter's own.
+        if not name.startswith(f"{last}.") and isinstance(_plain(module), nn.Linear):
+            found[name], last = module, name
+    return found
 
 
 class _Plain(nn.Module):

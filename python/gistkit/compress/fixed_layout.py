@@ -59,13 +59,7 @@ class FixedLayout(InPlace):
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over BOS, all contexts, and their gists where there are any."""
         read = self._read(self.behind_bos(rows))
-        batch = in_place_pass(
-            self.builder,
-            tuple(length - 1 for length in read.lengths),
-            not self.has_gists,
-            self.windows,
-            str(self.device),
-        )
+        batch = self.pass_over(read)
         self.check_positions("input_ids", max(batch.starts) - 1)
         inputs = self.embed(read.ids)
         if self.memory_embeddings is not None:
@@ -83,6 +77,11 @@ class FixedLayout(InPlace):
             last=hidden[torch.arange(rows.batch_size), batch.last_rows],
         )
         return memory, hidden[:, batch.gists]
+
+    def pass_over(self, read: Rows) -> InPlacePass:
+        """The plan of a pass over BOS and contexts, and what is kept of it."""
+        lengths = tuple(length - 1 for length in read.lengths)
+        return in_place_pass(self.builder, lengths, not self.has_gists, self.windows, str(self.device))
 
     def places(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
         """Places in the uncompressed order, gists and all: what position ids are where all tokens share a counter."""

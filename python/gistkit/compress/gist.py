@@ -19,7 +19,7 @@ class WithGists(FixedLayout):
 
     Args:
         offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        model, layout, separate, gists, common: as in `FixedLayout` and `InPlace`.
+        model, layout, separate, full_copy, gists, common: as in `FixedLayout` and `InPlace`.
     """
 
     has_gists = True
@@ -31,12 +31,14 @@ class WithGists(FixedLayout):
         layout: Mapping[str, Any],
         offset: bool,
         separate: bool,
+        full_copy: bool,
         gists: int | None,
         **common: Any,
     ) -> None:
         self.offset = offset
-        options = {"offset": offset, "separate": separate, "gists": gists}
-        super().__init__(model, layout=layout, options=options, separate=separate, gists=gists, **common)
+        own = {"separate": separate, "full_copy": full_copy}
+        options = {"offset": offset, "gists": gists, **own}
+        super().__init__(model, layout=layout, options=options, gists=gists, **own, **common)
 
     @property
     def needs_projections(self) -> bool:
@@ -53,7 +55,7 @@ class Gist(WithGists):
     Args:
         ratio: context tokens a gist, a whole number >= 1; there are ceil(n / ratio) gists after n context tokens.
         offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        separate: gists have parameters of their own.
+        separate, full_copy: gists have parameters of their own, as in `InPlace`.
         separate_positions: gists have a counter of position ids of their own, and do not count for other tokens.
         gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
@@ -73,6 +75,7 @@ class Gist(WithGists):
         ratio: int = 5,
         offset: bool = False,
         separate: bool = False,
+        full_copy: bool = False,
         separate_positions: bool = False,
         gists: int | None = None,
         **common: Unpack[Common],
@@ -83,6 +86,7 @@ class Gist(WithGists):
             layout={"separate_positions": separate_positions},
             offset=offset,
             separate=separate,
+            full_copy=full_copy,
             gists=gists,
             **common,
         )

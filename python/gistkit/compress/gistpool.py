@@ -19,7 +19,7 @@ class GistPool(WithGists):
         memory_sees_memory, memory_sees_itself, memory_sees_bos, context_sees_memory, separate_positions: as in
             `gistkit.layouts.gistpool`.
         offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        separate: gists have parameters of their own.
+        separate, full_copy: gists have parameters of their own, as in `InPlace`; `start_as_means` needs a copy.
         gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
@@ -39,6 +39,7 @@ class GistPool(WithGists):
         separate_positions: bool = False,
         offset: bool = True,
         separate: bool = True,
+        full_copy: bool = False,
         gists: int | None = None,
         **common: Unpack[Common],
     ) -> None:
@@ -55,6 +56,7 @@ class GistPool(WithGists):
             },
             offset=offset,
             separate=separate,
+            full_copy=full_copy,
             gists=gists,
             **common,
         )

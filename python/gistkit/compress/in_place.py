@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 TEXT, GISTS = "text", "memory"
 FLAGS = {
-    "offset", "separate", "separate_positions", "memory_sees_memory", "memory_sees_itself", "memory_sees_bos",
-    "context_sees_memory", "train_scorer",
+    "offset", "separate", "full_copy", "separate_positions", "memory_sees_memory", "memory_sees_itself",
+    "memory_sees_bos", "context_sees_memory", "train_scorer",
 }  # fmt: skip
 
 
@@ -54,10 +54,11 @@ class InPlace(Compressor):
         ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
         options: what else of its arguments a method has, by name; JSON values.
         separate: what compresses has parameters of its own.
+        full_copy: with `separate`, those are a copy of the layers' linear maps, whatever `lora` is.
         losses, end_token: as in `Compressor`.
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
-            `separate` one for context and text and one for gists. The base weights are frozen. None: the model's own
-            weights train, and with `separate` a copy of its linear maps.
+            `separate` one for context and text and, without `full_copy`, one for gists. The base weights are frozen.
+            None: the model's own weights train, and with `separate` a copy of its linear maps.
         window: a longer context is compressed in its first `window` tokens, and the others are read as they are.
         bos_token: id of the token that all others see; None: the first token, or else the end token, of the model's
             configuration. A context that begins with it is not given another.
@@ -81,6 +82,7 @@ class InPlace(Compressor):
         ratio: int,
         options: Mapping[str, Any],
         separate: bool = False,
+        full_copy: bool = False,
         losses: Iterable[str] | Mapping[str, float] = ("qa",),
         lora: int | LoraConfig | None = 64,
         window: int | None = None,
@@ -102,6 +104,8 @@ class InPlace(Compressor):
             window=window,
             end_token=end_token,
         )
+        if full_copy and not separate:
+            raise ValueError("full_copy: expected separate=True with it, got separate=False")
         if self.needs_projections or separate:
             hf.check_projects(model)
         if window is not None and window < ratio:
@@ -112,14 +116,14 @@ class InPlace(Compressor):
         self.separate = separate
         config = adapter_config(model, lora, self.maps)
         self.install(None if config is None else dict.fromkeys(self.roles(self._options), config))
-        if separate and config is None:
+        if separate and (config is None or full_copy):
             self.copies = Copies(model, GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
 
     @classmethod
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose adapters one made with these settings has, where it has any."""
-        return (TEXT, GISTS) if settings.get("separate") else (TEXT,)
+        return (TEXT, GISTS) if settings.get("separate") and not settings.get("full_copy") else (TEXT,)
 
     @classmethod
     def arguments(cls) -> set[str]:
@@ -179,7 +183,8 @@ class InPlace(Compressor):
         """Whether a parameter, by its name, serves gists alone."""
         if name.startswith(("memory_embeddings", "copies.")):
             return True
-        return self.separate and self.adapters is not None and self.adapters.names[GISTS] in name.split(".")
+        adapter = None if self.adapters is None else self.adapters.names.get(GISTS)
+        return adapter is not None and adapter in name.split(".")
 
     def join(self, memories: Sequence[Memory]) -> NoReturn:
         """Refused: a document compressed in place has read those before it."""

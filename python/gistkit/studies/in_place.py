@@ -31,7 +31,9 @@ class Recipe(Training):
             of whose weights train, after `base_steps` steps that the arms of a seed share: answers from the full
             context and, as a language model, every token of context, question and answer).
         min_length, max_length, lines, cue, answer: of the questions, see `Needles`.
-        memory_factor: the learning rate of what memory tokens alone have, in `learning_rate`.
+        memory_factor, copy_factor: the learning rate of what memory tokens alone have, in `learning_rate`; the second
+            of whole maps beside LoRA.
+        start_gists: read by the arm whose gists start as means, at least.
         eval_questions: held-out questions of each kind at every evaluation.
         final_questions: questions of each kind at the end, held-out ones and as many of the test split.
     """
@@ -50,6 +52,8 @@ class Recipe(Training):
     cue: int = 8
     answer: int = 8
     memory_factor: float = 3.0
+    copy_factor: float = 0.1
+    start_gists: int = 10_000
     eval_questions: int = 16
     final_questions: int = 48
 
@@ -69,7 +73,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool")
+METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
 RATIOS = (1, 2, 5, 10)
 
 
@@ -113,6 +117,8 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlac
             return compress.Gist(model, offset=True, separate=True, **gist)
         case "gistpool":
             return compress.GistPool(model, **gist)
+        case "gistpool-means":
+            return compress.GistPool(model, windows=1, full_copy=True, **gist)
     raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {arm.method!r}")
 
 

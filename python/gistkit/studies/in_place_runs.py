@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
+from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, each_run, fit
@@ -107,6 +108,8 @@ def train(
     model = _base(recipe, seed, data, out, device, bar)
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(device)
+    if arm.method == "gistpool-means":
+        start(recipe, compressor, data)
     run = Run(arm.method, arm.ratio, seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
     progress = _fit(
         recipe, compressor, arm.name, seed, data, out / f"{arm.name}-{seed}.safetensors", device, resume, bar
@@ -123,6 +126,14 @@ def train(
                  "given": _text(recipe, given)}
             )  # fmt: skip
     return run
+
+
+def start(recipe: Recipe, compressor: InPlace, data: Needles) -> list[float]:
+    """Starts a GistPool's gists as means over contexts of the first steps; see `start_as_means`."""
+    contexts: list[list[int]] = []
+    while sum(len(context) for context in contexts) < recipe.start_gists * compressor.chunk:
+        contexts += data(len(contexts) // recipe.batch)["input_ids"].tolist()
+    return start_as_means(cast(GistPool, compressor), contexts)
 
 
 def run_study(
@@ -144,6 +155,12 @@ def run_study(
     )
 
 
+def memory_factor(recipe: Recipe, compressor: InPlace) -> float:
+    """The learning rate of what memory tokens alone have, in the recipe's."""
+    whole_beside_lora = compressor.copies is not None and compressor.adapters is not None
+    return recipe.copy_factor if whole_beside_lora else recipe.memory_factor
+
+
 def _fit(
     recipe: Recipe,
     compressor: InPlace,
@@ -157,7 +174,7 @@ def _fit(
     language: bool = False,
 ) -> Progress:
     """Trains on the answers, or as a language model too."""
-    groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=recipe.memory_factor)
+    groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=memory_factor(recipe, compressor))
     optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
     def loss(step: int) -> torch.Tensor:

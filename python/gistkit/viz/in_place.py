@@ -19,6 +19,7 @@ STYLE: dict[str, dict[str, Any]] = {
     "SepOffsetGist": {"color": COLOURS["purple"], "linestyle": "-.", "marker": "v"},
     "AvgPool": {"color": COLOURS["green"], "linestyle": "-", "marker": "^"},
     "GistPool": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
+    "GistPool from means": {"color": COLOURS["sky"], "linestyle": "-", "marker": "P"},
 }
 # Methods without a ratio are level lines.
 LEVEL = ("No context", "Full context")

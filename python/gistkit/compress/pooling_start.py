@@ -1,0 +1,176 @@
+"""start_as_means: gists that give about the means of their windows before any training.
+
+From the weights of a language model gists take long to find out how to pool; what they should learn is known, though:
+in every layer, the mean of what the context's tokens have there. Least squares gets near it without a step of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from gistkit import ops
+from gistkit.compress.copies import Copies
+from gistkit.compress.gistpool import GistPool
+from gistkit.compress.plans import InPlacePass
+from gistkit.hf.families import decoder_of
+
+# Of layers that add to their input what attention's and the MLP's last maps give, and nothing else.
+_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+@torch.no_grad()
+def start_as_means(
+    compressor: GistPool,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    ridge: float = 1e-3,
+    progress: bool = True,
+) -> list[float]:
+    """Changes the gists' copied maps so that a layer's output at a gist is near the mean of its window's inputs.
+
+    Layer by layer of one pass: queries become zero, so that a gist attends evenly; the last maps of attention and of
+    the MLP are each solved for by least squares, to add what is missing to the mean; before its last map, an MLP is
+    that of the layer below, which made these inputs of those that the gist has. The mean is what AvgPool's text reads
+    in the layer (Getting to the Gist of Gisting, Sections 4 and 5.1). The paper trains from the model's weights alone.
+
+    Args:
+        compressor: with windows=1, offset, and a copy of the maps for gists: full_copy=True or lora=None.
+        input_ids, attention_mask: contexts, as `encode` takes them, all in one pass; some ten thousand gists are enough
+            for maps of 1536 inputs, and many fewer than inputs give a start that is right for these contexts alone.
+        ridge: added to the diagonal of the normal equations, in its own mean.
+        progress: whether to show a progress bar.
+
+    Returns:
+        For each layer, the squared distance of its normed outputs from the normed means, over the variance of those.
+
+    Raises:
+        ValueError: if the compressor is another, or its gists see other windows than their own.
+        TypeError: if the model's layers add up otherwise than Llama's.
+    """
+    layers, copies = _check(compressor)
+    if not 0 < ridge < float("inf"):
+        raise ValueError(f"ridge: expected above 0, got {ridge}")
+    contexts = compressor.contexts(input_ids, attention_mask)
+    batch = compressor.pass_over(compressor.behind_bos(contexts))
+    fits: list[_Fit] = []
+    for index, layer in enumerate(layers):
+        fits.append(_Fit(layer, _copied(copies, index), batch, ridge, fits[-1] if fits else None))
+    with ExitStack() as stack:
+        bar = tqdm(total=len(fits), desc="gists as means", unit="layer", disable=not progress, leave=False)
+        stack.enter_context(bar)
+        for fit in fits:
+            stack.enter_context(fit.hooks(bar.update))
+        compressor.encode_rows(contexts)
+    return [fit.error for fit in fits]
+
+
+class _Fit:
+    """Solves for a layer's maps while the pass runs through it.
+
+    Args:
+        layer: of the model.
+        maps: the gists' copies of its linear maps, by name.
+        batch: the pass.
+        ridge: see `start_as_means`.
+        below: of the layer below.
+    """
+
+    def __init__(
+        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, below: _Fit | None
+    ) -> None:
+        self.layer, self.maps, self.batch, self.ridge, self.below = layer, maps, batch, ridge, below
+        self.mlp: dict[str, nn.Linear] = {name: each for name, each in maps.items() if name.startswith("mlp.")}
+        self.before: dict[str, dict[str, Tensor]] = {}
+        self.error = float("nan")
+
+    @contextmanager
+    def hooks(self, done: Callable[[], Any]) -> Iterator[None]:
+        """Solves inside, and then calls `done`."""
+        self.done = done
+        last = [self.maps[name] for name in ("self_attn.o_proj", "mlp.down_proj")]
+        handles = [
+            self.layer.register_forward_pre_hook(self._enter),
+            *[each.register_forward_pre_hook(self._solve) for each in last],
+            self.layer.register_forward_hook(self._leave),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
+        hidden = args[0]
+        counts = torch.tensor(self.batch.lengths, device=hidden.device)[:, None] - 1
+        self.real = torch.arange(int(counts.max()), device=hidden.device) < counts
+        mean = ops.window_pool(hidden[:, self.batch.context], windows=self.batch.windows)
+        self.precision = torch.promote_types(hidden.dtype, torch.float32)
+        self.mean, self.made = self._real(mean), self._real(hidden[:, self.batch.gists])
+        # Each gist counts alike, however large what is there: a layer's norm makes it so.
+        self.share = self.mean.square().mean(-1, keepdim=True).rsqrt()
+        query = self.maps["self_attn.q_proj"]
+        for parameter in query.parameters():
+            parameter.zero_()
+        self.before = {name: {k: v.clone() for k, v in each.state_dict().items()} for name, each in self.mlp.items()}
+        if self.below is not None:
+            for name, each in self.mlp.items():
+                each.load_state_dict(self.below.before[name])
+            self.below.before = {}
+
+    def _real(self, rows: Tensor) -> Tensor:
+        """[G, d], those of [B, W, d] that are no padding."""
+        return rows[self.real].to(self.precision)
+
+    def _solve(self, last: nn.Linear, args: tuple[Any, ...]) -> None:
+        given = self._real(args[0])
+        rows, missing = given * self.share, (self.mean - self.made) * self.share
+        gram = (rows.T @ rows).double()
+        gram.diagonal().add_(self.ridge * gram.diagonal().mean())
+        last.weight.copy_(torch.linalg.solve(gram, (rows.T @ missing).double()).T)
+        if last.bias is not None:
+            last.bias.zero_()
+        self.made = self.made + given @ last.weight.to(given.dtype).T
+
+    def _leave(self, layer: Any, args: tuple[Any, ...], out: Tensor) -> None:
+        both = self._real(out[:, self.batch.gists]), self.mean
+        made, wanted = (layer.input_layernorm(each.to(out.dtype)).to(self.precision) for each in both)
+        self.error = float((made - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum())
+        self.done()
+        del self.real, self.mean, self.made, self.share
+
+
+def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
+    """The model's layers and the gists' copies of their maps, where all is as it must be."""
+    if not isinstance(compressor, GistPool):
+        raise TypeError(f"compressor: expected a GistPool, got {type(compressor).__name__}")
+    its = compressor.settings
+    wanted = {
+        "windows": 1, "offset": True, "separate": True, "memory_sees_memory": False, "context_sees_memory": False,
+    }  # fmt: skip
+    for name, value in wanted.items():
+        if its[name] != value:
+            raise ValueError(f"compressor: expected one with {name}={value}, got {name}={its[name]}")
+    if compressor.copies is None:
+        raise ValueError("compressor: expected one with full_copy=True or lora=None, got adapters for gists")
+    layers: Any = decoder_of(compressor.model).layers
+    parts = {name for name, child in layers[0].named_children() if any(True for _ in child.parameters())}
+    if parts != _PARTS or getattr(compressor.config, "residual_multiplier", 1.0) != 1.0:
+        raise TypeError(
+            f"model: expected layers that add up as Llama's, of {', '.join(sorted(_PARTS))}, got "
+            f"{compressor.config.model_type}'s, of {', '.join(sorted(parts))}"
+        )
+    return list(layers), compressor.copies
+
+
+def _copied(copies: Copies, index: int) -> dict[str, nn.Linear]:
+    """The copies of a layer's linear maps, by their names there."""
+    start = f"layers/{index}/"
+    found: Any = copies.maps.items()
+    return {name.removeprefix(start).replace("/", "."): each for name, each in found if name.startswith(start)}
