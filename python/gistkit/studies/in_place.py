@@ -53,7 +53,7 @@ class Recipe(Training):
     answer: int = 8
     memory_factor: float = 3.0
     copy_factor: float = 0.1
-    start_gists: int = 10_000
+    start_gists: int = 5000
     eval_questions: int = 16
     final_questions: int = 48
 
