@@ -88,7 +88,7 @@ def smollm2_table() -> str:
     tables = []
     for (method, preset, rate), found in smollm2_runs().items():
         runs = [run for run, *_ in found]
-        recipe, machine = found[0][1:]
+        recipe = found[0][1]
         rows = table_rows(runs, method)
         name = {"x500": "500x", "icae": "ICAE"}[method]
         rows[0][0] = f"{name}, {preset}, learning rate {rate:g}"
@@ -97,7 +97,7 @@ def smollm2_table() -> str:
         tables.append(
             f"{table}\n\nHeld-out, {recipe['steps']} steps of {recipe['batch']} x {recipe['chunk']} tokens, "
             f"{recipe['chunk'] // recipe['ratio']} memory tokens, {seeds} seed{'s' if seeds > 1 else ''}. "
-            f"{machine_line(machine)}."
+            f"{machines_line(found)}."
         )
     return "\n\n".join(tables)
 
@@ -118,11 +118,11 @@ def in_place_table() -> str:
     tables = []
     for found in in_place_runs().values():
         runs = [run for run, *_ in found]
-        recipe, machine = found[0][1:]
+        recipe = found[0][1]
         tables.append(
             f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\nTest split, on which nothing was chosen; "
             f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens. "
-            f"{machine_line(machine)}."
+            f"{machines_line(found)}."
         )
     return "\n\n".join(tables)
 
@@ -132,8 +132,8 @@ def nuggets_table() -> str:
     tables = []
     for found in nuggets_runs().values():
         runs = [run for run, *_ in found]
-        recipe, machine = found[0][1:]
-        made = f"{recipe.steps} steps of {{}}. {machine_line(machine)}."
+        recipe = found[0][1]
+        made = f"{recipe.steps} steps of {{}}. {machines_line(found)}."
         if any(run.task == "lm" for run in runs):
             how = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
             tables.append(f"{format_table(nuggets_report.language_rows(runs))}\n\n{made.format(how)}")

@@ -42,8 +42,8 @@ def start_as_means(
 
     Args:
         compressor: with windows=1, offset, and a copy of the maps for gists: full_copy=True or lora=None.
-        input_ids, attention_mask: contexts, as `encode` takes them, all in one pass; some five thousand gists are enough
-            for maps of 1536 inputs, and many fewer than inputs give a start that is right for these contexts alone.
+        input_ids, attention_mask: contexts, as `encode` takes them, all in one pass; five thousand gists are enough for
+            maps of 1536 inputs, and fewer gists than inputs give a start that is right for these contexts alone.
         ridge: added to the diagonal of the normal equations, in its own mean.
         progress: whether to show a progress bar.
 
