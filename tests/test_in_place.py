@@ -1,6 +1,7 @@
 """Gist, AvgPool and GistPool on Hugging Face models, against the same written out on transformers' own attention."""
 
 import gc
+import json
 import math
 import weakref
 
@@ -248,6 +249,32 @@ def test_beside_a_full_copy_the_text_alone_has_an_adapter(tmp_path):
     assert sum(p.numel() for p in own) == sum(p.numel() for p in compressor.copies.parameters()) + 48
     compressor.save_pretrained(tmp_path)
     assert len(list(tmp_path.glob("*/adapter_config.json"))) == 1
+
+
+def test_a_full_copy_is_of_all_that_the_text_reads_with():
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny_llama()
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="full_copy: expected a model without other active adapters, got default"):
+        make("gistpool, copied", model)
+    with pytest.raises(ValueError, match="lora: expected plain LoRA on linear maps, and no other active adapter"):
+        make("gistpool", model)
+    saving = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["down_proj"])
+    with pytest.raises(ValueError, match=r"lora: expected no modules_to_save beside full_copy, got \['down_proj'\]"):
+        make("gistpool, copied", lora=saving)
+
+
+def test_compressors_that_are_older_than_a_setting_load(tmp_path):
+    compressor, ids = make("gistpool"), tokens(1, 9)
+    compressor.save_pretrained(tmp_path)
+    path = tmp_path / "compressor.json"
+    saved = json.loads(path.read_text())
+    assert saved["settings"].pop("full_copy") is False
+    path.write_text(json.dumps(saved))
+    loaded = Compressor.from_pretrained(tmp_path, tiny_llama()).double()
+    torch.testing.assert_close(loaded.encode(ids).layers, compressor.encode(ids).layers, **TOLERANCE)
+    assert "full_copy" not in compressor.source.layout and "full_copy" in make("gistpool, copied").source.layout
 
 
 def test_gists_have_a_learning_rate_of_their_own():

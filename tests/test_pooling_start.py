@@ -3,6 +3,8 @@
 import pytest
 import torch
 from hf_models import tiny, tiny_llama
+from peft import LoraConfig
+from transformers import LlamaForCausalLM
 
 from gistkit import hf
 from gistkit.compress import AvgPool, Gist, GistPool, start_as_means
@@ -70,7 +72,8 @@ def test_no_other_weights_of_the_last_maps_are_nearer():
     means = torch.stack(
         [seen["before"][row, 1 + RATIO * gist : end].mean(0) for (row, gist), end in zip(rows, ends, strict=True)]
     )
-    share = means.square().mean(-1, keepdim=True).rsqrt()
+    square = means.square().mean(-1, keepdim=True)
+    share = (square + 1e-6 * square.mean()).rsqrt()
     left = means - gists
     for name in ("self_attn/o_proj", "mlp/down_proj"):
         given = take(name) * share
@@ -86,9 +89,75 @@ def test_no_other_weights_of_the_last_maps_are_nearer():
     assert not maps["layers/0/self_attn/q_proj"].weight.any()
 
 
+def three_layers():
+    torch.manual_seed(0)
+    config = tiny_llama().config
+    config.num_hidden_layers = 3
+    return LlamaForCausalLM(config)
+
+
+def copied(compressor):
+    return {name: tensor.clone() for name, tensor in compressor.copies.state_dict().items()}
+
+
+def test_a_second_start_is_the_first_again():
+    compressor = GistPool(three_layers(), full_copy=True, **ONE_WINDOW).double()
+    ids = contexts(60, generator(3))
+    first = start_as_means(compressor, ids), copied(compressor)
+    assert start_as_means(compressor, ids) == first[0]
+    for name, tensor in copied(compressor).items():
+        assert torch.equal(tensor, first[1][name]), name
+
+
+def test_a_start_that_fails_changes_nothing(monkeypatch):
+    compressor = GistPool(three_layers(), full_copy=True, **ONE_WINDOW).train()
+    before, solve, left = copied(compressor), torch.linalg.solve, [3]
+
+    def fails(*arguments):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return solve(*arguments)
+
+    monkeypatch.setattr(torch.linalg, "solve", fails)
+    with pytest.raises(KeyboardInterrupt):
+        start_as_means(compressor, contexts(40, generator()))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in copied(compressor).items())
+    assert all(module.training for module in compressor.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in compressor.modules())
+
+
+def test_dropout_and_what_no_window_holds_play_no_part():
+    ids = contexts(40, generator(4))
+    plain = GistPool(tiny_llama(), lora=LoraConfig(r=2, target_modules=["q_proj"]), full_copy=True, **ONE_WINDOW)
+    dropping = GistPool(
+        tiny_llama(), lora=LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5), full_copy=True, window=6,
+        **ONE_WINDOW,
+    ).train()  # fmt: skip
+    for compressor in (plain, dropping):
+        for layer in compressor.model.modules():
+            if hasattr(layer, "lora_B"):
+                torch.nn.init.constant_(layer.lora_B["gistkit_0_text"].weight, 0.1)
+                torch.nn.init.constant_(layer.lora_A["gistkit_0_text"].weight, 0.1)
+        compressor.memory_embeddings.data.fill_(0.02)
+    cut = start_as_means(plain, [row[:6] for row in ids])
+    assert start_as_means(dropping, ids) == pytest.approx(cut)
+    assert all(torch.equal(tensor, plain.copies.state_dict()[name]) for name, tensor in copied(dropping).items())
+
+
+def test_a_window_that_is_zero_spoils_nothing():
+    model = tiny_llama()
+    with torch.no_grad():
+        model.get_input_embeddings().weight[0] = 0
+    compressor = GistPool(model, full_copy=True, **ONE_WINDOW)
+    errors = start_as_means(compressor, [[0, 0, 0, 5, 6, 7], *contexts(40, generator())])
+    assert all(0 < error < 1 for error in errors)
+
+
 def test_other_compressors_and_models_are_refused():
     ids = [[2, 3, 4, 5]]
     for wrong, error, message in [
+        (GistPool(tiny("qwen3"), lora=None, **ONE_WINDOW), TypeError, "without norms of queries, got qwen3's"),
         (GistPool(tiny_llama(), ratio=3, bos_token=1, full_copy=True), ValueError, "with windows=1, got windows=5"),
         (GistPool(tiny_llama(), **ONE_WINDOW), ValueError, "full_copy=True or lora=None, got adapters for gists"),
         (GistPool(tiny_llama(), lora=None, offset=False, **ONE_WINDOW), ValueError, "with offset=True, got offset=Fa"),
@@ -98,6 +167,8 @@ def test_other_compressors_and_models_are_refused():
         with pytest.raises(error, match=message):
             start_as_means(wrong, ids)
     fine = GistPool(tiny_llama(), lora=None, **ONE_WINDOW)
+    with pytest.raises(ValueError, match="input_ids: expected contexts of at least 2 gists, got 1 gist"):
+        start_as_means(fine, [[2, 3, 4]])
     for ridge in (0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="ridge: expected above 0"):
             start_as_means(fine, ids, ridge=ridge)

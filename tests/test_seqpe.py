@@ -221,6 +221,36 @@ class TestTable:
             torch.testing.assert_close(after, model.plain(positions))
         assert not torch.allclose(before.double(), after.double())
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_has_no_row_of_old_weights_where_it_has_not_grown_since(self, fails, monkeypatch):
+        model, positions = encoder(digits=7).eval(), torch.arange(20)
+        with torch.no_grad():
+            model(positions)
+            model.tokens.mul_(1.5)
+            if fails:
+                monkeypatch.setattr(model._table, "_grow", lambda extents: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    model(positions)
+                monkeypatch.undo()
+            else:
+                # Too far for a table.
+                model(torch.tensor([2_000_000]))
+            torch.testing.assert_close(model(positions), model.plain(positions))
+
+    def test_a_lookup_grows_and_refuses_as_the_table_does(self):
+        model = encoder(digits=2).eval()
+        with torch.no_grad():
+            model(torch.arange(5))
+            for positions in (torch.tensor([4, 5]), torch.tensor(7), torch.arange(9, dtype=torch.int32).view(3, 3)):
+                torch.testing.assert_close(model(positions), model.plain(positions))
+            assert model(torch.empty(0, dtype=torch.int64)).shape == (0, model.out_dim)
+            for positions in (torch.tensor([-1]), torch.tensor([3, 100])):
+                with pytest.raises(ValueError, match="position"):
+                    model(positions)
+            for dtype in (torch.float32, torch.bool):
+                with pytest.raises(TypeError, match="position"):
+                    model(torch.ones(3, dtype=dtype))
+
     def test_is_not_used_where_a_gradient_is_wanted(self):
         model = encoder(digits=3).eval()
         with torch.no_grad():

@@ -51,6 +51,11 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
 
 
+def active_adapters(model: nn.Module) -> list[str]:
+    """The adapters that a pass of the model runs with as it is."""
+    return sorted({name for layer in _tuned(model) if not layer._disable_adapters for name in layer.active_adapters})
+
+
 class Adapters:
     """LoRA adapters of its own in a model, one for each role, all off except inside `using`.
 
@@ -66,8 +71,7 @@ class Adapters:
         taken |= set(getattr(model, "peft_config", None) or {})
         free = (number for number in range(len(taken) + 1) if not taken & set(_names(number, configs).values()))
         self.names = _names(next(free), configs)
-        active = {name for layer in _tuned(model) if not layer._disable_adapters for name in layer.active_adapters}
-        self._before = sorted(active)
+        self._before = active_adapters(model)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         with warnings.catch_warnings():
             # Two compressors may share one model: each has adapters under its own names.
@@ -167,7 +171,8 @@ class Adapters:
             base.unload()
             vars(model).pop("peft_config", None)
         for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trained[name])
+            # Beside other adapters the maps stay in PEFT's modules.
+            parameter.requires_grad_(trained.get(name, trained.get(name.replace(".base_layer.", "."), False)))
 
     def _roles_of(self, layer: Any) -> RoleLinear:
         if self._before or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):

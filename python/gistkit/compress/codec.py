@@ -127,14 +127,18 @@ class Codec(SharedModel, ABC):
     def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
         self.refuse_foreign_checkpointing()
-        rest: tuple[tuple[int, ...], ...] = ()
-        if self.window is not None and max(rows.lengths) > self.window:
-            limits = self.limits(rows, self.window)
-            rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
-            lengths = tuple(map(min, rows.lengths, limits))
-            rows = Rows(rows.ids[:, : max(lengths)], lengths)
+        rows, rest = self.cut(rows)
         memory, hidden = self.encode_rows(rows)
         return replace(memory, rest=rest or memory.rest), hidden, rows
+
+    def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
+        """What is compressed of contexts, and the tokens behind the window of each row; () where there are none."""
+        if self.window is None or max(rows.lengths) <= self.window:
+            return rows, ()
+        limits = self.limits(rows, self.window)
+        rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
+        lengths = tuple(map(min, rows.lengths, limits))
+        return Rows(rows.ids[:, : max(lengths)], lengths), rest
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses."""

@@ -32,7 +32,7 @@ class Copies(nn.Module):
         decoder = decoder_of(model)
         linear = _linear_maps(decoder)
         # A module's name may have no dots.
-        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(_plain(m)) for name, m in linear.items()})
+        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
         self.maps.requires_grad_(True)
         self._by_role = {
             module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
@@ -72,7 +72,7 @@ class Copies(nn.Module):
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))
-        ours, theirs = by_role.roles[self.role].weight, _plain(module).weight
+        ours, theirs = by_role.roles[self.role].weight, plain_map(module).weight
         if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
             raise ValueError(
                 f"model: expected {ours.dtype} on {ours.device}, as the gists' copies of its weights are, got "
@@ -85,7 +85,7 @@ class Copies(nn.Module):
         return by_role(x, self._use)  # type: ignore[no-any-return]
 
 
-def _plain(module: nn.Module) -> Any:
+def plain_map(module: nn.Module) -> Any:
     """The linear map that PEFT has put an adapter around, or the module itself."""
     return getattr(module, "base_layer", module)
 
@@ -96,7 +96,7 @@ def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
     last = "no module's name"
     for name, module in decoder.named_modules():
         # What PEFT puts a map into comes before the map and the adapter's own.
-        if not name.startswith(f"{last}.") and isinstance(_plain(module), nn.Linear):
+        if not name.startswith(f"{last}.") and isinstance(plain_map(module), nn.Linear):
             found[name], last = module, name
     return found
 

@@ -98,7 +98,7 @@ class InPlace(Compressor):
             model,
             chunk=ratio,
             memory_tokens=1,
-            layout=json.dumps(self._options, sort_keys=True),
+            layout=json.dumps(_of_layout(self._options), sort_keys=True),
             losses=losses,
             reader=TEXT,
             window=window,
@@ -115,6 +115,8 @@ class InPlace(Compressor):
         self.bos_token = self.first_token("bos_token", bos_token)
         self.separate = separate
         config = adapter_config(model, lora, self.maps)
+        if full_copy and config is not None:
+            _check_copied(model, config)
         self.install(None if config is None else dict.fromkeys(self.roles(self._options), config))
         if separate and (config is None or full_copy):
             self.copies = Copies(model, GISTS)
@@ -200,6 +202,21 @@ class InPlace(Compressor):
     def _segments(self, compressed: Rows) -> Tensor:
         context = self.behind_bos(compressed)
         return super()._segments(Rows(context.ids[:, 1:], tuple(length - 1 for length in context.lengths)))
+
+
+def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
+    # Memories that are older than full_copy name the same layout.
+    return {name: value for name, value in options.items() if name != "full_copy" or value}
+
+
+def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Refuses adapters that the gists' copies of the linear maps would be without."""
+    from gistkit.compress.adapters import active_adapters
+
+    if active := active_adapters(model):
+        raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
+    if config.modules_to_save:
+        raise ValueError(f"lora: expected no modules_to_save beside full_copy, got {sorted(config.modules_to_save)}")
 
 
 def whole(name: str, value: Any) -> int:

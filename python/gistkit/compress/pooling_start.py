@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit import ops
-from gistkit.compress.copies import Copies
+from gistkit.compress.copies import Copies, plain_map
 from gistkit.compress.gistpool import GistPool
 from gistkit.compress.plans import InPlacePass
 from gistkit.hf.families import decoder_of
 
 # Of layers that add to their input what attention's and the MLP's last maps give, and nothing else.
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_MAPS = {"self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"}
 
 
 @torch.no_grad()
@@ -57,18 +58,36 @@ def start_as_means(
     layers, copies = _check(compressor)
     if not 0 < ridge < float("inf"):
         raise ValueError(f"ridge: expected above 0, got {ridge}")
-    contexts = compressor.contexts(input_ids, attention_mask)
+    contexts, _ = compressor.cut(compressor.contexts(input_ids, attention_mask))
     batch = compressor.pass_over(compressor.behind_bos(contexts))
-    fits: list[_Fit] = []
-    for index, layer in enumerate(layers):
-        fits.append(_Fit(layer, _copied(copies, index), batch, ridge, fits[-1] if fits else None))
-    with ExitStack() as stack:
-        bar = tqdm(total=len(fits), desc="gists as means", unit="layer", disable=not progress, leave=False)
-        stack.enter_context(bar)
-        for fit in fits:
-            stack.enter_context(fit.hooks(bar.update))
-        compressor.encode_rows(contexts)
+    if sum(batch.lengths) - len(batch.lengths) < 2:
+        raise ValueError("input_ids: expected contexts of at least 2 gists, got 1 gist")
+    before = {name: tensor.clone() for name, tensor in copies.state_dict().items()}
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_evaluating(compressor))
+            bar = tqdm(total=len(layers), desc="gists as means", unit="layer", disable=not progress, leave=False)
+            stack.enter_context(bar)
+            fits = [_Fit(layer, _copied(copies, i), batch, ridge, bar.update) for i, layer in enumerate(layers)]
+            for below, fit in zip([fits[0], *fits], fits, strict=False):
+                stack.enter_context(fit.hooks(below.layer))
+            compressor.encode_rows(contexts)
+    except BaseException:
+        copies.load_state_dict(before)
+        raise
     return [fit.error for fit in fits]
+
+
+@contextmanager
+def _evaluating(compressor: nn.Module) -> Iterator[None]:
+    """No dropout inside."""
+    modes = {module: module.training for module in compressor.modules()}
+    compressor.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 class _Fit:
@@ -79,21 +98,19 @@ class _Fit:
         maps: the gists' copies of its linear maps, by name.
         batch: the pass.
         ridge: see `start_as_means`.
-        below: of the layer below.
+        done: called at the end.
     """
 
     def __init__(
-        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, below: _Fit | None
+        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, done: Callable[[], Any]
     ) -> None:
-        self.layer, self.maps, self.batch, self.ridge, self.below = layer, maps, batch, ridge, below
-        self.mlp: dict[str, nn.Linear] = {name: each for name, each in maps.items() if name.startswith("mlp.")}
-        self.before: dict[str, dict[str, Tensor]] = {}
+        self.layer, self.maps, self.batch, self.ridge, self.done = layer, maps, batch, ridge, done
         self.error = float("nan")
 
     @contextmanager
-    def hooks(self, done: Callable[[], Any]) -> Iterator[None]:
-        """Solves inside, and then calls `done`."""
-        self.done = done
+    def hooks(self, below: nn.Module) -> Iterator[None]:
+        """Solves inside; the MLP is that of the layer `below` up to its last map."""
+        self.below = below
         last = [self.maps[name] for name in ("self_attn.o_proj", "mlp.down_proj")]
         handles = [
             self.layer.register_forward_pre_hook(self._enter),
@@ -114,15 +131,14 @@ class _Fit:
         self.precision = torch.promote_types(hidden.dtype, torch.float32)
         self.mean, self.made = self._real(mean), self._real(hidden[:, self.batch.gists])
         # Each gist counts alike, however large what is there: a layer's norm makes it so.
-        self.share = self.mean.square().mean(-1, keepdim=True).rsqrt()
+        square = self.mean.square().mean(-1, keepdim=True)
+        self.share = (square + 1e-6 * square.mean()).rsqrt()
         query = self.maps["self_attn.q_proj"]
         for parameter in query.parameters():
             parameter.zero_()
-        self.before = {name: {k: v.clone() for k, v in each.state_dict().items()} for name, each in self.mlp.items()}
-        if self.below is not None:
-            for name, each in self.mlp.items():
-                each.load_state_dict(self.below.before[name])
-            self.below.before = {}
+        for name, each in self.maps.items():
+            if name.startswith("mlp."):
+                each.load_state_dict(plain_map(self.below.get_submodule(name)).state_dict())
 
     def _real(self, rows: Tensor) -> Tensor:
         """[G, d], those of [B, W, d] that are no padding."""
@@ -160,12 +176,17 @@ def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
     if compressor.copies is None:
         raise ValueError("compressor: expected one with full_copy=True or lora=None, got adapters for gists")
     layers: Any = decoder_of(compressor.model).layers
-    parts = {name for name, child in layers[0].named_children() if any(True for _ in child.parameters())}
-    if parts != _PARTS or getattr(compressor.config, "residual_multiplier", 1.0) != 1.0:
-        raise TypeError(
-            f"model: expected layers that add up as Llama's, of {', '.join(sorted(_PARTS))}, got "
-            f"{compressor.config.model_type}'s, of {', '.join(sorted(parts))}"
-        )
+    for index, layer in enumerate(layers):
+        parts = {name for name, child in layer.named_children() if any(True for _ in child.parameters())}
+        # The gradient of a norm at zero, where even attention starts, is as large as its epsilon is small.
+        normed = hasattr(layer.self_attn, "q_norm")
+        scaled = getattr(compressor.config, "residual_multiplier", 1.0) != 1.0
+        if parts != _PARTS or normed or scaled or not _copied(compressor.copies, index).keys() >= _MAPS:
+            raise TypeError(
+                f"model: expected layers that add up as Llama's, of {', '.join(sorted(_PARTS))} with "
+                f"{', '.join(sorted(_MAPS))} and without norms of queries, got {compressor.config.model_type}'s, of "
+                f"{', '.join(sorted(parts))}"
+            )
     return list(layers), compressor.copies
 
 

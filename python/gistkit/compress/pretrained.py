@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FORMAT = "gistkit-compressor"
 VERSION = 2
+# What compressors that were saved before there was such a setting were made with.
+LATER = {"full_copy": False}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
@@ -159,6 +161,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Path) -> None:
     expected = method.arguments() - {"lora"}
+    settings["settings"] = {name: value for name, value in LATER.items() if name in expected} | settings["settings"]
     own, adapters = settings["settings"], settings["adapters"]
     odd = sorted(expected ^ own.keys())
     if odd:

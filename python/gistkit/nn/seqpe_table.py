@@ -63,6 +63,8 @@ class EmbeddingTable:
             return encoder.encode(encoder.trie(positions))
         needed = tuple(most + 1 for most in highest)
         if state != self._made_of:
+            # Nothing may find rows of the weights before, whatever becomes of growing.
+            self._rows = torch.empty(0, 0)
             self._extents, self._made_of = (0,) * encoder.axes, state
         if any(have < need for have, need in zip(self._extents, needed, strict=True)):
             extents = tuple(map(max, self._extents, needed))
