@@ -47,9 +47,17 @@ def test_the_in_place_example_runs_and_ratio_1_is_the_whole_context():
     torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_the_dodo_example_keeps_nuggets_and_reads_on():
+def test_the_start_of_gists_example_comes_near_the_means():
     names = {}
     exec(BLOCKS[3], names)
+    assert len(names["errors"]) == 2 and all(0 < error < 0.5 for error in names["errors"])
+    assert [group["lr"] for group in names["optimizer"].param_groups] == pytest.approx([1e-3, 1e-4])
+    assert list(names["compressor"].adapters.names) == ["text"] and names["compressor"].copies is not None
+
+
+def test_the_dodo_example_keeps_nuggets_and_reads_on():
+    names = {}
+    exec(BLOCKS[4], names)
     compressor, reader, text = (names[name] for name in ("compressor", "reader", "text"))
     assert names["answer"].shape == (2, 10)
     assert names["memory"].lengths == (26, 26)
@@ -65,7 +73,7 @@ def test_the_dodo_example_keeps_nuggets_and_reads_on():
 
 def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
     names = {}
-    exec(BLOCKS[4], names)
+    exec(BLOCKS[5], names)
     torch.testing.assert_close(names["encoded"], names["same"], rtol=1e-4, atol=1e-5)
     assert all(parameter.grad is not None for parameter in names["model"].parameters())
     assert names["longer"].shape == (8, 240)
@@ -73,7 +81,7 @@ def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 5, "a new example needs a test of what it claims"
+    assert block < 6, "a new example needs a test of what it claims"
 
 
 def test_tables_and_pictures_are_those_of_the_committed_results():
