@@ -31,13 +31,16 @@ class WithGists(FixedLayout):
         layout: Mapping[str, Any],
         offset: bool,
         separate: bool,
-        full_copy: bool,
+        full_copy: bool = False,
         gists: int | None,
         **common: Any,
     ) -> None:
         self.offset = offset
+        options = {"offset": offset, "separate": separate, "gists": gists}
+        # A method may do without this choice.
+        if "full_copy" in self.arguments():
+            options["full_copy"] = full_copy
         own = {"separate": separate, "full_copy": full_copy}
-        options = {"offset": offset, "gists": gists, **own}
         super().__init__(model, layout=layout, options=options, gists=gists, **own, **common)
 
     @property
