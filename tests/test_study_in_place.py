@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from study_runs import Bar, check_resumes
+from study_runs import Bar, check_resumes, outcome
 
 from gistkit import cli
 from gistkit.cli import study_in_place
@@ -165,6 +165,15 @@ def test_an_interrupted_run_resumes_to_the_same_result(corpus, tmp_path):
     whole = check_resumes(partial(train, corpus, tmp_path))
     assert [step for step, *_ in whole.curve] == [0, 2, 4]
     assert set(whole.held_out) == set(whole.test) == {"passage", "all"} and whole.held_out != whole.test
+
+
+def test_gists_that_start_as_means_resume_without_starting_again(corpus, tmp_path, monkeypatch):
+    method = "gistpool-means"
+    whole = train(corpus, tmp_path, method)
+    with pytest.raises(KeyboardInterrupt):
+        train(corpus, tmp_path, method, bar=Bar(3))
+    monkeypatch.setattr(in_place_runs, "start", lambda *arguments: pytest.fail("started again"))
+    assert outcome(train(corpus, tmp_path, method, resume=True)) == outcome(whole)
 
 
 def test_arms_of_a_seed_share_their_base_model_and_batches(corpus, tmp_path):

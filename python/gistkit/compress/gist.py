@@ -40,8 +40,9 @@ class WithGists(FixedLayout):
         # A method may do without this choice.
         if "full_copy" in self.arguments():
             options["full_copy"] = full_copy
-        own = {"separate": separate, "full_copy": full_copy}
-        super().__init__(model, layout=layout, options=options, gists=gists, **own, **common)
+        super().__init__(
+            model, layout=layout, options=options, gists=gists, separate=separate, full_copy=full_copy, **common
+        )
 
     @property
     def needs_projections(self) -> bool:

@@ -18,6 +18,7 @@ from gistkit.compress.base import Compressor
 from gistkit.compress.codec import Task, draw_like
 from gistkit.compress.copies import Copies
 from gistkit.compress.memory import Memory
+from gistkit.compress.pretrained import LATER
 from gistkit.compress.shared import Maps, adapter_config
 from gistkit.compress.tokens import Rows, join_rows
 
@@ -205,8 +206,8 @@ class InPlace(Compressor):
 
 
 def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
-    # Memories that are older than full_copy name the same layout.
-    return {name: value for name, value in options.items() if name != "full_copy" or value}
+    # Memories that are older than a choice name the same layout.
+    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
 
 
 def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:

@@ -19,6 +19,7 @@ from gistkit.compress.copies import Copies, plain_map
 from gistkit.compress.gistpool import GistPool
 from gistkit.compress.plans import InPlacePass
 from gistkit.hf.families import decoder_of
+from gistkit.hf.modes import eval_mode
 
 # Of layers that add to their input what attention's and the MLP's last maps give, and nothing else.
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -43,8 +44,8 @@ def start_as_means(
 
     Args:
         compressor: with windows=1, offset, and a copy of the maps for gists: full_copy=True or lora=None.
-        input_ids, attention_mask: contexts, as `encode` takes them, all in one pass; five thousand gists are enough for
-            maps of 1536 inputs, and fewer gists than inputs give a start that is right for these contexts alone.
+        input_ids, attention_mask: contexts, as `encode` takes them, all in one pass: several times as many gists as a
+            map has inputs (the study `in-place` reads 5000 for 1536); with fewer the start is right for these alone.
         ridge: added to the diagonal of the normal equations, in its own mean.
         progress: whether to show a progress bar.
 
@@ -65,7 +66,7 @@ def start_as_means(
     before = {name: tensor.clone() for name, tensor in copies.state_dict().items()}
     try:
         with ExitStack() as stack:
-            stack.enter_context(_evaluating(compressor))
+            stack.enter_context(eval_mode(compressor))
             bar = tqdm(total=len(layers), desc="gists as means", unit="layer", disable=not progress, leave=False)
             stack.enter_context(bar)
             fits = [_Fit(layer, _copied(copies, i), batch, ridge, bar.update) for i, layer in enumerate(layers)]
@@ -76,18 +77,6 @@ def start_as_means(
         copies.load_state_dict(before)
         raise
     return [fit.error for fit in fits]
-
-
-@contextmanager
-def _evaluating(compressor: nn.Module) -> Iterator[None]:
-    """No dropout inside."""
-    modes = {module: module.training for module in compressor.modules()}
-    compressor.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
 
 
 class _Fit:

@@ -60,6 +60,8 @@ def load(cls: type[Compressor], folder: Path, model: PreTrainedModel | None) -> 
     """See `Compressor.from_pretrained`."""
     settings, given = _settings(folder), model is not None
     method = _method(cls, settings["method"], folder)
+    later = {name: value for name, value in LATER.items() if name in method.arguments()}
+    settings["settings"] = later | settings["settings"]
     if model is None and settings["adapters"] is not None:
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
     if model is None:
@@ -161,7 +163,6 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 def _check_names(method: type[Compressor], settings: dict[str, Any], folder: Path) -> None:
     expected = method.arguments() - {"lora"}
-    settings["settings"] = {name: value for name, value in LATER.items() if name in expected} | settings["settings"]
     own, adapters = settings["settings"], settings["adapters"]
     odd = sorted(expected ^ own.keys())
     if odd:

@@ -24,6 +24,7 @@ from gistkit.evaluate.metrics import (
 )
 from gistkit.evaluate.report import Result, Row, summary
 from gistkit.hf import attach
+from gistkit.hf.modes import eval_mode
 
 ANSWER_TOKENS = 64
 LOGIT_ROWS = 512
@@ -51,16 +52,9 @@ class Reader(Protocol):
 @contextmanager
 def evaluating(reader: Reader) -> Iterator[None]:
     """Eval mode and gistkit's attention, and all modules back in their own mode afterwards."""
-    modules = list(reader.modules()) if isinstance(reader, nn.Module) else list(reader.model.modules())
-    before = [module.training for module in modules]
-    for module in modules:
-        module.training = False
-    try:
-        with torch.no_grad(), attach(reader.model):
-            yield
-    finally:
-        for module, training in zip(modules, before, strict=True):
-            module.training = training
+    root = reader if isinstance(reader, nn.Module) else reader.model
+    with eval_mode(root), torch.no_grad(), attach(reader.model):
+        yield
 
 
 class Runner:

@@ -108,12 +108,11 @@ def train(
     model = _base(recipe, seed, data, out, device, bar)
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(device)
-    if arm.method == "gistpool-means":
+    state = out / f"{arm.name}-{seed}.safetensors"
+    if arm.method == "gistpool-means" and not (resume and state.exists()):
         start(recipe, compressor, data)
     run = Run(arm.method, arm.ratio, seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
-    progress = _fit(
-        recipe, compressor, arm.name, seed, data, out / f"{arm.name}-{seed}.safetensors", device, resume, bar
-    )
+    progress = _fit(recipe, compressor, arm.name, seed, data, state, device, resume, bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
