@@ -10,7 +10,9 @@ template <class T>
 class FewQueriesKernel {
   using S = Simd<T>;
   static constexpr int kWidth = S::kWidth, kPanel = Tile<T>::kPanel;
-  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 32;
+  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 64;
+  // Rows that share what is loaded of keys and values: their sums fill the registers.
+  static constexpr int kTogether = kWidth * sizeof(T) == 64 ? 4 : 2;
   static_assert(kChunk % kPanel == 0 && kSplit % kChunk == 0);
 
  public:
@@ -32,7 +34,11 @@ class FewQueriesKernel {
     carve(arena);
     setup_.fill();
     const int64_t heads = p_.batch * p_.key_heads;
-    for_each(pool_, heads * splits_, [&](int64_t item, int worker) { attend(item, worker); });
+    // Splits that follow each other go to one worker, which fetches ahead; with 8 turns a worker none waits for long.
+    const int64_t items = heads * splits_, run = larger<int64_t>(1, items / (8 * pool_.num_threads));
+    for_each(pool_, divide_up(items, run), [&](int64_t turn, int worker) {
+      for (int64_t item = turn * run; item < smaller(items, (turn + 1) * run); ++item) attend(item, worker);
+    });
     for (int64_t head = 0; head < heads; ++head) merge(head);
   }
 
@@ -48,18 +54,48 @@ class FewQueriesKernel {
     converted_ = arena.take<T>(int64_t{pool_.num_threads} * kChunk * larger(qk_pad_, v_pad_));
   }
 
-  // Rows [first, first + count) of keys or values as T: where they are if that can be, else converted.
+  // Rows of keys or values of type E, `stride` of them apart.
+  template <class E>
   struct View {
-    const T* data;
+    const E* data;
     int64_t stride;
   };
-  View view(const ConstRows& from, int64_t b, int64_t h, int64_t first, int count, int dim, int padded, T* room) const {
-    bool whole = dim % kWidth == 0, same = p_.dtype == DType::kF64 || p_.dtype == DType::kF32;
-    if (whole && same && from.row % static_cast<int64_t>(sizeof(T)) == 0)
-      return {reinterpret_cast<const T*>(from.at(b, h, first)), from.row / static_cast<int64_t>(sizeof(T))};
+
+  // Calls work(view) of rows [first, first + count): where they are if whole vectors can be loaded, else copied as T.
+  template <class Work>
+  void read(const ConstRows& from, int64_t b, int64_t h, int64_t first, int count, int dim, int padded, T* room,
+            const Work& work) const {
+    const char* rows = from.at(b, h, first);
+    const int element = element_size();
+    if (dim % kWidth == 0 && from.row % element == 0) {
+      const int64_t stride = from.row / element;
+      if constexpr (sizeof(T) == 4) {
+        if (p_.dtype == DType::kBF16) return work(View<BFloat16>{reinterpret_cast<const BFloat16*>(rows), stride});
+        if (p_.dtype == DType::kF16) return work(View<Float16>{reinterpret_cast<const Float16*>(rows), stride});
+      }
+      return work(View<T>{reinterpret_cast<const T*>(rows), stride});
+    }
     for (int i = 0; i < count; ++i)
-      read_row(p_.dtype, from.at(b, h, first + i), dim, T(1), room + int64_t{i} * padded, padded);
-    return {room, padded};
+      read_row(p_.dtype, rows + i * from.row, dim, T(1), room + int64_t{i} * padded, padded);
+    work(View<T>{room, padded});
+  }
+
+  int element_size() const { return p_.dtype == DType::kF64 ? 8 : p_.dtype == DType::kF32 ? 4 : 2; }
+
+  // Calls work<count>(first row) for all rows, as many of them together as can be.
+  template <class Work>
+  void blocks(const Work& work) const {
+    int r = 0;
+    for (; r + kTogether <= rows_; r += kTogether) work.template operator()<kTogether>(r);
+    if (kTogether > 2 && r + 2 <= rows_) {
+      work.template operator()<2>(r);
+      r += 2;
+    }
+    if (r < rows_) work.template operator()<1>(r);
+  }
+  int num_blocks() const {
+    const int rest = rows_ % kTogether;
+    return rows_ / kTogether + rest / 2 + rest % 2;
   }
 
   // The keys and values of the chunk to come. They are fetched evenly while the present one is worked on: the hardware
@@ -72,12 +108,11 @@ class FewQueriesKernel {
 
     void advance() {
       ++step;
-      for (; fetched * steps < 2 * rows * step; ++fetched)
-        if (fetched < rows) {
-          fetch(keys + fetched * key_row, key_bytes);
-        } else {
-          fetch(values + (fetched - rows) * value_row, value_bytes);
-        }
+      for (; fetched * steps < rows * step; ++fetched) {
+        const int row = fetched / 2 + fetched % 2 * divide_up(rows, 2);
+        fetch(keys + row * key_row, key_bytes);
+        fetch(values + row * value_row, value_bytes);
+      }
     }
     // Into the second-level cache: the first has too few misses in flight for this and the loads.
     static void fetch(const char* row, int bytes) {
@@ -85,10 +120,11 @@ class FewQueriesKernel {
     }
   };
   Coming coming(int64_t b, int64_t h, int64_t first) const {
-    const int element = p_.dtype == DType::kF64 ? 8 : p_.dtype == DType::kF32 ? 4 : 2;
+    const int element = element_size();
     const int rows = static_cast<int>(smaller<int64_t>(kChunk, larger<int64_t>(0, p_.num_keys - first)));
-    // A step every 4 keys and every 4 values of 2 rows.
-    const int steps = divide_up(rows_, 2) * kChunk / 2;
+    // A step every 4 keys of a block of rows, and every 4 values of one and of a block of columns.
+    const int vectors = divide_up(p_.dim_v, kWidth), columns = vectors / 4 + vectors % 4 / 2 + vectors % 2;
+    const int steps = num_blocks() * (1 + columns) * kChunk / 4;
     return {p_.key.at(b, h, first), p_.value.at(b, h, first), p_.key.row, p_.value.row,
             p_.dim_qk * element,    p_.dim_v * element,       rows,       steps};
   }
@@ -105,6 +141,7 @@ class FewQueriesKernel {
       maximum[r] = -kInfinity<T>;
       total[r] = 0;
     }
+    T factors[kMostRows];
     const int32_t* spans = setup_.row_spans(b, 0);
     const int32_t stop = static_cast<int32_t>(smaller((split + 1) * kSplit, p_.num_keys));
     for (int32_t first = static_cast<int32_t>(split * kSplit); first < stop; first += kChunk) {
@@ -112,26 +149,23 @@ class FewQueriesKernel {
       if (range.empty()) continue;
       const int from = range.begin - first, count = range.end - range.begin;
       const int begin = from / kPanel * kPanel, end = round_up(from + count, kPanel);
-      View keys = view(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room);
       Coming next = coming(b, h, first + kChunk);
-      int r = 0;
-      for (; r + 2 <= rows_; r += 2) dots<2>(queries + r * qk_pad_, keys, count, next, scores + r * kChunk + from);
-      if (r < rows_) dots<1>(queries + r * qk_pad_, keys, count, next, scores + r * kChunk + from);
-      View values = view(p_.value, b, h, range.begin, count, p_.dim_v, v_pad_, room);
-      for (r = 0; r < rows_; ++r) {
+      read(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room, [&](auto keys) {
+        blocks([&]<int kR>(int r) { dots<kR>(queries + r * qk_pad_, keys, count, next, scores + r * kChunk + from); });
+      });
+      for (int r = 0; r < rows_; ++r) {
         T* row = scores + r * kChunk;
         const T* bias = setup_.bias_row(b, h * setup_.group + r / p_.num_queries);
         fill_edges(row, begin, from, from + count, end);
         if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias ? bias + first : nullptr, begin, end, row);
         fill_gaps(spans + r % p_.num_queries * p_.num_spans * 2, p_.num_spans, first, begin, end, -kInfinity<T>, row);
-        T factor = softmax_row(setup_.natural, row, begin, end, maximum + r, total + r);
-        T* sum = out + r * v_pad_;
-        if (factor == 1) continue;
-        for (int x = 0; x < p_.dim_v; x += kWidth) S::store(sum + x, S::mul(S::set(factor), S::load(sum + x)));
+        factors[r] = softmax_row(setup_.natural, row, begin, end, maximum + r, total + r);
       }
-      for (r = 0; r + 2 <= rows_; r += 2)
-        add_values<2>(scores + r * kChunk + from, values, count, next, out + r * v_pad_);
-      if (r < rows_) add_values<1>(scores + r * kChunk + from, values, count, next, out + r * v_pad_);
+      read(p_.value, b, h, range.begin, count, p_.dim_v, v_pad_, room, [&](auto values) {
+        blocks([&]<int kR>(int r) {
+          add_values<kR>(scores + r * kChunk + from, factors + r, values, count, next, out + r * v_pad_);
+        });
+      });
     }
   }
 
@@ -142,14 +176,14 @@ class FewQueriesKernel {
   }
 
   // Scores of kR rows, which share what is loaded of the keys.
-  template <int kR>
-  void dots(const T* queries, View keys, int count, Coming& next, T* scores) const {
+  template <int kR, class E>
+  void dots(const T* queries, View<E> keys, int count, Coming& next, T* scores) const {
     int j = 0;
     for (; j + 4 <= count; j += 4) {
-      const T* k = keys.data + j * keys.stride;
+      const E* k = keys.data + j * keys.stride;
       next.advance();
       typename S::V sum[kR][4];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int r = 0; r < kR; ++r)
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) sum[r][i] = S::set(0);
@@ -157,12 +191,16 @@ class FewQueriesKernel {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
           auto key = S::load(k + i * keys.stride + x);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
           for (int r = 0; r < kR; ++r) sum[r][i] = S::fma(S::load(queries + r * qk_pad_ + x), key, sum[r][i]);
         }
+      if constexpr (kR == 4) {
+        S::horizontal_sums(sum, scores + j, kChunk);
+      } else {
 #pragma GCC unroll 2
-      for (int r = 0; r < kR; ++r)
-        S::horizontal_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3], scores + r * kChunk + j);
+        for (int r = 0; r < kR; ++r)
+          S::horizontal_sums(sum[r][0], sum[r][1], sum[r][2], sum[r][3], scores + r * kChunk + j);
+      }
     }
     for (; j < count; ++j)
       for (int r = 0; r < kR; ++r) {
@@ -173,36 +211,44 @@ class FewQueriesKernel {
       }
   }
 
-  // out += weights values for kR rows, which share what is loaded of the values.
-  template <int kR>
-  void add_values(const T* weights, View values, int count, Coming& next, T* out) const {
-    int j = 0;
-    for (; j + 4 <= count; j += 4) {
-      const T* v = values.data + j * values.stride;
-      next.advance();
-      typename S::V weight[kR][4];
-#pragma GCC unroll 2
-      for (int r = 0; r < kR; ++r)
+  // out = factors out + weights values for kR rows, which share what is loaded of the values.
+  template <int kR, class E>
+  void add_values(const T* weights, const T* factors, View<E> values, int count, Coming& next, T* out) const {
+    int x = 0;
+    for (; x + 3 * kWidth < p_.dim_v; x += 4 * kWidth)
+      add_columns<kR, 4>(weights, factors, values, count, x, next, out);
+    for (; x + kWidth < p_.dim_v; x += 2 * kWidth) add_columns<kR, 2>(weights, factors, values, count, x, next, out);
+    if (x < p_.dim_v) add_columns<kR, 1>(weights, factors, values, count, x, next, out);
+  }
+
+  // The same for kC vectors of columns, from x on.
+  template <int kR, int kC, class E>
+  void add_columns(const T* weights, const T* factors, View<E> values, int count, int x, Coming& next, T* out) const {
+    typename S::V sum[kR][kC];
 #pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) weight[r][i] = S::set(weights[r * kChunk + j + i]);
-      for (int x = 0; x < p_.dim_v; x += kWidth) {
-        auto a = S::load(v + x), b = S::load(v + values.stride + x), c = S::load(v + 2 * values.stride + x),
-             d = S::load(v + 3 * values.stride + x);
-#pragma GCC unroll 2
-        for (int r = 0; r < kR; ++r) {
-          T* at = out + r * v_pad_ + x;
-          auto sum = S::fma(weight[r][1], b, S::fma(weight[r][0], a, S::load(at)));
-          S::store(at, S::add(sum, S::fma(weight[r][3], d, S::mul(weight[r][2], c))));
-        }
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < kC; ++c) sum[r][c] = S::set(0);
+    for (int j = 0; j < count; ++j) {
+      const E* v = values.data + j * values.stride + x;
+      if (j % 4 == 0) next.advance();
+      typename S::V value[kC];
+#pragma GCC unroll 4
+      for (int c = 0; c < kC; ++c) value[c] = S::load(v + c * kWidth);
+#pragma GCC unroll 4
+      for (int r = 0; r < kR; ++r) {
+        auto weight = S::set(weights[r * kChunk + j]);
+#pragma GCC unroll 4
+        for (int c = 0; c < kC; ++c) sum[r][c] = S::fma(weight, value[c], sum[r][c]);
       }
     }
-    for (; j < count; ++j)
-      for (int r = 0; r < kR; ++r)
-        for (int x = 0; x < p_.dim_v; x += kWidth) {
-          T* at = out + r * v_pad_ + x;
-          S::store(at,
-                   S::fma(S::set(weights[r * kChunk + j]), S::load(values.data + j * values.stride + x), S::load(at)));
-        }
+#pragma GCC unroll 4
+    for (int r = 0; r < kR; ++r)
+#pragma GCC unroll 4
+      for (int c = 0; c < kC; ++c) {
+        T* at = out + r * v_pad_ + x + c * kWidth;
+        S::store(at, S::fma(S::set(factors[r]), S::load(at), sum[r][c]));
+      }
   }
 
   void pack_queries(T* queries, int64_t b, int64_t h) const {

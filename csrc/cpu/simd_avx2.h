@@ -23,6 +23,11 @@ struct Simd<float> {
 
   static V set(float x) { return _mm256_set1_ps(x); }
   static V load(const float* p) { return _mm256_loadu_ps(p); }
+  static V load(const BFloat16* p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static V load(const Float16* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
   static void store(float* p, V v) { _mm256_storeu_ps(p, v); }
   static V add(V a, V b) { return _mm256_add_ps(a, b); }
   static V sub(V a, V b) { return _mm256_sub_ps(a, b); }
@@ -65,8 +70,7 @@ struct Simd<float> {
 
   static void to_floats(const Float16* from, float* to, int n) {
     int i = 0;
-    for (; i + 8 <= n; i += 8)
-      store(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+    for (; i + 8 <= n; i += 8) store(to + i, load(from + i));
     for (; i < n; ++i) to[i] = to_float(from[i]);
   }
   static void to_halves(const float* from, Float16* to, int n) {

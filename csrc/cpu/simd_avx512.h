@@ -23,6 +23,11 @@ struct Simd<float> {
 
   static V set(float x) { return _mm512_set1_ps(x); }
   static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static V load(const BFloat16* p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+  }
+  static V load(const Float16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
   static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
   static V add(V a, V b) { return _mm512_add_ps(a, b); }
   static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
@@ -41,6 +46,23 @@ struct Simd<float> {
     __m256 ab = _mm256_hadd_ps(fold(a), fold(b)), cd = _mm256_hadd_ps(fold(c), fold(d)), all = _mm256_hadd_ps(ab, cd);
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
   }
+  // to[r stride + i] = the sum of v[r][i].
+  static void horizontal_sums(const V (&v)[4][4], float* to, int64_t stride) {
+    V row[4];
+    for (int r = 0; r < 4; ++r) {
+      V ab = add(_mm512_unpacklo_ps(v[r][0], v[r][1]), _mm512_unpackhi_ps(v[r][0], v[r][1]));
+      V cd = add(_mm512_unpacklo_ps(v[r][2], v[r][3]), _mm512_unpackhi_ps(v[r][2], v[r][3]));
+      // Four parts of each of the four sums.
+      row[r] = add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
+    }
+    V low = add(_mm512_shuffle_f32x4(row[0], row[1], 0x44), _mm512_shuffle_f32x4(row[0], row[1], 0xEE));
+    V high = add(_mm512_shuffle_f32x4(row[2], row[3], 0x44), _mm512_shuffle_f32x4(row[2], row[3], 0xEE));
+    V all = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
+    _mm_storeu_ps(to, _mm512_castps512_ps128(all));
+    _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(all, 1));
+    _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(all, 2));
+    _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(all, 3));
+  }
   static __m256 fold(V v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
 
   // x = fraction + exponent, a whole number.
@@ -55,8 +77,7 @@ struct Simd<float> {
 
   static void to_floats(const Float16* from, float* to, int n) {
     int i = 0;
-    for (; i + 16 <= n; i += 16)
-      store(to + i, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i))));
+    for (; i + 16 <= n; i += 16) store(to + i, load(from + i));
     for (; i < n; ++i) to[i] = to_float(from[i]);
   }
   static void to_halves(const float* from, Float16* to, int n) {
@@ -118,6 +139,9 @@ struct Simd<double> {
     to[1] = horizontal_sum(b);
     to[2] = horizontal_sum(c);
     to[3] = horizontal_sum(d);
+  }
+  static void horizontal_sums(const V (&v)[4][4], double* to, int64_t stride) {
+    for (int r = 0; r < 4; ++r) horizontal_sums(v[r][0], v[r][1], v[r][2], v[r][3], to + r * stride);
   }
 
   static Split split(V x) {

@@ -28,6 +28,12 @@ struct GenericSimd {
     __builtin_memcpy(&v, p, sizeof v);
     return v;
   }
+  template <class Half>
+  static V load(const Half* p) {
+    V v;
+    for (int i = 0; i < kWidth; ++i) v[i] = to_float(p[i]);
+    return v;
+  }
   static void store(T* p, V v) { __builtin_memcpy(p, &v, sizeof v); }
   static V add(V a, V b) { return a + b; }
   static V sub(V a, V b) { return a - b; }
