@@ -21,6 +21,7 @@ from gistkit.studies import in_place, in_place_report, in_place_runs
 from gistkit.studies.in_place import PRESETS, Arm
 from gistkit.studies.needles import Needles, as_batch
 from gistkit.train import load_corpus
+from gistkit.viz.in_place import STYLE
 
 RECIPE = dataclasses.replace(
     PRESETS["quick"],
@@ -126,7 +127,39 @@ def test_arms():
     assert len(names) == len(set(names)) == 2 + 5 * 4 + 3
     assert names[:3] == ["no", "full", "gist-1x"] and "avgpool-1x" not in names
     assert [arm.name for arm in in_place.arms(["full", "gistpool"], [2])] == ["full", "gistpool-2x"]
-    assert set(in_place.METHODS) == set(in_place_report.TITLES) == set(in_place_report.PAPER)
+    known = {*in_place.METHODS, *in_place.OTHER_METHODS}
+    assert known == set(in_place_report.TITLES) == set(in_place_report.PAPER)
+    assert set(in_place_report.TITLES.values()) == set(STYLE)
+
+
+@pytest.mark.parametrize(
+    ("method", "pooled", "offset", "separate"),
+    [
+        ("gist", False, False, False),
+        ("offset-gist", False, True, False),
+        ("sep-gist", False, False, True),
+        ("sep-offset-gist", False, True, True),
+        ("gist-pool", True, False, False),
+        ("offset-gist-pool", True, True, False),
+        ("sep-gist-pool", True, False, True),
+        ("gistpool", True, True, True),
+    ],
+)
+def test_arms_of_the_paper_are_a_mask_an_offset_and_parameters(corpus, method, pooled, offset, separate):
+    recipe = dataclasses.replace(RECIPE, model="small")
+    compressor = in_place.build_compressor(recipe, Arm(method, 2), in_place.fresh_model(recipe, 0))
+    assert (type(compressor).__name__, compressor.ratio) == ("GistPool" if pooled else "Gist", 2)
+    assert (compressor.offset, compressor.copies is not None) == (offset, separate)
+    loss = compressor(**Needles(corpus, None, 2, 20, 20, lines=0, cue=5, answer=3)(0))["loss"]
+    loss.backward()
+    learns = {name for name, parameter in compressor.trainable() if parameter.grad is not None}
+    assert any("gist" in name or "memory" in name for name in learns)
+
+
+def test_an_unknown_arm_names_all():
+    recipe = dataclasses.replace(RECIPE, model="small")
+    with pytest.raises(ValueError, match=r"method: expected one of no, .*offset-gist-pool, got 'pool'"):
+        in_place.build_compressor(recipe, Arm("pool", 2), in_place.fresh_model(recipe, 0))
 
 
 @pytest.mark.parametrize("method", ["gistpool", "no"])
@@ -302,6 +335,7 @@ def test_the_command_prints_tables_and_leaves_results(tiny, tmp_path, capsys):
 
 def test_the_command_knows_what_the_study_does():
     assert study_in_place.METHODS == in_place.METHODS
+    assert study_in_place.OTHER_METHODS == in_place.OTHER_METHODS
     assert tuple(map(str, in_place.RATIOS)) == study_in_place.RATIOS
     assert set(study_in_place.PRESETS) == set(in_place.PRESETS)
 

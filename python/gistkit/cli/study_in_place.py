@@ -12,6 +12,7 @@ PURPOSE = "compare Gist, AvgPool, GistPool and their relatives at answering from
 EXAMPLES = """example: gistkit study in-place --preset quick --methods no,full,avgpool --ratios 2
          gistkit study in-place --preset paper --device cuda --seeds 3 --resume"""
 METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
+OTHER_METHODS = ("sep-gist", "gist-pool", "sep-gist-pool", "offset-gist-pool")
 RATIOS = ("1", "2", "5", "10")
 PRESETS = ("quick", "short", "paper")
 OUT = Path("runs/in-place")
@@ -29,10 +30,10 @@ def add(studies: Any) -> None:
     )
     parser.add_argument(
         "--methods",
-        type=names(*METHODS),
+        type=names(*METHODS, *OTHER_METHODS),
         default=list(METHODS),
-        help="comma-separated; gistpool-means is GistPool with gists that begin as means of their windows (default: "
-        f"{','.join(METHODS)})",
+        help="comma-separated; gistpool-means is GistPool with gists that begin as means of their windows, and there "
+        f"are {', '.join(OTHER_METHODS)} (default: {','.join(METHODS)})",
     )
     parser.add_argument(
         "--ratios", type=names(*RATIOS), default=list(RATIOS), help=f"comma-separated (default: {','.join(RATIOS)})"

@@ -73,7 +73,9 @@ PRESETS = {
     ),
 }  # fmt: skip
 
+# The methods of the paper's Figure 2, and GistPool that starts as means; then the rest of its Table 3.
 METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
+OTHER_METHODS = ("sep-gist", "gist-pool", "sep-gist-pool", "offset-gist-pool")
 RATIOS = (1, 2, 5, 10)
 
 
@@ -115,11 +117,19 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlac
             return compress.Gist(model, offset=True, **gist)
         case "sep-offset-gist":
             return compress.Gist(model, offset=True, separate=True, **gist)
+        case "sep-gist":
+            return compress.Gist(model, separate=True, **gist)
         case "gistpool":
             return compress.GistPool(model, **gist)
+        case "gist-pool":
+            return compress.GistPool(model, offset=False, separate=False, **gist)
+        case "sep-gist-pool":
+            return compress.GistPool(model, offset=False, **gist)
+        case "offset-gist-pool":
+            return compress.GistPool(model, separate=False, **gist)
         case "gistpool-means":
             return compress.GistPool(model, windows=1, full_copy=True, **gist)
-    raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {arm.method!r}")
+    raise ValueError(f"method: expected one of {', '.join(METHODS + OTHER_METHODS)}, got {arm.method!r}")
 
 
 def tokenizer(recipe: Recipe) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gistkit.studies import results
-from gistkit.studies.in_place import METHODS, Arm, Recipe
+from gistkit.studies.in_place import METHODS, OTHER_METHODS, Arm, Recipe
 from gistkit.studies.in_place_runs import Run
 from gistkit.train.data import Corpus
 
@@ -23,6 +23,10 @@ TITLES = {
     "avgpool": "AvgPool",
     "gistpool": "GistPool",
     "gistpool-means": "GistPool from means",
+    "sep-gist": "SepGist",
+    "gist-pool": "Gist with pool mask",
+    "sep-gist-pool": "SepGist with pool mask",
+    "offset-gist-pool": "OffsetGist with pool mask",
 }
 # GistPool, Table 3: evaluation loss on SQuAD with Gemma2 2B.
 PAPER = {
@@ -35,13 +39,18 @@ PAPER = {
     "gistpool": {1: 0.340, 2: 0.357, 5: 0.408, 10: 0.545},
     # Ours: the paper's gists learn to pool by training alone.
     "gistpool-means": {},
+    "sep-gist": {1: 0.505, 2: 0.592, 5: 0.732, 10: 0.764},
+    "gist-pool": {1: 0.306, 2: 0.337, 5: 0.433, 10: 0.630},
+    "sep-gist-pool": {1: 0.355, 2: 0.365, 5: 0.425, 10: 0.547},
+    "offset-gist-pool": {1: 0.312, 2: 0.332, 5: 0.453, 10: 0.670},
 }
 
 
 def by_arm(runs: Sequence[Run]) -> dict[Arm, list[Run]]:
     """The runs of each arm, in the order of the methods and by ratio."""
     found: dict[Arm, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (METHODS.index(run.method), run.ratio, run.seed)):
+    order = METHODS + OTHER_METHODS
+    for run in sorted(runs, key=lambda run: (order.index(run.method), run.ratio, run.seed)):
         found.setdefault(Arm(run.method, run.ratio), []).append(run)
     return found
 

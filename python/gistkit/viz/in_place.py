@@ -20,6 +20,10 @@ STYLE: dict[str, dict[str, Any]] = {
     "AvgPool": {"color": COLOURS["green"], "linestyle": "-", "marker": "^"},
     "GistPool": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
     "GistPool from means": {"color": COLOURS["sky"], "linestyle": "-", "marker": "P"},
+    "SepGist": {"color": COLOURS["red"], "linestyle": "-.", "marker": "<"},
+    "Gist with pool mask": {"color": COLOURS["red"], "linestyle": "-", "marker": "s"},
+    "SepGist with pool mask": {"color": COLOURS["purple"], "linestyle": "-", "marker": "<"},
+    "OffsetGist with pool mask": {"color": COLOURS["orange"], "linestyle": "-", "marker": "D"},
 }
 # Methods without a ratio are level lines.
 LEVEL = ("No context", "Full context")
