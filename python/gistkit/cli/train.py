@@ -20,7 +20,7 @@ RECIPE = (
     "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
-DATA = ("text", "dataset", "questions", "limit")
+DATA = ("text", "dataset", "questions", "limit", "gists_as_means")
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "keep", "tensorboard",
 )  # fmt: skip
@@ -70,6 +70,13 @@ def _add_settings(group: Any) -> None:
     group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
     group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
     add_option(group)
+    group.add_argument(
+        "--gists-as-means",
+        type=positive,
+        metavar="N",
+        help="gistpool with windows=1 and full_copy=true: solve for maps that make gists the means of their windows, "
+        "over so many gists (some thousands); then train with a --memory-factor of about 0.1",
+    )
     group.add_argument("--window", type=positive, help="tokens of a context that are compressed; the rest is kept")
     group.add_argument(
         "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"

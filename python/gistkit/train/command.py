@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import METHODS, Compressor
+from gistkit.compress import METHODS, Compressor, start_as_means
 from gistkit.compress.checks import check_losses
 from gistkit.evaluate import load_questions
-from gistkit.train.batches import Batches, Pretraining
+from gistkit.train import checkpoint
+from gistkit.train.batches import CONTEXT, MASK, Batches, Pretraining
 from gistkit.train.data import load_corpus
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
@@ -36,6 +37,7 @@ def run(
     dataset: str | None = None,
     questions: str | Path | None = None,
     limit: int | None = None,
+    gists_as_means: int | None = None,
     resume: bool = False,
     progress: bool = True,
     **options: Any,
@@ -56,6 +58,9 @@ def run(
             own, but for the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         questions: JSON lines for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a corpus.
+        gists_as_means: how many gists `start_as_means` reads before the first step, where the model is; None: it does
+            not run. For "gistpool" with windows=1 and full_copy, whose maps then want a small `memory_factor` (0.1 in
+            the study `in-place`).
         resume: whether to go on from the last checkpoint in `out`.
         progress: whether to show progress bars.
         options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
@@ -74,6 +79,11 @@ def run(
         )
     if start is not None and (unknown := sorted(set(compressor or {}) - {"losses"})):
         raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
+    if gists_as_means is not None and (start is not None or method != "gistpool"):
+        came = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
+        raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {came}")
+    if gists_as_means is not None and gists_as_means < 1:
+        raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     # The same new weights whatever was drawn before, in every process.
@@ -100,8 +110,25 @@ def run(
             max_context=schedule.max_length,
             progress=progress,
         )
+    # A run that goes on has its maps in the checkpoint.
+    if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
+        _pool(made, batches, gists_as_means, progress)
     trainer = Trainer(made, batches, schedule, out, progress=progress, **options)
     return trainer.train(resume=resume)
+
+
+def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None:
+    """Starts gists as means over the contexts of the first steps, as many of these as give so many gists."""
+    contexts: list[list[int]] = []
+    step = count = 0
+    while count < gists:
+        batch = batches(step)
+        mask = batch.get(MASK, torch.ones_like(batch[CONTEXT]))
+        rows = [row[kept.bool()].tolist() for row, kept in zip(batch[CONTEXT], mask, strict=True)]
+        count += sum(-(-len(row) // compressor.chunk) for row in rows)
+        contexts += rows
+        step += 1
+    start_as_means(compressor, contexts, progress=progress)
 
 
 def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
