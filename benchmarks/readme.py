@@ -190,10 +190,11 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
     """Median milliseconds of a suite's JSON: a column a form, a row a case that the pattern `cases` matches.
 
     The pattern's groups, joined, are what a row is called. Forms in which `leave_out` is found have no column. Where
-    the suite measured the roof, a last column says how much of it the first form reaches.
+    the suite measured the roof, a last column says how much of it the first form reaches: of the multiply-add peak, or
+    of the reading speed where a case has no work but traffic.
     """
     content = json.loads(path.read_text())
-    work = {case["name"]: case["work"] for case in content.get("cases", [])}
+    found = {case["name"]: case for case in content.get("cases", [])}
     rows: dict[str, dict[str, str]] = {}
     for timing in content["milliseconds"]:
         match = re.fullmatch(cases, timing["case"])
@@ -202,8 +203,11 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
         row = rows.setdefault(", ".join(match.groups()), {})
         row[timing["form"]] = f"{timing['median']:.3g}"
         if "roof" in content and len(row) == 1:
-            peak = Roof(**content["roof"]).peak(timing["form"])
-            row["of the roof"] = f"{work[timing['case']] / timing['median'] * 1e-6 / peak:.0%}"
+            roof, case = Roof(**content["roof"]), found[timing["case"]]
+            peak, done = (
+                (roof.peak(timing["form"]), case["work"]) if case["work"] else (roof.read_gbps, case["traffic"])
+            )
+            row["of the roof"] = f"{done / timing['median'] * 1e-6 / peak:.0%}"
     # The share of the roof comes last, whatever forms later rows add.
     forms = sorted(dict.fromkeys(form for row in rows.values() for form in row), key="of the roof".__eq__)
     cells = [[case, *(row.get(form, "-") for form in forms)] for case, row in rows.items()]
@@ -253,6 +257,8 @@ def speed_table(machine: str) -> str:
     tables = [timing_table(folder / "attention.json", f"attention{size}", masks, others)]
     if (narrow := folder / "attention-torch-avx2.json").exists():
         tables.append(timing_table(narrow, "the same, gistkit and torch limited to AVX2", masks, others))
+    cases = r"decoding, (1 query, \d+ keys), H32/8 D128 (\w+)"
+    tables.append(timing_table(folder / "attention.json", "decoding, H32/8 D128 (roof: reading)", cases))
     tables.append(
         timing_table(
             folder / "rope.json", "rope, N 4096, B1 H32/8", r"(Llama \w+), N 4096, B1 H32/8 D\d+ float32, (forward.*)"
