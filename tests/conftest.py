@@ -38,11 +38,28 @@ def seed():
 @pytest.fixture(params=["generic", "avx2", "avx512"])
 def isa(request):
     """Runs the test with each instruction set, then puts back the one in use."""
-    from gistkit.ops import best_isa, cpu_isa
+    yield from using(request.param)
+
+
+@pytest.fixture(params=["generic", "avx2", "avx512", "amx"])
+def attention_isa(request):
+    """The same and, where the processor has it, AVX-512 with AMX beside it."""
+    yield from using(request.param)
+
+
+def using(name):
+    """Chooses what `name` says and gives it, then puts back what was in use."""
+    from gistkit.ops import best_isa, cpu_amx, cpu_isa
     from gistkit.ops._library import ISA_NAMES
 
-    before = cpu_isa()
-    if ISA_NAMES.index(request.param) > ISA_NAMES.index(best_isa()):
-        pytest.skip(f"this processor offers {best_isa()} at most, not {request.param}")
-    yield cpu_isa(request.param)
-    cpu_isa(before)
+    isa, amx = ("avx512", True) if name == "amx" else (name, False)
+    before = cpu_isa(), cpu_amx()
+    if ISA_NAMES.index(isa) > ISA_NAMES.index(best_isa()):
+        pytest.skip(f"this processor offers {best_isa()} at most, not {isa}")
+    if amx and before[1] is None:
+        pytest.skip("this processor, system or build has no AMX")
+    cpu_amx(amx)
+    cpu_isa(isa)
+    yield name
+    cpu_isa(before[0])
+    cpu_amx(bool(before[1]))

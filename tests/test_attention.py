@@ -17,6 +17,12 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
 
 
+@pytest.fixture
+def isa(attention_isa: str) -> str:
+    """AMX too, as an instruction set of its own."""
+    return attention_isa
+
+
 def random_plan(batch: int, queries: int, keys: int, spans: int, generator: torch.Generator) -> Plan:
     """Disjoint ascending spans of all lengths; about one row in eight sees nothing."""
     cuts = torch.randint(0, keys + 1, (batch, queries, 2 * spans), generator=generator, dtype=torch.int32)
@@ -224,9 +230,10 @@ def test_rows_without_keys(queries: int, isa: str) -> None:
     assert all((g == 0).all() for g in grads)
 
 
-def test_bad_numbers_stay_visible(isa: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bad_numbers_stay_visible(dtype: torch.dtype, isa: str) -> None:
     for row, queries in ((3, 6), (100, 120)):
-        q, k, v = (torch.randn(1, 1, queries, 16) for _ in range(3))
+        q, k, v = (torch.randn(1, 1, queries, 16).to(dtype) for _ in range(3))
         q[0, 0, row, 5] = torch.nan
         out, lse = gistkit.attention(q, k, v, causal_plan(queries), return_lse=True)
         assert out[0, 0, row].isnan().all() and lse[0, 0, row].isnan()
@@ -270,8 +277,9 @@ def test_any_strides(isa: str) -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 2, 1, 300, 900, 32, 48, 2, False), (1, 2, 1, 4, 3000, 32, 48, 2, False)])
-def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...], isa: str) -> None:
-    case = Case(shape, torch.float32, bias="h")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
+    case = Case(shape, dtype, bias="h")
     before = torch.get_num_threads()
     try:
         results = []
@@ -285,8 +293,9 @@ def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...], isa: str) -
             assert torch.equal(a, b), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("queries", [3, 40])
-def test_malformed_spans_mean_their_union(queries: int, isa: str) -> None:
+def test_malformed_spans_mean_their_union(queries: int, dtype: torch.dtype, isa: str) -> None:
     """Plan(...) checks nothing, as spans may be made on a device; the kernel clamps, sorts and merges."""
     low, high = -(2**31), 2**31 - 1
     rows = torch.tensor(
@@ -298,7 +307,7 @@ def test_malformed_spans_mean_their_union(queries: int, isa: str) -> None:
         dtype=torch.int32,
     )
     index = torch.arange(queries) % 5
-    q, k, v = torch.randn(1, 1, queries, 8), torch.randn(1, 1, 10, 8), torch.randn(1, 1, 10, 8)
+    q, k, v = (torch.randn(1, 1, n, 8).to(dtype) for n in (queries, 10, 10))
     results = []
     for spans in (rows, good):
         inputs = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -325,7 +334,7 @@ def test_fp64_agrees_to_rounding(isa: str) -> None:
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("queries", [3, 19])
 def test_keys_that_no_row_sees_are_not_read(isa: str, queries: int, dtype: torch.dtype) -> None:
     # A row's second span is empty, and the last tile of keys reaches beyond the keys.
@@ -338,7 +347,9 @@ def test_keys_that_no_row_sees_are_not_read(isa: str, queries: int, dtype: torch
     gistkit.attention(*(torch.full((1, 4, 64, 64), torch.nan, dtype=dtype) for _ in range(3)), causal_plan(64))
     tensors = [t.clone().requires_grad_() for t in (query, key, value)]
     ours = gistkit.attention(*tensors, plan)
-    torch.testing.assert_close(ours, expected)
+    # Weights of up to 1 rounded to 8 bits, and values of up to 3.
+    rounded = {"rtol": 0.016, "atol": 3 * 2**-9} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(ours, expected, **rounded)
     assert all(bool(grad.isfinite().all()) for grad in torch.autograd.grad(ours.sum(), tensors))
 
 

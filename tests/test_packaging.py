@@ -60,6 +60,16 @@ def test_an_unknown_instruction_set_is_refused():
     )
 
 
+@pytest.mark.parametrize(("variable", "on"), [("0", False), ("1", True)])
+def test_amx_can_be_turned_off_by_the_environment(variable, on):
+    if (there := gistkit.ops.cpu_amx()) is None:
+        with pytest.raises(ValueError, match="cpu_amx: expected False or None, .* got True"):
+            gistkit.ops.cpu_amx(True)
+        assert gistkit.ops.cpu_amx(False) is None
+    shown = run("import gistkit; print(gistkit.ops.cpu_amx())", GISTKIT_AMX=variable)
+    assert shown.stdout.strip() == str(None if there is None else on), shown.stderr
+
+
 def copy_of_package(tmp_path):
     """The installed package, Python files and libraries, in a folder of its own."""
     target = tmp_path / "gistkit"

@@ -20,6 +20,9 @@ constexpr decltype(&attention_backward) kBackward[] = {generic::attention_backwa
 }  // namespace
 
 void attention_forward(const AttentionForward& problem, const Parallel& pool) {
+#ifdef GISTKIT_AMX
+  if (amx_in_use() && amx::suits(problem)) return amx::attention_forward(problem, pool);
+#endif
   kForward[static_cast<int>(current_isa())](problem, pool);
 }
 

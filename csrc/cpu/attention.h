@@ -19,4 +19,10 @@ GISTKIT_ATTENTION_ISA(avx2)
 GISTKIT_ATTENTION_ISA(avx512)
 #undef GISTKIT_ATTENTION_ISA
 
+// Beside AVX-512, for the problems that suit it.
+namespace amx {
+bool suits(const AttentionForward&);
+void attention_forward(const AttentionForward&, const Parallel&);
+}  // namespace amx
+
 }  // namespace gistkit

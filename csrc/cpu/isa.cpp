@@ -7,6 +7,10 @@
 #ifdef GISTKIT_X86
 #include <cpuid.h>
 #endif
+#ifdef GISTKIT_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace gistkit {
 
@@ -46,6 +50,36 @@ static std::atomic<int>& chosen() {
   return level;
 }
 
+// Whether the processor has tiles and bf16, and Linux lets this process use them.
+static bool has_amx() {
+#ifdef GISTKIT_AMX
+  static const bool has = [] {
+    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAvx512Bf16 = 1u << 5;
+    constexpr int kRequestPermission = 0x1023, kTileData = 18;
+    unsigned eax, ebx, ecx, edx;
+    if (best_isa() != Isa::kAvx512 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+    if ((edx & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
+    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kAvx512Bf16)) return false;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
+static std::atomic<bool>& amx_chosen() {
+  static std::atomic<bool> chosen = [] {
+    const char* given = std::getenv("GISTKIT_AMX");
+    return has_amx() && !(given && !std::strcmp(given, "0"));
+  }();
+  return chosen;
+}
+
+bool amx_in_use() {
+  return current_isa() == Isa::kAvx512 && amx_chosen().load(std::memory_order_relaxed);
+}
+
 Isa current_isa() {
   return static_cast<Isa>(chosen().load(std::memory_order_relaxed));
 }
@@ -60,4 +94,10 @@ int gistkit_cpu_isa(int level) {
 
 int gistkit_cpu_best_isa() {
   return static_cast<int>(gistkit::best_isa());
+}
+
+int gistkit_cpu_amx(int on) {
+  if (!gistkit::has_amx()) return -1;
+  if (on >= 0) gistkit::amx_chosen().store(on != 0, std::memory_order_relaxed);
+  return gistkit::amx_chosen().load(std::memory_order_relaxed);
 }

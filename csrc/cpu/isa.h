@@ -11,6 +11,10 @@ Isa best_isa();
 // The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512), or what gistkit_cpu_isa chose.
 Isa current_isa();
 
+// Whether AVX-512 is in use and, beside it, AMX: the processor and the system have it, this build contains it, and
+// neither GISTKIT_AMX=0 nor gistkit_cpu_amx turned it off.
+bool amx_in_use();
+
 }  // namespace gistkit
 
 extern "C" {
@@ -18,4 +22,6 @@ extern "C" {
 // level asked for is not available.
 __attribute__((visibility("default"))) int gistkit_cpu_isa(int level);
 __attribute__((visibility("default"))) int gistkit_cpu_best_isa();
+// The same for AMX: 0 or 1 chooses, less only asks. Returns 1 where it is on, 0 where it is off, -1 without it.
+__attribute__((visibility("default"))) int gistkit_cpu_amx(int on);
 }

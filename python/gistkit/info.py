@@ -67,7 +67,8 @@ def _op_library() -> str:
 
 
 def _instruction_sets() -> str:
-    return f"{gistkit.ops.cpu_isa()}, of at most {gistkit.ops.best_isa()}; GISTKIT_ISA overrides"
+    amx = {None: "no AMX", True: "AMX for bfloat16 attention", False: "AMX is there, but off"}[gistkit.ops.cpu_amx()]
+    return f"{gistkit.ops.cpu_isa()}, of at most {gistkit.ops.best_isa()}; GISTKIT_ISA overrides; {amx}"
 
 
 def _planner() -> str:

@@ -1,7 +1,7 @@
 """Fused ops over layouts, as `torch.ops.gistkit.*` with Python wrappers."""
 
 from gistkit.ops import reference
-from gistkit.ops._library import best_isa, cpu_isa
+from gistkit.ops._library import best_isa, cpu_amx, cpu_isa
 from gistkit.ops.attention import attention, merge_attention
 from gistkit.ops.pool import window_pool
 from gistkit.ops.recorder import AttentionMap, AttentionRecorder
@@ -15,6 +15,7 @@ __all__ = [
     "attention",
     "best_isa",
     "bias_gelu",
+    "cpu_amx",
     "cpu_isa",
     "merge_attention",
     "reference",

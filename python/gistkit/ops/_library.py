@@ -91,6 +91,23 @@ def cpu_isa(name: str | None = None) -> str:
     return name
 
 
+def cpu_amx(on: bool | None = None) -> bool | None:
+    """Whether the CPU's attention multiplies bfloat16 on AMX tiles beside "avx512"; with `on`, chooses it first.
+
+    Weights then are rounded to bfloat16 before they meet values, as on a GPU. None where there is no AMX: not in the
+    processor, not allowed by the system, or not in this build. GISTKIT_AMX=0 turns it off.
+
+    Raises:
+        ValueError: if AMX is to be turned on where there is none.
+    """
+    found = _handle.gistkit_cpu_amx(-1 if on is None else int(on))
+    if found < 0:
+        if on:
+            raise ValueError("cpu_amx: expected False or None, this processor, system or build has no AMX, got True")
+        return None
+    return bool(found)
+
+
 # The variable is read in C++ at first use; here a wrong value gets its message.
 if "GISTKIT_ISA" in os.environ:
     cpu_isa(os.environ["GISTKIT_ISA"])
