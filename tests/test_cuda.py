@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import EPSILON, SHAPES, Case, causal_plan, check, plain_attention
+from test_attention import EPSILON, SHAPES, Case, causal_plan, check
 from test_rope import SHAPES as ROPE_SHAPES
 from test_rope import error, frequencies, heads_of, oracle
 from torch import Tensor
@@ -42,11 +42,9 @@ attention, rope = on_gpu(gistkit.attention), on_gpu(gistkit.rope)
 
 
 def check_attention(case: Case, **options: Any) -> None:
-    """As on a CPU, but gradients in half precision against torch's own: tensor cores take their operands rounded."""
-    low, dtype = case.run_low(**options), case.inputs[0].dtype
-    if dtype != torch.float32:
-        low[2:] = case.run(plain_attention, **options)[2:]
-    check(case.run(attention, **options), low, case.run(reference.attention, torch.float64, **options), EPSILON[dtype])
+    """As on a CPU with a matrix unit: tensor cores take their operands rounded."""
+    low, exact = case.run_low(True, **options), case.run(reference.attention, torch.float64, **options)
+    check(case.run(attention, **options), low, exact, EPSILON[case.inputs[0].dtype])
 
 
 @pytest.mark.skipif("libgistkit_cuda" in CUDA_LIBRARY and torch.version.cuda is not None, reason="they are there")

@@ -63,7 +63,7 @@ def test_an_unknown_instruction_set_is_refused():
 @pytest.mark.parametrize(("variable", "on"), [("0", False), ("1", True)])
 def test_amx_can_be_turned_off_by_the_environment(variable, on):
     if (there := gistkit.ops.cpu_amx()) is None:
-        with pytest.raises(ValueError, match="cpu_amx: expected False or None, .* got True"):
+        with pytest.raises(ValueError, match=r"cpu_amx: expected False or None, .* got True"):
             gistkit.ops.cpu_amx(True)
         assert gistkit.ops.cpu_amx(False) is None
     shown = run("import gistkit; print(gistkit.ops.cpu_amx())", GISTKIT_AMX=variable)

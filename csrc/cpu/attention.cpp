@@ -27,6 +27,9 @@ void attention_forward(const AttentionForward& problem, const Parallel& pool) {
 }
 
 void attention_backward(const AttentionBackward& problem, const Parallel& pool) {
+#ifdef GISTKIT_AMX
+  if (amx_in_use() && amx::suits(problem)) return amx::attention_backward(problem, pool);
+#endif
   kBackward[static_cast<int>(current_isa())](problem, pool);
 }
 

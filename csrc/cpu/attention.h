@@ -22,7 +22,9 @@ GISTKIT_ATTENTION_ISA(avx512)
 // Beside AVX-512, for the problems that suit it.
 namespace amx {
 bool suits(const AttentionForward&);
+bool suits(const AttentionBackward&);
 void attention_forward(const AttentionForward&, const Parallel&);
+void attention_backward(const AttentionBackward&, const Parallel&);
 }  // namespace amx
 
 }  // namespace gistkit

@@ -1,73 +1,36 @@
 // Forward attention: tiles of queries against packed keys and values, online softmax.
 #pragma once
 #include "cpu/attention_few.h"
+#include "cpu/attention_forward_schedule.h"
 #include "cpu/attention_softmax.h"
 
 namespace gistkit {
 namespace {
 
 template <class T>
-class ForwardKernel {
+class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQueries, Tile<T>::kKeys> {
   using S = Simd<T>;
   using X = Tile<T>;
   static constexpr int kRows = X::kRows, kPanel = X::kPanel, kWidth = X::kWidth, kQueries = X::kQueries,
                        kKeys = X::kKeys, kBlocks = kQueries / kRows, kPaddedRows = X::kPaddedRows;
+  using Schedule = ForwardSchedule<ForwardKernel, T, T, kQueries, kKeys>;
+  friend Schedule;
+  using Schedule::key_tile, Schedule::key_tiles_, Schedule::p_, Schedule::setup_, Schedule::value_tile,
+      Schedule::worker;
 
  public:
-  ForwardKernel(const AttentionForward& problem, const Parallel& pool)
-      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kKeys) {
+  ForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
-    key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
-    query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
-    int64_t heads = p_.batch * p_.key_heads, head_bytes = setup_.padded_keys * (qk_pad_ + v_pad_) * sizeof(T);
-    int64_t affordable = kPackedBytes / larger<int64_t>(head_bytes, 1);
-    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool_.num_threads));
-  }
-
-  void run() {
-    Arena measure(nullptr);
-    carve(measure);
-    Scratch scratch(measure.used());
-    Arena arena(scratch.data());
-    carve(arena);
-    setup_.fill();
-    for_each(pool_, setup_.span_batches * query_tiles_, [&](int64_t item, int worker) { classify(item, worker); });
-    const int64_t heads = p_.batch * p_.key_heads, group = setup_.group;
-    for (int64_t first = 0; first < heads; first += in_flight_) {
-      int64_t count = smaller(in_flight_, heads - first);
-      for_each(pool_, count * key_tiles_, [&](int64_t item, int worker) {
-        pack_tile(first, item / key_tiles_, static_cast<int32_t>(item % key_tiles_), worker);
-      });
-      // The last rows of causal masks see most: they start first, so that the workers end together.
-      int64_t per_tile = count * group;
-      for_each(pool_, per_tile * query_tiles_, [&](int64_t item, int worker) {
-        int64_t head = item % per_tile;
-        attend(first + head / group, head / group, head % group, query_tiles_ - 1 - item / per_tile, worker);
-      });
-    }
+    this->plan();
   }
 
  private:
-  // Packed keys and values of all heads in flight together stay within this where one head a thread allows it.
-  static constexpr int64_t kPackedBytes = int64_t{4} << 20;
-
   struct Worker {
     // maximum and total are [block][kPaddedRows].
     T *rows, *queries, *scores, *out, *maximum, *total, *factor;
     int32_t* counts;
   };
-
-  void carve(Arena& arena) {
-    setup_.carve(arena);
-    kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
-    keys_ = arena.take<T>(in_flight_ * setup_.padded_keys * qk_pad_);
-    values_ = arena.take<T>(in_flight_ * setup_.padded_keys * v_pad_);
-    Arena one(nullptr);
-    carve_worker(one);
-    worker_bytes_ = static_cast<int64_t>(one.used());
-    workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
-  }
 
   Worker carve_worker(Arena& arena) const {
     Worker w;
@@ -80,25 +43,6 @@ class ForwardKernel {
     w.factor = arena.take<T>(kPaddedRows);
     w.counts = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
     return w;
-  }
-
-  Worker worker(int index) const {
-    Arena arena(workers_ + index * worker_bytes_);
-    return carve_worker(arena);
-  }
-
-  T* key_tile(int64_t slot, int32_t tile) const {
-    return keys_ + (slot * setup_.padded_keys + int64_t{tile} * kKeys) * qk_pad_;
-  }
-  T* value_tile(int64_t slot, int32_t tile) const {
-    return values_ + (slot * setup_.padded_keys + int64_t{tile} * kKeys) * v_pad_;
-  }
-
-  // The kinds of a query tile's key tiles, which all heads share.
-  void classify(int64_t item, int index) {
-    const int64_t b = item / query_tiles_, row = item % query_tiles_ * kQueries;
-    classify_tiles(setup_.row_spans(b, row), smaller<int64_t>(kQueries, p_.num_queries - row), p_.num_spans, kKeys,
-                   key_tiles_, worker(index).counts, kinds_ + item * key_tiles_);
   }
 
   // Keys as columns [panel][dim][kPanel], values as panels [dim panel][kKeys][kPanel]; only what some row sees.
@@ -140,7 +84,7 @@ class ForwardKernel {
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const T* bias = setup_.bias_row(b, h);
-    const TileKind* kinds = kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
+    const TileKind* kinds = this->kinds(b, query_tile);
     pack_queries(b, h, row, rows, w);
     std::memset(w.out, 0, sizeof(T) * kQueries * v_pad_);
     for (int i = 0; i < kBlocks * kPaddedRows; ++i) {
@@ -200,15 +144,7 @@ class ForwardKernel {
         natural_lse(setup_.natural, w.maximum[at], total);
   }
 
-  const AttentionForward& p_;
-  const Parallel pool_;
-  Setup<T> setup_;
   int qk_pad_, v_pad_;
-  int32_t key_tiles_;
-  int64_t query_tiles_, in_flight_, worker_bytes_ = 0;
-  TileKind* kinds_ = nullptr;
-  T *keys_ = nullptr, *values_ = nullptr;
-  char* workers_ = nullptr;
 };
 
 template <class T>

@@ -1,81 +1,42 @@
 // Forward attention of bf16 on AMX: products on tiles of 16 rows, bf16 by bf16 to fp32, online softmax in fp32. The
 // weights are rounded to bf16 before they meet the values, as matrix units have it.
 #pragma once
-#include <immintrin.h>
-
+#include "cpu/amx_tiles.h"
+#include "cpu/attention_forward_schedule.h"
 #include "cpu/attention_softmax.h"
 
 namespace gistkit {
 namespace {
 
-class AmxForwardKernel {
+constexpr int kAmxQueries = 96, kAmxKeys = 512;
+
+class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat16, kAmxQueries, kAmxKeys> {
   using S = Simd<float>;
   using V = S::V;
-  // A tile register is kRows rows of 64 bytes: 16 fp32 sums or kDeep bf16 factors.
-  static constexpr int kRows = 16, kDeep = 32, kColumns = 16, kBlock = kColumns * kDeep;
-  static constexpr int kQueries = 96, kKeys = 512;
+  using Schedule = ForwardSchedule<AmxForwardKernel, float, BFloat16, kAmxQueries, kAmxKeys>;
+  friend Schedule;
+  static constexpr int kRows = kTileRows, kDeep = kTileDepth, kColumns = kTileColumns, kBlock = kTileFactors;
+  static constexpr int kQueries = kAmxQueries, kKeys = kAmxKeys;
   static_assert(kQueries % kRows == 0 && kKeys % (4 * kColumns) == 0 && kKeys % kDeep == 0);
 
  public:
   static bool suits(const AttentionForward& p) {
-    return p.dtype == DType::kBF16 && p.num_queries * (p.query_heads / p.key_heads) > kRows;
+    return p.dtype == DType::kBF16 && p.batch * p.key_heads > 0 &&
+           p.num_queries * (p.query_heads / p.key_heads) > kRows;
   }
 
-  AmxForwardKernel(const AttentionForward& problem, const Parallel& pool)
-      : p_(problem), pool_(suited_pool(problem, pool)), setup_(problem, kKeys) {
+  AmxForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = round_up(p_.dim_qk, kDeep);
     v_pad_ = round_up(p_.dim_v, kColumns);
-    key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
-    query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
-    const int64_t heads = p_.batch * p_.key_heads;
-    const int64_t head_bytes = setup_.padded_keys * (qk_pad_ + v_pad_) * int64_t{sizeof(BFloat16)};
-    const int64_t affordable = kPackedBytes / larger<int64_t>(head_bytes, 1);
-    in_flight_ = smaller(heads, larger<int64_t>(affordable, pool_.num_threads));
-  }
-
-  void run() {
-    Arena measure(nullptr);
-    carve(measure);
-    Scratch scratch(measure.used());
-    Arena arena(scratch.data());
-    carve(arena);
-    setup_.fill();
-    for_each(pool_, setup_.span_batches * query_tiles_, [&](int64_t item, int index) { classify(item, index); });
-    const int64_t heads = p_.batch * p_.key_heads, group = setup_.group;
-    for (int64_t first = 0; first < heads; first += in_flight_) {
-      const int64_t count = smaller(in_flight_, heads - first);
-      for_each(pool_, count * key_tiles_, [&](int64_t item, int index) {
-        pack_tile(first, item / key_tiles_, static_cast<int32_t>(item % key_tiles_), index);
-      });
-      // The last rows of causal masks see most: they start first, so that the workers end together.
-      const int64_t per_tile = count * group;
-      for_each(pool_, per_tile * query_tiles_, [&](int64_t item, int index) {
-        const int64_t head = item % per_tile;
-        attend(first + head / group, head / group, head % group, query_tiles_ - 1 - item / per_tile, index);
-      });
-    }
+    plan();
   }
 
  private:
-  // Packed keys and values of all heads in flight together stay within this where one head a thread allows it.
-  static constexpr int64_t kPackedBytes = int64_t{4} << 20;
-
   struct Worker {
     BFloat16 *rows, *queries, *weights;
     float *scores, *out, *maximum, *total, *row;
     int32_t* counts;
   };
-
-  void carve(Arena& arena) {
-    setup_.carve(arena);
-    kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
-    keys_ = arena.take<BFloat16>(in_flight_ * setup_.padded_keys * qk_pad_);
-    values_ = arena.take<BFloat16>(in_flight_ * setup_.padded_keys * v_pad_);
-    Arena one(nullptr);
-    carve_worker(one);
-    worker_bytes_ = static_cast<int64_t>(one.used());
-    workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
-  }
 
   Worker carve_worker(Arena& arena) const {
     Worker w;
@@ -91,34 +52,7 @@ class AmxForwardKernel {
     return w;
   }
 
-  Worker worker(int index) const {
-    Arena arena(workers_ + index * worker_bytes_);
-    return carve_worker(arena);
-  }
-
-  BFloat16* key_tile(int64_t slot, int32_t tile) const {
-    return keys_ + (slot * setup_.padded_keys + int64_t{tile} * kKeys) * qk_pad_;
-  }
-  BFloat16* value_tile(int64_t slot, int32_t tile) const {
-    return values_ + (slot * setup_.padded_keys + int64_t{tile} * kKeys) * v_pad_;
-  }
-
-  // The kinds of a query tile's key tiles, which all heads share.
-  void classify(int64_t item, int index) {
-    const int64_t b = item / query_tiles_, row = item % query_tiles_ * kQueries;
-    classify_tiles(setup_.row_spans(b, row), smaller<int64_t>(kQueries, p_.num_queries - row), p_.num_spans, kKeys,
-                   key_tiles_, worker(index).counts, kinds_ + item * key_tiles_);
-  }
-
-  // Copies `dim` elements, and zeros up to `padded`; nothing but zeros where the row does not exist.
-  static void copy_row(const char* from, bool exists, int dim, int padded, BFloat16* to) {
-    if (!exists) dim = 0;
-    if (dim) std::memcpy(to, from, sizeof(BFloat16) * dim);
-    if (dim < padded) std::memset(to + dim, 0, sizeof(BFloat16) * (padded - dim));
-  }
-
-  // The second factors of tile products, blocks of [pair][column][2]: keys as [16 keys][32 dims], values as
-  // [32 keys][16 dims], each pair along what is summed. Only what some row sees.
+  // Keys as second factors [16 keys][32 dims], values as [32 keys][16 dims]. Only what some row sees.
   void pack_tile(int64_t first, int64_t slot, int32_t tile, int index) {
     const int64_t b = (first + slot) / p_.key_heads, h = (first + slot) % p_.key_heads;
     const KeyRange visible = setup_.visible_keys(b);
@@ -144,47 +78,15 @@ class AmxForwardKernel {
     }
   }
 
-  // [16 rows][16 pairs] -> [16 pairs][16 rows].
-  static void transpose_pairs(const BFloat16* from, int64_t stride, BFloat16* to) {
-    for (int i = 0; i < 16; i += 8)
-      for (int j = 0; j < 16; j += 8)
-        S::transpose(reinterpret_cast<const float*>(from + i * stride + 2 * j), stride / 2,
-                     reinterpret_cast<float*>(to + 2 * (j * 16 + i)), 16);
-  }
-
-  static void interleave(const BFloat16* even, const BFloat16* odd, BFloat16* to) {
-    const auto wide = [](const BFloat16* p) {
-      return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-    };
-    _mm512_storeu_si512(to, _mm512_or_si512(wide(even), _mm512_slli_epi32(wide(odd), 16)));
-  }
-
-  // Not every compiler knows what memory tile instructions read and write.
-  static void fence() { asm volatile("" ::: "memory"); }
-
-  // Tile registers of 16 rows of 64 bytes, for as long as it lives.
-  struct Tiles {
-    Tiles() {
-      alignas(64) uint8_t config[64] = {1};
-      for (int i = 0; i < 8; ++i) {
-        config[16 + 2 * i] = 64;
-        config[48 + i] = kRows;
-      }
-      fence();
-      _tile_loadconfig(config);
-    }
-    ~Tiles() { _tile_release(); }
-  };
-
   void attend(int64_t key_head, int64_t slot, int64_t group_head, int64_t query_tile, int index) {
-    const Tiles tiles;
+    const TileRegisters registers;
     const Worker w = worker(index);
     const int64_t b = key_head / p_.key_heads, h = key_head % p_.key_heads * setup_.group + group_head;
     const int64_t row = query_tile * kQueries;
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const float* bias = setup_.bias_row(b, h);
-    const TileKind* kinds = kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
+    const TileKind* kinds = this->kinds(b, query_tile);
     for (int r = 0; r < round_up(rows, kRows); ++r)
       copy_row(r < rows ? p_.query.at(b, h, row + r) : nullptr, r < rows, p_.dim_qk, qk_pad_, w.queries + r * qk_pad_);
     std::memset(w.out, 0, sizeof(float) * kQueries * v_pad_);
@@ -238,7 +140,7 @@ class AmxForwardKernel {
     const int64_t query_stride = int64_t{qk_pad_} * sizeof(BFloat16), block = kBlock,
                   group = int64_t{kColumns} * qk_pad_;
     constexpr int64_t kStride = kKeys * sizeof(float);
-    fence();
+    tile_fence();
     int c = begin;
     for (; c + 4 * kColumns <= end; c += 4 * kColumns) {
       const BFloat16* k = keys + int64_t{c} * qk_pad_;
@@ -272,7 +174,7 @@ class AmxForwardKernel {
       }
       _tile_stored(0, scores + c, kStride);
     }
-    fence();
+    tile_fence();
   }
 
   // Products -> scores as they are held.
@@ -319,7 +221,7 @@ class AmxForwardKernel {
   void add_values(const BFloat16* weights, const BFloat16* values, int begin, int end, float* out) const {
     const int64_t stride = int64_t{v_pad_} * sizeof(float), chunk = int64_t{kDeep} * v_pad_;
     constexpr int64_t kStride = kKeys * sizeof(BFloat16);
-    fence();
+    tile_fence();
     int x = 0;
     for (; x + 4 * kColumns <= v_pad_; x += 4 * kColumns) {
       float* o = out + x;
@@ -354,7 +256,7 @@ class AmxForwardKernel {
       }
       _tile_stored(0, out + x, stride);
     }
-    fence();
+    tile_fence();
   }
 
   void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row) {
@@ -366,15 +268,7 @@ class AmxForwardKernel {
         natural_lse(setup_.natural, w.maximum[r], total);
   }
 
-  const AttentionForward& p_;
-  const Parallel pool_;
-  Setup<float> setup_;
   int qk_pad_, v_pad_;
-  int32_t key_tiles_;
-  int64_t query_tiles_, in_flight_, worker_bytes_ = 0;
-  TileKind* kinds_ = nullptr;
-  BFloat16 *keys_ = nullptr, *values_ = nullptr;
-  char* workers_ = nullptr;
 };
 
 }  // namespace
