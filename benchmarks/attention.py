@@ -20,7 +20,7 @@ from masks import AXES, BASE, FEW, PLANS, QUICK, STUDIES, Point, Shape, shapes
 from roof import measure
 
 import gistkit
-from gistkit.ops import best_isa
+from gistkit.ops import best_isa, cpu_amx
 from gistkit.ops._library import ISA_NAMES
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -120,10 +120,14 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
 
     def case(shape: Shape) -> harness.Case:
         at_base = shape.point in (BASE, QUICK, *own) and not options.study
+        isas = every if at_base else options.isa or [best]
+        # The matrix unit takes part wherever its numbers are multiplied.
+        if shape.point.dtype == "bfloat16" and "avx512" in isas and cpu_amx() is not None:
+            isas = ["amx", *isas]
         make = partial(
             contenders.attention,
             shape,
-            every if at_base else options.isa or [best],
+            isas,
             with_flex=not options.no_flex
             and not (options.quick and (options.torch_isa or (shape.mask == FEW[-1] and not options.study))),
             slow=shape.point == BASE and shape.mask in FEW and not (options.no_slow or options.quick or options.study),
@@ -186,9 +190,11 @@ def main() -> None:
     timings = harness.run(suite, found, options, seconds=5, least=3, roof=roof)
     if options.study:
         print("\n".join([*proportion(found, timings), *leads(found, timings)]))
-    if (path := harness.output(suite, options)) and any(case.work for case in found):
-        from picture import draw
+    if path := harness.output(suite, options):
+        from picture import draw, drawn
 
+        if not drawn(case.facts for case in found):
+            return
         print(f"wrote {draw(path)}")
 
 

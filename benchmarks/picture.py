@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +38,22 @@ STREAMING: dict[str, dict[str, Any]] = {
 PASSES = {"forward": 1.0, "forward + backward": 3.5}
 
 
+def drawn(cases: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the picture of attention shows any of the cases."""
+    return any(_shown(case) for case in cases)
+
+
+def _shown(case: Mapping[str, Any]) -> bool:
+    return case.get("dim") == DIM and case["dtype"] == "float32"
+
+
 def draw_attention(content: Mapping[str, Any]) -> Figure:
     """A panel a pass: milliseconds against visible pairs over all heads, log-log, a point a case and form.
 
     Args:
         content: the suite's JSON: machine, roof, cases with their sizes, milliseconds.
     """
-    cases = {case["name"]: case for case in content["cases"] if case.get("dim") == DIM and case["dtype"] == "float32"}
+    cases = {case["name"]: case for case in content["cases"] if _shown(case)}
     figure = Picture(figsize=(9.6, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     entries: dict[str, Any] = {}

@@ -191,7 +191,7 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
 
     The pattern's groups, joined, are what a row is called. Forms in which `leave_out` is found have no column. Where
     the suite measured the roof, a last column says how much of it the first form reaches: of the multiply-add peak, or
-    of the reading speed where a case has no work but traffic.
+    of the reading speed where a case has no work but traffic; of neither for products of bfloat16.
     """
     content = json.loads(path.read_text())
     found = {case["name"]: case for case in content.get("cases", [])}
@@ -202,7 +202,7 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
             continue
         row = rows.setdefault(", ".join(match.groups()), {})
         row[timing["form"]] = f"{timing['median']:.3g}"
-        if "roof" in content and len(row) == 1:
+        if "roof" in content and len(row) == 1 and not (found[timing["case"]]["work"] and "bfloat16" in timing["case"]):
             roof, case = Roof(**content["roof"]), found[timing["case"]]
             peak, done = (
                 (roof.peak(timing["form"]), case["work"]) if case["work"] else (roof.read_gbps, case["traffic"])
@@ -257,6 +257,8 @@ def speed_table(machine: str) -> str:
     tables = [timing_table(folder / "attention.json", f"attention{size}", masks, others)]
     if (narrow := folder / "attention-torch-avx2.json").exists():
         tables.append(timing_table(narrow, "the same, gistkit and torch limited to AVX2", masks, others))
+    halves = rf"({'|'.join(FEW)}), N 4096, B1 H8/8 D64 (b?float16), (.*)"
+    tables.append(timing_table(folder / "attention.json", "attention in half precision", halves, others))
     cases = r"decoding, (1 query, \d+ keys), H32/8 D128 (\w+)"
     tables.append(timing_table(folder / "attention.json", "decoding, H32/8 D128 (roof: reading)", cases))
     tables.append(
