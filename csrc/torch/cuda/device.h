@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <cstdint>
 
@@ -16,7 +17,7 @@ class Launch {
  public:
   explicit Launch(const torch::stable::Tensor& like) : guard_(like.get_device_index()), like_(like) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
     stream_ = static_cast<cudaStream_t>(stream);
   }
 
