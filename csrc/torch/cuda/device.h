@@ -28,17 +28,20 @@ class Launch {
     return torch::stable::new_empty(like_, {bytes}, torch::headeronly::ScalarType::Byte);
   }
 
-  int multiprocessors() const {
-    int count = 0;
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, like_.get_device_index()), "device query");
-    return count;
-  }
+  int multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
+  int shared_limit() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
   static void check(cudaError_t error, const char* what) {
     STD_TORCH_CHECK(error == cudaSuccess, "gistkit: ", what, " failed on the GPU: ", cudaGetErrorString(error));
   }
 
  private:
+  int attribute(cudaDeviceAttr which) const {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, like_.get_device_index()), "device query");
+    return value;
+  }
+
   torch::stable::accelerator::DeviceGuard guard_;
   const torch::stable::Tensor& like_;
   cudaStream_t stream_ = nullptr;
