@@ -11,6 +11,7 @@ from test_attention import EPSILON, SHAPES, Case, causal_plan, check, plain_atte
 from test_rope import SHAPES as ROPE_SHAPES
 from test_rope import error, frequencies, heads_of, oracle
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
 
 import gistkit
 from gistkit import Plan, layouts
@@ -165,6 +166,35 @@ def test_window_pool(windows: int | Tensor, dtype: torch.dtype, rotated: bool) -
         torch.testing.assert_close(device, cpu, atol=1e-5, rtol=4 * torch.finfo(dtype).eps)
 
 
+def calls_to_capture(query: Tensor, key: Tensor) -> dict[str, Callable[[], Any]]:
+    """Calls whose arguments' values are checked where they can be. Heads [1, 4, N, 64], N at least 8."""
+    device, tokens = query.device, query.shape[2]
+    positions = torch.arange(tokens, device=device) + 0.5
+    inv_freq = torch.linspace(1, 0.1, 32, device=device)
+    offsets = torch.cat([torch.arange(0, 6, 3, device=device), torch.full((1,), tokens, device=device)])
+    pooled = {"positions": positions[:2], "inv_freq": inv_freq}
+    return {
+        "rope": lambda: gistkit.rope(query, key, positions, inv_freq),
+        "rerotate": lambda: gistkit.ops.rerotate(key, 3.5, inv_freq),
+        "window_pool": lambda: gistkit.window_pool(key, query, windows=offsets, **pooled),
+        "equal windows": lambda: gistkit.window_pool(key, windows=4),
+    }
+
+
+@pytest.mark.parametrize("name", ["rope", "rerotate", "window_pool", "equal windows"])
+def test_nothing_waits_for_the_device_during_capture(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Tensors without values fail where values are asked for; they need no GPU to say that they are on one."""
+    monkeypatch.setattr(FakeTensor, "is_cuda", True, raising=False)
+    with FakeTensorMode():
+        call = calls_to_capture(*torch.empty(2, 1, 4, 8, 64))[name]
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        if name != "equal windows":
+            with pytest.raises(DataDependentOutputException):
+                call()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        call()
+
+
 def example(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, length: int = 500) -> tuple[Any, ...]:
     """Query, key, value and a plan."""
     heads = [torch.randn(1, 4, length, 64, device=device, dtype=dtype) for _ in range(3)]
@@ -186,6 +216,23 @@ def test_graph_capture() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, gistkit.attention(query, key, value, plan)) and not torch.equal(out, wanted)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["rope", "rerotate", "window_pool", "equal windows"])
+def test_graph_capture_without_checks_of_values(name: str) -> None:
+    query, key, *_ = example()
+    call = calls_to_capture(query, key)[name]
+    before = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    query.copy_(query.flip(2))
+    key.copy_(key.flip(2))
+    graph.replay()
+    torch.cuda.synchronize()
+    for mine, wanted, old in zip(*(x if isinstance(x, tuple) else (x,) for x in (out, call(), before)), strict=True):
+        assert torch.equal(mine, wanted) and not torch.equal(mine, old)
 
 
 @gpu
