@@ -45,7 +45,13 @@ attention, rope = on_gpu(gistkit.attention), on_gpu(gistkit.rope)
 
 def check_attention(case: Case, **options: Any) -> None:
     """As on a CPU, but gradients in half precision against torch's own: tensor cores take their operands rounded."""
-    low, dtype = case.run_low(**options), case.inputs[0].dtype
+    dtype, dim = case.inputs[0].dtype, case.inputs[0].shape[-1]
+    small = torch.cuda.get_device_properties(0).shared_memory_per_block_optin <= 99 * 1024
+    if small and dim == 256 and dtype != torch.float32:
+        with pytest.raises(RuntimeError, match=r"head dims 256 .* and 256 .* bytes of shared memory a block"):
+            case.run(attention, **options)
+        pytest.skip("heads as wide need more shared memory than this GPU has")
+    low = case.run_low(**options)
     if dtype != torch.float32:
         low[2:] = case.run(plain_attention, **options)[2:]
     check(case.run(attention, **options), low, case.run(reference.attention, torch.float64, **options), EPSILON[dtype])
