@@ -94,10 +94,12 @@ cuda: $(VENV)/installed
 	  --target build/cuda/site -Cbuild-dir=build/cuda/build .
 	$(BIN)/python benchmarks/registers.py --check
 
-# torch comes from PYTHON's own packages: a venv of this project would hold one without CUDA.
+# torch comes from PYTHON's own packages: a venv of this project would hold one without CUDA. Where PYTHON is itself in a
+# venv, --system-site-packages means those of the interpreter that this was made from: hence the .pth file.
 GPU := .venv-gpu/bin/python
 gpu:
 	$(PYTHON) -m venv --system-site-packages .venv-gpu
+	$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" > "$$($(GPU) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/of_python.pth"
 	$(GPU) -c "import torch; assert torch.cuda.is_available(), 'this torch sees no GPU'"
 	$(GPU) -m pip install -q scikit-build-core pybind11 cmake ninja
 	PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" GISTKIT_CUDA=ON $(GPU) -m pip install -q --no-build-isolation ".[test]"

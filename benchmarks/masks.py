@@ -127,7 +127,7 @@ def visible_pairs(plan: Plan) -> int:
 def dense(plan: Plan) -> Tensor:
     """bool [Nq, Nk] of a plan for one sequence, by summing where spans open and close: many spans cost no memory."""
     start, end = plan.spans[0].long().unbind(-1)
-    edges = torch.zeros(plan.num_queries, plan.num_keys + 1, dtype=torch.int32)
+    edges = torch.zeros(plan.num_queries, plan.num_keys + 1, dtype=torch.int32, device=start.device)
     edges.scatter_add_(1, start, torch.ones_like(start, dtype=torch.int32))
     edges.scatter_add_(1, end, torch.full_like(end, -1, dtype=torch.int32))
     return edges.cumsum_(1)[:, :-1] > 0

@@ -116,6 +116,7 @@ def test_visible_pairs_are_those_of_the_dense_mask_and_of_the_tiles(mask):
     plan = masks.PLANS[mask](1024)
     visible = masks.visible_pairs(plan)
     torch.testing.assert_close(masks.dense(plan), dense_mask(plan)[0])
+    assert masks.dense(plan.to("meta")).is_meta
     assert visible == int(masks.dense(plan).sum())
     tiles = plan.tiles(1, 1)
     assert visible == tiles.full + tiles.partial

@@ -11,6 +11,8 @@ from test_attention import EPSILON, SHAPES, Case, causal_plan, check
 from test_rope import SHAPES as ROPE_SHAPES
 from test_rope import error, frequencies, heads_of, oracle
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from views import as_slice_of_wider, as_token_major
 
 import gistkit
 from gistkit import Plan, layouts
@@ -43,8 +45,14 @@ attention, rope = on_gpu(gistkit.attention), on_gpu(gistkit.rope)
 
 def check_attention(case: Case, **options: Any) -> None:
     """As on a CPU with a matrix unit: tensor cores take their operands rounded."""
+    dtype, dim = case.inputs[0].dtype, case.inputs[0].shape[-1]
+    small = torch.cuda.get_device_properties(0).shared_memory_per_block_optin <= 99 * 1024
+    if small and dim == 256 and dtype != torch.float32:
+        with pytest.raises(RuntimeError, match=r"head dims 256 .* and 256 .* bytes of shared memory a block"):
+            case.run(attention, **options)
+        pytest.skip("heads as wide need more shared memory than this GPU has")
     low, exact = case.run_low(True, **options), case.run(reference.attention, torch.float64, **options)
-    check(case.run(attention, **options), low, exact, EPSILON[case.inputs[0].dtype])
+    check(case.run(attention, **options), low, exact, EPSILON[dtype])
 
 
 @pytest.mark.skipif("libgistkit_cuda" in CUDA_LIBRARY and torch.version.cuda is not None, reason="they are there")
@@ -106,6 +114,67 @@ def test_layouts_of_papers(dtype: torch.dtype) -> None:
             raise AssertionError(f"{name}: {failure}") from failure
 
 
+def results(
+    inputs: list[Tensor], plan: Plan, grad_out: Callable[[Tensor], Tensor] = torch.cos, **options: Any
+) -> list[Tensor]:
+    """Attention's result and gradients, for what comes from above a function of the result."""
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    out = gistkit.attention(*inputs, plan, **options)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad_out(out.detach()))]
+
+
+def in_aligned_rows(t: Tensor) -> Tensor:
+    """The tensor in rows of whole 16 bytes, the rest of them NaN."""
+    wide = t.new_full((*t.shape[:-1], -(-t.shape[-1] // 8) * 8), torch.nan)
+    wide[..., : t.shape[-1]] = t
+    return wide[..., : t.shape[-1]]
+
+
+@gpu
+@pytest.mark.parametrize("dim", [1, 33, 60, 100, 130, 250])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_head_dims_within_aligned_rows(dtype: torch.dtype, dim: int) -> None:
+    """Rows that wide copies may read, the last of them in part: what follows is NaN."""
+    heads = [torch.randn(1, 2, 300, dim, device="cuda", dtype=dtype) for _ in range(3)]
+    plan = causal_plan(300).to("cuda")
+    found = results([in_aligned_rows(t) for t in heads], plan, lambda out: in_aligned_rows(torch.cos(out)))
+    for mine, plain in zip(found, results(heads, plan), strict=True):
+        torch.testing.assert_close(mine, plain)
+
+
+@gpu
+@pytest.mark.parametrize("queries", [1, 70, 300])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_keys_that_no_row_sees_are_never_read(dtype: torch.dtype, queries: int) -> None:
+    query, key, value = (torch.randn(1, 2, n, 64, device="cuda", dtype=dtype) for n in (queries, 1500, 1500))
+    spans = torch.tensor([0, 700], dtype=torch.int32, device="cuda").expand(1, queries, 1, 2).contiguous()
+    found = []
+    for rest in (0, torch.nan):
+        key[:, :, 700:], value[:, :, 700:] = rest, rest
+        found.append(results([query, key, value], Plan(spans, 1500)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@gpu
+@pytest.mark.parametrize("queries", [3, 300])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_malformed_spans_mean_their_union(dtype: torch.dtype, queries: int) -> None:
+    low, high = -(2**31), 2**31 - 1
+    rows = [
+        ([[150, 250], [-7, 130]], [[0, 130], [150, 250]]),
+        ([[low, high], [4, 4]], [[0, 300], [300, 300]]),
+        ([[200, 20], [high, low]], [[300, 300], [300, 300]]),
+        ([[30, 180], [100, 999]], [[30, 300], [300, 300]]),
+    ]
+    index = torch.arange(queries, device="cuda") % len(rows)
+    heads = [torch.randn(1, 2, n, 64, device="cuda", dtype=dtype) for n in (queries, 300, 300)]
+    found = []
+    for spans in zip(*rows, strict=True):
+        plan = Plan(torch.tensor(spans, dtype=torch.int32, device="cuda")[index][None].contiguous(), 300)
+        found.append(results(heads, plan))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @gpu
 def test_same_bits_every_time() -> None:
     case = Case((2, 4, 2, 333, 517, 64, 64, 2, False), torch.bfloat16, bias="h")
@@ -129,6 +198,19 @@ def test_rope(shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> 
     for mine, cpu, given in zip(got, plain, (query, key), strict=True):
         exact = oracle(given, positions, inv_freq, **options)
         assert error(mine, exact) <= 2 * error(cpu, exact) + torch.finfo(dtype).eps
+
+
+@gpu
+@pytest.mark.parametrize("layout", [lambda x: x, as_token_major, as_slice_of_wider])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rope_in_place(dtype: torch.dtype, layout: Callable[[Tensor], Tensor]) -> None:
+    query, key = heads_of(2, 4, 37, 64, dtype).cuda(), heads_of(2, 2, 37, 64, dtype, 1).cuda()
+    arguments = torch.arange(37, device="cuda"), frequencies(48).cuda()
+    expected = gistkit.rope(query, key, *arguments)
+    mine = layout(query.clone()), layout(key.clone())
+    got = gistkit.rope(*mine, *arguments, inplace=True)
+    for a, b, c in zip(got, mine, expected, strict=True):
+        assert a is b and torch.equal(a, c)
 
 
 @gpu
@@ -163,6 +245,35 @@ def test_window_pool(windows: int | Tensor, dtype: torch.dtype, rotated: bool) -
         torch.testing.assert_close(device, cpu, atol=1e-5, rtol=4 * torch.finfo(dtype).eps)
 
 
+def calls_to_capture(query: Tensor, key: Tensor) -> dict[str, Callable[[], Any]]:
+    """Calls whose arguments' values are checked where they can be. Heads [1, 4, N, 64], N at least 8."""
+    device, tokens = query.device, query.shape[2]
+    positions = torch.arange(tokens, device=device) + 0.5
+    inv_freq = torch.linspace(1, 0.1, 32, device=device)
+    offsets = torch.cat([torch.arange(0, 6, 3, device=device), torch.full((1,), tokens, device=device)])
+    pooled = {"positions": positions[:2], "inv_freq": inv_freq}
+    return {
+        "rope": lambda: gistkit.rope(query, key, positions, inv_freq),
+        "rerotate": lambda: gistkit.ops.rerotate(key, 3.5, inv_freq),
+        "window_pool": lambda: gistkit.window_pool(key, query, windows=offsets, **pooled),
+        "equal windows": lambda: gistkit.window_pool(key, windows=4),
+    }
+
+
+@pytest.mark.parametrize("name", ["rope", "rerotate", "window_pool", "equal windows"])
+def test_nothing_waits_for_the_device_during_capture(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Tensors without values fail where values are asked for; they need no GPU to say that they are on one."""
+    monkeypatch.setattr(FakeTensor, "is_cuda", True, raising=False)
+    with FakeTensorMode():
+        call = calls_to_capture(*torch.empty(2, 1, 4, 8, 64))[name]
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        if name != "equal windows":
+            with pytest.raises(DataDependentOutputException):
+                call()
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        call()
+
+
 def example(device: str = "cuda", dtype: torch.dtype = torch.bfloat16, length: int = 500) -> tuple[Any, ...]:
     """Query, key, value and a plan."""
     heads = [torch.randn(1, 4, length, 64, device=device, dtype=dtype) for _ in range(3)]
@@ -184,6 +295,23 @@ def test_graph_capture() -> None:
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(out, gistkit.attention(query, key, value, plan)) and not torch.equal(out, wanted)
+
+
+@gpu
+@pytest.mark.parametrize("name", ["rope", "rerotate", "window_pool", "equal windows"])
+def test_graph_capture_without_checks_of_values(name: str) -> None:
+    query, key, *_ = example()
+    call = calls_to_capture(query, key)[name]
+    before = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    query.copy_(query.flip(2))
+    key.copy_(key.flip(2))
+    graph.replay()
+    torch.cuda.synchronize()
+    for mine, wanted, old in zip(*(x if isinstance(x, tuple) else (x,) for x in (out, call(), before)), strict=True):
+        assert torch.equal(mine, wanted) and not torch.equal(mine, old)
 
 
 @gpu

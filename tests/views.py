@@ -8,7 +8,7 @@ def as_token_major(x):
 
 
 def as_slice_of_wider(x):
-    wide = torch.full((*x.shape[:-1], 3 * x.shape[-1] + 1), float("nan"), dtype=x.dtype)
+    wide = x.new_full((*x.shape[:-1], 3 * x.shape[-1] + 1), torch.nan)
     wide[..., x.shape[-1] : 2 * x.shape[-1]] = x
     return wide[..., x.shape[-1] : 2 * x.shape[-1]]
 

@@ -63,8 +63,9 @@ struct DeviceTiles {
 // of keys and values, one list of query tiles for each (span batch, key tile). All pointers are the device's.
 struct AttentionDevice {
   DeviceTiles key_tiles, query_tiles;
-  int splits;       // forward: parts that each list of keys is cut into, their results merged afterwards; at least 1
-  void* workspace;  // of the size that the launcher's ..._workspace() tells, 16-byte aligned
+  int splits;        // forward: parts that each list of keys is cut into, their results merged afterwards; at least 1
+  int shared_limit;  // bytes of shared memory that a block may have
+  void* workspace;   // of the size that the launcher's ..._workspace() tells, 16-byte aligned
 };
 
 }  // namespace gistkit

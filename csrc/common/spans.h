@@ -46,7 +46,7 @@ GISTKIT_HOST_DEVICE static inline void normalize_spans(const int32_t* spans, int
 }
 
 // The first of a row's normalized spans that ends beyond `key`, or num_spans.
-static inline int first_beyond(const int32_t* spans, int num_spans, int32_t key) {
+GISTKIT_HOST_DEVICE static inline int first_beyond(const int32_t* spans, int num_spans, int32_t key) {
   int first = 0, count = num_spans;
   while (count > 8) {
     const int half = count / 2;

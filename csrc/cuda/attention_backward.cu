@@ -24,10 +24,16 @@ size_t attention_backward_workspace(const AttentionProblem& problem) {
   return static_cast<size_t>(row_values_bytes(problem));
 }
 
+int attention_backward_shared_bytes(const AttentionProblem& problem, int shared_limit) {
+  return with_backward_shapes<BFloat16>(problem.dim_qk, problem.dim_v, shared_limit, [](auto query, auto key) {
+    return backward_shared_bytes<decltype(query), decltype(key)>();
+  });
+}
+
 cudaError_t attention_backward(const AttentionBackward& problem, const AttentionDevice& device, cudaStream_t stream) {
   const bool bfloat16 = problem.dtype == DType::kBF16;
   if ((!bfloat16 && problem.dtype != DType::kF16) || problem.dim_qk < 1 || problem.dim_qk > 256 || problem.dim_v < 1 ||
-      problem.dim_v > 256)
+      problem.dim_v > 256 || attention_backward_shared_bytes(problem, device.shared_limit) > device.shared_limit)
     return cudaErrorInvalidValue;
   BackwardParams p{};
   p.query = problem.query;
@@ -74,8 +80,8 @@ cudaError_t attention_backward(const AttentionBackward& problem, const Attention
                                        : launch_row_values<Float16>(problem, p.rows, p.scale, stream);
     if (error != cudaSuccess) return error;
   }
-  return bfloat16 ? launch_backward<BFloat16>(p, query_blocks, key_blocks, stream)
-                  : launch_backward<Float16>(p, query_blocks, key_blocks, stream);
+  return bfloat16 ? launch_backward<BFloat16>(p, query_blocks, key_blocks, device.shared_limit, stream)
+                  : launch_backward<Float16>(p, query_blocks, key_blocks, device.shared_limit, stream);
 }
 
 }  // namespace gistkit::cuda

@@ -13,8 +13,12 @@ constexpr int kBackwardTileQueries = 128, kBackwardTileKeys = 64;
 // Bytes of AttentionDevice::workspace.
 size_t attention_backward_workspace(const AttentionProblem& problem);
 
-// Reads key_tiles, query_tiles and workspace of `device`. Deterministic: each gradient is summed by one block in a
-// fixed order. cudaErrorInvalidValue: a dtype or head dim that is not supported.
+// Bytes of shared memory that a block takes, at most, where it may have shared_limit: less of it, smaller tiles.
+int attention_backward_shared_bytes(const AttentionProblem& problem, int shared_limit);
+
+// Reads key_tiles, query_tiles, shared_limit and workspace of `device`. Deterministic: each gradient is summed by one
+// block in a fixed order. cudaErrorInvalidValue: a dtype or head dim that is not supported, or a block takes more
+// shared memory than it may have.
 cudaError_t attention_backward(const AttentionBackward& problem, const AttentionDevice& device, cudaStream_t stream);
 
 }  // namespace gistkit::cuda

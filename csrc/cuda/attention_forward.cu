@@ -50,9 +50,14 @@ size_t attention_forward_workspace(const AttentionProblem& p, int splits) {
   return splits <= 1 ? 0 : static_cast<size_t>(rows_of(p)) * splits * (partial_dim(p) + 1) * sizeof(float);
 }
 
+int attention_forward_shared_bytes(const AttentionProblem& p) {
+  return with_forward_shape<BFloat16>(p.dim_qk, p.dim_v, [](auto shape) { return decltype(shape)::kSharedBytes; });
+}
+
 cudaError_t attention_forward(const AttentionForward& problem, const AttentionDevice& device, cudaStream_t stream) {
   const bool supported = (problem.dtype == DType::kBF16 || problem.dtype == DType::kF16) && problem.dim_qk >= 1 &&
-                         problem.dim_qk <= 256 && problem.dim_v >= 1 && problem.dim_v <= 256 && device.splits >= 1;
+                         problem.dim_qk <= 256 && problem.dim_v >= 1 && problem.dim_v <= 256 && device.splits >= 1 &&
+                         attention_forward_shared_bytes(problem) <= device.shared_limit;
   if (!supported) return cudaErrorInvalidValue;
   if (rows_of(problem) == 0) return cudaSuccess;
   ForwardParams p{};

@@ -17,8 +17,11 @@ int attention_forward_splits(const AttentionProblem& problem, int multiprocessor
 // Bytes of AttentionDevice::workspace for that many splits.
 size_t attention_forward_workspace(const AttentionProblem& problem, int splits);
 
-// Reads key_tiles, splits and workspace of `device`. Deterministic. cudaErrorInvalidValue: a dtype or head dim that is
-// not supported.
+// Bytes of shared memory that a block takes.
+int attention_forward_shared_bytes(const AttentionProblem& problem);
+
+// Reads key_tiles, splits, shared_limit and workspace of `device`. Deterministic. cudaErrorInvalidValue: a dtype or
+// head dim that is not supported, or a block takes more shared memory than it may have.
 cudaError_t attention_forward(const AttentionForward& problem, const AttentionDevice& device, cudaStream_t stream);
 
 }  // namespace gistkit::cuda

@@ -9,6 +9,13 @@
 
 namespace gistkit::cuda {
 
+// Of the queries of a step, two steps of them.
+template <int kStep>
+struct alignas(16) StepRows {
+  float lse[2][kStep], delta[2][kStep];
+  uint64_t visible[2][kStep];  // bit j: the query sees key j of the tile
+};
+
 // kBandsT bands of 16 keys a slab; queries arrive kStepT at a time, two steps in flight or in use.
 template <class Element, int kDimQKT, int kDimVT, int kBandsT, int kStepT>
 struct KeyGradientShape {
@@ -27,15 +34,9 @@ struct KeyGradientShape {
   static constexpr int shared_bytes(bool capped) {
     return kOwnBytes + 2 * kStageBytes + (capped ? 2 : 1) * kExchangeBytes;
   }
+  static constexpr int kBlockBytes = shared_bytes(true) + static_cast<int>(sizeof(StepRows<kStep>));
   static constexpr int kBlocks = kThreads <= 128 ? 2 : 1;  // a multiprocessor
   static_assert(kBackwardTileQueries % kStep == 0);
-};
-
-// Of the queries of a step, two steps of them.
-template <int kStep>
-struct alignas(16) StepRows {
-  float lse[2][kStep], delta[2][kStep];
-  uint64_t visible[2][kStep];  // bit j: the query sees key j of the tile
 };
 
 template <class Shape>

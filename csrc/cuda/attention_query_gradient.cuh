@@ -19,7 +19,8 @@ struct QueryGradientShape {
   using ValueTile = SharedTile<kStep, kDimV>;
   static constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
   static constexpr int kSharedBytes = QueryTile::kBytes + GradTile::kBytes + 2 * kStageBytes;
-  static constexpr int kBlocks = kThreads <= 128 && kSharedBytes <= 80 * 1024 ? 2 : 1;  // a multiprocessor
+  static constexpr int kBlockBytes = kSharedBytes + kRows * static_cast<int>(sizeof(uint64_t));  // with the masks
+  static constexpr int kBlocks = kThreads <= 128 && kSharedBytes <= 80 * 1024 ? 2 : 1;           // a multiprocessor
   static constexpr int kParts = kBackwardTileQueries / kRows;
   static_assert(kBackwardTileQueries % kRows == 0 && kBackwardTileKeys % kStep == 0 && kStep % kColumns == 0);
 };

@@ -63,12 +63,24 @@ cudaError_t launch(const char* name, void (*kernel)(Parameters...), dim3 grid, d
 #define GISTKIT_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define GISTKIT_SHARED(T, name) __shared__ typename gistkit::cuda::Same<T>::Type name
 
+// As much as the device has, whatever a launch needs: two host threads may launch one kernel with different sizes.
+inline cudaError_t allow_most_shared_memory(const void* kernel) {
+  int device = 0, most = 0;
+  cudaFuncAttributes attributes{};
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                              most - static_cast<int>(attributes.sharedSizeBytes));
+}
+
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const char*, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, Arguments&&... arguments) {
-  if (shared_bytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+  // Beyond 48 KB, of which no kernel's own variables take 16, a kernel has to be allowed what it uses.
+  if (shared_bytes > 32 * 1024) {
+    const cudaError_t error = allow_most_shared_memory(reinterpret_cast<const void*>(kernel));
     if (error != cudaSuccess) return error;
   }
   cudaLaunchConfig_t config{};

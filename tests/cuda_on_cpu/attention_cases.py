@@ -72,6 +72,7 @@ class Device(ctypes.Structure):
         ("key_tiles", DeviceTiles),
         ("query_tiles", DeviceTiles),
         ("splits", ctypes.c_int),
+        ("shared_limit", ctypes.c_int),
         ("workspace", ctypes.c_void_p),
     ]
 

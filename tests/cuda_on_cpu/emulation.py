@@ -27,6 +27,7 @@ BUILD = ROOT / "build" / "cuda_on_cpu"
 PARTS = ("fibers", "warp", "matrix", "shared", "checks", "hooks", "launch")
 ORDERS = ("forward", "reverse", "random")
 COPIES = ("poison", "eager", "lazy")
+SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block: sm_90's; sm_86, sm_89 and sm_120 have 99 KB
 
 Struct = tuple[str, str, type[ctypes.Structure]]
 
@@ -89,7 +90,7 @@ def _emulator() -> tuple[Path, ctypes.CDLL]:
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.gistkit_emulator_error.restype = ctypes.c_char_p
     library.gistkit_emulator_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int]
-    library.gistkit_emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_int]
+    library.gistkit_emulator_configure.argtypes = [ctypes.c_int, ctypes.c_uint, ctypes.c_int, ctypes.c_size_t]
     return path, library
 
 
@@ -180,6 +181,7 @@ class Library:
         order: str = "forward",
         seed: int = 1,
         copies: str = "poison",
+        shared_limit: int = SHARED_LIMIT,
     ) -> None:
         """Calls the launcher `cudaError_t name(const Params&, ..., cudaStream_t)`; `more`: structures and addresses.
 
@@ -193,7 +195,7 @@ class Library:
                 if tensor is not None and tensor.numel():
                     begin, size = memory_of(tensor)
                     emulator.gistkit_emulator_register(begin, size, label.encode(), writable)
-        emulator.gistkit_emulator_configure(ORDERS.index(order), seed, COPIES.index(copies))
+        emulator.gistkit_emulator_configure(ORDERS.index(order), seed, COPIES.index(copies), shared_limit)
         launcher = self.function(name)
         launcher.restype = ctypes.c_int
         arguments = [value if isinstance(value, int) else ctypes.addressof(value) for value in (params, *more, 0)]

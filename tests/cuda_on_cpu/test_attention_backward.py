@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
-from emulation import ORDERS, Library, build
+from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build
 from test_tile_lists import Lists, build_tiles
 from torch import Tensor
 
@@ -28,6 +28,7 @@ def backward(
     checked: bool = False,
     order: str = "forward",
     lists: tuple[TileLists, TileLists] | None = None,
+    shared_limit: int = SHARED_LIMIT,
 ) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient, from the reference's out and lse."""
     bias = case.tensors.get("key_bias")
@@ -64,7 +65,7 @@ def backward(
         TileLists.of(mask, TILE_QUERIES, TILE_KEYS),
         TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES),
     )
-    device = Device(key_tiles.params, query_tiles.params, 1, workspace.data_ptr())
+    device = Device(key_tiles.params, query_tiles.params, 1, shared_limit, workspace.data_ptr())
     kernels.run(
         "gistkit::cuda::attention_backward",
         params,
@@ -78,6 +79,7 @@ def backward(
         },
         outputs={**grads, "workspace": workspace},
         order=order,
+        shared_limit=shared_limit,
     )
     return list(grads.values())
 
@@ -119,6 +121,29 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_options(name: str) -> None:
     check_case(CASES[name])
+
+
+@pytest.mark.parametrize("name", ["float16", "96", "128", "128 causal", "192-128", "192-128 group"])
+def test_99_kb_of_shared_memory(name: str) -> None:
+    """As much as sm_86, sm_89 and sm_120 have."""
+    check_case(CASES[name], shared_limit=99 * 1024)
+
+
+def test_too_little_shared_memory() -> None:
+    with pytest.raises(EmulatorError, match="attention_backward returned cudaError_t 1"):
+        backward(CASES["256"], shared_limit=99 * 1024)
+
+
+@pytest.mark.parametrize("limit", [SHARED_LIMIT, 163 * 1024])
+@pytest.mark.parametrize("name", ["128", "192-128 group", "256"])
+def test_shared_memory_is_what_is_said(name: str, limit: int) -> None:
+    case, params = CASES[name], Backward()
+    case.fill(params)
+    needed = library(False).function("gistkit::cuda::attention_backward_shared_bytes")(
+        ctypes.c_void_p(ctypes.addressof(params)), limit
+    )
+    assert needed <= limit
+    check_case(case, shared_limit=needed)
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Case, Device, Forward, Rows, TileLists, check
-from emulation import ORDERS, Library, build
+from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build
 from test_tile_lists import build_tiles
 from torch import Tensor
 
@@ -23,7 +23,13 @@ def library(checked: bool = False) -> Library:
 
 
 def forward(
-    case: Case, *, splits: int = 1, checked: bool = False, lists: TileLists | None = None, **options: str
+    case: Case,
+    *,
+    splits: int = 1,
+    checked: bool = False,
+    lists: TileLists | None = None,
+    shared_limit: int = SHARED_LIMIT,
+    **options: str,
 ) -> list[Tensor]:
     """[out, lse]"""
     params = Forward()
@@ -36,13 +42,14 @@ def forward(
     size = kernels.function("gistkit::cuda::attention_forward_workspace")
     size.restype = ctypes.c_size_t
     workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params)), splits) // 4,), torch.nan)
-    device = Device(key_tiles=lists.params, splits=splits, workspace=workspace.data_ptr())
+    device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit, workspace=workspace.data_ptr())
     kernels.run(
         "gistkit::cuda::attention_forward",
         params,
         device,
         inputs={**case.inputs("query", "key", "value", "key_bias"), **lists.tensors("key_tiles")},
         outputs={"out": out, "lse": lse, "workspace": workspace},
+        shared_limit=shared_limit,
         **options,
     )
     return [out, lse]
@@ -70,6 +77,22 @@ DIMS = [(1, 1), (17, 40), (64, 64), (80, 96), (96, 33), (128, 128), (192, 128), 
 def test_head_dims(dim: int, value_dim: int) -> None:
     for dtype in (BF16, FP16):
         check_forward(Case(141, 150, batch=1, heads=1, dim=dim, value_dim=value_dim, dtype=dtype))
+
+
+@pytest.mark.parametrize("dim,value_dim", DIMS)
+def test_shared_memory_is_what_is_said(dim: int, value_dim: int) -> None:
+    """At most 99 KB, as sm_86, sm_89 and sm_120 have, but for the widest heads, which are refused there."""
+    case, params = Case(70, 70, batch=1, heads=1, dim=dim, value_dim=value_dim, dtype=BF16), Forward()
+    case.fill(params)
+    needed = library().function("gistkit::cuda::attention_forward_shared_bytes")(
+        ctypes.c_void_p(ctypes.addressof(params))
+    )
+    check_forward(case, shared_limit=needed)
+    if dim <= 192 and value_dim <= 128:
+        assert needed <= 99 * 1024
+    else:
+        with pytest.raises(EmulatorError, match="attention_forward returned cudaError_t 1"):
+            forward(case, shared_limit=99 * 1024)
 
 
 CASES = {

@@ -85,9 +85,11 @@ struct Cuda {
       Launch::check(gistkit::cuda::attention_fp32_forward(problem, launch.stream()), "attention");
       return;
     }
+    AttentionDevice device{};
+    device.shared_limit = launch.shared_limit();
+    check_shared_memory(problem, gistkit::cuda::attention_forward_shared_bytes(problem), device.shared_limit);
     const Tiles tiles(problem, gistkit::cuda::kForwardTileQueries, gistkit::cuda::kForwardTileKeys, false, launch);
     problem.spans = tiles.normalized();
-    AttentionDevice device{};
     device.key_tiles = tiles.keys_of_queries();
     device.splits = gistkit::cuda::attention_forward_splits(problem, launch.multiprocessors());
     Tensor workspace =
@@ -106,9 +108,12 @@ struct Cuda {
                     "the backward of attention");
       return;
     }
+    AttentionDevice device{};
+    device.shared_limit = launch.shared_limit();
+    check_shared_memory(problem, gistkit::cuda::attention_backward_shared_bytes(problem, device.shared_limit),
+                        device.shared_limit);
     const Tiles tiles(problem, gistkit::cuda::kBackwardTileQueries, gistkit::cuda::kBackwardTileKeys, true, launch);
     problem.spans = tiles.normalized();
-    AttentionDevice device{};
     device.key_tiles = tiles.keys_of_queries();
     device.query_tiles = tiles.queries_of_keys();
     device.splits = 1;
@@ -121,6 +126,12 @@ struct Cuda {
   static void check_dtype(const AttentionProblem& problem) {
     STD_TORCH_CHECK(problem.dtype != DType::kF64,
                     "attention: expected float32, bfloat16 or float16 on a GPU, got float64: it is there on CPUs");
+  }
+
+  static void check_shared_memory(const AttentionProblem& problem, int needed, int there) {
+    STD_TORCH_CHECK(needed <= there, "attention: head dims ", problem.dim_qk, " (query) and ", problem.dim_v,
+                    " (value) in half precision take ", needed, " bytes of shared memory a block, and this GPU has ",
+                    there, ": use float32, or head dims up to 192 and 128");
   }
 };
 

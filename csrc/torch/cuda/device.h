@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/shim_utils.h>
 
 #include <cstdint>
 
@@ -16,7 +17,7 @@ class Launch {
  public:
   explicit Launch(const torch::stable::Tensor& like) : guard_(like.get_device_index()), like_(like) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(like.get_device_index(), &stream));
     stream_ = static_cast<cudaStream_t>(stream);
   }
 
@@ -27,17 +28,20 @@ class Launch {
     return torch::stable::new_empty(like_, {bytes}, torch::headeronly::ScalarType::Byte);
   }
 
-  int multiprocessors() const {
-    int count = 0;
-    check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, like_.get_device_index()), "device query");
-    return count;
-  }
+  int multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
+  int shared_limit() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
   static void check(cudaError_t error, const char* what) {
     STD_TORCH_CHECK(error == cudaSuccess, "gistkit: ", what, " failed on the GPU: ", cudaGetErrorString(error));
   }
 
  private:
+  int attribute(cudaDeviceAttr which) const {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, like_.get_device_index()), "device query");
+    return value;
+  }
+
   torch::stable::accelerator::DeviceGuard guard_;
   const torch::stable::Tensor& like_;
   cudaStream_t stream_ = nullptr;

@@ -11,6 +11,7 @@ from torch import Tensor
 from gistkit import ops
 from gistkit.hf.keep import Keeper, Layers
 from gistkit.layouts import Plan, causal_plan
+from gistkit.ops._values import has_values
 
 # What `model(...)` takes under `attach`. Transformers hands on any other name without a word.
 ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
@@ -125,7 +126,7 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Non
     Raises:
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
     """
-    if attention_mask is not None and not torch.compiler.is_compiling() and not bool(attention_mask.all()):
+    if attention_mask is not None and has_values(attention_mask) and not bool(attention_mask.all()):
         raise ValueError(
             "attention_mask: expected none or all ones with gistkit's attention, got a mask with padding; compile a "
             "ragged batch of layouts into the plan instead (gistkit.layouts.compile_batch)"

@@ -62,7 +62,7 @@ def window_pool(
             shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and
             tokens outside of all are left out. Offsets ascend within 0..N and every window has a token, but a row of
             [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0 (unchecked
-            while compiling).
+            while compiling and while a CUDA graph is captured).
         positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats, such as the windows' mean
             positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does; not differentiable.
         inv_freq: [R/2] angle per unit of position, R <= D, given with positions; not differentiable.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
+from gistkit.ops._values import has_values
 
 _ROPE = torch.ops.gistkit.rope.default
 _ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
@@ -38,7 +39,7 @@ def rope(
         query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
         key: [B, Hk, N, D], of query's dtype and device; Hk may be 0.
         positions: [N], [B, N] or [A, B, N] (B may be 1) for A axes; integers up to 2^53 or floats, repeats and any
-            order allowed, NaN and infinity not (unchecked while compiling).
+            order allowed, NaN and infinity not (unchecked while compiling and while a CUDA graph is captured).
         inv_freq: angle per unit of position, [R/2], [A, R/2] or, for frequencies of each head, [H, A, R/2] with
             H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
         scaling: factor of cosines and sines (transformers' attention_scaling).
@@ -149,7 +150,7 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
             f"positions: expected [N], [B, N] or [A, B, N] with B = {batch}, N = {tokens}, got shape "
             f"{tuple(positions.shape)}"
         )
-    if positions.is_floating_point() and not torch.compiler.is_compiling() and not positions.isfinite().all():
+    if positions.is_floating_point() and has_values(positions) and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")
 

@@ -87,8 +87,8 @@ cudaError_t run(const Launch& launch) {
   const size_t threads = size_t{launch.block.x} * launch.block.y * launch.block.z;
   if (threads == 0 || threads > 1024 || threads % 32)
     return invalid("expected a block of at most 1024 threads, a multiple of 32, got " + std::to_string(threads));
-  if (launch.shared_bytes > kMaxShared)
-    return invalid("expected at most " + std::to_string(kMaxShared) + " bytes of shared memory, got " +
+  if (launch.shared_bytes > config.shared_limit)
+    return invalid("expected at most " + std::to_string(config.shared_limit) + " bytes of shared memory, got " +
                    std::to_string(launch.shared_bytes));
   const size_t blocks = size_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   if (blocks == 0 || launch.grid.x > 0x7fffffff || launch.grid.y > 65535 || launch.grid.z > 65535 ||
@@ -118,10 +118,10 @@ const char* gistkit_emulator_error() {
   return gistkit::emulator::last_error.c_str();
 }
 
-// order: 0 forward, 1 reverse, 2 random; copies: 0 poison, 1 eager, 2 lazy.
-void gistkit_emulator_configure(int order, unsigned seed, int copies) {
+// order: 0 forward, 1 reverse, 2 random; copies: 0 poison, 1 eager, 2 lazy; shared_limit: at most kMaxShared.
+void gistkit_emulator_configure(int order, unsigned seed, int copies, size_t shared_limit) {
   gistkit::emulator::config = {static_cast<gistkit::emulator::Order>(order), seed,
-                               static_cast<gistkit::emulator::CopyMode>(copies)};
+                               static_cast<gistkit::emulator::CopyMode>(copies), shared_limit};
 }
 
 // Blocks, switches between threads, mma, 8x8 matrix loads and how many of these had bank conflicts; since the last

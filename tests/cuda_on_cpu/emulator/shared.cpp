@@ -23,8 +23,9 @@ void do_copy(const Copy& copy) {
 
 // New shared memory is NaN in every type.
 void grow_shared(size_t bytes) {
-  if (block.shared_used + bytes > kMaxShared)
-    fail("shared memory: %zu bytes over the limit of %zu", block.shared_used + bytes - kMaxShared, kMaxShared);
+  if (block.shared_used + bytes > config.shared_limit)
+    fail("shared memory: %zu bytes over the limit of %zu", block.shared_used + bytes - config.shared_limit,
+         config.shared_limit);
   unsigned char* memory = block.shared + block.shared_used;
 #ifdef __SANITIZE_ADDRESS__
   ASAN_UNPOISON_MEMORY_REGION(memory, bytes);

@@ -14,8 +14,8 @@
 namespace gistkit::emulator {
 
 constexpr size_t kStackBytes = 256 * 1024;
-constexpr size_t kMaxShared = 227 * 1024;
-constexpr uint32_t kSharedBase = 1024;  // shared addresses start here, so that 0 is never valid
+constexpr size_t kMaxShared = 227 * 1024;  // of any device
+constexpr uint32_t kSharedBase = 1024;     // shared addresses start here, so that 0 is never valid
 constexpr int kMaxWarps = 32;
 
 enum class Order { kForward, kReverse, kRandom };
@@ -25,6 +25,7 @@ struct Config {
   Order order = Order::kForward;
   uint32_t seed = 1;
   CopyMode copies = CopyMode::kPoison;
+  size_t shared_limit = kMaxShared;  // bytes that a block may have
 };
 extern Config config;
 
