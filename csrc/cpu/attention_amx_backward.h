@@ -152,22 +152,12 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
       for (int i = 0; i < kDeep; ++i)
         copy_row(seen(j + i) ? p_.key.at(b, h, j + i) : nullptr, seen(j + i), p_.dim_qk, qk_pad_, w.rows + i * qk_pad_);
       const int64_t at = j - start;
-      pack_second(w.rows, qk_pad_, to.key_columns + at * qk_pad_);
-      for (int d = 0; d < qk_pad_; d += kTileColumns)
-        for (int i = 0; i < kHalf; ++i)
-          interleave(w.rows + 2 * i * qk_pad_ + d, w.rows + (2 * i + 1) * qk_pad_ + d,
-                     to.key_pairs + at * qk_pad_ + d * kDeep + 2 * i * kTileColumns);
+      pack_along_dims(w.rows, qk_pad_, to.key_columns + at * qk_pad_);
+      pack_along_rows(w.rows, qk_pad_, to.key_pairs + at * qk_pad_);
       for (int i = 0; i < kDeep; ++i)
         copy_row(seen(j + i) ? p_.value.at(b, h, j + i) : nullptr, seen(j + i), p_.dim_v, v_pad_, w.rows + i * v_pad_);
-      pack_second(w.rows, v_pad_, to.value_columns + at * v_pad_);
+      pack_along_dims(w.rows, v_pad_, to.value_columns + at * v_pad_);
     }
-  }
-
-  // kDeep rows -> second factors along their dimensions, [half][kDeep dims].
-  static void pack_second(const BFloat16* rows, int padded, BFloat16* to) {
-    for (int i = 0; i < kDeep; i += kHalf)
-      for (int d = 0; d < padded; d += kDeep)
-        transpose_pairs(rows + i * padded + d, padded, to + i * padded + d * kTileColumns);
   }
 
   void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile,
@@ -190,48 +180,20 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
       if (range.empty()) continue;
       begin[g] = (range.begin - start) / kDeep * kDeep;
       end[g] = round_up(range.end - start, kDeep);
-      products(s.queries + (row + first) * qk_pad_, qk_pad_, keys.key_columns, begin[g], end[g], w.weights);
-      products(s.grads + (row + first) * v_pad_, v_pad_, keys.value_columns, begin[g], end[g], w.grads);
+      tile_products<kKeys>(s.queries + (row + first) * qk_pad_, qk_pad_, keys.key_columns, begin[g], end[g], w.weights);
+      tile_products<kKeys>(s.grads + (row + first) * v_pad_, v_pad_, keys.value_columns, begin[g], end[g], w.grads);
       for (int r = 0; r < kDeep; ++r)
         differentiate(s, w, row + first, r, r < count && partial ? its + int64_t{r} * p_.num_spans * 2 : nullptr, start,
                       begin[g], end[g], bias, grad_bias);
       round_group(w, g, begin[g], end[g]);
-      add_to_queries(w.grad_rows, keys.key_pairs, begin[g], end[g], grad_query + (row + first) * qk_pad_);
+      add_tile_products<kKeys>(w.grad_rows, keys.key_pairs, begin[g], end[g], qk_pad_,
+                               grad_query + (row + first) * qk_pad_);
     }
     add_to_keys(s.query_columns + row * qk_pad_, qk_pad_, w.grad_pairs, begin, end, keys.grad_key);
     add_to_keys(s.grad_columns + row * v_pad_, v_pad_, w.weight_pairs, begin, end, keys.grad_value);
     if (!grad_bias) return;
     const int columns = static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start));
     for (int c = 0; c < columns; ++c) grad_bias[c] += w.sums[c];
-  }
-
-  // to[kDeep rows][kKeys] = rows by columns [begin, end).
-  static void products(const BFloat16* rows, int padded, const BFloat16* columns, int begin, int end, float* to) {
-    const int64_t stride = int64_t{padded} * sizeof(BFloat16), half = int64_t{kHalf} * padded;
-    constexpr int64_t kStride = kKeys * sizeof(float);
-    tile_fence();
-    for (int c = begin; c < end; c += kDeep) {
-      const BFloat16* column = columns + int64_t{c} * padded;
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int d = 0; d < padded; d += kDeep, column += kBlock) {
-        _tile_loadd(4, rows + d, stride);
-        _tile_loadd(6, column, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, column + half, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, rows + half + d, stride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      _tile_stored(0, to + c, kStride);
-      _tile_stored(1, to + c + kHalf, kStride);
-      _tile_stored(2, to + kHalf * kKeys + c, kStride);
-      _tile_stored(3, to + kHalf * kKeys + c + kHalf, kStride);
-    }
-    tile_fence();
   }
 
   // Row r of a group whose rows start at `row`: products -> weights, and gradients of weights -> of products. `spans`
@@ -297,36 +259,6 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
                             _mm512_extracti64x4_epi64(grad, 1));
       }
     }
-  }
-
-  // grad_query[kDeep rows][dim] += a group's gradients by keys.
-  void add_to_queries(const BFloat16* grads, const BFloat16* key_pairs, int begin, int end, float* grad_query) const {
-    const int64_t stride = int64_t{qk_pad_} * sizeof(float), half = int64_t{kHalf} * qk_pad_;
-    constexpr int64_t kStride = kKeys * sizeof(BFloat16);
-    tile_fence();
-    for (int d = 0; d < qk_pad_; d += kDeep) {
-      float* to = grad_query + d;
-      _tile_loadd(0, to, stride);
-      _tile_loadd(1, to + kHalf, stride);
-      _tile_loadd(2, to + half, stride);
-      _tile_loadd(3, to + half + kHalf, stride);
-      for (int c = begin; c < end; c += kDeep) {
-        const BFloat16* pairs = key_pairs + int64_t{c} * qk_pad_ + d * kDeep;
-        _tile_loadd(4, grads + c, kStride);
-        _tile_loadd(6, pairs, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, pairs + kBlock, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, grads + kHalf * kKeys + c, kStride);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      _tile_stored(0, to, stride);
-      _tile_stored(1, to + kHalf, stride);
-      _tile_stored(2, to + half, stride);
-      _tile_stored(3, to + half + kHalf, stride);
-    }
-    tile_fence();
   }
 
   // to[dim][kKeys] += columns of all groups by pairs, where a group has them.
