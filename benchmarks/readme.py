@@ -190,19 +190,21 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
     """Median milliseconds of a suite's JSON: a column a form, a row a case that the pattern `cases` matches.
 
     The pattern's groups, joined, are what a row is called. Forms in which `leave_out` is found have no column. Where
-    the suite measured the roof, a last column says how much of it the first form reaches: of the multiply-add peak, or
-    of the reading speed where a case has no work but traffic; of neither for products of bfloat16.
+    the suite measured the roof, a last column says how much of it the first form reaches, but for matrix units: of the
+    multiply-add peak, or of the reading speed where a case has no work but traffic.
     """
     content = json.loads(path.read_text())
     found = {case["name"]: case for case in content.get("cases", [])}
     rows: dict[str, dict[str, str]] = {}
+    rated = ""
     for timing in content["milliseconds"]:
         match = re.fullmatch(cases, timing["case"])
         if match is None or re.search(leave_out, timing["form"]):
             continue
         row = rows.setdefault(", ".join(match.groups()), {})
         row[timing["form"]] = f"{timing['median']:.3g}"
-        if "roof" in content and len(row) == 1 and not (found[timing["case"]]["work"] and "bfloat16" in timing["case"]):
+        if "roof" in content and "of the roof" not in row and not timing["form"].endswith(" amx"):
+            rated = rated or timing["form"]
             roof, case = Roof(**content["roof"]), found[timing["case"]]
             peak, done = (
                 (roof.peak(timing["form"]), case["work"]) if case["work"] else (roof.read_gbps, case["traffic"])
@@ -211,7 +213,7 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
     # The share of the roof comes last, whatever forms later rows add.
     forms = sorted(dict.fromkeys(form for row in rows.values() for form in row), key="of the roof".__eq__)
     cells = [[case, *(row.get(form, "-") for form in forms)] for case, row in rows.items()]
-    unit = f"Median milliseconds{f'; of the roof: {forms[0]}' if 'of the roof' in forms else ''}."
+    unit = f"Median milliseconds{f'; of the roof: {rated}' if rated else ''}."
     return f"{format_table([[title, *forms], *cells])}\n\n{unit} {machine_line(content['machine'])}."
 
 

@@ -190,30 +190,47 @@ def test_large_biases(level: float, isa: str) -> None:
         assert all(t.isfinite().all() for t in got[2:])
 
 
-def test_gradients_over_a_long_causal_sequence(isa: str) -> None:
-    """Sums over many rows lose no more than torch's own kernel does."""
-    length, dim = 1500, 64
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sizes", [(2, 2, 1500, 64, 64), (4, 2, 1100, 80, 48)], ids=["even", "gqa-odd"])
+def test_gradients_over_a_long_causal_sequence(sizes: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
+    """Sums of many terms lose no more than torch's, and whole tiles are seen."""
+    heads, key_heads, length, dim, dim_v = sizes
     g = torch.Generator().manual_seed(3)
-    tensors = [torch.randn(1, 2, length, dim, generator=g) for _ in range(4)]
+    shapes = (heads, dim), (key_heads, dim), (key_heads, dim_v), (heads, dim_v)
+    tensors = [torch.randn(1, count, length, size, generator=g).to(dtype) for count, size in shapes]
     plan = causal_plan(length)
 
     def run(function: Any, dtype: torch.dtype) -> list[Tensor]:
-        inputs = [t.to(dtype).requires_grad_() for t in tensors[:3]]
+        inputs = [t.to(dtype, copy=True).requires_grad_() for t in tensors[:3]]
         out = function(*inputs)
         return [out.detach(), *torch.autograd.grad(out, inputs, tensors[3].to(dtype))]
 
     sdpa = torch.nn.functional.scaled_dot_product_attention
     exact = run(lambda q, k, v: reference.attention(q, k, v, plan), torch.float64)
-    low = run(lambda q, k, v: sdpa(q, k, v, is_causal=True), torch.float32)
-    got = run(lambda q, k, v: gistkit.attention(q, k, v, plan), torch.float32)
+    low = run(lambda q, k, v: sdpa(q, k, v, is_causal=True, enable_gqa=heads > key_heads), dtype)
+    got = run(lambda q, k, v: gistkit.attention(q, k, v, plan), dtype)
     for name, mine, torchs, true in zip(("out", "query", "key", "value"), got, low, exact, strict=True):
         error, allowed = (mine - true).abs().max(), 2 * (torchs - true).abs().max()
         assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
 
 
+def test_amx_rounds_weights_where_it_is_on_alone() -> None:
+    if (before := gistkit.ops.cpu_amx()) is None or gistkit.ops.cpu_isa() != "avx512":
+        pytest.skip("AMX is not in use")
+    case = Case((1, 1, 1, 300, 300, 32, 32, 1, False), torch.bfloat16)
+    found = []
+    for on in (True, False, True):
+        gistkit.ops.cpu_amx(on)
+        found.append(case.run(gistkit.attention))
+    gistkit.ops.cpu_amx(before)
+    for name, a, b, c in zip(NAMES, *found, strict=False):
+        assert torch.equal(a, c) and (name == "lse" or not torch.equal(a, b)), name
+
+
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0), (200, 0)])
-def test_no_queries_or_no_keys(queries: int, keys: int, isa: str) -> None:
-    case = Case((2, 4, 2, queries, keys, 8, 8, 1, False), torch.float32, bias="h")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_no_queries_or_no_keys(queries: int, keys: int, dtype: torch.dtype, isa: str) -> None:
+    case = Case((2, 4, 2, queries, keys, 8, 8, 1, False), dtype, bias="h")
     got = case.run(gistkit.attention)
     assert got[0].shape == (2, 4, queries, 8)
     assert (got[1] == -torch.inf).all()
@@ -221,10 +238,11 @@ def test_no_queries_or_no_keys(queries: int, keys: int, isa: str) -> None:
         assert name == "lse" or (t == 0).all(), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("queries", [2, 50])
-def test_rows_without_keys(queries: int, isa: str) -> None:
+def test_rows_without_keys(queries: int, dtype: torch.dtype, isa: str) -> None:
     """Whatever comes from above, also where the only keys of a row have a bias of -inf."""
-    q, k, v = (torch.randn(1, 1, queries, 8, requires_grad=True) for _ in range(3))
+    q, k, v = (torch.randn(1, 1, queries, 8, dtype=dtype, requires_grad=True) for _ in range(3))
     bias = torch.zeros(1, 1, queries)
     bias[..., 1] = -torch.inf
     bias.requires_grad_()
@@ -258,23 +276,24 @@ def test_keys_that_no_row_sees_are_never_read() -> None:
         torch.testing.assert_close(got, alone)
 
 
-def test_any_strides(isa: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_any_strides(dtype: torch.dtype, isa: str) -> None:
     """Views of [B, N, H, D] and of one fused projection, misaligned, expanded, with a strided last dimension."""
     g = torch.Generator().manual_seed(1)
     plan = causal_plan(70)
-    fused = torch.randn(2, 70, 3 * 4 * 24 + 1, generator=g)[..., 1:].view(2, 70, 3, 4, 24)
+    fused = torch.randn(2, 70, 3 * 4 * 24 + 1, generator=g).to(dtype)[..., 1:].view(2, 70, 3, 4, 24)
     views = {
         "fused": [fused[:, :, i].transpose(1, 2) for i in range(3)],
-        "tokens first": [torch.randn(2, 70, 4, 24, generator=g).transpose(1, 2) for _ in range(3)],
-        "expanded": [torch.randn(2, 1, 70, 24, generator=g).expand(2, 4, 70, 24) for _ in range(3)],
-        "strided": [torch.randn(2, 4, 24, 70, generator=g).transpose(2, 3) for _ in range(3)],
+        "tokens first": [torch.randn(2, 70, 4, 24, generator=g).to(dtype).transpose(1, 2) for _ in range(3)],
+        "expanded": [torch.randn(2, 1, 70, 24, generator=g).to(dtype).expand(2, 4, 70, 24) for _ in range(3)],
+        "strided": [torch.randn(2, 4, 24, 70, generator=g).to(dtype).transpose(2, 3) for _ in range(3)],
     }
     for name, tensors in views.items():
         inputs = [t.detach().requires_grad_() for t in tensors]
         copies = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for t in tensors]
         got, plain = gistkit.attention(*inputs, plan), gistkit.attention(*copies, plan)
         assert torch.equal(got, plain), name
-        upstream = torch.randn(got.shape, generator=g)
+        upstream = torch.randn(got.shape, generator=g).to(dtype)
         for a, b in zip(
             torch.autograd.grad(got, inputs, upstream), torch.autograd.grad(plain, copies, upstream), strict=True
         ):

@@ -70,6 +70,10 @@ def test_amx_can_be_turned_off_by_the_environment(variable, on):
     assert shown.stdout.strip() == str(None if there is None else on), shown.stderr
 
 
+def test_an_unknown_choice_of_amx_is_refused():
+    assert "GISTKIT_AMX: expected 0 or 1, got 'off'" in run("import gistkit; gistkit.ops", GISTKIT_AMX="off").stderr
+
+
 def copy_of_package(tmp_path):
     """The installed package, Python files and libraries, in a folder of its own."""
     target = tmp_path / "gistkit"

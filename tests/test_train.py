@@ -310,7 +310,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
             run(model, None, tmp_path / "c", **arguments)
 
 
-def test_gists_may_start_as_means(tmp_path):
+def test_gists_may_start_as_means(tmp_path, monkeypatch):
     rows = [
         {"context": f"Number {n} follows {n - 1}." * (1 + n % 3), "question": "And?", "answers": [str(n)]}
         for n in range(40)
@@ -341,6 +341,7 @@ def test_gists_may_start_as_means(tmp_path):
 
     # What goes on has its maps, and does not solve for them again.
     whole = train("whole", 3, gists_as_means=40)
+    monkeypatch.setattr("gistkit.train.command.start_as_means", lambda *_, **__: pytest.fail("started again"))
     assert train("means", 3, gists_as_means=40, resume=True).held_out == whole.held_out
 
 

@@ -21,14 +21,14 @@ constexpr decltype(&attention_backward) kBackward[] = {generic::attention_backwa
 
 void attention_forward(const AttentionForward& problem, const Parallel& pool) {
 #ifdef GISTKIT_AMX
-  if (amx_in_use() && amx::suits(problem)) return amx::attention_forward(problem, pool);
+  if (amx::suits(problem) && amx_in_use()) return amx::attention_forward(problem, pool);
 #endif
   kForward[static_cast<int>(current_isa())](problem, pool);
 }
 
 void attention_backward(const AttentionBackward& problem, const Parallel& pool) {
 #ifdef GISTKIT_AMX
-  if (amx_in_use() && amx::suits(problem)) return amx::attention_backward(problem, pool);
+  if (amx::suits(problem) && amx_in_use()) return amx::attention_backward(problem, pool);
 #endif
   kBackward[static_cast<int>(current_isa())](problem, pool);
 }

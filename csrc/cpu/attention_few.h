@@ -119,14 +119,26 @@ class FewQueriesKernel {
       for (int x = 0; x < bytes; x += 64) __builtin_prefetch(row + x, 0, 2);
     }
   };
-  Coming coming(int64_t b, int64_t h, int64_t first) const {
-    const int element = element_size();
-    const int rows = static_cast<int>(smaller<int64_t>(kChunk, larger<int64_t>(0, p_.num_keys - first)));
+  Coming coming(int64_t b, int64_t h, KeyRange range) const {
+    const int element = element_size(), rows = range.empty() ? 0 : range.end - range.begin;
     // A step every 4 keys of a block of rows, and every 4 values of one and of a block of columns.
     const int vectors = divide_up(p_.dim_v, kWidth), columns = vectors / 4 + vectors % 4 / 2 + vectors % 2;
     const int steps = num_blocks() * (1 + columns) * kChunk / 4;
-    return {p_.key.at(b, h, first), p_.value.at(b, h, first), p_.key.row, p_.value.row,
-            p_.dim_qk * element,    p_.dim_v * element,       rows,       steps};
+    return {p_.key.at(b, h, range.begin),
+            p_.value.at(b, h, range.begin),
+            p_.key.row,
+            p_.value.row,
+            p_.dim_qk * element,
+            p_.dim_v * element,
+            rows,
+            steps};
+  }
+
+  // What the queries see of the chunk that starts at key `first`.
+  KeyRange seen(const int32_t* spans, int64_t first) const {
+    const auto from = static_cast<int32_t>(smaller(first, p_.num_keys));
+    const auto to = static_cast<int32_t>(smaller(first + kChunk, p_.num_keys));
+    return visible_range(spans, p_.num_queries, p_.num_spans, from, to);
   }
 
   void attend(int64_t item, int worker) {
@@ -144,12 +156,14 @@ class FewQueriesKernel {
     T factors[kMostRows];
     const int32_t* spans = setup_.row_spans(b, 0);
     const int32_t stop = static_cast<int32_t>(smaller((split + 1) * kSplit, p_.num_keys));
+    KeyRange ahead = seen(spans, split * kSplit);
     for (int32_t first = static_cast<int32_t>(split * kSplit); first < stop; first += kChunk) {
-      KeyRange range = visible_range(spans, p_.num_queries, p_.num_spans, first, smaller(first + kChunk, stop));
+      const KeyRange range = ahead;
+      ahead = seen(spans, first + kChunk);
       if (range.empty()) continue;
       const int from = range.begin - first, count = range.end - range.begin;
       const int begin = from / kPanel * kPanel, end = round_up(from + count, kPanel);
-      Coming next = coming(b, h, first + kChunk);
+      Coming next = coming(b, h, ahead);
       read(p_.key, b, h, range.begin, count, p_.dim_qk, qk_pad_, room, [&](auto keys) {
         blocks([&]<int kR>(int r) { dots<kR>(queries + r * qk_pad_, keys, count, next, scores + r * kChunk + from); });
       });

@@ -50,19 +50,28 @@ static std::atomic<int>& chosen() {
   return level;
 }
 
-// Whether the processor has tiles and bf16, and Linux lets this process use them.
+// Whether the processor has tiles and bf16, and this build uses them.
 static bool has_amx() {
 #ifdef GISTKIT_AMX
   static const bool has = [] {
     constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAvx512Bf16 = 1u << 5;
-    constexpr int kRequestPermission = 0x1023, kTileData = 18;
     unsigned eax, ebx, ecx, edx;
     if (best_isa() != Isa::kAvx512 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
     if ((edx & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
-    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) || !(eax & kAvx512Bf16)) return false;
-    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAvx512Bf16);
   }();
   return has;
+#else
+  return false;
+#endif
+}
+
+// Whether Linux lets this process use the tiles. It is asked at first need: what it grants cannot be given back.
+static bool amx_allowed() {
+#ifdef GISTKIT_AMX
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  static const bool allowed = has_amx() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return allowed;
 #else
   return false;
 #endif
@@ -77,7 +86,7 @@ static std::atomic<bool>& amx_chosen() {
 }
 
 bool amx_in_use() {
-  return current_isa() == Isa::kAvx512 && amx_chosen().load(std::memory_order_relaxed);
+  return current_isa() == Isa::kAvx512 && amx_chosen().load(std::memory_order_relaxed) && amx_allowed();
 }
 
 Isa current_isa() {
@@ -97,7 +106,8 @@ int gistkit_cpu_best_isa() {
 }
 
 int gistkit_cpu_amx(int on) {
-  if (!gistkit::has_amx()) return -1;
+  if (!gistkit::has_amx() || (on > 0 && !gistkit::amx_allowed())) return -1;
   if (on >= 0) gistkit::amx_chosen().store(on != 0, std::memory_order_relaxed);
-  return gistkit::amx_chosen().load(std::memory_order_relaxed);
+  if (!gistkit::amx_chosen().load(std::memory_order_relaxed)) return 0;
+  return gistkit::amx_allowed() ? 1 : -1;
 }

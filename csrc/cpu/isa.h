@@ -22,6 +22,7 @@ extern "C" {
 // level asked for is not available.
 __attribute__((visibility("default"))) int gistkit_cpu_isa(int level);
 __attribute__((visibility("default"))) int gistkit_cpu_best_isa();
-// The same for AMX: 0 or 1 chooses, less only asks. Returns 1 where it is on, 0 where it is off, -1 without it.
+// The same for AMX, which is used beside AVX-512 alone: 0 or 1 chooses, less only asks. Returns 1 where it is on, 0
+// where it is off, -1 where there is none or the system does not allow it.
 __attribute__((visibility("default"))) int gistkit_cpu_amx(int on);
 }

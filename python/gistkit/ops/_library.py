@@ -92,10 +92,11 @@ def cpu_isa(name: str | None = None) -> str:
 
 
 def cpu_amx(on: bool | None = None) -> bool | None:
-    """Whether the CPU's attention multiplies bfloat16 on AMX tiles beside "avx512"; with `on`, chooses it first.
+    """Whether the CPU's attention multiplies bfloat16 on AMX tiles, where `cpu_isa` is "avx512"; `on` chooses it first.
 
     Weights then are rounded to bfloat16 before they meet values, as on a GPU. None where there is no AMX: not in the
-    processor, not allowed by the system, or not in this build. GISTKIT_AMX=0 turns it off.
+    processor, not allowed by the system, or not in this build. GISTKIT_AMX=0 turns it off; Linux is asked for its
+    registers at the first use.
 
     Raises:
         ValueError: if AMX is to be turned on where there is none.
@@ -108,6 +109,8 @@ def cpu_amx(on: bool | None = None) -> bool | None:
     return bool(found)
 
 
-# The variable is read in C++ at first use; here a wrong value gets its message.
+# The variables are read in C++ at first use; here a wrong value gets its message.
 if "GISTKIT_ISA" in os.environ:
     cpu_isa(os.environ["GISTKIT_ISA"])
+if os.environ.get("GISTKIT_AMX", "1") not in ("0", "1"):
+    raise ValueError(f"GISTKIT_AMX: expected 0 or 1, got {os.environ['GISTKIT_AMX']!r}")

@@ -124,7 +124,7 @@ def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None
     while count < gists:
         batch = batches(step)
         mask = batch.get(MASK, torch.ones_like(batch[CONTEXT]))
-        rows = [row[kept.bool()].tolist() for row, kept in zip(batch[CONTEXT], mask, strict=True)]
+        rows = [row[kept.bool()].tolist()[: compressor.window] for row, kept in zip(batch[CONTEXT], mask, strict=True)]
         count += sum(-(-len(row) // compressor.chunk) for row in rows)
         contexts += rows
         step += 1
