@@ -65,7 +65,8 @@ template <class T, int kCount>
 __global__ void __launch_bounds__(kListThreads, 2)
     ancestor_key_grad_kernel(const __grid_constant__ AncestorAttentionGradParams p) {
   using Group = Elements<T, kCount>;
-  using Shared = T[kListSums<T, 2, kCount>];
+  constexpr int kShared = kListSums<T, 2, kCount>;
+  using Shared = T[kShared];
   GISTKIT_SHARED(Shared, of_warps);
   const int slot = static_cast<int>(threadIdx.x) / kListLanes;
   const int64_t row = p.heads * p.head_dim;

@@ -100,7 +100,8 @@ template <class T, int kCount>
 __global__ void __launch_bounds__(kListThreads, 2)
     trie_table_grad_kernel(const __grid_constant__ TrieMixGradParams p, const int32_t heads_of_part, const bool wide) {
   using Group = Elements<T, kCount>;
-  using Shared = T[kListSums<T, kTableHeads + 1, kCount>];
+  constexpr int kShared = kListSums<T, kTableHeads + 1, kCount>;
+  using Shared = T[kShared];
   GISTKIT_SHARED(Shared, of_warps);
   const int64_t symbol = blockIdx.x, head = int64_t{blockIdx.z} * heads_of_part;
   const int heads = static_cast<int>(p.heads - head < heads_of_part ? p.heads - head : heads_of_part);
