@@ -68,8 +68,7 @@ struct TileRegisters {
   ~TileRegisters() { _tile_release(); }
 };
 
-// Products of two tiles of rows by two of columns at once: each that is loaded is used twice.
-
+// Two tiles of rows by two of columns at once, so that each that is loaded is used twice:
 // to[32 rows][kKeys] = rows by columns [begin, end), which are whole groups of 32. Rows are `padded` elements, columns
 // are second factors [16 columns][32 of padded].
 template <int kKeys>

@@ -217,7 +217,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
         S::store(weights + c, weight);
         const V grad = S::mul(weight, S::sub(S::load(grads + c), delta));
         S::store(grads + c, S::mul(grad, slope));
-        // What is masked has no gradient; its sum is taken away again below.
+        // The bias comes after the cap, whose slope is not in its gradient.
         if (grad_bias) S::store(w.row + c, grad);
       }
     } else {
