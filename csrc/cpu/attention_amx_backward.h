@@ -89,15 +89,6 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
     return w;
   }
 
-  Keys tile_keys(const Slot& s, const Worker& w, int32_t tile) const {
-    Keys keys = w.keys;
-    if (setup_.group > 1) {
-      keys.grad_key = s.grad_keys + int64_t{tile} * kKeys * qk_pad_;
-      keys.grad_value = s.grad_values + int64_t{tile} * kKeys * v_pad_;
-    }
-    return keys;
-  }
-
   void pack_queries(int64_t first, int64_t index, int64_t member, int64_t tile, int worker_index) {
     const Slot s = slot(index);
     const Worker w = worker(worker_index);

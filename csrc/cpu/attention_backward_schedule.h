@@ -7,8 +7,9 @@
 namespace gistkit {
 namespace {
 
-// Kernel has qk_pad_, v_pad_, carve_slot, carve_worker, tile_keys, pack_queries, pack_keys, pair, write_queries and
-// write_keys. T is the type of sums.
+// Kernel has qk_pad_, v_pad_, carve_slot, carve_worker, pack_queries, pack_keys, pair, write_queries and write_keys;
+// its slots have grad_query, grad_keys and grad_values, its workers `keys` with grad_key and grad_value. T is the type
+// of sums.
 template <class Kernel, class T, int kQueries, int kKeys>
 class BackwardSchedule {
   // Items of work that a call is cut into where it has few heads.
@@ -177,7 +178,12 @@ class BackwardSchedule {
     T* grad_query = s.grad_query + split * padded_queries_ * self().qk_pad_;
     for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile) {
       const int64_t start = int64_t{tile} * kKeys;
-      const auto keys = self().tile_keys(s, w, tile);
+      // Gradients that several query heads add to outlive the tile's turn.
+      auto keys = w.keys;
+      if (setup_.group > 1) {
+        keys.grad_key = s.grad_keys + start * self().qk_pad_;
+        keys.grad_value = s.grad_values + start * self().v_pad_;
+      }
       if (member == 0) {
         std::memset(keys.grad_key, 0, sizeof(T) * kKeys * self().qk_pad_);
         std::memset(keys.grad_value, 0, sizeof(T) * kKeys * self().v_pad_);
