@@ -87,6 +87,7 @@ class Page:
         self.page.mouse.move(*self.place(query, key, name))
         self.page.evaluate(FRAME)
         rows = self.page.locator(".bk-tooltip-content tr")
+        rows.first.wait_for()  # a box that is not shown yet has no tabs between its cells
         return dict(text.split("\t", 1) for text in rows.all_inner_texts())
 
     def colour(self, x, y):
