@@ -17,6 +17,7 @@ from pathlib import Path
 
 import runs
 from extrapolation import read_runs as extrapolation_runs
+from greedy import read_runs as greedy_runs
 from in_place import read_runs as in_place_runs
 from masks import FEW
 from nuggets import read_runs as nuggets_runs
@@ -28,12 +29,14 @@ from gistkit.evaluate.report import format_table
 from gistkit.studies import (
     compression_loss,
     extrapolation_report,
+    greedy_report,
     in_place_report,
     nuggets_report,
     pooling_report,
     resolution_report,
 )
 from gistkit.studies.report import read_json, table_rows
+from gistkit.train.recipe import find_preset
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -141,6 +144,20 @@ def nuggets_table() -> str:
             how = f"{recipe.batch} contexts of {recipe.context} tokens"
             tables.append(f"{format_table(nuggets_report.reconstruction_rows(runs))}\n\n{made.format(how)}")
     return "\n\n".join(tables)
+
+
+def greedy_table() -> str:
+    """How near nuggets are to the best found, from `benchmarks/results/greedy`."""
+    found = greedy_runs()
+    content = found[0][2]
+    recipe, preset = content["recipe"], find_preset(content["training"]["preset"]).recipe
+    table = format_table(greedy_report.table_rows({title: texts for texts, title, _ in found}))
+    machines = machines_line([(None, None, content["machine"]) for *_, content in found])
+    return (
+        f"{table}\n\n{greedy_report.CAPTION}\n{recipe['context']} tokens compressed, {recipe['read']} read, "
+        f"{recipe['asked']} asked, after {content['training']['steps']} steps of {preset.batch} passages of "
+        f"{preset.max_length} tokens. {machines}."
+    )
 
 
 def without(rows: list[list[str]], column: str) -> list[list[str]]:
@@ -344,6 +361,7 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
         "retrieval": (bool(extrapolation_runs("retrieval")), retrieval_table),
         "resolution": (bool(resolution_runs()), resolution_table),
         "nuggets": (bool(nuggets_runs()), nuggets_table),
+        "greedy": (bool(greedy_runs()), greedy_table),
     }
     tables |= {name: lambda _, make=make: make() for name, (there, make) in studies.items() if there}
     readme: dict[str, Callable[[str], str]] = {"demo": lambda _: demo_table(), "summary": summary_table}

@@ -32,6 +32,7 @@ COMMANDS = [
     "smollm2",
     "in_place",
     "pooling",
+    "greedy",
 ]
 sys.path.insert(0, str(BENCHMARKS))
 

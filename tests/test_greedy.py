@@ -214,7 +214,7 @@ def test_figures_are_means_over_texts_and_perplexity_over_tokens():
     figures = greedy_report.summary(found)
     wanted = {"overlap": 2.5 / 3, "overlap_but_last": 2 / 3, "perplexity_before": 4, "perplexity_after": 2}
     assert figures == pytest.approx({**wanted, "texts": 3, "tried": 34})
-    rows = greedy_report.table_rows(found, "Dodo 3x")
+    rows = greedy_report.table_rows({"Dodo 3x": found})
     assert rows[1] == ["Dodo 3x", "83.3% (66.7%)", "4.00", "2.00", "50.0%", "3"]
     assert rows[2] == ["paper: Dodo 10x", "75.3%", "7.74", "7.13", "7.9%", "1000"]
     assert "overlap_but_last" not in greedy_report.summary(found[2:])
@@ -222,10 +222,11 @@ def test_figures_are_means_over_texts_and_perplexity_over_tokens():
 
 def test_an_infinite_perplexity_is_null_in_json(tmp_path):
     found = [Improved((3,), (3,), 900.0, 800.0, 0)]
-    greedy_report.write_json(tmp_path / "results.json", found, Recipe(), make())
+    greedy_report.write_json(tmp_path / "results.json", found, Recipe(), make(), {"training": {"steps": 3}})
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["results"]["perplexity_before"] is None
     assert content["texts"][0]["loss_before"] == 900.0
+    assert content["training"] == {"steps": 3}
 
 
 @pytest.fixture(scope="module")

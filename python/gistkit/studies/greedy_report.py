@@ -38,19 +38,22 @@ def summary(found: Sequence[Improved]) -> dict[str, float]:
     return figures | ({"overlap_but_last": fmean(but_last)} if but_last else {})
 
 
-def table_rows(found: Sequence[Improved], title: str) -> list[list[str]]:
-    """Header, a row of what was found, and the paper's."""
+def table_rows(runs: Mapping[str, Sequence[Improved]]) -> list[list[str]]:
+    """Header, a row a compressor by its title, and the paper's."""
     header = ["", "stayed", "perplexity", "of the best found", "lower by", "texts"]
-    return [header, _row(title, summary(found)), _row("paper: Dodo 10x", PAPER)]
+    rows = [_row(title, summary(found)) for title, found in runs.items()]
+    return [header, *rows, _row("paper: Dodo 10x", PAPER)]
 
 
 def format_results(found: Sequence[Improved], title: str) -> str:
     """The table and what its cells are."""
-    return f"{format_table(table_rows(found, title))}\n\n{CAPTION}"
+    return f"{format_table(table_rows({title: found}))}\n\n{CAPTION}"
 
 
-def write_json(path: Path, found: Sequence[Improved], recipe: Recipe, compressor: Dodo) -> None:
-    """Everything measured, with the paper's figures, the recipe, the compressor and the machine.
+def write_json(
+    path: Path, found: Sequence[Improved], recipe: Recipe, compressor: Dodo, more: Mapping[str, object] | None = None
+) -> None:
+    """Everything measured, with the paper's figures, the recipe, the compressor, the machine, and `more` entries.
 
     A perplexity beyond the range of a float becomes null; the losses say how large it was.
     """
@@ -62,6 +65,7 @@ def write_json(path: Path, found: Sequence[Improved], recipe: Recipe, compressor
         "results": {name: value if math.isfinite(value) else None for name, value in summary(found).items()},
         "paper": PAPER,
         "texts": [asdict(one) for one in found],
+        **(more or {}),
     }
     with replacing(path) as partial:
         partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")

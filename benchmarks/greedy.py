@@ -1,0 +1,82 @@
+"""How near nuggets are to the best ones: the study `greedy`, a file a selection in benchmarks/results/greedy.
+
+A Dodo is trained on SmolLM2-135M with each way of selecting, to reconstruct and to read on; then its nuggets in
+held-out passages are swapped one by one for better ones. Strided and random nuggets tell how many stay where none was
+chosen. Selections whose file is there are left out.
+
+example: python benchmarks/greedy.py --selections learned,random --passages 16
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import harness
+
+from gistkit import train
+from gistkit.compress import Compressor, Dodo
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit.studies import greedy, greedy_report
+from gistkit.train.data import load_corpus
+
+RESULTS = harness.ROOT / "benchmarks" / "results" / "greedy"
+SELECTIONS = ("learned", "strided", "random")
+RATIO = 8
+# A context of the size trained on, some tokens that are read, and those whose loss decides; the paper's is for a GPU.
+STUDY = greedy.Recipe(context=64, read=16, asked=32)
+PRESET: dict[str, Any] = {"preset": "smollm2-small", "losses": ["ae", "lm"]}
+
+
+def read_runs() -> list[tuple[list[greedy.Improved], str, dict[str, Any]]]:
+    """The committed files: the texts, what the compressor is called, and all that is in the file."""
+    paths = [RESULTS / f"{selection}-{RATIO}x.json" for selection in SELECTIONS]
+    return [(*greedy_report.read_json(path), json.loads(path.read_text())) for path in paths if path.exists()]
+
+
+def fitted(selection: str, steps: int, work: Path) -> Dodo:
+    """The trained compressor of a selection, from `work` where training left it there."""
+    folder = work / f"{selection}-{steps}"
+    if not (folder / "compressor").is_dir():
+        model, tokenizer = load_smollm2()
+        train.run(
+            model, tokenizer, folder, method="dodo", preset=PRESET["preset"], recipe={"steps": steps},
+            compressor={"ratio": RATIO, "selection": selection, "losses": PRESET["losses"]}, resume=folder.exists(),
+            cpu=True, eval_every=steps,
+        )  # fmt: skip
+    found = Compressor.from_pretrained(folder / "compressor", load_smollm2()[0])
+    if not isinstance(found, Dodo):
+        raise TypeError(f"{folder}: expected a Dodo, got {type(found).__name__}")
+    return found
+
+
+def main() -> int:
+    """Makes the files that are missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--selections", default=",".join(SELECTIONS), help="some of these, comma-separated (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, default=60, help="of training (default: %(default)s)")
+    parser.add_argument("--passages", type=int, default=16, help="held-out ones, at most (default: %(default)s)")
+    parser.add_argument("--work", type=Path, default=Path("runs/greedy"), help="for states (default: %(default)s)")
+    options = parser.parse_args()
+    corpus = load_corpus(tokenizer=load_smollm2()[1])
+    passages = greedy.passages([corpus.held_out.tolist()], STUDY.length, options.passages)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    for selection in options.selections.split(","):
+        path = RESULTS / f"{selection}-{RATIO}x.json"
+        if path.exists():
+            continue
+        compressor = fitted(selection, options.steps, options.work)
+        found = list(greedy.study(compressor, passages, STUDY))
+        more = {"machine": harness.environment(), "training": {"steps": options.steps, **PRESET}}
+        greedy_report.write_json(path, found, STUDY, compressor, more)
+        print(greedy_report.format_results(found, compressor.title))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
