@@ -545,14 +545,18 @@ def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "gistkit.studies.smollm2", fake)
     monkeypatch.setattr("gistkit.studies.smollm2", fake, raising=False)
     assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
-    assert calls == [{"out": tmp_path, "preset": "short", "device": "cpu", "seeds": 1, "resume": True}]
+    common = {"out": tmp_path, "device": "cpu", "seeds": 1}
+    all_layouts = {"layouts": ["dpl", "upl", "epl"], "text": None}
+    assert calls == [{**common, **all_layouts, "preset": "short", "resume": True}]
+    words = ["--layouts", "dpl,epl", "--text", "book.txt", "--preset", "long", "--out", str(tmp_path)]
+    assert cli.main(["demo", "--model", "smollm2", *words]) == 0
+    chosen = {"layouts": ["dpl", "epl"], "text": Path("book.txt")}
+    assert calls[1] == {**common, **chosen, "preset": "long", "resume": False}
     assert cli.main(["demo", "--model", "smollm2", "--steps", "5"]) == 2
-    assert cli.main(["demo", "--model", "smollm2", "--layouts", "dpl,epl"]) == 2
     assert cli.main(["demo", "--preset", "short"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert one_line(lines[:1], "--steps: expected it with --model tiny alone, got 5")
-    assert one_line(lines[1:2], "--layouts: expected it with --model tiny alone")
-    assert one_line(lines[2:], "--preset: expected it with --model smollm2 alone, got 'short'")
+    assert one_line(lines[1:], "--preset: expected it with --model smollm2 alone, got 'short'")
 
 
 def test_names_are_those_of_the_package():

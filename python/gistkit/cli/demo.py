@@ -11,9 +11,9 @@ from gistkit.cli.study import EPL, add_epl_arguments, run_epl
 
 EXAMPLES = """\
 example: gistkit demo --seeds 3 --out runs/three
-example: gistkit demo --model smollm2"""
+example: gistkit demo --model smollm2 --layouts dpl,epl"""
 SMOLLM2_OUT = Path("runs/smollm2")
-ONLY_TINY = ("text", "layouts", "steps")
+ONLY_TINY = ("steps",)
 
 
 def add(commands: Any) -> None:
@@ -48,6 +48,8 @@ def _run_smollm2(arguments: argparse.Namespace) -> int:
     smollm2.run_demo(
         out=arguments.out or SMOLLM2_OUT,
         preset=arguments.preset or "short",
+        layouts=arguments.layouts,
+        text=arguments.text,
         device=where,
         seeds=arguments.seeds,
         resume=arguments.resume,

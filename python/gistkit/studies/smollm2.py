@@ -8,6 +8,7 @@ the AE-loss curves).
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -86,25 +87,36 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
     )
 
 
-def run_demo(out: Path, preset: str = "short", *, device: str = "cpu", seeds: int = 1, resume: bool = False) -> None:
-    """Trains 500xCompressor on SmolLM2-135M under DPL, UPL and EPL, prints a table and writes figures to `out`.
+def run_demo(
+    out: Path,
+    preset: str = "short",
+    *,
+    layouts: Sequence[str] = ("dpl", "upl", "epl"),
+    text: str | Path | None = None,
+    device: str = "cpu",
+    seeds: int = 1,
+    resume: bool = False,
+) -> None:
+    """Trains 500xCompressor on SmolLM2-135M under position layouts, prints a table and writes figures to `out`.
 
     Args:
         out: folder for results.json, pictures, and the states that `resume` goes on from.
         preset: "short" (minutes a layout on a CPU), "long" (chunks of 510 tokens) or "paper" (for a GPU).
+        layouts: those of `gistkit.compress.FiveHundredX` to run.
+        text: file to train on; None: the standard library's topics.
         device: torch device.
         seeds: runs a layout.
         resume: go on where an interrupted run in `out` stopped.
     """
     chosen = recipe(preset)
-    corpus = load_corpus(tokenizer=tokenizer(chosen))
+    corpus = load_corpus(text, tokenizer=tokenizer(chosen))
     print(
         f"SmolLM2-135M, frozen: {chosen.chunk} tokens from {chosen.chunk // chosen.ratio} memory tokens, LoRA of rank "
         f"{chosen.rank} in the encoder; text {corpus.name} ({len(corpus.train)} + {len(corpus.held_out)} tokens)"
     )
     runs = []
     studied = run_study(
-        chosen, build_compressor, ["dpl", "upl", "epl"], list(range(seeds)), corpus, out, device=device, resume=resume
+        chosen, build_compressor, list(layouts), list(range(seeds)), corpus, out, device=device, resume=resume
     )
     for run in studied:
         runs.append(run)
