@@ -163,7 +163,7 @@ def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     words = ["study", "nuggets", "--out", str(tmp_path), "--device", "cpu", "--ratios", "4"]
     assert cli.main([*words, "--methods", "sliding,compressive,learned,strided"]) == 0
     printed = capsys.readouterr().out
-    for title in ("Full (sliding)", "Compressive", "Dodo learned", "Dodo strided", "Paper (Dodo, Table 1"):
+    for title in ("Full (sliding)", "Compressive", "Dodo learned", "Dodo strided", "(Dodo, Table 1)"):
         assert title in printed
     runs, recipe = nuggets_report.read_json(tmp_path / "results.json")
     assert recipe == RECIPE
@@ -174,6 +174,7 @@ def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     rows = nuggets_report.language_rows(runs)
     assert [row[0] for row in rows[1:]] == ["Full (sliding)", "Compressive", "Dodo learned", "Dodo strided"]
     assert rows[1][4] == f"{math.exp(runs[2].test['loss']):.2f}"
+    assert [row[-1] for row in rows[1:]] == ["-", "7.64 / 7.09 / 6.88", "6.91 / 6.58 / 6.30", "-"]
     assert {path.name for path in tmp_path.glob("*.png")} == {
         "perplexity.png", "ae-types.png", "ae-text.png", "lm-types.png", "lm-text.png"
     }  # fmt: skip
