@@ -103,7 +103,7 @@ gpu:
 	$(GPU) -c "import torch; assert torch.cuda.is_available(), 'this torch sees no GPU'"
 	$(GPU) -m pip install -q scikit-build-core pybind11 cmake ninja
 	PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" GISTKIT_CUDA=ON $(GPU) -m pip install -q --no-build-isolation ".[test]"
-	$(GPU) -m pytest tests/test_cuda.py tests/test_cuda_trie.py $(filter-out --quick,$(ARGS))
+	$(GPU) -m pytest tests/cuda_on_cpu/test_primitives.py tests/test_cuda.py tests/test_cuda_trie.py $(filter-out --quick,$(ARGS))
 	$(GPU) benchmarks/gpu.py --save $(filter --quick,$(ARGS))
 
 clean:

@@ -120,7 +120,11 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
     instrumented = [*flags, "-fsanitize=thread,alignment"] if checked and not _sanitizer() else flags
     objects = [_object(source, instrumented) for source in sources]
-    path = _link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"])
+    return load(_link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"]))
+
+
+def load(path: Path) -> Library:
+    """A library and the demangled names of what it defines."""
     symbols = _call(["nm", "-D", "--defined-only", str(path)]).decode().split()[2::3]
     demangled = _call(["c++filt", *symbols]).decode().splitlines()
     return Library(path, ctypes.CDLL(str(path)), dict(zip(demangled, symbols, strict=True)))

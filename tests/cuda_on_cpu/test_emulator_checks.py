@@ -1,4 +1,4 @@
-"""Collectives of the emulator, and each kind of fault that it reports."""
+"""Each kind of fault that the emulator reports."""
 
 from __future__ import annotations
 
@@ -11,44 +11,11 @@ import torch
 SOURCE = "tests/cuda_on_cpu/kernels/probes.cu"
 
 
-class Collectives(ctypes.Structure):
-    _fields_ = (("in_", ctypes.c_void_p), ("out", ctypes.c_void_p), ("doubles", ctypes.c_void_p))
-
-
 class FaultParams(ctypes.Structure):
     _fields_ = (("in_", ctypes.c_void_p), ("out", ctypes.c_void_p), ("fault", ctypes.c_int))
 
 
-STRUCTS = (
-    ("kernels/probes.h", "gistkit::cuda::CollectivesParams", Collectives),
-    ("kernels/probes.h", "gistkit::cuda::FaultParams", FaultParams),
-)
-
-
-@pytest.mark.parametrize("order", emulation.ORDERS)
-@pytest.mark.parametrize("checked", [False, True])
-def test_collectives(checked: bool, order: str) -> None:
-    x = torch.arange(96, dtype=torch.int32)
-    out, doubles = torch.full((9, 96), -7, dtype=torch.int32), torch.zeros(96, dtype=torch.float64)
-    lib = emulation.build("probes", [SOURCE], checked=checked, structs=STRUCTS)
-    params = Collectives(x.data_ptr(), out.data_ptr(), doubles.data_ptr())
-    outputs = {"out": out, "doubles": doubles}
-    lib.run("gistkit::cuda::collectives", params, inputs={"in": x}, outputs=outputs, order=order, seed=5)
-
-    lane, warp = x % 32, x // 32 * 32
-    expected = [
-        warp + lane // 2,
-        x ^ 5,
-        torch.where(lane >= 3, x - 3, x),
-        torch.where(lane % 8 < 5, x + 3, x),
-        torch.full_like(x, 0xAAAAAAAA - 2**32),
-        torch.where(warp == 0, 3, 2),
-        torch.full_like(x, 32),
-        torch.full_like(x, 3),
-        torch.where(lane < 16, warp + 15, -1),
-    ]
-    assert torch.equal(out, torch.stack(expected).int())
-    assert torch.equal(doubles, (x ^ 1) + 0.125)
+STRUCTS = (("kernels/probes.h", "gistkit::cuda::FaultParams", FaultParams),)
 
 
 FAULTS = {

@@ -7,22 +7,6 @@ namespace {
 
 constexpr uint32_t kAll = 0xffffffffu;
 
-__global__ void collectives_kernel(const CollectivesParams p) {
-  const int i = threadIdx.x, lane = i % 32, x = p.in[i];
-  const auto put = [&](int row, int value) { p.out[row * 96 + i] = value; };
-  put(0, __shfl_sync(kAll, x, lane / 2));
-  put(1, __shfl_xor_sync(kAll, x, 5));
-  put(2, __shfl_up_sync(kAll, x, 3));
-  put(3, __shfl_down_sync(kAll, x, 3, 8));
-  put(4, static_cast<int>(__ballot_sync(kAll, x % 2)));
-  put(5, __any_sync(kAll, x == 7) + 2 * __all_sync(kAll, x >= 0));
-  put(6, __syncthreads_count(x % 3 == 0));
-  put(7, __syncthreads_or(x == 95) + 2 * __syncthreads_and(x >= 0));
-  // Half a warp by itself.
-  put(8, lane < 16 ? __shfl_sync(0x0000ffffu, x, 15) : -1);
-  p.doubles[i] = __shfl_xor_sync(kAll, x + 0.125, 1);
-}
-
 __global__ void fault_kernel(const FaultParams p) {
   GISTKIT_SHARED(float[128], shared);
   GISTKIT_SHARED(float, total);
@@ -58,10 +42,6 @@ __global__ void fault_kernel(const FaultParams p) {
 }
 
 }  // namespace
-
-cudaError_t collectives(const CollectivesParams& params, cudaStream_t stream) {
-  return launch("collectives", collectives_kernel, dim3(1), dim3(96), 0, stream, params);
-}
 
 cudaError_t fault(const FaultParams& params, cudaStream_t stream) {
   const unsigned threads = params.fault == Fault::kTooManyThreads ? 2048 : params.fault == Fault::kOddThreads ? 33 : 64;

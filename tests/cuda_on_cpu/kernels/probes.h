@@ -1,17 +1,10 @@
-// Small kernels for tests of the emulator: one that uses each collective, one that does one thing wrong.
+// A small kernel that does one thing wrong, for tests of the emulator.
 #pragma once
 #include <cstdint>
 
 #include "cuda/runtime.h"
 
 namespace gistkit::cuda {
-
-struct CollectivesParams {
-  const int32_t* in;  // [96]
-  int32_t* out;       // [9, 96]
-  double* doubles;    // [96]
-};
-cudaError_t collectives(const CollectivesParams& params, cudaStream_t stream);
 
 enum class Fault : int {
   kNone,
