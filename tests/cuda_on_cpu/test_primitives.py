@@ -54,9 +54,6 @@ def same(found: Array, expected: Array) -> None:
     np.testing.assert_array_equal(np.signbit(found)[signs], np.signbit(expected)[signs])
 
 
-# ---- numbers
-
-
 def afresh(backend: Backend) -> None:
     x = np.array([0, 1, -1, 12345, 2**31 - 1, -(2**31)], np.int32)
     np.testing.assert_array_equal(elementwise(backend, "afresh", x)[:, 0].view(np.int32), x)
@@ -150,9 +147,6 @@ def unpack(backend: Backend, name: str) -> None:
     same(found[:, 1], half_value(high, name))
 
 
-# ---- copies and shared memory
-
-
 def copy_async_16(backend: Backend) -> None:
     """Zero to 16 bytes from and to any multiples of 16, the last of them at the end of the source."""
     source = np.random.default_rng(0).integers(1, 256, 16 * 40 - 11, dtype=np.uint8)
@@ -195,10 +189,8 @@ def load_matrix(backend: Backend, transposed: bool, rows: Array) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-# ---- mma.m16n8k16: where the ISA puts element i of a lane's fragments
-
-
 def places_a() -> tuple[Array, Array]:
+    """Row and column of element i of a lane's fragment of a, [32, 8] each; `places_b` and `places_c` alike."""
     lane, i = LANE[:, None], np.arange(8)
     row = lane // 4 + np.where((i < 2) | ((i >= 4) & (i < 6)), 0, 8)
     return row, lane % 4 * 2 + i % 2 + np.where(i < 4, 0, 8)
@@ -244,11 +236,8 @@ def mma(backend: Backend, name: str, case: str) -> None:
     np.testing.assert_array_equal(found, (a @ b + c)[places_c()].astype(np.float32))
 
 
-# ---- collectives of 96 threads, which hold 0 to 95
-
-
 def of_collectives() -> Iterator[tuple[str, Array]]:
-    """Names and what each thread gets, in the order of the kernel."""
+    """Names and what each of 96 threads, which hold 0 to 95, gets; in the order of the kernel."""
     x = np.arange(96)
     lane, warp = x % 32, x // 32 * 32
     yield "__shfl_sync", warp + lane // 2
@@ -279,8 +268,6 @@ def collective(backend: Backend, name: str) -> None:
     found = backend.run("collectives", out, values=np.arange(96, dtype=np.int32))
     np.testing.assert_array_equal(found[list(COLLECTIVES).index(name)], COLLECTIVES[name])
 
-
-# ---- all of them
 
 CASES: dict[str, Callable[[Backend], None]] = {
     "afresh": afresh,
