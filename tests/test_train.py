@@ -21,7 +21,9 @@ from train_worker import (
     make_dodo,
     make_gistpool,
     make_questions,
+    make_reader,
     numbers,
+    reading,
     steps,
     train,
 )
@@ -35,6 +37,7 @@ from gistkit.train import (
     read_metrics,
 )
 from gistkit.train.command import run
+from gistkit.train.passes import Losses
 from gistkit.train.trainer import Diverged
 
 WORKER = Path(__file__).with_name("train_worker.py")
@@ -130,6 +133,11 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
     close(read_metrics(tmp_path / "accumulated" / "metrics.jsonl"), unbroken[2], 5e-6)
     close(read_metrics(tmp_path / "questions" / "metrics.jsonl"), one, 5e-6)
+    train(tmp_path / "reading", make_reader())
+    close(*(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("reader", "reading")), 5e-6)
+    reader = make_reader()
+    found = json.loads((tmp_path / "sharded-reader.json").read_text())
+    assert found == pytest.approx(reading(reader, Losses(reader)), rel=5e-6)
     builds = {"sharded": make_compressor, "sharded-gistpool": make_gistpool, "sharded-dodo": make_dodo}
     for file, build in builds.items():
         whole, gathered = build(), build()

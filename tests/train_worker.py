@@ -3,6 +3,7 @@
 example: python tests/train_worker.py killed runs/killed
 """
 
+import json
 import os
 import signal
 import sys
@@ -16,10 +17,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistkit.compress import Dodo, FiveHundredX, GistPool
+from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
 from gistkit.hf import attach
 from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
+from gistkit.train.batches import texts
+from gistkit.train.passes import Losses
 from gistkit.train.sharding import gathers_kept_keys
 
 RECIPE = Recipe(steps=8, batch=4, learning_rate=1e-2, warmup=3, clip=1.0, min_length=16, max_length=40)
@@ -62,6 +65,17 @@ def make_gistpool():
 def make_dodo():
     """One that runs the lower layers of the base model by themselves, and learns through the bias of its keys."""
     return Dodo(make_model(), ratio=4, layer=1, losses=("ae", "lm"), lora=4, bos_token=0)
+
+
+def make_reader(tau=8, segment=4, **options):
+    """A Dodo that reads on, whose threshold training finds."""
+    dodo = Dodo(make_model(), **{"ratio": 4, "layer": 1, "lora": 4, "bos_token": 0} | options)
+    return MixedResolution(dodo, tau=tau, segment=segment)
+
+
+def make_compressive():
+    """An AvgPool that reads on."""
+    return Compressive(AvgPool(make_model(), ratio=4, lora=4, bos_token=0), tau=8, segment=4)
 
 
 def make_batches(recipe=RECIPE):
@@ -112,9 +126,11 @@ def processes(out):
     (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
+    train(out / "reader", make_reader(), accumulate=2)
     sharded(out / "sharded.safetensors", make_compressor)
     sharded(out / "sharded-gistpool.safetensors", make_gistpool)
     sharded(out / "sharded-dodo.safetensors", make_dodo)
+    sharded_reader(out / "sharded-reader.json")
 
 
 def steps(compressor, count=2):
@@ -150,6 +166,34 @@ def sharded(path, build):
         pairs = [(ours, theirs), *((value, other.state[theirs][key]) for key, value in optimizer.state[ours].items())]
         for first, second in pairs:
             assert type(first) is type(second) and torch.equal(whole(first), whole(second))
+
+
+def reading(reader, module, count=2):
+    """Losses and thresholds of updates of the weights outside a Trainer; `module` is the reader's `Losses`."""
+    compressor, found = reader.compressor, []
+    optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+    batches = make_batches()
+    with attach(compressor.model), gathers_kept_keys(compressor):
+        for step in range(count):
+            batch = texts(batches(step))
+            with torch.no_grad():
+                module(batch, calibrate=True)
+            loss = module(batch)["loss"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found += [loss.item(), compressor.threshold]
+    return found
+
+
+def sharded_reader(path):
+    """A reader whose weights are sharded, layer by layer; `path` gets its losses and thresholds."""
+    mesh, reader = init_device_mesh("cpu", (2,)), make_reader()
+    for layer in reader.compressor.model.model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    found = reading(reader, fully_shard(Losses(reader), mesh=mesh))
+    if PartialState().is_main_process:
+        path.write_text(json.dumps(found))
 
 
 def whole(tensor):

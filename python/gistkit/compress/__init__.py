@@ -8,6 +8,7 @@ from gistkit.compress.dodo import Dodo
 from gistkit.compress.gist import Gist
 from gistkit.compress.gistpool import GistPool
 from gistkit.compress.icae import ICAE
+from gistkit.compress.language import LanguageModel
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
 from gistkit.compress.mixed import MixedResolution
@@ -20,9 +21,13 @@ METHODS: dict[str, type[Compressor]] = {
     for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, NoContext)
 }
 
+# The language model that reads with a compressor of a method.
+READERS: dict[str, type[LanguageModel]] = {Dodo.method: MixedResolution, AvgPool.method: Compressive}
+
 __all__ = [
     "ICAE",
     "METHODS",
+    "READERS",
     "AvgPool",
     "ChunkCompressor",
     "CompressionHead",
@@ -33,6 +38,7 @@ __all__ = [
     "Gist",
     "GistPool",
     "JointHead",
+    "LanguageModel",
     "Memory",
     "MixedResolution",
     "NoContext",

@@ -115,6 +115,11 @@ class Dodo(InPlace):
     def threshold(self, value: float | None) -> None:
         self._threshold = _number("threshold", value)
 
+    @property
+    def samples_threshold(self) -> bool:
+        """Whether sampled text has to tell the threshold, which the other rules know."""
+        return rule_threshold(self.selection, self.chunk) is None
+
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
         """See `SharedModel.install`."""
         if not self.layer <= self.config.num_hidden_layers:

@@ -25,6 +25,11 @@ class LanguageModel(ABC):
         self.compressor = compressor
         self.tau, self.segment = check_segment(tau, segment)
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides its losses beside parameters and text; JSON values."""
+        return self.compressor.settings | {"tau": self.tau, "segment": self.segment}
+
     def first(self, position: int) -> int:
         """Where what a token at `position` sees uncompressed begins; the same for all tokens of a segment."""
         return max(0, position // self.segment * self.segment - (self.tau - self.segment))

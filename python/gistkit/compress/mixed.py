@@ -44,6 +44,14 @@ class MixedResolution(LanguageModel):
         super().__init__(compressor, tau, segment)
         self.compressor: Dodo = compressor
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides its losses beside parameters and text, which tell the threshold of most rules; JSON values."""
+        settings = super().settings
+        if self.compressor.samples_threshold:
+            del settings["threshold"]
+        return settings
+
     def scores(self, read: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS; `keep` sees the pass through the lower layers, if any."""
         nobody = np.zeros(read.ids.shape[1], bool)

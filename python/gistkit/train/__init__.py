@@ -8,7 +8,8 @@
     train.Trainer(compressor, batches, recipe, "runs/first", precision="bf16").train(resume=True)
 
 `run` does all that from plain arguments. A folder of a run holds metrics.jsonl (see `read_metrics`), the last
-checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`.
+checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. In the compressor's place a `Trainer` takes
+a language model that reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
 
 Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
 
@@ -38,7 +39,8 @@ cannot shard, so `fsdp_version: 2` is needed; the layer class to wrap is the mod
     accelerate launch --config_file fsdp.yaml script.py
 
 Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on another number of devices. A sharded
-compressor is not exported at the end; in a process of its own, give its weights to an unsharded one:
+compressor is not exported at the end; in a process of its own, give its weights to an unsharded one (and a threshold,
+with `MixedResolution.calibrate`):
 
     train.restore("runs/first/step-00001000.safetensors", compressor.trainable())
     compressor.save_pretrained("runs/first/compressor")

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gistkit.train.data import Corpus
@@ -23,7 +24,8 @@ Batch = dict[str, Tensor]
 class Batches(ABC):
     """What a `Trainer` reads: `batches(step)` is the whole batch of a step, whoever asks and whatever was asked before.
 
-    A batch holds keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...].
+    A batch holds keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...]; for a `LanguageModel`
+    contexts and continuations alone.
     """
 
     size: int
@@ -43,7 +45,7 @@ class Batches(ABC):
 
 
 class Pretraining(Batches):
-    """Passages of a corpus for the losses "ae", "lm" and "compression" (Position IDs Matter, section 2).
+    """Passages of a corpus for a `LanguageModel`, or for "ae", "lm" and "compression" (Position IDs Matter, section 2).
 
     Every step draws one length |X|, uniform in [min_length, max_length], and `size` passages of that length; the first
     p = floor(|X| / 2) ids are the context and the rest its continuation. A passage may run over the end of a document.
@@ -108,6 +110,24 @@ def needed(batch: Batch, losses: Collection[str]) -> Batch:
     return {name: tensor for name, tensor in batch.items() if not {*READERS.get(name, losses)}.isdisjoint(losses)}
 
 
+def texts(batch: Batch) -> Batch:
+    """Contexts with what continues them, as one text a row that is padded at its end, for a language model to read.
+
+    Raises:
+        ValueError: if the batch asks for something else.
+    """
+    if unknown := sorted(batch.keys() - {CONTEXT, MASK, "continuation_ids"}):
+        raise ValueError(
+            f"batches: expected {CONTEXT} and continuation_ids alone for a language model, got {', '.join(unknown)}"
+        )
+    context = batch[CONTEXT]
+    rest = batch.get("continuation_ids", context[:, :0])
+    ids = torch.cat([context, rest], 1)
+    real = torch.cat([batch.get(MASK, torch.ones_like(context)).bool(), rest != IGNORE], 1)
+    order = (~real).long().argsort(dim=1, stable=True)
+    return {CONTEXT: ids.where(real, 0).gather(1, order), MASK: real.gather(1, order).long()}
+
+
 def split(batch: Batch, parts: int) -> list[Batch]:
     """The batch in `parts` of as many rows each, without columns that are padding in all rows of a part.
 
@@ -132,17 +152,20 @@ def _trim(batch: Batch) -> Batch:
     return trimmed
 
 
-def targets(batch: Batch, *, end_token: bool = False) -> dict[str, int]:
+def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = None) -> dict[str, int]:
     """How many tokens each loss of a batch is the mean over.
 
     Args:
         end_token: whether the autoencoding target of every row ends in one more token.
+        bos_token: of a language model, whose "loss" of `texts` leaves it out at the start of a row.
     """
     context = _context_tokens(batch)
     rest = _other_tokens(batch)
+    given = 0 if bos_token is None else int((batch[CONTEXT][:, 0] == bos_token).sum())
     return {
         "ae": context + (batch[CONTEXT].shape[0] if end_token else 0),
         "compression": context,
+        "loss": context - given,
         "lm": rest.get("continuation_ids", 0),
         "qa": rest.get("answer_ids", 0),
         "kl": rest.get("answer_ids", 0),

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import METHODS, Compressor, start_as_means
+from gistkit.compress import METHODS, READERS, Compressor, LanguageModel, start_as_means
 from gistkit.compress.checks import check_losses
 from gistkit.evaluate import load_questions
 from gistkit.train import checkpoint
@@ -37,6 +37,8 @@ def run(
     dataset: str | None = None,
     questions: str | Path | None = None,
     limit: int | None = None,
+    tau: int | None = None,
+    segment: int | None = None,
     gists_as_means: int | None = None,
     resume: bool = False,
     progress: bool = True,
@@ -58,6 +60,8 @@ def run(
             own, but for the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         questions: JSON lines for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a corpus.
+        tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
+            `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
         gists_as_means: how many gists `start_as_means` reads before the first step, where the model is; None: it does
             not run. For "gistpool" with windows=1 and full_copy, whose maps then want a small `memory_factor` (0.1 in
             the study `in-place`).
@@ -71,13 +75,21 @@ def run(
     """
     found = find_preset(preset)
     schedule = _change(found.recipe, recipe or {})
-    settings = {**found.compressor, **(compressor or {})}
-    if {"qa", "kl"}.isdisjoint(check_losses(settings["losses"])) != (questions is None):
-        wanted = "a file for" if questions is None else "none without"
-        raise ValueError(
-            f"questions: expected {wanted} the loss qa or kl, got {questions} with the losses {settings['losses']}"
-        )
-    if start is not None and (unknown := sorted(set(compressor or {}) - {"losses"})):
+    defaults, changes = dict(found.compressor), dict(compressor or {})
+    losses = None
+    if tau is not None:
+        del defaults["losses"]
+        _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=questions)
+    elif segment is not None:
+        raise ValueError(f"segment: expected none without tau, got {segment}")
+    else:
+        losses = changes.get("losses", defaults["losses"])
+        if {"qa", "kl"}.isdisjoint(check_losses(losses)) != (questions is None):
+            wanted = "a file for" if questions is None else "none without"
+            raise ValueError(
+                f"questions: expected {wanted} the loss qa or kl, got {questions} with the losses {losses}"
+            )
+    if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
         raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
     if gists_as_means is not None and (start is not None or method != "gistpool"):
         came = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
@@ -90,9 +102,10 @@ def run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         if start is None:
-            made = METHODS[method](model, **_taken(method, layout, found.compressor, compressor or {}))
+            made = METHODS[method](model, **_taken(method, layout, defaults, changes))
         else:
-            made = _started(Path(start), model, settings["losses"])
+            made = _started(Path(start), model, losses)
+    trained = made if tau is None else _reader(made, tau, segment)
     # One bar, not one a process.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
@@ -113,8 +126,26 @@ def run(
     # A run that goes on has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
         _pool(made, batches, gists_as_means, progress)
-    trainer = Trainer(made, batches, schedule, out, progress=progress, **options)
+    trainer = Trainer(trained, batches, schedule, out, progress=progress, **options)
     return trainer.train(resume=resume)
+
+
+def _check_reading(tau: int, longest: int, **others: Any) -> None:
+    """Refuses what a language model's training does not take, and passages in which none of the past is compressed."""
+    for name, value in others.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected none beside tau, for which passages are read on, got {value}")
+    if tau >= longest:
+        raise ValueError(
+            f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"
+        )
+
+
+def _reader(compressor: Any, tau: int, segment: int | None) -> LanguageModel:
+    """The language model that reads with a compressor."""
+    if compressor.method not in READERS:
+        raise ValueError(f"tau: expected none but for {' or '.join(READERS)}, got {tau} with {compressor.method}")
+    return READERS[compressor.method](compressor, tau=tau, **({} if segment is None else {"segment": segment}))
 
 
 def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None:
@@ -132,9 +163,10 @@ def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None
 
 
 def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
-    """A trained compressor with other losses."""
+    """A trained compressor with other losses; None: its own."""
     made = Compressor.from_pretrained(folder, model)
-    made.set_losses(losses)
+    if losses is not None:
+        made.set_losses(losses)
     return made
 
 

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from gistkit.compress import Compressor
-from gistkit.train.batches import Batch, split, targets
+from gistkit.compress import Compressor, LanguageModel, MixedResolution
+from gistkit.train.batches import Batch, needed, split, targets, texts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
 class Losses(nn.Module):
-    """What Accelerate wraps and changes, so that the compressor stays as it is."""
+    """What Accelerate wraps and changes, so that what is trained stays as it is."""
 
-    def __init__(self, compressor: Compressor) -> None:
+    def __init__(self, trained: Compressor | LanguageModel) -> None:
         super().__init__()
-        self.compressor = compressor
+        # A reader is no module: all its parameters are the compressor's.
+        self.reader: Any = trained if isinstance(trained, LanguageModel) else None
+        self.compressor: Compressor = trained.compressor if isinstance(trained, LanguageModel) else trained
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The compressor's losses of a batch."""
-        return self.compressor(**batch)
+    def forward(self, *batches: Batch, calibrate: bool = False) -> dict[str, Tensor]:
+        """The losses of a batch; or none, and the reader's threshold set on these batches.
+
+        Both are one method, as what Accelerate adds, precision and sharded weights, is around this one alone.
+        """
+        if calibrate:
+            self.reader.calibrate(batches)
+            return {}
+        (batch,) = batches
+        return self.compressor(**batch) if self.reader is None else self.reader(**batch)
 
 
 class Passes:
@@ -32,16 +42,29 @@ class Passes:
     Args:
         accelerator: what prepared `module`.
         module: prepared `Losses`.
-        compressor: the one inside.
+        trained: what is inside.
+
+    `calibrates` says whether that is a reader whose threshold the text has to tell.
     """
 
-    def __init__(self, accelerator: Accelerator, module: nn.Module, compressor: Compressor) -> None:
+    def __init__(self, accelerator: Accelerator, module: nn.Module, trained: Compressor | LanguageModel) -> None:
         self.accelerator = accelerator
         self.module = module
-        self.names = tuple(compressor.loss_weights)
-        self._end_token = compressor.end_token is not None
-        weights = torch.tensor(list(compressor.loss_weights.values()), dtype=torch.float64)
+        self._reads = isinstance(trained, LanguageModel)
+        self.calibrates = isinstance(trained, MixedResolution) and trained.compressor.samples_threshold
+        # What `targets` is told of the model.
+        self._told: dict[str, Any]
+        if isinstance(trained, LanguageModel):
+            losses, self._told = {"loss": 1.0}, {"bos_token": trained.compressor.bos_token}
+        else:
+            losses, self._told = trained.loss_weights, {"end_token": trained.end_token is not None}
+        self.names = tuple(losses)
+        weights = torch.tensor(list(losses.values()), dtype=torch.float64)
         self._weights = (weights / weights.sum()).tolist()
+
+    def read(self, batch: Batch) -> Batch:
+        """What is read of a batch."""
+        return texts(batch) if self._reads else needed(batch, self.names)
 
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of losses [n], a scalar."""
@@ -68,6 +91,13 @@ class Passes:
         return accelerator.reduce(total, "sum")
 
     @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Sets a reader's threshold on training batches, the same in every process."""
+        parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
+        # In the parts of the passes: these make the same scores, within the same memory.
+        self.module(*(self._moved(part) for batch in batches for part in split(batch, parts)), calibrate=True)
+
+    @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
         """The losses of all batches, fp64 [n] as in `names`, in every process; at least one batch."""
         accelerator = self.accelerator
@@ -82,10 +112,12 @@ class Passes:
         return sums[0] / sums[1].clamp(min=1)
 
     def _losses(self, batch: Batch) -> Tensor:
-        device = self.accelerator.device
-        losses = self.module({name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()})
+        losses = self.module(self._moved(batch))
         return torch.stack([losses[name].float() for name in self.names])
 
+    def _moved(self, batch: Batch) -> Batch:
+        return {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.items()}
+
     def _counts(self, batch: Batch) -> Tensor:
-        counts = targets(batch, end_token=self._end_token)
+        counts = targets(batch, **self._told)
         return torch.tensor([counts[name] for name in self.names], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Trainer: the loop. Losses of a compressor down, metrics and checkpoints out, on any number of processes."""
+"""Trainer: the loop. Losses down, metrics and checkpoints out, on any number of processes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gistkit.compress import Compressor
+from gistkit.compress import Compressor, LanguageModel
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.accelerator import make_accelerator
-from gistkit.train.batches import Batches, needed, num_tokens
+from gistkit.train.batches import Batches, num_tokens
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
@@ -49,15 +49,20 @@ class Result:
 
 
 class Trainer:
-    """Trains a compressor through Accelerate; under `accelerate launch`, on all its processes.
+    """Trains a compressor or a `LanguageModel` through Accelerate; under `accelerate launch`, on all its processes.
 
     The losses of a run are decided by the recipe, the batches and the compressor: neither the number of processes nor
     `accumulate` changes them but by rounding, and a run that is interrupted and resumed gives those of an unbroken one,
     bit for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) follow from the seed,
     the step and the process.
 
+    A `LanguageModel` reads contexts and what continues them as one text, and has one loss, "loss". The threshold of a
+    `MixedResolution`, unless its rule knows it, is found anew before every step on the step's batch, which costs a pass
+    through the scorer's layers; before an evaluation, and at the end, on as many training rows as are held out. What is
+    saved is the compressor, with that threshold.
+
     Args:
-        compressor: its `trainable()` parameters are trained in place.
+        compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
         batches: where rows come from.
         recipe: the schedule; its `batch` is the batches' size.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
@@ -79,7 +84,7 @@ class Trainer:
 
     def __init__(
         self,
-        compressor: Compressor,
+        compressor: Compressor | LanguageModel,
         batches: Batches,
         recipe: Recipe,
         out: str | Path,
@@ -112,12 +117,15 @@ class Trainer:
             raise ValueError(
                 f"batch: expected a multiple of {processes} processes x {passes} passes, got {recipe.batch} rows"
             )
-        self.compressor, self.batches, self.recipe, self.out = compressor, batches, recipe, Path(out)
+        self._trained = compressor
+        self.compressor = compressor.compressor if isinstance(compressor, LanguageModel) else compressor
+        self.batches, self.recipe, self.out = batches, recipe, Path(out)
         self.gradient_checkpointing = gradient_checkpointing
         self.eval_every, self.held_out, self.save_every, self.keep = eval_every, held_out, save_every, keep
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
         # Base weights that do not train are not in a checkpoint; these say whose they are.
-        self._model = compressor.structure if compressor.adapters is None else compressor.fingerprint()
+        frozen = self.compressor.adapters is not None
+        self._model = self.compressor.fingerprint() if frozen else self.compressor.structure
         self._seconds = 0.0
         self._found: dict[str, float] = {}
 
@@ -126,13 +134,12 @@ class Trainer:
         """What decides the losses, as JSON values. More steps are the same run."""
         recipe = asdict(self.recipe)
         del recipe["steps"]
-        compressor = self.compressor
         return {
             "recipe": recipe,
             "batches": self.batches.identity,
             "model": self._model,
-            "method": compressor.method,
-            **compressor.settings,
+            "method": self.compressor.method,
+            **self._trained.settings,
             "precision": self.accelerator.mixed_precision,
         }
 
@@ -175,6 +182,7 @@ class Trainer:
             finally:
                 bar.close()
                 metrics.close()
+            self._calibrate(max(first, recipe.steps), self.held_out)
         self._export()
         return Result(max(first, recipe.steps), self._seconds, self._found, self.out)
 
@@ -185,8 +193,8 @@ class Trainer:
         training, device = compressor.training, accelerator.device
         groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.memory_factor)
         optimizer = self.recipe.optimizer(groups)
-        module, self._optimizer = accelerator.prepare(Losses(compressor), optimizer)
-        self._passes = Passes(accelerator, module, compressor)
+        module, self._optimizer = accelerator.prepare(Losses(self._trained), optimizer)
+        self._passes = Passes(accelerator, module, self._trained)
         if self.gradient_checkpointing:
             compressor.gradient_checkpointing_enable()
         try:
@@ -207,10 +215,11 @@ class Trainer:
         clock = time.perf_counter()
         seeds = np.random.SeedSequence([recipe.seed, step, accelerator.process_index])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
+        self._calibrate(step, recipe.batch)
         self.compressor.train()
         rate = recipe.learning_rate_at(step)
         set_learning_rate(self._optimizer, rate)
-        batch = needed(self.batches(step), self._passes.names)
+        batch = self._passes.read(self.batches(step))
         losses = self._passes.backward(batch)
         norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)
         norm = getattr(norm, "full_tensor", lambda: norm)()
@@ -237,14 +246,24 @@ class Trainer:
         batches = self.batches.held_out(self.held_out) if self.eval_every else []
         if not batches:
             return
+        self._calibrate(step, self.held_out)
         self.compressor.eval()
-        losses = self._passes.evaluate([needed(batch, self._passes.names) for batch in batches])
+        losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
         found = dict(zip(self._passes.names, losses.tolist(), strict=True))
         self._found = {"loss": float(self._passes.mean(losses)), **found}
         if self.measure is not None:
             with torch.no_grad():
                 self._found |= self.measure(self.compressor)
         metrics.write({"step": step, "held_out": self._found})
+
+    def _calibrate(self, step: int, rows: int) -> None:
+        """Finds a reader's threshold on the rows of this step and of those that follow it, at least so many."""
+        if not self._passes.calibrates:
+            return
+        # Without dropout, in which processes differ.
+        self.compressor.eval()
+        steps = range(step, step + -(-rows // self.recipe.batch))
+        self._passes.calibrate(self._passes.read(self.batches(at)) for at in steps)
 
     def _load(self, path: Path) -> int:
         parameters = self.compressor.trainable()
