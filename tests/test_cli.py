@@ -19,7 +19,7 @@ from gistkit import cli, compress
 from gistkit.cli import arguments, overview
 from gistkit.cli.models import METHODS, new_compressor
 from gistkit.cli.study import EPL
-from gistkit.compress import Compressor, FiveHundredX, Memory
+from gistkit.compress import READERS, Compressor, FiveHundredX, Memory
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
@@ -369,6 +369,28 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
     assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
 
 
+@pytest.mark.parametrize(("method", "options"), [("dodo", ("--option", "layer=1")), ("avgpool", ())])
+def test_a_language_model_that_reads_with_a_compressor(run, folder, tmp_path, method, options):
+    book, out = tmp_path / "book.txt", tmp_path / "run"
+    book.write_text(" ".join(f"{TEXT}{number}" for number in range(60)))
+    words = ("--text", book, "--out", out, "--device", "cpu", "--batch", 2, "--min-length", 30, "--max-length", 40)
+    words += ("--method", method, "--ratio", 4, "--lora", 2, *options, "--tau", 8, "--segment", 4)
+    status, shown, complaints = run("train", *words, "--steps", 1)
+    assert status == 0 and re.search(r"1 steps, .* in nats a token: loss \d+\.\d{3} \(perplexity ", shown), complaints
+    status, shown, complaints = run("train", *words, "--steps", 2, "--resume")
+    assert status == 0 and "2 steps, " in shown, complaints
+    model, prompt = AutoModelForCausalLM.from_pretrained(folder), byte_tokenizer()(TEXT)["input_ids"]
+    reader = READERS[method](Compressor.from_pretrained(out / "compressor", model).eval(), tau=8, segment=4)
+    assert reader([prompt])["loss"].isfinite()
+    if method == "dodo":
+        assert reader.generate([prompt], max_new_tokens=3).shape == (1, 3)
+    # From a trained compressor, whose settings are its own.
+    words = ("--text", book, "--out", tmp_path / "on", "--device", "cpu", "--batch", 2, "--max-length", 40)
+    words += ("--min-length", 30, "--compressor", out / "compressor", "--tau", 12, "--segment", 4, "--steps", 1)
+    status, shown, complaints = run("train", *words)
+    assert status == 0 and "1 steps, " in shown, complaints
+
+
 def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(folder)
     dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2)
@@ -455,6 +477,9 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["train", "--preset", "x"], "preset: expected one of pretrain, "),
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
+        (["train", "--tau", "9"], "tau: expected none but for dodo or avgpool, got 9 with x500"),
+        (["train", "--segment", "9"], "segment: expected none without tau, got 9"),
+        (["train", "--tau", "9", "--losses", "ae"], "losses: expected none beside tau, for which passages are read on"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
         (["evaluate", "--questions", "x", "--context", "9"], "--context: expected none beside --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),

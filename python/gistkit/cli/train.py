@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,14 @@ example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
+example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
 RECIPE = (
     "steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "memory_factor", "min_length", "max_length",
     "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
-DATA = ("text", "dataset", "questions", "limit", "gists_as_means")
+DATA = ("text", "dataset", "questions", "limit", "tau", "segment", "gists_as_means")
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "keep", "tensorboard",
 )  # fmt: skip
@@ -69,6 +71,16 @@ def _add_settings(group: Any) -> None:
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
     group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
     group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
+    group.add_argument(
+        "--tau",
+        type=positive,
+        metavar="N",
+        help="in place of the losses, train the language model that reads its last N tokens whole and of those before "
+        "them nuggets (--method dodo) or means (avgpool); passages must be longer",
+    )
+    group.add_argument(
+        "--segment", type=positive, metavar="N", help="tokens that share where those of --tau begin (default: 32)"
+    )
     add_option(group)
     group.add_argument(
         "--gists-as-means",
@@ -175,6 +187,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not PartialState().is_main_process:
         return 0
     found = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
+    if arguments.tau is not None and result.held_out:
+        found += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
     print(
         f"{result.steps} steps, {result.seconds:.0f} s of training; held-out losses in nats a token: {found or 'none'}"
     )
