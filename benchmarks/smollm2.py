@@ -27,15 +27,18 @@ RESULTS = harness.ROOT / "benchmarks" / "results" / "smollm2"
 
 
 def read_runs() -> dict[tuple[str, str, float], list[tuple[runs.Run, dict[str, Any], dict[str, Any]]]]:
-    """The committed runs with their recipe and machine, by method, preset and learning rate; DPL first."""
+    """The committed runs with their recipe and machine, by method, preset and learning rate, 500x and DPL first."""
     found: dict[tuple[str, str, float], list[Any]] = {}
-    for path in sorted(RESULTS.glob("*.json"), reverse=True):
+    for path in RESULTS.glob("*.json"):
         content = json.loads(path.read_text())
         recipe = content["recipe"]
         key = recipe["method"], path.name.split("-")[1], recipe["learning_rate"]
         found.setdefault(key, []).append((runs.Run(**content["run"]), recipe, content["machine"]))
     order = ("dpl", "upl", "epl", "cpl")
-    return {key: sorted(them, key=lambda one: (order.index(one[0].layout), one[0].seed)) for key, them in found.items()}
+    return {
+        (method, preset, rate): sorted(them, key=lambda one: (order.index(one[0].layout), one[0].seed))
+        for (method, preset, rate), them in sorted(found.items(), key=lambda item: (item[0][0] == "icae", item[0]))
+    }
 
 
 def draw() -> list[Path]:
