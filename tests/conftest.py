@@ -35,6 +35,15 @@ def seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def one_thread():
+    """Torch uses one thread while the test runs."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["generic", "avx2", "avx512"])
 def isa(request):
     """Runs the test with each instruction set, then puts back the one in use."""

@@ -25,6 +25,8 @@ from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.train import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXT = "Memory tokens stand for the text before them, and are asked in its place. " * 2
 
 
@@ -50,14 +52,6 @@ def folder(tmp_path_factory):
                     parameter.normal_(std=0.1)
         compressor.save_pretrained(root / method)
     return root
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

@@ -42,13 +42,7 @@ from gistkit.train.trainer import Diverged
 
 WORKER = Path(__file__).with_name("train_worker.py")
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,7 @@ from gistkit.train.batches import num_tokens, split, targets, texts
 from gistkit.train.command import run
 from gistkit.train.recipe import set_learning_rate
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
