@@ -378,6 +378,14 @@ def test_a_language_model_that_reads_with_a_compressor(run, folder, tmp_path, me
     assert reader([prompt])["loss"].isfinite()
     if method == "dodo":
         assert reader.generate([prompt], max_new_tokens=3).shape == (1, 3)
+    title = {"dodo": "Dodo 4x", "avgpool": "Compressive 4x"}[method]
+    measured = tmp_path / "measured.json"
+    words = ("--text", book, "--tau", 8, "--segment", 4, "--context", 20, "--continuation", 6, "--examples", 3)
+    for given in (("--compressor", out / "compressor"), ("--method", method, "--ratio", 4, *options)):
+        status, shown, complaints = run("evaluate", *words, *given, "--device", "cpu", "--out", measured)
+        names = [row["method"] for row in json.loads(measured.read_text())["rows"]]
+        assert status == 0 and names[0] == f"{title}, tau 8" and names[2] == "FullContext", complaints
+        assert re.fullmatch(r"last \d+ tokens", names[1]) and "| LM PPL " in shown and "| states a layer " in shown
     # From a trained compressor, whose settings are its own.
     words = ("--text", book, "--out", tmp_path / "on", "--device", "cpu", "--batch", 2, "--max-length", 40)
     words += ("--min-length", 30, "--compressor", out / "compressor", "--tau", 12, "--segment", 4, "--steps", 1)
@@ -478,6 +486,28 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["evaluate", "--questions", "x", "--context", "9"], "--context: expected none beside --questions, got 9"),
         (["evaluate", "--questions", "{tmp}/none"], "none"),
         (["evaluate", "--prompt", "dodo"], "--prompt: expected plain without --questions and --cloze, got dodo"),
+        (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full, summary without --tau"),
+        (["evaluate", "--segment", "4"], "--segment: expected none without --tau, got 4"),
+        (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: expected none beside --tau, got True"),
+        (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: expected none beside --tau, got ['lm']"),
+        (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full beside --tau"),
+        (["evaluate", "--tau", "4"], "--tau: expected none but for dodo or avgpool, got x500"),
+        (
+            [
+                "evaluate",
+                "--tau",
+                "64",
+                "--method",
+                "avgpool",
+                "--ratio",
+                "4",
+                "--context",
+                "40",
+                "--continuation",
+                "9",
+            ],
+            "--tau: expected less than a passage, 49 tokens, got 64",
+        ),
         (["evaluate", "--context", "900000"], "--context: expected at most the held-out tenth of pydoc_data.topics "),
     ],
 )

@@ -11,12 +11,14 @@ from gistkit.cli.models import add_compressor, add_model, chosen_compressor, loa
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor
-    from gistkit.evaluate import Example
+    from gistkit.evaluate import Example, Report
+    from gistkit.train import Corpus
 
 EXAMPLES = """\
 example: gistkit evaluate --model smollm2 --compressor runs/small/compressor --out runs/small/evaluation.json
 example: gistkit evaluate --model ./llama --compressor runs/first/compressor --text book.txt --context 1020 --tasks lm
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full
+example: gistkit evaluate --model smollm2 --compressor runs/reader/compressor --tau 128 --context 960 --continuation 60
 example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary"""
 
 CONTEXT = 510
@@ -49,10 +51,19 @@ def add(commands: Any) -> None:
         "--tasks", type=names("ae", "lm", "qa"), help="some of ae,lm,qa (default: all that the text or questions allow)"
     )
     parser.add_argument(
-        "--baselines", type=names("none", "full", "summary", empty=True), default="none,full",
+        "--baselines", type=names("none", "full", "summary", "recent", empty=True),
         help="some of none,full,summary, or ''; summary: the model reads a summary it writes, as many times shorter as "
-        "the compressor's memory (default: %(default)s)",
+        "the compressor's memory (default: none,full); with --tau some of recent,full; recent: the last tokens alone, "
+        "as many as states are kept (default: recent,full)",
     )  # fmt: skip
+    parser.add_argument(
+        "--tau", type=positive, metavar="N",
+        help="measure the language model that reads its last N tokens whole and of those before them nuggets (dodo) or "
+        "means (avgpool): its perplexity of continuations, and the states it keeps",
+    )  # fmt: skip
+    parser.add_argument(
+        "--segment", type=positive, metavar="N", help="tokens that share where those of --tau begin (default: 32)"
+    )
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument(
         "--max-new-tokens",
@@ -67,6 +78,8 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.tau is not None or arguments.segment is not None:
+        return _read_on(arguments)
     where = device(arguments.device)
     for name in ("text", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
@@ -78,8 +91,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, where)
     compressor = chosen_compressor(arguments, model)
+    baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
+    if "recent" in baselines:
+        raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
     # A chat template that cannot be used matters only here.
-    chat = arguments.prompt == "dodo" or "summary" in arguments.baselines
+    chat = arguments.prompt == "dodo" or "summary" in baselines
     markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
     template = evaluate.QUESTION if arguments.prompt == "plain" else evaluate.question_template(markers)
     examples = _examples(arguments, tokenizer, compressor, template)
@@ -87,12 +103,61 @@ def _run(arguments: argparse.Namespace) -> int:
         compressor,
         tokenizer,
         examples,
-        baselines=arguments.baselines,
+        baselines=baselines,
         tasks=arguments.tasks,
         markers=markers,
         batch_size=arguments.batch_size,
         max_new_tokens=arguments.max_new_tokens,
     )
+    return _show(report, arguments)
+
+
+def _read_on(arguments: argparse.Namespace) -> int:
+    """A language model that reads with the compressor."""
+    if arguments.tau is None:
+        raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
+    for name, plain in (
+        ("questions", None), ("cloze", False), ("tasks", None), ("prompt", "plain"), ("max_new_tokens", None),
+        ("keep_examples", False),
+    ):  # fmt: skip
+        if getattr(arguments, name) != plain:
+            word = name.replace("_", "-")
+            raise ValueError(f"--{word}: expected none beside --tau, got {getattr(arguments, name)}")
+    baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
+    if unknown := sorted({*baselines} - {"recent", "full"}):
+        raise ValueError(f"--baselines: expected some of recent, full beside --tau, got {unknown[0]}")
+    where = device(arguments.device)
+
+    import torch
+
+    from gistkit import evaluate, train
+    from gistkit.compress import READERS, MixedResolution
+
+    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    compressor: Any = chosen_compressor(arguments, model)
+    if compressor.method not in READERS:
+        raise ValueError(f"--tau: expected none but for {' or '.join(READERS)}, got {compressor.method}")
+    segment = {} if arguments.segment is None else {"segment": arguments.segment}
+    reader = READERS[compressor.method](compressor, tau=arguments.tau, **segment)
+    context = arguments.context or CONTEXT
+    asked = arguments.continuation or context
+    corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
+    rows = _passages(arguments, corpus, context + asked)
+    if arguments.tau >= len(rows[0]):
+        raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
+    if (
+        isinstance(reader, MixedResolution)
+        and compressor.samples_threshold
+        and compressor.settings["threshold"] is None
+    ):
+        # One that was trained on whole contexts has none yet: text that is not measured tells it.
+        sampled = torch.Generator().manual_seed(0)
+        reader.calibrate(corpus.batch(arguments.batch_size, context + asked, sampled) for _ in range(4))
+    report = evaluate.read_on(reader, rows, asked, baselines=baselines, batch_size=arguments.batch_size)
+    return _show(report, arguments)
+
+
+def _show(report: Report, arguments: argparse.Namespace) -> int:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report.save(arguments.out, examples=arguments.keep_examples)
     print(report.table())
@@ -107,15 +172,20 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compres
         return evaluate.load_questions(arguments.questions, template=template)[: arguments.examples]
     # Methods that compress in place have no chunks.
     context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
-    length = context + (arguments.continuation or context)
     corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
     if arguments.cloze:
         text = tokenizer.decode(corpus.held_out.tolist())
         return evaluate.cloze_questions(text, template=template)[: arguments.examples]
-    rows = corpus.chunks(length, count=arguments.examples).tolist()
+    rows = _passages(arguments, corpus, context + (arguments.continuation or context))
+    return [evaluate.Example(row[:context], row[context:]) for row in rows]
+
+
+def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:
+    """Held-out passages of `length` tokens."""
+    rows: list[list[int]] = corpus.chunks(length, count=arguments.examples).tolist()
     if not rows:
         raise ValueError(
             f"--context: expected at most the held-out tenth of {corpus.name} with its continuation, "
             f"{corpus.held_out.numel()} tokens, got {length}"
         )
-    return [evaluate.Example(row[:context], row[context:]) for row in rows]
+    return rows

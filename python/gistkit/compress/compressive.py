@@ -36,6 +36,11 @@ class Compressive(LanguageModel):
         if self.segment % compressor.chunk:
             raise ValueError(f"segment: expected a multiple of the ratio, {compressor.chunk}, got {segment}")
 
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
+
     def hidden(self, read: Rows) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
         its, count = self.compressor, read.ids.shape[1]

@@ -26,6 +26,11 @@ class LanguageModel(ABC):
         self.tau, self.segment = check_segment(tau, segment)
 
     @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{self.compressor.title}, tau {self.tau}"
+
+    @property
     def settings(self) -> dict[str, Any]:
         """What decides its losses beside parameters and text; JSON values."""
         return self.compressor.settings | {"tau": self.tau, "segment": self.segment}

@@ -26,6 +26,7 @@ from gistkit.evaluate.prompts import (
     sentence_summary_prompt,
     word_summary_prompt,
 )
+from gistkit.evaluate.reading import read_on
 from gistkit.evaluate.report import Report, Result, Row
 from gistkit.evaluate.run import run
 from gistkit.evaluate.summary_context import SummaryContext
@@ -60,6 +61,7 @@ __all__ = [
     "perplexity",
     "question_prompt",
     "question_template",
+    "read_on",
     "rouge1_f1",
     "rouge2_f1",
     "rougel_f1",

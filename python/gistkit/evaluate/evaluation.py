@@ -107,7 +107,7 @@ def compare(
         "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
         "stop_tokens": list(stop_tokens),
-        "tokenizer": None if tokenizer is None else _called(tokenizer),
+        "tokenizer": None if tokenizer is None else called(tokenizer),
         "methods": {name: _described(reader) for name, reader in methods.items()},
     }
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
@@ -129,11 +129,11 @@ def _described(reader: Reader) -> dict[str, Any]:
         names.append("ratio")
     described = {name: getattr(reader, name) for name in names if getattr(reader, name, None) is not None}
     described["class"] = type(reader).__name__
-    described["model"] = _called(model)
+    described["model"] = called(model)
     return described | {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
 
 
-def _called(loaded: Any) -> str:
+def called(loaded: Any) -> str:
     """The name of a model or tokenizer; of a path on this machine, its last part."""
     name = str(getattr(loaded, "name_or_path", "") or type(loaded).__name__)
     return Path(name).name if Path(name).is_absolute() else name

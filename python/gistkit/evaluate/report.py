@@ -89,6 +89,7 @@ COLUMNS = (
     ("qa_exact_match", "QA EM", "{:.2f}"),
     ("qa_token_f1", "QA F1", "{:.2f}"),
     ("qa_contains_answer", "QA accuracy", "{:.2f}"),
+    ("states", "states a layer", "{:.1f}"),
     ("tokens_read", "tokens read", "{:.1f}"),
     ("cache_bytes", "cache KiB", "{:.1f}"),
 )

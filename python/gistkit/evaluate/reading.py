@@ -1,0 +1,130 @@
+"""read_on: what a language model that compresses its past loses, beside the plain model with as many states and all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from gistkit import hf, layouts
+from gistkit.compress import LanguageModel
+from gistkit.compress.in_place import InPlace
+from gistkit.compress.tokens import Rows
+from gistkit.evaluate.evaluation import called
+from gistkit.evaluate.metrics import perplexity
+from gistkit.evaluate.report import Report, Row
+from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
+
+BASELINES = ("recent", "full")
+
+
+class Recent(LanguageModel):
+    """The plain model, which sees BOS and the last `tau` tokens, itself included.
+
+    Args:
+        compressor: whose model and BOS serve, without adapters.
+        tau: at least 1.
+    """
+
+    def __init__(self, compressor: InPlace, tau: int) -> None:
+        super().__init__(compressor, tau, 1)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"last {self.tau} tokens"
+
+    def hidden(self, read: Rows) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
+        its = self.compressor
+        with hf.attach(its.model):
+            out = its.run(None, inputs_embeds=its.embed(read.ids), plan=self._plan(read))
+        return out.last_hidden_state  # type: ignore[no-any-return]
+
+    def states(self, read: Rows) -> Tensor:
+        """int64 [B, N]: how many tokens each token of rows behind BOS sees, itself included; 0 on padding."""
+        spans = self._plan(read).spans
+        return (spans[..., 1] - spans[..., 0]).sum(-1).long().where(read.valid, 0)
+
+    def _plan(self, read: Rows) -> layouts.Plan:
+        layout = layouts.dodo(np.zeros(read.ids.shape[1], bool), self.tau, segment=1, bos=True)
+        return layout.compile(windows=self.compressor.windows, device=self.compressor.device)
+
+
+def read_on(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]],
+    asked: int,
+    *,
+    baselines: Sequence[str] = BASELINES,
+    method: str | None = None,
+    batch_size: int = 8,
+    progress: bool = True,
+) -> Report:
+    """Perplexity of the last tokens of texts, and the states kept for them: a report of a row each (Dodo, Table 1).
+
+    Args:
+        model: such as `gistkit.compress.MixedResolution` or `Compressive`.
+        texts: token ids, at least `asked` of each.
+        asked: of how many tokens at each text's end the loss is the mean.
+        baselines: some of "recent", the plain model with the last tokens alone, as many as the model keeps states on
+            average; and "full", the plain model with everything.
+        method: what the model's row is called; None: its `title`.
+        batch_size: texts at a time.
+        progress: whether to show a progress bar.
+
+    Returns:
+        Metrics "lm_loss", "lm_perplexity" and "states", the mean number of tokens that an asked one is predicted from,
+        means counted as one.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+    if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
+        raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
+    for name, value in (("asked", asked), ("batch_size", batch_size), ("texts", len(texts))):
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    for index, text in enumerate(texts):
+        if len(text) < asked:
+            raise ValueError(f"texts: expected at least the {asked} tokens asked, got {len(text)} in text {index}")
+    its = model.compressor
+    total = (1 + len(set(baselines))) * len(texts)
+    with evaluating(its), tqdm(total=total, unit="text", dynamic_ncols=True, disable=not progress) as bar:
+        rows = [_row(method or model.title, model, texts, asked, batch_size, bar)]
+        if "recent" in baselines:
+            # BOS is a state too.
+            recent = Recent(its, max(1, round(rows[0].metrics["states"]) - 1))
+            rows.append(_row(recent.title, recent, texts, asked, batch_size, bar))
+        if "full" in baselines:
+            every = Recent(its, 1 + max(map(len, texts)))
+            rows.append(_row("FullContext", every, texts, asked, batch_size, bar))
+    settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": called(its.model)}
+    return Report(tuple(rows), settings | {"method": model.settings})
+
+
+def _row(name: str, model: LanguageModel, texts: Sequence[Sequence[int]], asked: int, batch_size: int, bar: Any) -> Row:
+    bar.set_description(name)
+    clock = time.perf_counter()
+    nats = states = 0.0
+    count = 0
+    for start in range(0, len(texts), batch_size):
+        read = model.rows([list(text) for text in texts[start : start + batch_size]])
+        hidden, seen = model.hidden(read), model.states(read)
+        for row, end in enumerate(read.lengths):
+            # A token is predicted where the one before it is read; a BOS that a text begins with is given.
+            before = slice(max(end - asked, 1) - 1, end - 1)
+            targets = read.ids[row, before.start + 1 : end]
+            for part, labels in zip(hidden[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
+                nats += float(F.cross_entropy(model.compressor.logits(part), labels, reduction="sum").double())
+            states += float(seen[row, before].sum())
+            count += len(targets)
+        bar.update(len(read.lengths))
+    loss = nats / count
+    metrics = {"lm_loss": loss, "lm_perplexity": perplexity(loss), "states": states / count}
+    return Row(name, metrics, {"examples": len(texts), "lm_tokens": count}, time.perf_counter() - clock)
