@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -35,9 +36,10 @@ def read_runs() -> dict[tuple[str, str, float], list[tuple[runs.Run, dict[str, A
         key = recipe["method"], path.name.split("-")[1], recipe["learning_rate"]
         found.setdefault(key, []).append((runs.Run(**content["run"]), recipe, content["machine"]))
     order = ("dpl", "upl", "epl", "cpl")
+    presets = list(smollm2.PRESETS)
     return {
-        (method, preset, rate): sorted(them, key=lambda one: (order.index(one[0].layout), one[0].seed))
-        for (method, preset, rate), them in sorted(found.items(), key=lambda item: (item[0][0] == "icae", item[0]))
+        key: sorted(found[key], key=lambda one: (order.index(one[0].layout), one[0].seed))
+        for key in sorted(found, key=lambda key: (key[0] == "icae", presets.index(key[1]), key[2]))
     }
 
 
@@ -96,13 +98,15 @@ def main() -> int:
                     device=options.device, resume=False, bar=bar,
                 )  # fmt: skip
             found = asdict(run)
-            # The last layer's map is enough to look at.
-            found["attention"] = run.attention[-1:]
+            # The last layer's map is enough to look at, and so are its first digits.
+            found["attention"] = [[[round(x, 5) for x in row] for row in layer] for layer in run.attention[-1:]]
             content = {
                 "study": "smollm2", "machine": harness.environment(), "text": [corpus.name, corpus.digest],
                 "recipe": asdict(recipe), "run": found,
             }  # fmt: skip
-            path.write_text(json.dumps(content, indent=1) + "\n")
+            # A line a row of numbers.
+            lines = re.sub(r"\[[^\[\]{}\"]+\]", lambda row: " ".join(row[0].split()), json.dumps(content, indent=1))
+            path.write_text(lines + "\n")
     return 0
 
 
