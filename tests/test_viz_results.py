@@ -20,7 +20,7 @@ MACHINE = {"processor": "some"}
 COMMITTED = {
     "epl": ("demo.json", {"loss"}, "demo table"),
     "compression-loss": ("compression-loss.json", {"loss"}, None),
-    "smollm2": ("smollm2/x500-*.json", {"loss", "attention"}, None),
+    "smollm2": ("smollm2/x500-short-0.001-*.json", {"loss", "attention"}, None),
     "pooling": ("pooling.json", set(), "pooling table"),
     "in-place": ("in_place/*.json", {"ratios", "curves"}, "in-place table"),
     "nuggets": ("nuggets/*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
