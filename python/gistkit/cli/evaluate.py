@@ -86,14 +86,14 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
     if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
         raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
+    baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
+    if "recent" in baselines:
+        raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
 
     from gistkit import evaluate
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, where)
     compressor = chosen_compressor(arguments, model)
-    baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
-    if "recent" in baselines:
-        raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
     # A chat template that cannot be used matters only here.
     chat = arguments.prompt == "dodo" or "summary" in baselines
     markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
