@@ -19,7 +19,7 @@ from gistkit import cli, compress
 from gistkit.cli import arguments, overview
 from gistkit.cli.models import METHODS, new_compressor
 from gistkit.cli.study import EPL
-from gistkit.compress import READERS, Compressor, FiveHundredX, Memory
+from gistkit.compress import Compressor, FiveHundredX, Memory, language_model
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
@@ -374,7 +374,7 @@ def test_a_language_model_that_reads_with_a_compressor(run, folder, tmp_path, me
     status, shown, complaints = run("train", *words, "--steps", 2, "--resume")
     assert status == 0 and "2 steps, " in shown, complaints
     model, prompt = AutoModelForCausalLM.from_pretrained(folder), byte_tokenizer()(TEXT)["input_ids"]
-    reader = READERS[method](Compressor.from_pretrained(out / "compressor", model).eval(), tau=8, segment=4)
+    reader = language_model(Compressor.from_pretrained(out / "compressor", model).eval(), tau=8, segment=4)
     assert reader([prompt])["loss"].isfinite()
     if method == "dodo":
         assert reader.generate([prompt], max_new_tokens=3).shape == (1, 3)
@@ -491,7 +491,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: expected none beside --tau, got True"),
         (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: expected none beside --tau, got ['lm']"),
         (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full beside --tau"),
-        (["evaluate", "--tau", "4"], "--tau: expected none but for dodo or avgpool, got x500"),
+        (["evaluate", "--tau", "4"], "tau: expected none but for dodo or avgpool, got 4 with x500"),
         (
             [
                 "evaluate",

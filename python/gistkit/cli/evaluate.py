@@ -131,14 +131,11 @@ def _read_on(arguments: argparse.Namespace) -> int:
     import torch
 
     from gistkit import evaluate, train
-    from gistkit.compress import READERS, MixedResolution
+    from gistkit.compress import MixedResolution, language_model
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, where)
     compressor: Any = chosen_compressor(arguments, model)
-    if compressor.method not in READERS:
-        raise ValueError(f"--tau: expected none but for {' or '.join(READERS)}, got {compressor.method}")
-    segment = {} if arguments.segment is None else {"segment": arguments.segment}
-    reader = READERS[compressor.method](compressor, tau=arguments.tau, **segment)
+    reader = language_model(compressor, arguments.tau, arguments.segment)
     context = arguments.context or CONTEXT
     asked = arguments.continuation or context
     corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)

@@ -14,15 +14,13 @@ from gistkit.compress.memory import Memory, Source
 from gistkit.compress.mixed import MixedResolution
 from gistkit.compress.no_context import NoContext
 from gistkit.compress.pooling_start import start_as_means
+from gistkit.compress.readers import READERS, language_model
 from gistkit.compress.x500 import FiveHundredX
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]
     for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, NoContext)
 }
-
-# The language model that reads with a compressor of a method.
-READERS: dict[str, type[LanguageModel]] = {Dodo.method: MixedResolution, AvgPool.method: Compressive}
 
 __all__ = [
     "ICAE",
@@ -43,6 +41,7 @@ __all__ = [
     "MixedResolution",
     "NoContext",
     "Source",
+    "language_model",
     "start_as_means",
     "token_loss",
 ]

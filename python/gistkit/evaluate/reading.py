@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
@@ -108,23 +109,42 @@ def read_on(
     return Report(tuple(rows), settings | {"method": model.settings})
 
 
-def _row(name: str, model: LanguageModel, texts: Sequence[Sequence[int]], asked: int, batch_size: int, bar: Any) -> Row:
-    bar.set_description(name)
-    clock = time.perf_counter()
+@torch.no_grad()
+def last_tokens(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]] | Tensor,
+    asked: int,
+    *,
+    batch_size: int = 8,
+    done: Callable[[int], Any] = lambda count: None,
+) -> tuple[float, float, int]:
+    """Mean loss in nats of the last `asked` tokens of texts, mean states kept for each, and how many tokens that were.
+
+    Args:
+        model, texts, asked, batch_size: as in `read_on`.
+        done: called with the number of texts behind each batch.
+    """
     nats = states = 0.0
     count = 0
     for start in range(0, len(texts), batch_size):
-        read = model.rows([list(text) for text in texts[start : start + batch_size]])
+        part = texts[start : start + batch_size]
+        read = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
         hidden, seen = model.hidden(read), model.states(read)
         for row, end in enumerate(read.lengths):
             # A token is predicted where the one before it is read; a BOS that a text begins with is given.
             before = slice(max(end - asked, 1) - 1, end - 1)
             targets = read.ids[row, before.start + 1 : end]
-            for part, labels in zip(hidden[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
-                nats += float(F.cross_entropy(model.compressor.logits(part), labels, reduction="sum").double())
+            for rows, labels in zip(hidden[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
+                nats += float(F.cross_entropy(model.compressor.logits(rows), labels, reduction="sum").double())
             states += float(seen[row, before].sum())
             count += len(targets)
-        bar.update(len(read.lengths))
-    loss = nats / count
-    metrics = {"lm_loss": loss, "lm_perplexity": perplexity(loss), "states": states / count}
+        done(len(read.lengths))
+    return nats / count, states / count, count
+
+
+def _row(name: str, model: LanguageModel, texts: Sequence[Sequence[int]], asked: int, batch_size: int, bar: Any) -> Row:
+    bar.set_description(name)
+    clock = time.perf_counter()
+    loss, states, count = last_tokens(model, texts, asked, batch_size=batch_size, done=bar.update)
+    metrics = {"lm_loss": loss, "lm_perplexity": perplexity(loss), "states": states}
     return Row(name, metrics, {"examples": len(texts), "lm_tokens": count}, time.perf_counter() - clock)

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from gistkit.compress import Dodo, MixedResolution
 from gistkit.compress.in_place import InPlace
 from gistkit.compress.language import LanguageModel
 from gistkit.evaluate import bleu4
+from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, each_run, fit
 from gistkit.studies.nuggets import Arm, Recipe, build_compressor, build_reader, fresh_model
@@ -77,24 +77,17 @@ class Texts:
         return self.corpus.batch(self.rows, self.length, generator)
 
 
-@torch.no_grad()
 def continue_texts(
     reader: LanguageModel, recipe: Recipe, arm: Arm, texts: Tensor, batch: int = 8
 ) -> tuple[float, float]:
     """Loss of the last `asked` tokens of texts [n, length], and the mean number of states kept for each of them."""
-    loss, states, asked = 0.0, 0.0, recipe.asked
+    asked = recipe.asked
     if arm.method == "truncated":
         # A text that is cut behind so many tokens is read anew for every block: no layer sees further.
         before, asked = recipe.budget - recipe.segment // 2, recipe.segment
         ends = range(recipe.length - recipe.asked + asked, recipe.length + 1, asked)
         texts = torch.cat([texts[:, end - asked - before : end] for end in ends])
-    for rows in texts.split(batch):
-        read = reader.rows(rows)
-        hidden = reader.hidden(read)[:, -asked - 1 : -1]
-        logits = reader.compressor.logits(hidden)
-        loss += float(cross_entropy(logits.flatten(0, 1), rows[:, -asked:].flatten(), reduction="sum"))
-        states += float(reader.states(read)[:, -asked - 1 : -1].sum())
-    return loss / (len(texts) * asked), states / (len(texts) * asked)
+    return last_tokens(reader, texts, asked, batch_size=batch)[:2]
 
 
 def train(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import METHODS, READERS, Compressor, LanguageModel, start_as_means
+from gistkit.compress import METHODS, Compressor, language_model, start_as_means
 from gistkit.compress.checks import check_losses
 from gistkit.evaluate import load_questions
 from gistkit.train import checkpoint
@@ -105,7 +105,7 @@ def run(
             made = METHODS[method](model, **_taken(method, layout, defaults, changes))
         else:
             made = _started(Path(start), model, losses)
-    trained = made if tau is None else _reader(made, tau, segment)
+    trained = made if tau is None else language_model(made, tau, segment)
     # One bar, not one a process.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
@@ -139,13 +139,6 @@ def _check_reading(tau: int, longest: int, **others: Any) -> None:
         raise ValueError(
             f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"
         )
-
-
-def _reader(compressor: Any, tau: int, segment: int | None) -> LanguageModel:
-    """The language model that reads with a compressor."""
-    if compressor.method not in READERS:
-        raise ValueError(f"tau: expected none but for {' or '.join(READERS)}, got {tau} with {compressor.method}")
-    return READERS[compressor.method](compressor, tau=tau, **({} if segment is None else {"segment": segment}))
 
 
 def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None:
