@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import fitted
 import harness
 
-from gistkit import train
-from gistkit.compress import Compressor, Dodo
+from gistkit.compress import Dodo
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies import greedy, greedy_report
 from gistkit.train.data import load_corpus
@@ -28,29 +28,13 @@ SELECTIONS = ("learned", "strided", "random")
 RATIO = 8
 # A context of the size trained on, some tokens that are read, and those whose loss decides; the paper's is for a GPU.
 STUDY = greedy.Recipe(context=64, read=16, asked=32)
-PRESET: dict[str, Any] = {"preset": "smollm2-small", "losses": ["ae", "lm"]}
+TRAINING: dict[str, Any] = {"preset": fitted.PRESET, "losses": ["ae", "lm"]}
 
 
 def read_runs() -> list[tuple[list[greedy.Improved], str, dict[str, Any]]]:
     """The committed files: the texts, what the compressor is called, and all that is in the file."""
     paths = [RESULTS / f"{selection}-{RATIO}x.json" for selection in SELECTIONS]
     return [(*greedy_report.read_json(path), json.loads(path.read_text())) for path in paths if path.exists()]
-
-
-def fitted(selection: str, steps: int, work: Path) -> Dodo:
-    """The trained compressor of a selection, from `work` where training left it there."""
-    folder = work / f"{selection}-{steps}"
-    if not (folder / "compressor").is_dir():
-        model, tokenizer = load_smollm2()
-        train.run(
-            model, tokenizer, folder, method="dodo", preset=PRESET["preset"], recipe={"steps": steps},
-            compressor={"ratio": RATIO, "selection": selection, "losses": PRESET["losses"]}, resume=folder.exists(),
-            cpu=True, eval_every=steps,
-        )  # fmt: skip
-    found = Compressor.from_pretrained(folder / "compressor", load_smollm2()[0])
-    if not isinstance(found, Dodo):
-        raise TypeError(f"{folder}: expected a Dodo, got {type(found).__name__}")
-    return found
 
 
 def main() -> int:
@@ -70,9 +54,13 @@ def main() -> int:
         path = RESULTS / f"{selection}-{RATIO}x.json"
         if path.exists():
             continue
-        compressor = fitted(selection, options.steps, options.work)
+        chosen = {"ratio": RATIO, "selection": selection, "losses": TRAINING["losses"]}
+        folder = options.work / f"{selection}-{options.steps}"
+        compressor = fitted.fitted(folder, "dodo", {"steps": options.steps}, chosen)
+        if not isinstance(compressor, Dodo):
+            raise TypeError(f"{folder}: expected a Dodo, got {type(compressor).__name__}")
         found = list(greedy.study(compressor, passages, STUDY))
-        more = {"machine": harness.environment(), "training": {"steps": options.steps, **PRESET}}
+        more = {"machine": harness.environment(), "training": {"steps": options.steps, **TRAINING}}
         greedy_report.write_json(path, found, STUDY, compressor, more)
         print(greedy_report.format_results(found, compressor.title))
     return 0
