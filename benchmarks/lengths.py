@@ -32,7 +32,7 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "dodo-10x": ("dodo", {"ratio": 10}),
     "dodo-20x": ("dodo", {"ratio": 20}),
     # Of contexts of the greatest length.
-    "icae-10x": ("icae", {"ratio": 10, "chunk": LENGTHS[-1]}),
+    "icae-8x": ("icae", {"ratio": 8, "chunk": LENGTHS[-1]}),
 }
 
 
