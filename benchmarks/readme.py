@@ -106,13 +106,15 @@ def smollm2_table() -> str:
 
 
 def pooling_table() -> str:
-    """The single-layer study, from `benchmarks/results/pooling.json`."""
-    path = RESULTS / "pooling.json"
-    runs, recipe = pooling_report.read_json(path)
-    machine = machine_line(json.loads(path.read_text())["machine"])
+    """The single-layer study, from the files `benchmarks/results/pooling*.json`, which have one recipe."""
+    found: list[runs.Found] = []
+    for path in sorted(RESULTS.glob("pooling*.json")):
+        machine = json.loads(path.read_text())["machine"]
+        every, recipe = pooling_report.read_json(path)
+        found += [(run, recipe, machine) for run in every]
     return (
-        f"{pooling_report.format_results(runs, recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
-        f"{machine}."
+        f"{pooling_report.format_results([run for run, *_ in found], recipe)}\n"
+        f"At most {recipe.steps} steps of {recipe.batch} sequences. {machines_line(found)}."
     )
 
 

@@ -33,6 +33,7 @@ COMMANDS = [
     "in_place",
     "pooling",
     "greedy",
+    "lengths",
 ]
 sys.path.insert(0, str(BENCHMARKS))
 

@@ -21,9 +21,9 @@ COMMITTED = {
     "epl": ("demo.json", {"loss"}, "demo table"),
     "compression-loss": ("compression-loss.json", {"loss"}, None),
     "smollm2": ("smollm2/x500-short-0.001-*.json", {"loss", "attention"}, None),
-    "pooling": ("pooling.json", set(), "pooling table"),
-    "in-place": ("in_place/*.json", {"ratios", "curves"}, "in-place table"),
-    "nuggets": ("nuggets/*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
+    "pooling": ("pooling*.json", set(), "pooling table"),
+    "in-place": ("in_place/short-100-*.json", {"ratios", "curves"}, "in-place table"),
+    "nuggets": ("nuggets/short-60-*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
     "length": ("length/*.json", {"length"}, None),
     "retrieval": ("retrieval/*.json", {"retrieval"}, None),
 }
