@@ -156,6 +156,43 @@ def test_at_one_token_a_mean_nothing_is_lost():
     torch.testing.assert_close(reader.hidden(reader.rows(ids)), wanted, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(("tau", "segment", "ratio"), [(6, 6, 3), (6, 3, 3), (4, 2, 1), (8, 4, 4), (64, 32, 4)])
+def test_reading_token_by_token_equals_one_pass(family, tau, segment, ratio):
+    reader = make(tiny(family), tau=tau, segment=segment, ratio=ratio)
+    ids = tokens(3, 33)
+    starts = (13, 5, 1)
+    rows = [ids[row, :start].tolist() for row, start in enumerate(starts)]
+    wanted = reader.hidden(reader.rows(ids))
+    seen = reader.states(reader.rows(ids))
+    stream = reader.start(rows)
+    for row, start in enumerate(starts):
+        torch.testing.assert_close(stream.last[row], wanted[row, start], rtol=1e-9, atol=1e-9)
+    for step in range(33 - max(starts)):
+        hidden = stream.step(torch.stack([ids[row, start + step] for row, start in enumerate(starts)]))
+        for row, start in enumerate(starts):
+            torch.testing.assert_close(hidden[row], wanted[row, start + step + 1], rtol=1e-9, atol=1e-9)
+            # The cache holds what the token saw, but for what a sliding window leaves.
+            if not reader.compressor.windows:
+                assert stream.states[row] == seen[row, start + step + 1]
+
+
+def test_memory_is_bounded_by_means_and_the_recent_tokens():
+    reader = make(tau=8, segment=4, ratio=4)
+    stream = reader.start(tokens(1, 3))
+    for count in range(4, 90):
+        stream.step(tokens(1))
+        assert stream.states[0] <= 1 + count / 4 + 8
+
+
+def test_greedy_generation_is_what_one_pass_predicts():
+    reader = make()
+    prompts = [tokens(17).tolist(), tokens(4).tolist()]
+    for prompt, given in zip(prompts, reader.generate(prompts, max_new_tokens=12).tolist(), strict=True):
+        hidden = reader.hidden(reader.rows([prompt + given]))[0]
+        assert reader.compressor.logits(hidden[len(prompt) : -1]).argmax(-1).tolist() == given
+
+
 def test_bad_input_is_named():
     with pytest.raises(TypeError, match="compressor: expected an AvgPool, got Dodo"):
         Compressive(Dodo(tiny_llama(), layer=1, bos_token=BOS))

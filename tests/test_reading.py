@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from hf_models import tiny
 from train_worker import make_compressive, make_model, make_reader
 
-from gistkit.compress import MixedResolution
+from gistkit.compress import AvgPool, MixedResolution, Recent
 from gistkit.evaluate import read_on
 from gistkit.evaluate.report import Report
 
@@ -94,3 +95,17 @@ def test_mistakes_name_the_argument():
     ]:
         with pytest.raises(ValueError, match=message):
             read_on(**{"model": model, "texts": rows, "asked": 5, "progress": False} | arguments)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("tau", [1, 5, 64])
+def test_recent_tokens_read_on_equal_one_pass(family, tau):
+    reader = Recent(AvgPool(tiny(family).double(), ratio=4, lora=2, bos_token=1), tau)
+    ids = torch.randint(2, 50, (2, 24))
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start([ids[0, :9].tolist(), ids[1, :3].tolist()])
+    for step in range(15):
+        hidden = stream.step(torch.stack([ids[0, 9 + step], ids[1, 3 + step]]))
+        for row, start in enumerate((9, 3)):
+            torch.testing.assert_close(hidden[row], wanted[row, start + step + 1], rtol=1e-9, atol=1e-9)
+        assert stream.states == tuple(min(start + step + 2, tau + 1) for start in (9, 3))

@@ -23,7 +23,11 @@ COMMITTED = {
     "smollm2": ("smollm2/x500-short-0.001-*.json", {"loss", "attention"}, None),
     "pooling": ("pooling*.json", set(), "pooling table"),
     "in-place": ("in_place/short-100-*.json", {"ratios", "curves"}, "in-place table"),
-    "nuggets": ("nuggets/short-60-*.json", {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}, "nuggets table"),
+    "nuggets": (
+        "nuggets/short-60-*.json",
+        {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"},
+        "nuggets table",
+    ),
     "length": ("length/*.json", {"length"}, None),
     "retrieval": ("retrieval/*.json", {"retrieval"}, None),
 }

@@ -15,6 +15,7 @@ from gistkit.compress.mixed import MixedResolution
 from gistkit.compress.no_context import NoContext
 from gistkit.compress.pooling_start import start_as_means
 from gistkit.compress.readers import READERS, language_model
+from gistkit.compress.recent import Recent
 from gistkit.compress.x500 import FiveHundredX
 
 METHODS: dict[str, type[Compressor]] = {
@@ -40,6 +41,7 @@ __all__ = [
     "Memory",
     "MixedResolution",
     "NoContext",
+    "Recent",
     "Source",
     "language_model",
     "start_as_means",

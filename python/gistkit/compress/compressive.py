@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 from gistkit import hf, ops
 from gistkit.compress.avgpool import AvgPool
 from gistkit.compress.in_place import TEXT
-from gistkit.compress.language import LanguageModel
+from gistkit.compress.language import LanguageModel, keys_seen
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
+
+if TYPE_CHECKING:
+    from gistkit.compress.streaming import Stream
 
 
 class Compressive(LanguageModel):
@@ -41,19 +44,23 @@ class Compressive(LanguageModel):
         """What a table calls it."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
 
-    def hidden(self, read: Rows) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
+    def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         its, count = self.compressor, read.ids.shape[1]
         inputs = its.embed(read.ids)
         with hf.attach(its.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
-            out = its.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), extend=extend)
+            out = its.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), keep=keep, extend=extend)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
     def states(self, read: Rows) -> Tensor:
         """int64 [B, N]: how many states each token of rows behind BOS sees, itself included; 0 on padding."""
-        plan = self.plan(read.ids.shape[1])
-        return (plan.spans[..., 1] - plan.spans[..., 0]).sum(-1).long().where(read.valid, 0)
+        return keys_seen(self.plan(read.ids.shape[1])).where(read.valid, 0)
+
+    def _start(self, read: Rows) -> Stream:
+        from gistkit.compress.compressive_stream import MeanStream
+
+        return MeanStream(self, read)
 
     def plan(self, count: int) -> Plan:
         """The plan of `count` tokens, BOS first, whose keys are followed by the means, of ratio tokens each."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gistkit.compress.in_place import InPlace
 from gistkit.compress.losses import token_loss
 from gistkit.compress.tokens import IGNORE, Rows
+from gistkit.layouts import Plan
 from gistkit.layouts.dodo import check_segment
+
+if TYPE_CHECKING:
+    from gistkit.compress.streaming import Stream
 
 
 class LanguageModel(ABC):
@@ -60,9 +64,28 @@ class LanguageModel(ABC):
         targets = read.ids.where(read.valid, IGNORE)[:, 1:]
         return {"loss": token_loss(its.readout(hidden[:, :-1]), targets=targets, **its.output_embedding)}
 
+    def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
+        """Reads texts in one pass, and is ready to read on token by token; see `gistkit.compress.streaming.Stream`."""
+        return self._start(self.rows(input_ids, attention_mask))
+
+    def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Tensor:
+        """Tokens that follow the texts; see `gistkit.compress.streaming.generate`."""
+        from gistkit.compress.streaming import generate
+
+        return generate(self, input_ids, attention_mask, **options)
+
+    @abstractmethod
+    def _start(self, read: Rows) -> Stream:
+        """A stream behind rows that are checked."""
+
     def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """Texts as users have them, checked, behind BOS; of at least one token beside it."""
         its = self.compressor
         read = its.behind_bos(its.contexts(input_ids, attention_mask, shortest=1))
         its.check_positions("input_ids", max(read.lengths) - 1)
         return read
+
+
+def keys_seen(plan: Plan) -> Tensor:
+    """int64 [B, Nq]: how many keys each query of a plan sees."""
+    return (plan.spans[..., 1] - plan.spans[..., 0]).sum(-1).long()

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gistkit import hf, layouts
 from gistkit.compress.dodo import Dodo
 from gistkit.compress.in_place import GISTS, TEXT
-from gistkit.compress.language import LanguageModel
+from gistkit.compress.language import LanguageModel, keys_seen
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan, Role
 from gistkit.nn import nuggets_above, straight_through, threshold_for
@@ -126,20 +126,12 @@ class MixedResolution(LanguageModel):
     def states(self, read: Rows, chosen: Tensor | None = None) -> Tensor:
         """int64 [B, N]: how many tokens' states each token of rows behind BOS sees, itself included; 0 on padding."""
         plan = self.plan(self.nuggets(read) if chosen is None else chosen)
-        seen = (plan.spans[..., 1] - plan.spans[..., 0]).sum(-1).long()
-        return plan.restore(seen)[:, : read.ids.shape[1]].where(read.valid, 0)
+        return plan.restore(keys_seen(plan))[:, : read.ids.shape[1]].where(read.valid, 0)
 
-    def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
-        """Reads texts in one pass, and is ready to read on token by token; see `gistkit.compress.streaming.Stream`."""
-        from gistkit.compress.streaming import Stream
+    def _start(self, read: Rows) -> Stream:
+        from gistkit.compress.mixed_stream import NuggetStream
 
-        return Stream(self, self.rows(input_ids, attention_mask))
-
-    def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Tensor:
-        """Tokens that follow the texts; see `gistkit.compress.streaming.generate`."""
-        from gistkit.compress.streaming import generate
-
-        return generate(self, input_ids, attention_mask, **options)
+        return NuggetStream(self, read)
 
     def _served(self, plan: Plan) -> Use:
         if not self.compressor.separate:

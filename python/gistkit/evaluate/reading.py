@@ -6,55 +6,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from gistkit import hf, layouts
-from gistkit.compress import LanguageModel
-from gistkit.compress.in_place import InPlace
-from gistkit.compress.tokens import Rows
+from gistkit.compress import LanguageModel, Recent
 from gistkit.evaluate.evaluation import called
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
 
 BASELINES = ("recent", "full")
-
-
-class Recent(LanguageModel):
-    """The plain model, which sees BOS and the last `tau` tokens, itself included.
-
-    Args:
-        compressor: whose model and BOS serve, without adapters.
-        tau: at least 1.
-    """
-
-    def __init__(self, compressor: InPlace, tau: int) -> None:
-        super().__init__(compressor, tau, 1)
-
-    @property
-    def title(self) -> str:
-        """What a table calls it."""
-        return f"last {self.tau} tokens"
-
-    def hidden(self, read: Rows) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
-        its = self.compressor
-        with hf.attach(its.model):
-            out = its.run(None, inputs_embeds=its.embed(read.ids), plan=self._plan(read))
-        return out.last_hidden_state  # type: ignore[no-any-return]
-
-    def states(self, read: Rows) -> Tensor:
-        """int64 [B, N]: how many tokens each token of rows behind BOS sees, itself included; 0 on padding."""
-        spans = self._plan(read).spans
-        return (spans[..., 1] - spans[..., 0]).sum(-1).long().where(read.valid, 0)
-
-    def _plan(self, read: Rows) -> layouts.Plan:
-        layout = layouts.dodo(np.zeros(read.ids.shape[1], bool), self.tau, segment=1, bos=True)
-        return layout.compile(windows=self.compressor.windows, device=self.compressor.device)
 
 
 def read_on(

@@ -1,0 +1,113 @@
+"""Held: the keys and values of a stream's tokens that can still be seen."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from gistkit import hf
+from gistkit.hf.keep import Layers
+from gistkit.layouts import Plan
+
+
+class Held:
+    """The keys of a batch's tokens that can still be seen; those that cannot are dropped once a segment.
+
+    The first columns of the cache hold what was left of each row when it was last cleared, at the row's first columns;
+    the columns behind them hold the tokens since, of all rows alike.
+
+    Args:
+        layers: (key, value) of each layer, [B, Hk, K, D].
+        positions: of the keys of each row, ascending, K at most.
+        nuggets: those positions of each row that stay for good; BOS does too.
+        first: the first position that is seen uncompressed, by the position of the token that sees.
+        ends: position of the next token of each row, for which the keys are what it sees.
+        room: tokens until the next clearing, about.
+    """
+
+    def __init__(
+        self,
+        layers: Layers,
+        positions: Sequence[Sequence[int]],
+        nuggets: Sequence[Iterable[int]],
+        first: Callable[[int], int],
+        ends: Sequence[int],
+        room: int,
+    ) -> None:
+        self.first, self.room = first, room
+        self.old = [list(row) for row in positions]
+        self.new: list[list[int]] = [[] for _ in positions]
+        self.for_good = [{0, *row} for row in nuggets]
+        self.firsts = [first(end) for end in ends]
+        self._put(layers)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Keys held of each row."""
+        return tuple(len(old) + len(new) for old, new in zip(self.old, self.new, strict=True))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held, those between rows of unequal length too."""
+        return sum(tensor.nbytes for layer in self.cache.held for tensor in layer)
+
+    def clear(self, positions: Sequence[int]) -> None:
+        """Drops what tokens at these positions, and those after them, do not see."""
+        firsts = [self.first(position) for position in positions]
+        if firsts == self.firsts:
+            return
+        held, left = self._left(firsts)
+        self.firsts = firsts
+        self.old, self.new = [[it for _, it in row] for row in left], [[] for _ in left]
+        index = padded([[at for at, _ in row] for row in left], held[0][0].device)[:, None, :, None]
+        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in held])
+
+    def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
+        """The plan of one new token a row, at these positions, which sees what is held, and itself."""
+        device = self.cache.held[0][0].device
+        keys = self.width + len(self.new[0]) + 1
+
+        def spans(window: int | None) -> Tensor:
+            rows = []
+            for old, new, position in zip(self.old, self.new, positions, strict=True):
+                # A sliding window cuts what is older in the text.
+                least = 0 if window is None else position - window + 1
+                a, b = bisect_left(old, least), self.width + bisect_left(new, least)
+                rows.append([[[a, len(old)], [b, keys]] if a < len(old) else [[b, keys], [0, 0]]])
+            return torch.tensor(rows, dtype=torch.int32, device=device)
+
+        at = torch.tensor(positions, device=device)[:, None]
+        plan = Plan(spans(None), keys, at, reach=max(positions) + 1)
+        return plan.with_windows({window: spans(window) for window in windows})
+
+    def add(self, positions: Sequence[int], chosen: Sequence[bool]) -> None:
+        """The tokens of the plan were read, and those of `chosen` are nuggets."""
+        for row, (position, nugget) in enumerate(zip(positions, chosen, strict=True)):
+            self.new[row].append(position)
+            if nugget:
+                self.for_good[row].add(position)
+
+    def _columns(self, row: int) -> list[tuple[int, int]]:
+        """The columns of a row's keys and their positions, ascending."""
+        return [*enumerate(self.old[row]), *enumerate(self.new[row], self.width)]
+
+    def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
+        """Layers, and which of their columns stay of each row, with their positions, as tokens from `firsts` on do."""
+        stay = [
+            [(at, it) for at, it in self._columns(row) if it >= first or it in self.for_good[row]]
+            for row, first in enumerate(firsts)
+        ]
+        return self.cache.held, stay
+
+    def _put(self, layers: Layers) -> None:
+        self.cache = hf.memory_cache(layers, 0, capacity=self.room)
+        self.width = self.cache.get_query_offset()
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """int64 [B, widest row], short rows filled up with 0."""
+    width = max(map(len, rows))
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)

@@ -1,0 +1,70 @@
+"""Recent: the plain model as a language model that sees its last tokens alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from gistkit import hf, layouts
+from gistkit.compress.held import Held, padded
+from gistkit.compress.in_place import InPlace
+from gistkit.compress.language import LanguageModel, keys_seen
+from gistkit.compress.streaming import Stream
+from gistkit.compress.tokens import Rows
+
+if TYPE_CHECKING:
+    from gistkit.compress.adapters import Use
+
+
+class Recent(LanguageModel):
+    """The plain model, which sees BOS and the last `tau` tokens, itself included.
+
+    Args:
+        compressor: whose model and BOS serve, without adapters.
+        tau: at least 1.
+    """
+
+    def __init__(self, compressor: InPlace, tau: int) -> None:
+        super().__init__(compressor, tau, 1)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"last {self.tau} tokens"
+
+    def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
+        its = self.compressor
+        with hf.attach(its.model):
+            out = its.run(None, inputs_embeds=its.embed(read.ids), plan=self._plan(read), keep=keep)
+        return out.last_hidden_state  # type: ignore[no-any-return]
+
+    def states(self, read: Rows) -> Tensor:
+        """int64 [B, N]: how many tokens each token of rows behind BOS sees, itself included; 0 on padding."""
+        return keys_seen(self._plan(read)).where(read.valid, 0)
+
+    def _start(self, read: Rows) -> Stream:
+        return _RecentStream(self, read)
+
+    def _plan(self, read: Rows) -> layouts.Plan:
+        layout = layouts.dodo(np.zeros(read.ids.shape[1], bool), self.tau, segment=1, bos=True)
+        return layout.compile(windows=self.compressor.windows, device=self.compressor.device)
+
+
+class _RecentStream(Stream):
+    reader: Recent
+
+    def _read(self, read: Rows) -> tuple[Tensor, Held]:
+        left = [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
+        keep = hf.KeptKeys(padded(left, self.reader.compressor.device))
+        hidden = self.reader.hidden(read, keep=keep)
+        return hidden, Held(keep.close(), left, [()] * len(left), self.reader.first, self.ends, self.reader.tau)
+
+    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+        return [False] * len(self.ends)
+
+    def _served(self, chosen: Sequence[bool]) -> Use:
+        return None
