@@ -42,6 +42,10 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+# What the presets of a study call their models.
+MODELS = {"smollm2": "SmolLM2-135M with LoRA", "small": "A Llama of 0.6M parameters on bytes, from scratch"}
+
+
 def machine_line(machine: dict[str, object]) -> str:
     """One line that says what the figures were made on."""
     return (
@@ -124,10 +128,10 @@ def in_place_table() -> str:
     for found in in_place_runs().values():
         runs = [run for run, *_ in found]
         recipe = found[0][1]
+        how = f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens"
         tables.append(
-            f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\nTest split, on which nothing was chosen; "
-            f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens. "
-            f"{machines_line(found)}."
+            f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\n{MODELS[recipe.model]}; test split, on which "
+            f"nothing was chosen; {how}. {machines_line(found)}."
         )
     return "\n\n".join(tables)
 
@@ -138,7 +142,7 @@ def nuggets_table() -> str:
     for found in nuggets_runs().values():
         runs = [run for run, *_ in found]
         recipe = found[0][1]
-        made = f"{recipe.steps} steps of {{}}. {machines_line(found)}."
+        made = f"{MODELS[recipe.model]}, {recipe.steps} steps of {{}}. {machines_line(found)}."
         if any(run.task == "lm" for run in runs):
             how = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
             tables.append(f"{format_table(nuggets_report.language_rows(runs))}\n\n{made.format(how)}")

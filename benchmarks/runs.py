@@ -16,9 +16,9 @@ Found = tuple[Any, Any, dict[str, object]]
 
 
 def read(folder: Path, read_json: Callable[[Path], tuple[list[Any], Any]]) -> dict[str, list[Found]]:
-    """The runs in a folder, by preset and number of steps, such as short-100."""
+    """The runs in a folder, by preset and number of steps, such as short-100; those of a quick preset last."""
     found: dict[str, list[Found]] = {}
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.glob("*.json"), key=lambda path: (path.name.startswith("quick"), path.name)):
         name = "-".join(path.name.split("-")[:2])
         machine = json.loads(path.read_text())["machine"]
         runs, recipe = read_json(path)

@@ -233,6 +233,27 @@ def test_the_language_loss_is_the_models_own(corpus):
     torch.testing.assert_close(found, own, rtol=1e-5, atol=1e-5)
 
 
+def test_the_repetition_loss_is_that_of_what_comes_again():
+    model = in_place.fresh_model(RECIPE, 0)
+    compressor = in_place.build_compressor(RECIPE, Arm("full"), model)
+    batch = {"input_ids": torch.zeros(3, 20, dtype=torch.long)}
+    seen = []
+    hook = model.register_forward_hook(
+        lambda module, args, kwargs, out: seen.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    with torch.no_grad(), attach(model):
+        found = in_place_runs.repetition_loss(compressor, batch, torch.Generator().manual_seed(3))
+        hook.remove()
+        again = seen[0][:, 21:]
+        count = again.shape[1]
+        assert seen[0].shape[0] == 3 and (seen[0][:, 0] == 256).all() and 10 <= count < 20
+        first = seen[0][:, 1:21]
+        assert torch.equal(first[:, 20 - count - 1 : -1], again) and first.min() >= 32 and first.max() < 127
+        logits = model(input_ids=seen[0]).logits[:, 21:]
+    wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), first[:, 20 - count :].flatten())
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("arm", in_place.arms(ratios=[5]), ids=lambda arm: arm.name)
 def test_every_arm_trains(corpus, tmp_path, arm):
     recipe = dataclasses.replace(RECIPE, steps=2, base_steps=0, eval_questions=2, final_questions=2)

@@ -29,7 +29,7 @@ class Recipe(Training):
     Args:
         model: "smollm2" (SmolLM2-135M, with LoRA of rank `rank`) or "small" (a Llama of 0.6M parameters on bytes, all
             of whose weights train, after `base_steps` steps that the arms of a seed share: answers from the full
-            context and, as a language model, every token of context, question and answer).
+            context, as a language model every token of context, question and answer, and random bytes that come again).
         min_length, max_length, lines, cue, answer: of the questions, see `Needles`.
         memory_factor, copy_factor: the learning rate of what memory tokens alone have, in `learning_rate`; the second
             of whole maps beside LoRA.

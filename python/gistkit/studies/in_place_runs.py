@@ -170,9 +170,9 @@ def _fit(
     device: str,
     resume: bool,
     bar: Any,
-    language: bool = False,
+    base: bool = False,
 ) -> Progress:
-    """Trains on the answers, or as a language model too."""
+    """Trains on the answers; what the arms start from as a language model too, and on what comes again."""
     groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=memory_factor(recipe, compressor))
     optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
@@ -180,7 +180,10 @@ def _fit(
         compressor.train()
         batch = {name: tensor.to(device) for name, tensor in data(step).items()}
         found = compressor(**batch)["loss"]
-        return found + language_loss(compressor, batch) if language else found
+        if base:
+            again = torch.Generator().manual_seed(100_003 * (seed + 1) + step)
+            found = found + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
+        return found
 
     def figures() -> tuple[float, float]:
         compressor.eval()
@@ -209,6 +212,21 @@ def language_loss(compressor: InPlace, batch: Batch) -> torch.Tensor:
     whole = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
     logits = compressor.model(input_ids=whole[:, :-1]).logits
     return cross_entropy(logits.flatten(0, 1), whole[:, 1:].flatten())
+
+
+def repetition_loss(compressor: InPlace, batch: Batch, generator: torch.Generator) -> torch.Tensor:
+    """Mean loss of random bytes that stand in the text a second time, as many and as long texts as the contexts.
+
+    Text can be guessed without looking back; from this so small a model learns to look things up, and does so at once.
+    """
+    device, shape = batch["input_ids"].device, batch["input_ids"].shape
+    drawn = torch.randint(32, 127, shape, generator=generator).to(device)
+    begin = int(torch.randint(shape[1] // 2, (), generator=generator))
+    bos = torch.full_like(drawn[:, :1], compressor.bos_token)
+    whole = torch.cat([bos, drawn, drawn[:, begin:]], 1)
+    # Which byte comes again first cannot be known.
+    logits = compressor.model(input_ids=whole[:, :-1]).logits[:, 1 + shape[1] :]
+    return cross_entropy(logits.flatten(0, 1), whole[:, 2 + shape[1] :].flatten())
 
 
 def _text(recipe: Recipe, ids: Sequence[int]) -> str:
