@@ -19,6 +19,7 @@ import runs
 from extrapolation import read_runs as extrapolation_runs
 from greedy import read_runs as greedy_runs
 from in_place import read_runs as in_place_runs
+from lengths import read_runs as lengths_runs
 from masks import FEW
 from nuggets import read_runs as nuggets_runs
 from resolution import read_runs as resolution_runs
@@ -163,6 +164,21 @@ def greedy_table() -> str:
         f"{table}\n\n{greedy_report.CAPTION}\n{recipe['context']} tokens compressed, {recipe['read']} read, "
         f"{recipe['asked']} asked, after {content['training']['steps']} steps of {preset.batch} passages of "
         f"{preset.max_length} tokens. {machines}."
+    )
+
+
+def lengths_table() -> str:
+    """How reconstruction depends on a context's length, from `benchmarks/results/lengths`."""
+    found = list(lengths_runs().values())
+    lengths = [f"{one['length']} tokens" for one in found[0]["lengths"]]
+    rows = [[run["title"], *(f"{one['bleu4']:.1f}" for one in run["lengths"])] for run in found]
+    table = format_table([["BLEU-4", *lengths], *rows, ["paper: Dodo 20x", *["near 98"] * len(lengths)]])
+    training, contexts = found[0]["training"], found[0]["lengths"][0]["contexts"]
+    batch = find_preset(training["preset"]).recipe.batch
+    return (
+        f"{table}\n\nSmolLM2-135M with LoRA, {training['steps']} steps of {batch} contexts of "
+        f"{training['min_length'] // 2} to {training['max_length'] // 2} tokens; {contexts} held-out ones a length. "
+        f"{machines_line([(None, None, run['machine']) for run in found])}."
     )
 
 
@@ -367,6 +383,7 @@ def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
         "retrieval": (bool(extrapolation_runs("retrieval")), retrieval_table),
         "resolution": (bool(resolution_runs()), resolution_table),
         "nuggets": (bool(nuggets_runs()), nuggets_table),
+        "lengths": (bool(lengths_runs()), lengths_table),
         "greedy": (bool(greedy_runs()), greedy_table),
     }
     tables |= {name: lambda _, make=make: make() for name, (there, make) in studies.items() if there}
