@@ -61,14 +61,19 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("runs/lengths"), help="for states (default: %(default)s)")
     parser.add_argument("--draw", action="store_true", help="make no runs; draw those that are there")
     options = parser.parse_args()
+    arms = options.arms.split(",")
+    if unknown := sorted({*arms} - {*ARMS}):
+        parser.error(f"--arms: expected some of {', '.join(ARMS)}, got {unknown[0]}")
     if options.draw:
+        if not read_runs():
+            parser.error(f"--draw: expected files in {RESULTS}, got none")
         print(draw())
         return 0
     tokenizer = load_smollm2()[1]
     corpus = load_corpus(tokenizer=tokenizer)
     contexts = [row for length in LENGTHS for row in corpus.chunks(length, count=options.contexts).tolist()]
     RESULTS.mkdir(parents=True, exist_ok=True)
-    for arm in options.arms.split(","):
+    for arm in arms:
         path = RESULTS / f"{arm}.json"
         if path.exists():
             continue

@@ -1,7 +1,8 @@
 """Runs the study `pooling` over its axes and keeps the figures for the README.
 
-One axis changes at a time: heads, ratio, length. The settings come in two parts, a file each, about 45 minutes of one
-core. An interrupted run goes on with --resume; --keep keeps what is finished so far.
+From one window of two and one head, the heads change, or the ratio, or the length. The settings come in two parts, a
+file each, of 66 and 30 runs, most of half a minute to a minute. An interrupted run goes on with --resume; --keep keeps
+what is finished so far.
 
 example: python benchmarks/pooling.py --part pooling-lengths --resume
 """

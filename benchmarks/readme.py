@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import runs
 from extrapolation import read_runs as extrapolation_runs
@@ -22,6 +23,7 @@ from in_place import read_runs as in_place_runs
 from lengths import read_runs as lengths_runs
 from masks import FEW
 from nuggets import read_runs as nuggets_runs
+from pooling import PARTS as POOLING
 from resolution import read_runs as resolution_runs
 from roof import Roof
 from smollm2 import read_runs as smollm2_runs
@@ -43,10 +45,6 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-# What the presets of a study call their models.
-MODELS = {"smollm2": "SmolLM2-135M with LoRA", "small": "A Llama of 0.6M parameters on bytes, from scratch"}
-
-
 def machine_line(machine: dict[str, object]) -> str:
     """One line that says what the figures were made on."""
     return (
@@ -66,6 +64,13 @@ def machines_line(found: Sequence[runs.Found]) -> str:
         f"{where}, commit{'s' if len(set(its)) > 1 else ''} {', '.join(dict.fromkeys(its))}"
         for where, its in lines.items()
     )
+
+
+def model_line(recipe: Any) -> str:
+    """What a recipe's arms begin with."""
+    if recipe.model == "smollm2":
+        return "SmolLM2-135M with LoRA"
+    return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
 
 
 def demo_table() -> str:
@@ -111,12 +116,16 @@ def smollm2_table() -> str:
 
 
 def pooling_table() -> str:
-    """The single-layer study, from the files `benchmarks/results/pooling*.json`, which have one recipe."""
+    """The single-layer study, from the files of its parts."""
     found: list[runs.Found] = []
-    for path in sorted(RESULTS.glob("pooling*.json")):
-        machine = json.loads(path.read_text())["machine"]
-        every, recipe = pooling_report.read_json(path)
-        found += [(run, recipe, machine) for run in every]
+    for path in (RESULTS / f"{part}.json" for part in POOLING):
+        if path.exists():
+            machine = json.loads(path.read_text())["machine"]
+            every, recipe = pooling_report.read_json(path)
+            found += [(run, recipe, machine) for run in every]
+    recipe = found[0][1]
+    if any(other != recipe for _, other, _ in found):
+        raise ValueError(f"{RESULTS}: expected one recipe in all parts of the study pooling, got several")
     return (
         f"{pooling_report.format_results([run for run, *_ in found], recipe)}\n"
         f"At most {recipe.steps} steps of {recipe.batch} sequences. {machines_line(found)}."
@@ -131,7 +140,7 @@ def in_place_table() -> str:
         recipe = found[0][1]
         how = f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens"
         tables.append(
-            f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\n{MODELS[recipe.model]}; test split, on which "
+            f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\n{model_line(recipe)}; test split, on which "
             f"nothing was chosen; {how}. {machines_line(found)}."
         )
     return "\n\n".join(tables)
@@ -143,7 +152,7 @@ def nuggets_table() -> str:
     for found in nuggets_runs().values():
         runs = [run for run, *_ in found]
         recipe = found[0][1]
-        made = f"{MODELS[recipe.model]}, {recipe.steps} steps of {{}}. {machines_line(found)}."
+        made = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {machines_line(found)}."
         if any(run.task == "lm" for run in runs):
             how = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
             tables.append(f"{format_table(nuggets_report.language_rows(runs))}\n\n{made.format(how)}")

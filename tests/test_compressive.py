@@ -177,6 +177,19 @@ def test_reading_token_by_token_equals_one_pass(family, tau, segment, ratio):
                 assert stream.states[row] == seen[row, start + step + 1]
 
 
+def test_a_pass_of_another_length_does_not_change_the_means():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, "factor": 4.0}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [3.0] * 6}
+    reader = make(tiny_llama(rope_parameters=rope, max_position_embeddings=96))
+    ids = tokens(1, 60)
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start(ids[:, :40])
+    for at in range(40, 60):
+        # RoPE types that go by the length hold the frequencies of the last pass, whose ever it was.
+        reader.compressor.model(input_ids=tokens(1, 5))
+        torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], rtol=1e-9, atol=1e-9)
+
+
 def test_memory_is_bounded_by_means_and_the_recent_tokens():
     reader = make(tau=8, segment=4, ratio=4)
     stream = reader.start(tokens(1, 3))

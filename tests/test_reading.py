@@ -9,6 +9,7 @@ from train_worker import make_compressive, make_model, make_reader
 
 from gistkit.compress import AvgPool, MixedResolution, Recent
 from gistkit.evaluate import read_on
+from gistkit.evaluate.reading import last_tokens
 from gistkit.evaluate.report import Report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -108,4 +109,29 @@ def test_recent_tokens_read_on_equal_one_pass(family, tau):
         hidden = stream.step(torch.stack([ids[0, 9 + step], ids[1, 3 + step]]))
         for row, start in enumerate((9, 3)):
             torch.testing.assert_close(hidden[row], wanted[row, start + step + 1], rtol=1e-9, atol=1e-9)
-        assert stream.states == tuple(min(start + step + 2, tau + 1) for start in (9, 3))
+        # What is not seen any more waits to be dropped with others.
+        assert all(
+            seen <= stream.states[row] <= seen + 63
+            for row, seen in enumerate(min(start + step + 2, tau + 1) for start in (9, 3))
+        )
+
+
+def test_the_cache_of_recent_tokens_does_not_grow_with_the_text():
+    reader = Recent(AvgPool(tiny("llama"), ratio=4, lora=2, bos_token=1), 5)
+    ids = torch.randint(2, 50, (1, 203))
+    stream = reader.start(ids[:, :3])
+    for at in range(3, 203):
+        last = stream.step(ids[:, at])
+        assert stream.states[0] <= 6 + 63 + 1
+    torch.testing.assert_close(last, reader.hidden(reader.rows(ids))[:, -1], rtol=1e-4, atol=1e-5)
+
+
+def test_recent_wants_a_method_that_compresses_in_place():
+    with pytest.raises(TypeError, match=r"compressor: expected one that compresses in place, .* got int"):
+        Recent(3, 4)
+
+
+@pytest.mark.parametrize(("asked", "count", "name"), [(0, 2, "asked"), (3, 0, "texts")])
+def test_what_cannot_be_measured_is_named(asked, count, name):
+    with pytest.raises(ValueError, match=f"{name}: expected at least 1, got 0"):
+        last_tokens(make_compressive(), texts()[:count], asked)

@@ -164,7 +164,7 @@ def test_mistakes_name_the_argument(tmp_path):
     plain = {"cpu": True, "progress": False, "recipe": {"min_length": 30, "max_length": 40}}
     dodo = {"method": "dodo", "compressor": {"ratio": 4, "lora": 2, "layer": 1, "bos_token": 0}}
     for arguments, message in [
-        ({"tau": 8}, "tau: expected none but for dodo or avgpool, got 8 with x500"),
+        ({"tau": 8}, "compressor: expected dodo or avgpool, which language models read with, got x500"),
         ({**dodo, "segment": 4}, "segment: expected none without tau, got 4"),
         ({**dodo, "tau": 8}, "expected tau to be a multiple of segment, 32, got 8"),
         ({**dodo, "tau": 40, "segment": 4}, "tau: expected less than max_length, 40, .* got 40"),

@@ -17,17 +17,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 MACHINE = {"processor": "some"}
 # The pages' tables are made of the same files by other code; some leave a column out.
-COMMITTED = {
+NUGGETS = {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"}
+COMMITTED: dict[str, tuple[str, set[str], str | None]] = {
     "epl": ("demo.json", {"loss"}, "demo table"),
     "compression-loss": ("compression-loss.json", {"loss"}, None),
     "smollm2": ("smollm2/x500-short-0.001-*.json", {"loss", "attention"}, None),
     "pooling": ("pooling*.json", set(), "pooling table"),
     "in-place": ("in_place/short-100-*.json", {"ratios", "curves"}, "in-place table"),
-    "nuggets": (
-        "nuggets/short-60-*.json",
-        {"perplexity", "ae-types", "ae-text", "lm-types", "lm-text"},
-        "nuggets table",
-    ),
+    "in-place, quick": ("in_place/quick-*.json", {"ratios", "curves"}, "in-place table"),
+    "nuggets": ("nuggets/short-60-*.json", NUGGETS, "nuggets table"),
+    "nuggets, quick": ("nuggets/quick-*.json", NUGGETS, "nuggets table"),
     "length": ("length/*.json", {"length"}, None),
     "retrieval": ("retrieval/*.json", {"retrieval"}, None),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,13 +10,12 @@ from torch import Tensor
 
 from gistkit import hf, ops
 from gistkit.compress.avgpool import AvgPool
+from gistkit.compress.compressive_stream import MeanStream
 from gistkit.compress.in_place import TEXT
 from gistkit.compress.language import LanguageModel, keys_seen
+from gistkit.compress.streaming import Stream
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
-
-if TYPE_CHECKING:
-    from gistkit.compress.streaming import Stream
 
 
 class Compressive(LanguageModel):
@@ -58,8 +57,6 @@ class Compressive(LanguageModel):
         return keys_seen(self.plan(read.ids.shape[1])).where(read.valid, 0)
 
     def _start(self, read: Rows) -> Stream:
-        from gistkit.compress.compressive_stream import MeanStream
-
         return MeanStream(self, read)
 
     def plan(self, count: int) -> Plan:

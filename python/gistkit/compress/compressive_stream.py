@@ -33,6 +33,8 @@ class HeldMeans(Held):
 
     def __init__(self, reader: Compressive, layers: Layers, ends: Sequence[int]) -> None:
         self.reader = reader
+        # Those of the pass that made the keys: RoPE types that go by the length change the model's with every pass.
+        self.frequencies = [inv_freq.clone() for inv_freq in hf.frequencies(reader.compressor.model)]
         positions = [range(end) for end in ends]
         super().__init__(layers, positions, [()] * len(ends), reader.first, ends, reader.segment)
         # Nothing has left yet.
@@ -69,7 +71,7 @@ class HeldMeans(Held):
             middle[row, : len(its)] = torch.tensor([(it[0] + it[-1]) / 2 for it in its], dtype=torch.float64)
         index = padded(columns, device)[:, None, :, None]
         made = []
-        for (key, value), inv_freq in zip(held, hf.frequencies(self.reader.compressor.model), strict=True):
+        for (key, value), inv_freq in zip(held, self.frequencies, strict=True):
             plain = ops.rerotate(key.take_along_dim(index, 2), -places, inv_freq)
             values = value.take_along_dim(index, 2)
             means = ops.window_pool(plain, values, windows=bounds, positions=middle, inv_freq=inv_freq)
@@ -78,7 +80,7 @@ class HeldMeans(Held):
 
 
 class MeanStream(Stream):
-    """What a `Compressive` reads on, with a cache of about n / ratio + tau of n tokens."""
+    """What a `Compressive` reads on, with a cache of about n / ratio + tau of n tokens, once the first pass is over."""
 
     reader: Compressive
 
@@ -86,9 +88,6 @@ class MeanStream(Stream):
         keep = hf.KeptKeys(slice(None))
         hidden = self.reader.hidden(read, keep=keep)
         return hidden, HeldMeans(self.reader, keep.close(), self.ends)
-
-    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
-        return [False] * len(self.ends)
 
     def _served(self, chosen: Sequence[bool]) -> Use:
         return TEXT

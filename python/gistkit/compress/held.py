@@ -14,7 +14,7 @@ from gistkit.layouts import Plan
 
 
 class Held:
-    """The keys of a batch's tokens that can still be seen; those that cannot are dropped once a segment.
+    """The keys of a batch's tokens that can still be seen; those that cannot are dropped, many at a time.
 
     The first columns of the cache hold what was left of each row when it was last cleared, at the row's first columns;
     the columns behind them hold the tokens since, of all rows alike.
@@ -22,25 +22,27 @@ class Held:
     Args:
         layers: (key, value) of each layer, [B, Hk, K, D].
         positions: of the keys of each row, ascending, K at most.
-        nuggets: those positions of each row that stay for good; BOS does too.
+        for_good: those positions of each row that stay for good; BOS does too.
         first: the first position that is seen uncompressed, by the position of the token that sees.
         ends: position of the next token of each row, for which the keys are what it sees.
         room: tokens until the next clearing, about.
+        lag: tokens of a row that wait unseen, at most, to be dropped together; 0 unless BOS alone stays for good.
     """
 
     def __init__(
         self,
         layers: Layers,
         positions: Sequence[Sequence[int]],
-        nuggets: Sequence[Iterable[int]],
+        for_good: Sequence[Iterable[int]],
         first: Callable[[int], int],
         ends: Sequence[int],
         room: int,
+        lag: int = 0,
     ) -> None:
-        self.first, self.room = first, room
+        self.first, self.room, self.lag = first, room, lag
         self.old = [list(row) for row in positions]
         self.new: list[list[int]] = [[] for _ in positions]
-        self.for_good = [{0, *row} for row in nuggets]
+        self.for_good = [{0, *row} for row in for_good]
         self.firsts = [first(end) for end in ends]
         self._put(layers)
 
@@ -57,7 +59,7 @@ class Held:
     def clear(self, positions: Sequence[int]) -> None:
         """Drops what tokens at these positions, and those after them, do not see."""
         firsts = [self.first(position) for position in positions]
-        if firsts == self.firsts:
+        if all(first - before <= self.lag for first, before in zip(firsts, self.firsts, strict=True)):
             return
         held, left = self._left(firsts)
         self.firsts = firsts
@@ -73,10 +75,13 @@ class Held:
         def spans(window: int | None) -> Tensor:
             rows = []
             for old, new, position in zip(self.old, self.new, positions, strict=True):
-                # A sliding window cuts what is older in the text.
+                # A sliding window cuts what is older in the text, and BOS with it.
                 least = 0 if window is None else position - window + 1
-                a, b = bisect_left(old, least), self.width + bisect_left(new, least)
-                rows.append([[[a, len(old)], [b, keys]] if a < len(old) else [[b, keys], [0, 0]]])
+                begin = max(least, self.first(position)) if self.lag else least
+                a, b = bisect_left(old, begin), self.width + bisect_left(new, begin)
+                seen = [[0, 1], [a, len(old)], [b, keys]] if least <= 0 < begin else [[a, len(old)], [b, keys]]
+                full = [span for span in seen if span[0] < span[1]]
+                rows.append([full + [[0, 0]] * (3 - len(full))])
             return torch.tensor(rows, dtype=torch.int32, device=device)
 
         at = torch.tensor(positions, device=device)[:, None]
@@ -84,10 +89,10 @@ class Held:
         return plan.with_windows({window: spans(window) for window in windows})
 
     def add(self, positions: Sequence[int], chosen: Sequence[bool]) -> None:
-        """The tokens of the plan were read, and those of `chosen` are nuggets."""
-        for row, (position, nugget) in enumerate(zip(positions, chosen, strict=True)):
+        """The tokens of the plan were read, and those of `chosen` stay for good."""
+        for row, (position, stays) in enumerate(zip(positions, chosen, strict=True)):
             self.new[row].append(position)
-            if nugget:
+            if stays:
                 self.for_good[row].add(position)
 
     def _columns(self, row: int) -> list[tuple[int, int]]:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from gistkit.compress.in_place import InPlace
 from gistkit.compress.losses import token_loss
+from gistkit.compress.streaming import Stream, generate
 from gistkit.compress.tokens import IGNORE, Rows
 from gistkit.layouts import Plan
 from gistkit.layouts.dodo import check_segment
 
-if TYPE_CHECKING:
-    from gistkit.compress.streaming import Stream
-
 
 class LanguageModel(ABC):
-    """What `MixedResolution` and `Compressive` share. All parameters are the compressor's.
+    """Reads on with its recent tokens as they are, and of the past what a subclass keeps.
+
+    All parameters are the compressor's.
 
     Args:
         compressor: whose model, adapters and BOS serve.
@@ -70,8 +70,6 @@ class LanguageModel(ABC):
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Tensor:
         """Tokens that follow the texts; see `gistkit.compress.streaming.generate`."""
-        from gistkit.compress.streaming import generate
-
         return generate(self, input_ids, attention_mask, **options)
 
     @abstractmethod

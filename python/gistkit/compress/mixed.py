@@ -14,13 +14,14 @@ from gistkit import hf, layouts
 from gistkit.compress.dodo import Dodo
 from gistkit.compress.in_place import GISTS, TEXT
 from gistkit.compress.language import LanguageModel, keys_seen
+from gistkit.compress.mixed_stream import NuggetStream
+from gistkit.compress.streaming import Stream
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan, Role
 from gistkit.nn import nuggets_above, straight_through, threshold_for
 
 if TYPE_CHECKING:
     from gistkit.compress.adapters import Use
-    from gistkit.compress.streaming import Stream
 
 
 class MixedResolution(LanguageModel):
@@ -129,8 +130,6 @@ class MixedResolution(LanguageModel):
         return plan.restore(keys_seen(plan))[:, : read.ids.shape[1]].where(read.valid, 0)
 
     def _start(self, read: Rows) -> Stream:
-        from gistkit.compress.mixed_stream import NuggetStream
-
         return NuggetStream(self, read)
 
     def _served(self, plan: Plan) -> Use:

@@ -22,10 +22,11 @@ def language_model(compressor: Compressor, tau: int, segment: int | None = None)
         tau, segment: as that model takes them; segment None: its default.
 
     Raises:
-        ValueError: if none reads with the compressor's method, or tau or segment is out of range.
+        ValueError: if none reads with the compressor, or tau or segment is out of range.
     """
-    if compressor.method not in READERS:
-        raise ValueError(f"tau: expected none but for {' or '.join(READERS)}, got {tau} with {compressor.method}")
-    make: Any = READERS[compressor.method]
+    method = getattr(compressor, "method", type(compressor).__name__)
+    if method not in READERS:
+        raise ValueError(f"compressor: expected {' or '.join(READERS)}, which language models read with, got {method}")
+    make: Any = READERS[method]
     made: LanguageModel = make(compressor, tau=tau, **({} if segment is None else {"segment": segment}))
     return made

@@ -28,6 +28,10 @@ class Recent(LanguageModel):
     """
 
     def __init__(self, compressor: InPlace, tau: int) -> None:
+        if not isinstance(compressor, InPlace):
+            raise TypeError(
+                f"compressor: expected one that compresses in place, such as AvgPool, got {type(compressor).__name__}"
+            )
         super().__init__(compressor, tau, 1)
 
     @property
@@ -55,16 +59,17 @@ class Recent(LanguageModel):
 
 
 class _RecentStream(Stream):
+    """What a `Recent` reads on, with a cache of about tau tokens."""
+
     reader: Recent
 
     def _read(self, read: Rows) -> tuple[Tensor, Held]:
         left = [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
         keep = hf.KeptKeys(padded(left, self.reader.compressor.device))
         hidden = self.reader.hidden(read, keep=keep)
-        return hidden, Held(keep.close(), left, [()] * len(left), self.reader.first, self.ends, self.reader.tau)
-
-    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
-        return [False] * len(self.ends)
+        # Dropping copies all that is left.
+        held = Held(keep.close(), left, [()] * len(left), self.reader.first, self.ends, room=64, lag=63)
+        return hidden, held
 
     def _served(self, chosen: Sequence[bool]) -> Use:
         return None

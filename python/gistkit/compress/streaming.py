@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class Stream(ABC):
     """Texts that a `LanguageModel` reads on token by token, with a cache of what it still sees.
 
-    What a token sees, and its position, are those of one pass over the whole text. A loop of steps is faster inside
-    `hf.attach(model)`, which each step opens otherwise.
+    What a token sees, and its position, are those of one pass over the whole text; RoPE types that go by a text's
+    length rotate each token by the length so far. A loop of steps is faster inside `hf.attach(model)`, which each step
+    opens otherwise.
 
     Args:
         reader: whose parameters and sizes serve.
@@ -43,7 +44,7 @@ class Stream(ABC):
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Tokens of each row whose keys and values are held in every layer."""
+        """Keys of each row that are held in every layer; a mean is one, and those that wait to be dropped count."""
         return self._held.counts
 
     @property
@@ -79,9 +80,9 @@ class Stream(ABC):
     def _read(self, read: Rows) -> tuple[Tensor, Held]:
         """Hidden states [B, N, d] of the texts, and what is held of them."""
 
-    @abstractmethod
     def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         """Which rows' next tokens, with input embeddings [B, 1, d], stay for good."""
+        return [False] * len(self.ends)
 
     @abstractmethod
     def _served(self, chosen: Sequence[bool]) -> Use:

@@ -51,12 +51,7 @@ def read_on(
     """
     if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
         raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
-    for name, value in (("asked", asked), ("batch_size", batch_size), ("texts", len(texts))):
-        if value < 1:
-            raise ValueError(f"{name}: expected at least 1, got {value}")
-    for index, text in enumerate(texts):
-        if len(text) < asked:
-            raise ValueError(f"texts: expected at least the {asked} tokens asked, got {len(text)} in text {index}")
+    _check(texts, asked, batch_size)
     its = model.compressor
     total = (1 + len(set(baselines))) * len(texts)
     with evaluating(its), tqdm(total=total, unit="text", dynamic_ncols=True, disable=not progress) as bar:
@@ -81,12 +76,19 @@ def last_tokens(
     batch_size: int = 8,
     done: Callable[[int], Any] = lambda count: None,
 ) -> tuple[float, float, int]:
-    """Mean loss in nats of the last `asked` tokens of texts, mean states kept for each, and how many tokens that were.
+    """What the last `asked` tokens of texts lose, and what is kept for them.
 
     Args:
         model, texts, asked, batch_size: as in `read_on`.
         done: called with the number of texts behind each batch.
+
+    Returns:
+        Their mean loss in nats, the mean states kept for each, and how many tokens that were.
+
+    Raises:
+        ValueError: if an argument is out of range.
     """
+    _check(texts, asked, batch_size)
     nats = states = 0.0
     count = 0
     for start in range(0, len(texts), batch_size):
@@ -103,6 +105,15 @@ def last_tokens(
             count += len(targets)
         done(len(read.lengths))
     return nats / count, states / count, count
+
+
+def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int) -> None:
+    for name, value in (("asked", asked), ("batch_size", batch_size), ("texts", len(texts))):
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    for index, text in enumerate(texts):
+        if len(text) < asked:
+            raise ValueError(f"texts: expected at least the {asked} tokens asked, got {len(text)} in text {index}")
 
 
 def _row(name: str, model: LanguageModel, texts: Sequence[Sequence[int]], asked: int, batch_size: int, bar: Any) -> Row:

@@ -193,6 +193,8 @@ def _fit(
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(seed)
     identity = {"recipe": asdict(recipe), "questions": data.identity, "arm": name, "seed": seed}
+    if base:
+        identity["losses"] = ["answers", "text", "repetition"]
     return fit(recipe, compressor, optimizer, loss, figures, state, identity, resume=resume, bar=bar)
 
 
