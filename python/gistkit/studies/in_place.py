@@ -61,7 +61,7 @@ class Recipe(Training):
 PRESETS = {
     # A model trained from scratch: minutes for the base of a seed and for each of its arms.
     "quick": Recipe(
-        model="small", steps=300, base_steps=2000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
+        model="small", steps=300, base_steps=3000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
         min_length=40, max_length=80, lines=0, cue=6, eval_every=50, eval_questions=64, final_questions=256,
     ),
     # A few minutes a run on two cores.
