@@ -8,6 +8,7 @@ from dodo_oracle import mixed, mixed_mask, scores_of
 from hf_models import tiny, tiny_llama
 from in_place_oracle import unsettle
 from peft import LoraConfig
+from streams import read_on
 from torch.nn import functional as F
 
 from gistkit.compress import AvgPool, Dodo, MixedResolution
@@ -141,20 +142,9 @@ def test_without_nuggets_it_is_a_sliding_window_beside_bos():
 @pytest.mark.parametrize(("tau", "segment"), [(6, 3), (3, 1), (4, 4), (64, 32)])
 def test_reading_token_by_token_equals_one_pass(family, tau, segment):
     reader = make(tiny(family), tau=tau, segment=segment)
-    ids = tokens(3, 31)
-    starts = (12, 5, 1)
-    rows = [ids[row, :start].tolist() for row, start in enumerate(starts)]
-    wanted = reader.hidden(reader.rows(ids))
-    seen = reader.states(reader.rows(ids))
-    stream = reader.start(rows)
-    for row, start in enumerate(starts):
-        torch.testing.assert_close(stream.last[row], wanted[row, start], **TOLERANCE)
-    for step in range(31 - max(starts)):
-        hidden = stream.step(torch.stack([ids[row, start + step] for row, start in enumerate(starts)]))
-        for row, start in enumerate(starts):
-            torch.testing.assert_close(hidden[row], wanted[row, start + step + 1], **TOLERANCE)
-            # The cache holds what the token saw, and nothing else.
-            assert stream.states[row] == seen[row, start + step + 1]
+    for stream, seen in read_on(reader, tokens(3, 31), (12, 5, 1)):
+        # The cache holds what the token saw, and nothing else.
+        assert list(stream.states) == seen
 
 
 @pytest.mark.parametrize(

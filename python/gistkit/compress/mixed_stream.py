@@ -33,9 +33,8 @@ class NuggetStream(Stream):
 
     def _read(self, read: Rows) -> tuple[Tensor, Held]:
         reader, device = self.reader, self.reader.compressor.device
-        seen = [range(reader.first(end), end) for end in self.ends]
         self._scored: Held | None = None
-        keep, recent = None, [[0, *(it for it in row if it)] for row in seen]
+        keep, recent = None, self._recent()
         if reader.compressor.scorer is not None:
             keep = hf.KeptKeys(padded(recent, device))
         scores = reader.scores(read, keep=keep)

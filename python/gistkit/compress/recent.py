@@ -64,7 +64,7 @@ class _RecentStream(Stream):
     reader: Recent
 
     def _read(self, read: Rows) -> tuple[Tensor, Held]:
-        left = [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
+        left = self._recent()
         keep = hf.KeptKeys(padded(left, self.reader.compressor.device))
         hidden = self.reader.hidden(read, keep=keep)
         # Dropping copies all that is left.

@@ -76,6 +76,10 @@ class Stream(ABC):
         self.last = out.last_hidden_state[:, 0]
         return self.last
 
+    def _recent(self) -> list[list[int]]:
+        """Positions of BOS and of the tokens of each row that its next token sees as they are."""
+        return [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
+
     @abstractmethod
     def _read(self, read: Rows) -> tuple[Tensor, Held]:
         """Hidden states [B, N, d] of the texts, and what is held of them."""
