@@ -2,7 +2,6 @@
 
 import inspect
 import shutil
-import time
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -29,6 +28,20 @@ DIGEST = """(async () => {
   const cells = Bokeh.documents[0].get_model_by_name("copy 1").data.image[0];
   return Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", cells)));
 })()"""
+# Whether the hover box tells of the pair of tokens `#query` and `#key` (of the key alone, where query is null): its rows,
+# read at one moment, as {name: text}, or null.
+TOLD = """([query, key]) => {
+  const rows = [];
+  const look = root => root.querySelectorAll("*").forEach(element => {
+    if (element.shadowRoot) look(element.shadowRoot);
+    if (element.matches(".bk-tooltip-content tr")) rows.push(element.innerText.split("\\t"));
+  });
+  look(document);
+  const told = Object.fromEntries(rows.map(([name, ...text]) => [name, text.join("\\t")]));
+  const begins = (text, token) => text !== undefined && text.split(" ")[0] === `#${token}`;
+  const same = query === null ? told.query === undefined : begins(told.query, query);
+  return same && begins(told.key, key) ? told : null;
+}"""
 PLOT = """(() => {
   const plot = Bokeh.documents[0].get_model_by_name("NAME"), view = Bokeh.index.find_one(plot);
   const page = view.el.getBoundingClientRect(), { x, y, width, height } = view.frame.bbox;
@@ -61,11 +74,11 @@ class Page:
         self.page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
         self.page.on("request", lambda asked: self.requests.append(asked.url))
-        start = time.perf_counter()
+        # Pages wait for as long as a busy machine may take.
+        self.page.set_default_timeout(120_000)
         self.page.goto(path.as_uri())
-        self.page.wait_for_function(DRAWN, timeout=60_000)
+        self.page.wait_for_function(DRAWN)
         self.page.evaluate(FRAME)
-        self.seconds = time.perf_counter() - start
 
     def cells(self, rows, width):
         """The matrix that is drawn."""
@@ -82,13 +95,13 @@ class Page:
         x = plot["left"] + (key - first) / (last - first) * plot["width"]
         return x, plot["top"] + (query - top) / (bottom - top) * plot["height"]
 
-    def hover(self, query, key, name="matrix"):
-        """What the hover box says of a pair, as {name: text}."""
+    def hover(self, query, key, name="matrix", order=None):
+        """What the hover box says of a pair, or of a key's position id, as {name: text}; order: tokens of the places."""
         self.page.mouse.move(*self.place(query, key, name))
-        self.page.evaluate(FRAME)
-        rows = self.page.locator(".bk-tooltip-content tr")
-        rows.first.wait_for()  # a box that is not shown yet has no tabs between its cells
-        return dict(text.split("\t", 1) for text in rows.all_inner_texts())
+        tokens = [int(place if order is None else order[place]) for place in (query, key)] if name == "matrix" else None
+        tokens = tokens or [None, int(key if order is None else order[key])]
+        # The box of before stays until the browser has drawn the next one.
+        return self.page.wait_for_function(TOLD, arg=tokens).json_value()
 
     def colour(self, x, y):
         """The colour of a place on the screen, "#RRGGBB"."""
@@ -97,24 +110,24 @@ class Page:
         png = self.page.screenshot(clip={"x": round(x), "y": round(y), "width": 1, "height": 1})
         return to_hex(imread(BytesIO(png))[0, 0, :3]).upper()
 
-    def timed(self, act):
-        """Seconds until the browser has drawn what `act` does."""
-        start = time.perf_counter()
-        act()
-        self.page.evaluate(FRAME)
-        return time.perf_counter() - start
-
     def moved(self, act, sign):
-        """Seconds until the plot's first column is farther to the right (1) or left (-1), and drawn."""
+        """Acts, and waits until the plot's first column is farther to the right (1) or left (-1), and drawn."""
         first = self.plot()["columns"][0]
+        act()
+        moved = f"([first, sign]) => sign * ({PLOT.replace('NAME', 'matrix')}.columns[0] - first) > 0"
+        self.page.wait_for_function(moved, arg=[first, sign])
+        self.page.evaluate(FRAME)
 
-        def wait():
-            act()
-            end = time.perf_counter() + 10
-            while not sign * (self.plot()["columns"][0] - first) > 0:
-                assert time.perf_counter() < end, "nothing moved"
-
-        return self.timed(wait)
+    def longest_loop(self, act):
+        """How often the browser runs the piece of script that it runs most often, until it has drawn what `act` does."""
+        profiler = self.page.context.new_cdp_session(self.page)
+        profiler.send("Profiler.enable")
+        profiler.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": True})
+        act()
+        scripts = profiler.send("Profiler.takePreciseCoverage")["result"]
+        profiler.detach()
+        functions = [function for script in scripts for function in script["functions"]]
+        return max(piece["count"] for function in functions for piece in function["ranges"])
 
     def close(self):
         """Closes it; nothing may have gone wrong, and nothing been asked for but the file and its own script."""
@@ -161,13 +174,14 @@ def test_a_layout_is_drawn_as_it_is_and_told_on_hover(show):
                 for its in (order[query], order[key])
             ]
             answer = "yes" if mask[query, key] else "no"
-            assert page.hover(query, key) == {"query": told[0], "key": told[1], "seen": answer}
+            assert page.hover(query, key, order=order) == {"query": told[0], "key": told[1], "seen": answer}
             colour = ROLE_COLOURS[Role(layout.roles[order[key]])] if mask[query, key] else "#FFFFFF"
             x, y = page.place(query, key)
             assert page.colour(x, y) == colour
             strips = [page.colour(left - 10, y), page.colour(x, bottom + 10)]
             assert strips == [ROLE_COLOURS[Role(layout.roles[order[its]])] for its in (query, key)]
-        assert page.hover(layout.positions[order[9]], 9, "positions") == {"key": page.hover(0, 9)["key"]}
+        at_key = page.hover(layout.positions[order[9]], 9, "positions", order)
+        assert at_key == {"key": page.hover(0, 9, order=order)["key"]}
 
 
 def test_weights_are_told_to_three_per_cent(show):
@@ -215,25 +229,26 @@ def test_texts_and_titles_are_harmless(show):
 
 
 def test_a_page_of_4096_tokens_stays_responsive(show):
+    """Zooming, panning and hovering may look at each token a few times, and never at each of the 16 million pairs."""
     rng = np.random.default_rng(0)
     layout = layouts.dodo(rng.random(4096) < 0.1, 512)
     html = layout_page(layout)
     assert len(html) < 4e6
     page = show(html)
-    assert page.seconds < 60
     page.hover(2000, 1000)
-    mouse, seconds = page.page.mouse, {"zoom": [], "hover": [], "pan": []}
-    # The best of three: the machine may be busy.
+    mouse, loops = page.page.mouse, {}
     for step in range(3):
-        seconds["zoom"].append(page.moved(lambda: mouse.wheel(0, -100), 1))
         key = 1100 + step
-        seconds["hover"].append(page.timed(lambda key=key: page.hover(2100, key)))
+        loops[f"zoom {step}"] = page.longest_loop(lambda: page.moved(lambda: mouse.wheel(0, -100), 1))
+        loops[f"hover {step}"] = page.longest_loop(lambda key=key: page.hover(2100, key))
         assert page.hover(2100, key)["key"] == f"#{key} {Role(layout.roles[key]).name} position {key}"
         mouse.down()
-        seconds["pan"].append(page.moved(lambda step=step: mouse.move(500 + step, 500), -1))
+        pan = lambda step=step: page.moved(lambda: mouse.move(500 + step, 500), -1)  # noqa: E731
+        loops[f"pan {step}"] = page.longest_loop(pan)
         mouse.up()
+    assert max(loops.values()) < 16 * 4096, loops
+    assert page.longest_loop(lambda: page.page.evaluate("() => { for (let i = 0; i < 1e5; i++); }")) >= 1e5
     assert np.diff(page.plot()["columns"]) < 4000
-    assert all(min(steps) < 1 for steps in seconds.values()), seconds
     cells = np.where(layout.dense_mask(), SHADES * (layout.roles + 1), 0).astype(np.uint8)
     assert bytes(page.page.evaluate(DIGEST)) == sha256(cells.tobytes()).digest()
 
