@@ -28,8 +28,8 @@ DIGEST = """(async () => {
   const cells = Bokeh.documents[0].get_model_by_name("copy 1").data.image[0];
   return Array.from(new Uint8Array(await crypto.subtle.digest("SHA-256", cells)));
 })()"""
-# Whether the hover box tells of the pair of tokens `#query` and `#key` (of the key alone, where query is null): its rows,
-# read at one moment, as {name: text}, or null.
+# The rows of the hover box, read at one moment, as {name: text}, if it tells of the tokens `#query` and `#key` (of the
+# key alone, where query is null); otherwise null.
 TOLD = """([query, key]) => {
   const rows = [];
   const look = root => root.querySelectorAll("*").forEach(element => {
@@ -96,7 +96,7 @@ class Page:
         return x, plot["top"] + (query - top) / (bottom - top) * plot["height"]
 
     def hover(self, query, key, name="matrix", order=None):
-        """What the hover box says of a pair, or of a key's position id, as {name: text}; order: tokens of the places."""
+        """What the hover box says of a pair, or of a key's position id: {name: text}. order: tokens of the places."""
         self.page.mouse.move(*self.place(query, key, name))
         tokens = [int(place if order is None else order[place]) for place in (query, key)] if name == "matrix" else None
         tokens = tokens or [None, int(key if order is None else order[key])]
@@ -119,7 +119,7 @@ class Page:
         self.page.evaluate(FRAME)
 
     def longest_loop(self, act):
-        """How often the browser runs the piece of script that it runs most often, until it has drawn what `act` does."""
+        """How often the browser runs the piece of script that it runs most often while `act` is under way."""
         profiler = self.page.context.new_cdp_session(self.page)
         profiler.send("Profiler.enable")
         profiler.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": True})
