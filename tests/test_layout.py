@@ -76,7 +76,7 @@ def mask_of(spans: torch.Tensor, num_keys: int) -> np.ndarray:
     return mask
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(layout=random_layouts(), window=st.none() | sized, grouped=st.booleans(), data=st.data())
 def test_spans_equal_the_dense_mask(layout: Layout, window: int | None, grouped: bool, data: st.DataObject) -> None:
     plan = layout.compile(window=window, grouped=grouped)
@@ -98,7 +98,7 @@ def test_spans_equal_the_dense_mask(layout: Layout, window: int | None, grouped:
     assert some.num_keys == len(layout)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout=random_layouts(), index=st.data())
 def test_taken_tokens_see_what_they_saw(layout: Layout, index: st.DataObject) -> None:
     keep = np.array(index.draw(st.lists(st.booleans(), min_size=len(layout), max_size=len(layout))))
@@ -108,7 +108,7 @@ def test_taken_tokens_see_what_they_saw(layout: Layout, index: st.DataObject) ->
     assert (mask_of(part.compile().spans[0], len(part)) == part.dense_mask("physical")).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layout=random_layouts(), tile_q=st.integers(1, 9), tile_k=st.integers(1, 9))
 def test_tiles_are_exact(layout: Layout, tile_q: int, tile_k: int) -> None:
     plan = layout.compile()
@@ -154,7 +154,7 @@ def test_tiles_of_a_batch_are_those_of_its_rows() -> None:
     assert both.full == sum(t.full for t in single)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     spans=st.lists(
         st.lists(st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2), min_size=2, max_size=2), min_size=1, max_size=9
@@ -164,7 +164,7 @@ def test_planner_survives_any_spans(spans: list[list[tuple[int, int]]]) -> None:
     _planner.tiles(np.array([spans], np.int32), 17, 2, 3)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data(), count=st.integers(0, 30))
 def test_planner_survives_any_arrays(data: st.DataObject, count: int) -> None:
     def array(dtype: type, low: int, high: int, *shape: int) -> np.ndarray:
