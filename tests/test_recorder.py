@@ -170,7 +170,8 @@ def test_maps_of_a_transformers_model_are_its_eager_weights(family):
         (1, 1, 3),
     ]
     for one, weights in zip(recorder.maps, expected, strict=False):
-        torch.testing.assert_close(one.weights, weights, rtol=1e-6, atol=1e-8)
+        # The eager softmax is in float32, and so is what its rounding leaves for the second layer: sixteen steps.
+        torch.testing.assert_close(one.weights, weights, rtol=16 * torch.finfo(torch.float32).eps, atol=1e-8)
 
 
 def test_maps_of_gpt_follow_its_own_values():
