@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor
 
 import gistkit
