@@ -1,4 +1,4 @@
-"""Registers, spills and the widths of memory accesses of every CUDA kernel: a committed table.
+"""Registers, spills, widths of memory accesses and loads in flight of every CUDA kernel: a committed table.
 
 Compiles csrc/cuda for sm_80 and sm_90a and disassembles it; needs nvcc and nvdisasm, no GPU.
 """
@@ -16,6 +16,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -28,9 +29,28 @@ SPILLS = ("spill_stores", "spill_loads")
 ACCESSES = {"loads": "LDG", "stores": "STG", "shared_loads": "LDS", "shared_stores": "STS"}
 # Loads and stores of which the compiler does not know whether their memory is shared.
 GENERIC = ("LD", "ST")
-FIELDS = (*KEYS, "registers", "stack", *SPILLS, *ACCESSES, "generic")
+FIELDS = (*KEYS, "registers", "stack", *SPILLS, *ACCESSES, "generic", "in_flight")
+JUMPS = ("BRA", "BRX", "BRXU", "EXIT", "RET")
 
 Row = dict[str, str]
+
+
+class Instruction(NamedTuple):
+    """One of a disassembled function; the opcode of a label is empty."""
+
+    predicated: bool
+    opcode: str
+    operands: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.opcode.partition(".")[0]
+
+    @property
+    def bits(self) -> int:
+        """How wide a load or store is."""
+        named = re.search(r"\.[US]?(8|16|64|128|256)(?=\.|$)", self.opcode)
+        return int(named[1]) if named else 32
 
 
 def disassembler() -> str:
@@ -69,28 +89,47 @@ def compiled(source: Path, architecture: str) -> tuple[str, str]:
     return said, sass
 
 
-def accesses_of(sass: str) -> dict[str, Row]:
-    """For each function, by its mangled name: its accesses by kind and bits, and how many are generic."""
-    kinds = {opcode: kind for kind, opcode in ACCESSES.items()} | dict.fromkeys(GENERIC, "generic")
-    bits: dict[str, dict[str, Counter[int]]] = {}
-    function = ""
+def functions_of(sass: str) -> dict[str, list[Instruction]]:
+    """What nvdisasm prints, by the functions' mangled names."""
+    functions: dict[str, list[Instruction]] = {}
+    code: list[Instruction] = []
     for line in sass.splitlines():
         if found := re.match(r"\.text\.(\S+):", line):
-            function = found[1]
-            bits[function] = {kind: Counter() for kind in kinds.values()}
-        elif found := re.search(rf"\s({'|'.join(kinds)})((?:\.\w+)*)\s", line):
-            named = re.search(r"\.[US]?(8|16|64|128|256)(?=\.|$)", found[2])
-            bits[function][kinds[found[1]]][int(named[1]) if named else 32] += 1
-    return {
-        name: {kind: " ".join(f"{width}x{n}" for width, n in sorted(by_kind[kind].items())) for kind in ACCESSES}
-        | {"generic": str(by_kind["generic"].total())}
-        for name, by_kind in bits.items()
-    }
+            code = functions.setdefault(found[1], [])
+        elif line.startswith(".L"):
+            code.append(Instruction(False, "", ()))
+        elif found := re.match(r"\s+/\*\w+\*/\s+(@!?\w+\s+)?([A-Z][\w.]*)\s*([^;]*);", line):
+            operands = tuple(operand.strip() for operand in found[3].split(","))
+            code.append(Instruction(bool(found[1]), found[2], operands))
+    return functions
+
+
+def widths_of(code: list[Instruction], name: str) -> str:
+    """How many of these instructions there are of each width."""
+    counts = Counter(instruction.bits for instruction in code if instruction.name == name)
+    return " ".join(f"{bits}x{count}" for bits, count in sorted(counts.items()))
+
+
+def most_in_flight(code: list[Instruction]) -> int:
+    """The most bytes of global memory that a thread asks for, without a jump between, before it uses one of them."""
+    most = bits = 0
+    loaded: set[int] = set()
+    for instruction in code:
+        read = instruction.operands if instruction.name in ("ST", "STG", "STS", "STL") else instruction.operands[1:]
+        used = {int(register) for operand in read for register in re.findall(r"\bR(\d+)", operand)}
+        jumps = instruction.name in JUMPS and not instruction.predicated
+        if not instruction.opcode or jumps or used & loaded:
+            loaded, bits = set(), 0
+        if instruction.name == "LDG" and (to := re.match(r"R(\d+)", instruction.operands[0])):
+            loaded.update(range(int(to[1]), int(to[1]) + max(instruction.bits // 32, 1)))
+            bits += instruction.bits
+            most = max(most, bits // 8)
+    return most
 
 
 def rows_of(source: str, architecture: str, said: str, sass: str) -> list[Row]:
     """The kernels that ptxas said something of, with their accesses."""
-    accesses = accesses_of(sass)
+    functions = functions_of(sass)
     rows: list[Row] = []
     kernel, frame = "", ("0", "0", "0")
     for line in said.splitlines():
@@ -100,7 +139,11 @@ def rows_of(source: str, architecture: str, said: str, sass: str) -> list[Row]:
             frame = found.groups()
         elif found := re.search(r"Used (\d+) registers", line):
             facts = dict(zip(FIELDS, (source, kernel, f"sm_{architecture}", found[1], *frame), strict=False))
-            rows.append(facts | accesses[kernel])
+            code = functions[kernel]
+            facts |= {kind: widths_of(code, name) for kind, name in ACCESSES.items()}
+            facts["generic"] = str(sum(instruction.name in GENERIC for instruction in code))
+            facts["in_flight"] = str(most_in_flight(code))
+            rows.append(facts)
     names = subprocess.run(
         ["c++filt"], input="\n".join(row["kernel"] for row in rows), capture_output=True, text=True, check=True
     ).stdout
@@ -147,8 +190,8 @@ def narrower(now: str, committed: str) -> bool:
 def losses(rows: list[Row], committed: list[Row]) -> list[str]:
     """What is not as in the committed table, or worse; a line each.
 
-    Another compiler may count registers and unroll differently: kernels and spills are to be the same, accesses as wide
-    and no more of them generic.
+    Another compiler may count registers, unroll and schedule differently: kernels and spills are to be the same,
+    accesses as wide and no more of them generic, and more than half as many bytes in flight.
     """
     new, old = ({" ".join(row[key] for key in KEYS): row for row in table} for table in (rows, committed))
     found = [f"{kernel}: not in the table" for kernel in new if kernel not in old]
@@ -158,6 +201,7 @@ def losses(rows: list[Row], committed: list[Row]) -> list[str]:
         worse = [kind for kind in SPILLS if now[kind] != then[kind]]
         worse += [kind for kind in ACCESSES if narrower(now[kind], then[kind])]
         worse += ["generic"] * (int(now["generic"]) > int(then["generic"]))
+        worse += ["in_flight"] * (2 * int(now["in_flight"]) <= int(then["in_flight"]) > 0)
         found += [f"{kernel}: {kind} {now[kind]}, was {then[kind]}" for kind in worse]
     return found
 
@@ -170,7 +214,7 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     options.add_argument(
-        "--check", action="store_true", help="write nothing; fail where spills differ or accesses are narrower"
+        "--check", action="store_true", help="write nothing; fail where a kernel is worse than the table"
     )
     options.add_argument("--only", nargs="+", metavar="SOURCE", help="these sources alone, such as rope for rope.cu")
     chosen = options.parse_args()
@@ -193,10 +237,8 @@ def main() -> None:
     stems = {path.stem for path in sources}
     if chosen.check:
         if found := losses(rows, [row for row in committed if row["source"] in stems]):
-            sys.exit(
-                "\n".join(found) + f"\n{TABLE.name} has other kernels, spills or widths: "
-                "mend this, or run `python benchmarks/registers.py` and look at the difference"
-            )
+            advice = f"{TABLE.name} says otherwise: mend this, or run `python benchmarks/registers.py` and look at it"
+            sys.exit("\n".join([*found, advice]))
         return
     if chosen.only:
         rows = in_order(rows + [row for row in committed if row["source"] not in stems])

@@ -68,7 +68,8 @@ GISTKIT_DEVICE void fill_angles(const Params& p, int64_t b, int64_t first, int t
 template <class T, int kCount>
 struct RopeItem {
   Elements<T, kCount> first, second;
-  int64_t out;  // of the first group, from out[which]
+  // Of the first group, from out[which]: of a pointer that a loop carries, nvcc no longer knows that it is global.
+  int64_t out;
   int which;
   int vectors;  // of the angle table, in a plane; negative: a copy
 };
@@ -99,8 +100,8 @@ GISTKIT_DEVICE RopeItem<T, kCount> load_item(const RopeParams& p, int index, int
 template <class T, int kCount, bool kInterleaved, class Compute>
 GISTKIT_DEVICE void store_item(RopeItem<T, kCount>& item, const AngleTable<Compute, kCount>& table, int64_t freqs,
                                T* const (&out)[2]) {
-  T* to = (item.which ? out[1] : out[0]) + item.out;
   using Table = AngleTable<Compute, kCount>;
+  T* to = (item.which ? out[1] : out[0]) + item.out;
   if (item.vectors >= 0) {
     GISTKIT_UNROLL
     for (int plane = 0; plane < Table::kPlanes; ++plane) {
