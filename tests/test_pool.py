@@ -157,6 +157,17 @@ def test_empty(shape):
     assert gistkit.window_pool(torch.zeros(shape), windows=2, **rotation).shape == (*shape[:2], 2, shape[3])
 
 
+@pytest.mark.parametrize(("dim", "value_dim"), [(8, 0), (0, 8), (0, 0)])
+def test_rows_without_columns_leave_the_others_as_they_are(dim, value_dim):
+    key, value = (rows_of(2, 3, 10, d).requires_grad_() for d in (dim, value_dim))
+    pooled = gistkit.ops.window_pool(key, value, windows=4)
+    grads = torch.autograd.grad(pooled, (key, value), [torch.ones_like(x) for x in pooled])
+    for x, mean, grad in zip((key, value), pooled, grads, strict=True):
+        assert mean.shape == (2, 3, 3, x.size(3)) and grad.shape == x.shape
+        assert torch.equal(mean, gistkit.ops.window_pool(x, windows=4))
+        assert torch.equal(grad, torch.tensor([0.25] * 8 + [0.5] * 2)[:, None].expand_as(grad))
+
+
 def test_hidden_states():
     hidden, other = rows_of(2, 1, 13, 40)[:, 0], rows_of(2, 1, 13, 9, seed=1)[:, 0]
     windows = torch.tensor([[0, 4, 13], [1, 2, 2]])

@@ -85,7 +85,7 @@ GISTKIT_DEVICE void ancestor_mix(const Params& p, const AncestorHead<Params>& he
       GISTKIT_UNROLL
       for (int i = 0; i < kCount; ++i) sum.values[i] += weights[column] * row.values[i];
     }
-    *reinterpret_cast<Group*>(out + d) = sum;
+    store_group(out + d, sum);
   }
 }
 

@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(kListThreads, 2)
       of_key.values[i] = sums[0][i];
       of_value.values[i] = sums[1][i];
     }
-    *reinterpret_cast<Group*>(keys + key * row + column) = of_key;
-    *reinterpret_cast<Group*>(values + key * row + column) = of_value;
+    store_group(keys + key * row + column, of_key);
+    store_group(values + key * row + column, of_value);
   }
 
   for (int64_t key = blockIdx.y; key < p.keys; key += gridDim.y) {

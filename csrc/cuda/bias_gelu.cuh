@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kGeluThreads)
     for (int r = 0; r < kGeluRowsAtOnce; ++r) {
       GISTKIT_UNROLL
       for (int i = 0; i < kCount; ++i) x[r].values[i] = Gelu<T>(scales[r] * x[r].values[i] + bias.values[i]).value;
-      if (row + r < p.rows) *reinterpret_cast<Group*>(to + r * p.columns) = x[r];
+      if (row + r < p.rows) store_group(to + r * p.columns, x[r]);
     }
   }
 }
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kGeluThreads, 2)
           of_scale[r] += by_y * x[r].values[i];
           g[r].values[i] = by_y * scale;
         }
-        *reinterpret_cast<Group*>(to + (row + r) * p.columns) = g[r];
+        store_group(to + (row + r) * p.columns, g[r]);
       }
       if (!p.grad_scale) continue;
       const T sum = warp_sum_of_four(of_scale);
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kGeluThreads, 2)
         of_row = tile == warp ? sum : of_row + sum;
       }
     }
-    if (there) *reinterpret_cast<Group*>(static_cast<T*>(p.partials) + blockIdx.x * p.columns + column) = of_bias;
+    if (there) store_group(static_cast<T*>(p.partials) + blockIdx.x * p.columns + column, of_bias);
   }
   if (!p.grad_scale) return;
   __syncthreads();

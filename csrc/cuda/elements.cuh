@@ -1,5 +1,7 @@
 // Groups of consecutive elements: loads and stores of up to 16 bytes, and conversions.
 #pragma once
+#include <cstring>
+
 #include "cuda/ptx.cuh"
 
 namespace gistkit::cuda {
@@ -9,6 +11,18 @@ template <class T, int kCount>
 struct alignas(sizeof(T) * kCount) Elements {
   T values[kCount];
 };
+
+// Writes a group to global memory, with one access where it has 16 bytes.
+template <class T, int kCount>
+GISTKIT_DEVICE void store_group(T* to, const Elements<T, kCount>& group) {
+  if constexpr (sizeof(group) == 16) {
+    uint4 bits;
+    memcpy(&bits, group.values, sizeof bits);
+    store_16(to, bits);
+  } else {
+    *reinterpret_cast<Elements<T, kCount>*>(to) = group;
+  }
+}
 
 // The type that T is computed in.
 template <class T>

@@ -30,6 +30,17 @@ GISTKIT_DEVICE int afresh(int x) {
   return x;
 }
 
+// Writes 16 bytes of global memory at once, to a multiple of 16. The compiler is free to take a plain store apart.
+GISTKIT_DEVICE void store_16(void* to, uint4 bits) {
+#ifdef GISTKIT_EMULATE
+  *static_cast<uint4*>(to) = bits;
+#else
+  asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};\n" ::"l"(__cvta_generic_to_global(to)), "r"(bits.x), "r"(bits.y),
+               "r"(bits.z), "r"(bits.w)
+               : "memory");
+#endif
+}
+
 // Starts to copy 16 bytes of global memory, of which the first `bytes` (0 to 16) are read and the rest become zeros.
 // Both addresses are multiples of 16.
 GISTKIT_DEVICE void copy_async_16(uint32_t to, const void* from, int bytes GISTKIT_CALLER) {

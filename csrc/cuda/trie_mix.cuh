@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kTrieThreads, sizeof(T) == 4 ? 2 : 1)
     if (own >= 0) sum = *reinterpret_cast<const Group*>(static_cast<const T*>(p.base) + own * p.columns + column);
     GISTKIT_UNROLL
     for (int i = 0; i < kCount; ++i) sum.values[i] += sums[j][i];
-    *reinterpret_cast<Group*>(out + j * p.columns) = sum;
+    store_group(out + j * p.columns, sum);
   }
 }
 

@@ -24,7 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent.relative_to(ROOT)
 BUILD = ROOT / "build" / "cuda_on_cpu"
-PARTS = ("fibers", "warp", "matrix", "shared", "checks", "hooks", "launch")
+PARTS = ("fibers", "warp", "matrix", "shared", "checks", "banks", "hooks", "launch")
 ORDERS = ("forward", "reverse", "random")
 COPIES = ("poison", "eager", "lazy")
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block: sm_90's; sm_86, sm_89 and sm_120 have 99 KB
@@ -118,7 +118,8 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
             path.write_text(layout)
         # Offsets in a derived struct are well defined where g++ computes them.
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
-    instrumented = [*flags, "-fsanitize=thread,alignment"] if checked and not _sanitizer() else flags
+    # Taken apart into scalars, a vector's load would look like several.
+    instrumented = [*flags, "-fsanitize=thread,alignment", "-fno-tree-sra"] if checked and not _sanitizer() else flags
     objects = [_object(source, instrumented) for source in sources]
     return load(_link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"]))
 
@@ -147,17 +148,25 @@ def build(
 
 @dataclass
 class Statistics:
-    """Counts since the last call. A matrix load is of one 8x8 matrix; it conflicts when two rows share banks."""
+    """Counts since the last call. A matrix load is of one 8x8 matrix; it conflicts when two rows share banks.
+
+    Shared loads and stores are the plain ones of a warp, as wide as the source has them, in checked builds alone. A
+    wavefront serves each of the 32 banks of 4 bytes once: without conflicts 1, 2 or 4 for 4, 8 or 16 bytes a lane.
+    """
 
     blocks: int
     switches: int
     products: int
     matrix_loads: int
     conflicting_loads: int
+    shared_loads: int
+    load_wavefronts: int
+    shared_stores: int
+    store_wavefronts: int
 
 
 def statistics() -> Statistics:
-    counts = (ctypes.c_uint64 * 5)()
+    counts = (ctypes.c_uint64 * 9)()
     _emulator()[1].gistkit_emulator_statistics(counts)
     return Statistics(*counts)
 

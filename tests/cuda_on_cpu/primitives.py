@@ -35,6 +35,7 @@ def _mirror(name: str, fields: str, numbers: str = "") -> type[ctypes.Structure]
 
 PARAMS = {
     "elementwise": _mirror("ElementwiseParams", "words out", "count function"),
+    "store": _mirror("StoreParams", "words places out"),
     "copy": _mirror("CopyParams", "source copies out"),
     "copy_groups": _mirror("CopyGroupsParams", "source out", "newest"),
     "load_matrix": _mirror("LoadMatrixParams", "elements rows out"),

@@ -1,4 +1,4 @@
-"""Each kind of fault that the emulator reports."""
+"""Each kind of fault that the emulator reports, and the bank conflicts that it counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,23 @@ class FaultParams(ctypes.Structure):
     _fields_ = (("in_", ctypes.c_void_p), ("out", ctypes.c_void_p), ("fault", ctypes.c_int))
 
 
-STRUCTS = (("kernels/probes.h", "gistkit::cuda::FaultParams", FaultParams),)
+class BankParams(ctypes.Structure):
+    _fields_ = (
+        ("out", ctypes.c_void_p),
+        ("stride", ctypes.c_int),
+        ("load_stride", ctypes.c_int),
+        ("width", ctypes.c_int),
+        ("times", ctypes.c_int),
+        ("uneven", ctypes.c_int),
+        ("lanes", ctypes.c_uint32),
+    )
+
+
+STRUCTS = (
+    ("kernels/probes.h", "gistkit::cuda::FaultParams", FaultParams),
+    ("kernels/probes.h", "gistkit::cuda::BankParams", BankParams),
+)
+ALL = 0xFFFFFFFF
 
 
 FAULTS = {
@@ -55,6 +71,60 @@ def test_fault_is_reported(fault: str, order: str) -> None:
         lib.run("gistkit::cuda::fault", params, **arguments)
     assert FAULTS[fault] in str(caught.value)
     assert "fault" in str(caught.value)
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize(
+    ("width", "stride", "lanes", "times", "uneven", "accesses", "wavefronts"),
+    [
+        (1, 1, ALL, 3, 0, 3, 3),
+        (1, 2, ALL, 1, 0, 1, 2),
+        (1, 8, ALL, 1, 0, 1, 8),
+        (1, 32, ALL, 1, 0, 1, 32),
+        (1, 33, ALL, 1, 0, 1, 1),  # a pitch that is odd
+        (1, 32, 0xFF, 1, 0, 1, 8),
+        (2, 2, ALL, 1, 0, 1, 2),
+        (2, 4, ALL, 1, 0, 1, 4),
+        (2, 32, 0x00010001, 1, 0, 1, 2),  # one of each half: nothing to wait for but the other half
+        (4, 4, ALL, 2, 0, 2, 8),
+        (4, 8, ALL, 1, 0, 1, 8),
+        (4, 32, ALL, 1, 0, 1, 32),
+        (4, 4, 0xFF, 1, 0, 1, 1),
+        (1, 8, ALL, 0, 2, 2, 16),  # odd lanes alone, twice: 16 lanes at 2 banks
+        (1, 4, ALL, 1, 1, 2, 8),  # all once at 8 banks, then odd lanes again at 4 of them
+    ],
+)
+def test_bank_conflicts_by_hand(
+    width: int, stride: int, lanes: int, times: int, uneven: int, accesses: int, wavefronts: int, order: str
+) -> None:
+    lib = emulation.build("probes", [SOURCE], checked=True, structs=STRUCTS)
+    out = torch.full((32,), float("nan"))
+    params = BankParams(out.data_ptr(), stride, stride, width, times, uneven, lanes)
+    emulation.statistics()
+    lib.run("gistkit::cuda::banks", params, outputs={"out": out}, order=order)
+    counts = emulation.statistics()
+    assert not out.any()
+    assert (counts.shared_stores, counts.store_wavefronts) == (accesses, wavefronts)
+    assert (counts.shared_loads, counts.load_wavefronts) == (accesses, wavefronts)
+
+
+@pytest.mark.parametrize(("width", "wavefronts"), [(1, 1), (2, 2), (4, 4)])
+def test_the_same_words_are_loaded_without_conflict(width: int, wavefronts: int) -> None:
+    lib = emulation.build("probes", [SOURCE], checked=True, structs=STRUCTS)
+    out = torch.full((32,), float("nan"))
+    emulation.statistics()
+    lib.run("gistkit::cuda::banks", BankParams(out.data_ptr(), 4, 0, width, 1, 0, ALL), outputs={"out": out})
+    counts = emulation.statistics()
+    assert (counts.shared_loads, counts.load_wavefronts) == (1, wavefronts)
+
+
+def test_an_unchecked_build_counts_no_shared_accesses() -> None:
+    lib = emulation.build("probes", [SOURCE], structs=STRUCTS)
+    out = torch.full((32,), float("nan"))
+    emulation.statistics()
+    lib.run("gistkit::cuda::banks", BankParams(out.data_ptr(), 8, 8, 1, 1, 0, ALL), outputs={"out": out})
+    counts = emulation.statistics()
+    assert (counts.shared_loads, counts.load_wavefronts, counts.shared_stores, counts.store_wavefronts) == (0, 0, 0, 0)
 
 
 def test_a_mirror_of_another_layout_does_not_build() -> None:

@@ -87,6 +87,62 @@ def test_ragged_rows_and_tokens_outside(order: str) -> None:
     check(key, value, torch.tensor([[3, 60]]), order)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_tokens_are_added_one_after_the_other(dtype: torch.dtype) -> None:
+    """How many are read at once changes no bit: up to 32 in a row, longer windows by such sums in float64."""
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    lengths = [*range(1, 14), 31, 32, 33, 40, 63, 64, 65, 97]
+    offsets = torch.tensor([[0, *lengths]]).cumsum(1)
+    for dim in (40, 37, 16, 2):
+        key = rows_of(1, 2, int(offsets[0, -1]), dim, dtype)
+        out, _ = pool(key, key[:, :0], offsets)
+        for w, length in enumerate(lengths):
+            rows = key[:, :, offsets[0, w] : offsets[0, w + 1]].to(compute)
+            sums = []
+            for first in range(0, length, 32):
+                sums.append(rows[:, :, first])
+                for row in rows[:, :, first + 1 : first + 32].unbind(2):
+                    sums[-1] = sums[-1] + row
+            total = sums[0] if length <= 32 else sum(x.double() for x in sums)
+            assert torch.equal(out[:, :, w], (total / length).to(compute).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_a_windows_gradient_is_divided_once(dtype: torch.dtype) -> None:
+    lengths = [*range(1, 18), 64, 97]
+    offsets = torch.tensor([[0, *lengths]]).cumsum(1)
+    grad = rows_of(1, 3, len(lengths), 24, dtype)
+    out, _ = pool(grad, grad[:, :0], offsets, tokens=int(offsets[0, -1]))
+    compute = torch.float64 if dtype == torch.float64 else torch.float32
+    counts = torch.tensor(lengths)
+    right = (grad.to(compute) / counts[:, None]).to(dtype)
+    assert torch.equal(out, right.repeat_interleave(counts, 2))
+
+
+@pytest.mark.parametrize(("dim", "value_dim"), [(8, 0), (0, 8), (0, 0)])
+def test_rows_without_columns(dim: int, value_dim: int) -> None:
+    key, value = rows_of(2, 3, 12, dim), rows_of(2, 2, 12, value_dim)
+    offsets = torch.tensor([[2, 5, 9]])
+    check(key, value, offsets)
+    if dim:
+        check(key, value, offsets, positions=torch.arange(2), inv_freq=frequencies(dim))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("tokens", [None, 64])
+def test_cosines_and_sines_without_bank_conflicts(tokens: int | None, dtype: torch.dtype) -> None:
+    rows, offsets = rows_of(1, 8, tokens or 64, 128, dtype), equal_windows(64, 4)
+    given = rows[:, :, :16].contiguous() if tokens else rows
+    rotation = {"positions": torch.arange(16).view(1, 16), "inv_freq": frequencies(128)}
+    emulation.statistics()
+    pool(given, given[:, :0], offsets, tokens=tokens, **rotation)
+    counts = emulation.statistics()
+    warps = 8 * 16 * 64 * dtype.itemsize // 16 // 32
+    # And one for the window's tokens: 16 bytes that lanes share.
+    assert counts.shared_loads == warps * (1 + 32 // dtype.itemsize // 4)
+    assert counts.load_wavefronts == 4 * counts.shared_loads
+
+
 def test_long_windows() -> None:
     key = rows_of(1, 1, 3000, 8) + 10
     got, _ = pool(key, key[:, :0], torch.tensor([[0, 3000]]), checked=False)

@@ -147,6 +147,14 @@ def unpack(backend: Backend, name: str) -> None:
     same(found[:, 1], half_value(high, name))
 
 
+def store_16(backend: Backend) -> None:
+    words = np.random.default_rng(0).integers(0, 2**32, (32, 4), dtype=np.uint32)
+    places = (LANE * 17 % 39).astype(np.int32)
+    expected = np.full((40, 4), 0xFFFFFFFF, np.uint32)
+    expected[places] = words
+    np.testing.assert_array_equal(backend.run("store", expected, words=words, places=places), expected)
+
+
 def copy_async_16(backend: Backend) -> None:
     """Zero to 16 bytes from and to any multiples of 16, the last of them at the end of the source."""
     source = np.random.default_rng(0).integers(1, 256, 16 * 40 - 11, dtype=np.uint8)
@@ -279,6 +287,7 @@ CASES: dict[str, Callable[[Backend], None]] = {
     "fmaf": fmaf,
     **{f"pack<{name}>": partial(pack, name=name) for name in FLOATS},
     **{f"unpack<{name}>": partial(unpack, name=name) for name in FLOATS},
+    "store_16": store_16,
     "copy_async_16": copy_async_16,
     **{f"copy_async_wait<{newest}>": partial(copy_async_wait, newest=newest) for newest in range(3)},
     **{f"shared_address of {size}": partial(shared_address, size=size) for size in (1024, 40 * 1024, 96 * 1024)},

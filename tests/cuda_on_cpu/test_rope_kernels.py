@@ -168,6 +168,29 @@ def test_heads_are_shared_out_when_tokens_are_few() -> None:
 
 @pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("tokens", "dim", "rotary"), [(16, 128, 128), (16, 64, 64), (32, 96, 96), (16, 80, 48)])
+def test_cosines_and_sines_without_bank_conflicts(
+    tokens: int, dim: int, rotary: int, dtype: torch.dtype, interleaved: bool, order: str
+) -> None:
+    """16 bytes a lane: in half precision 4 loads and 16 wavefronts for a warp's items of 8 frequencies."""
+    query, key = heads_of(1, 4, tokens, dim, dtype), heads_of(1, 2, tokens, dim, dtype)
+    emulation.statistics()
+    how = {"interleaved": interleaved, "order": order}
+    rope(query, key, torch.arange(tokens).view(1, 1, -1), frequencies(rotary), **how)
+    counts = emulation.statistics()
+    size = 8 if dtype == torch.float64 else 4
+    if rotary == dim:  # else there are lanes that only copy
+        assert counts.shared_loads == 6 * tokens * rotary * size / 16 / 32
+        assert counts.load_wavefronts == 4 * counts.shared_loads
+    # A quarter of the warp is served at a time.
+    assert 0 < counts.load_wavefronts <= 4 * counts.shared_loads
+    # Every block fills a table of its own.
+    assert counts.store_wavefronts == counts.blocks * min(tokens, 16) * rotary * size / 128
+
+
+@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "batch", "heads", "tokens", "rotary", "freq_heads", "axes", "shared"),
     [

@@ -209,6 +209,7 @@ void check_access(const void* pointer, size_t bytes, Access access, Site site, v
       fail("%s of %zu bytes at offset %zu of shared memory, of which there are %zu bytes%s", name_of(access), bytes,
            offset, block.shared_used, site_text(site, code).c_str());
     check_shared(offset, bytes, access, site, code);
+    if (access != Access::kAtomic) record_access(offset, bytes, access == Access::kWrite, code);
     return;
   }
   // The built-in variables.

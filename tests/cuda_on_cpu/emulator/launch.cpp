@@ -46,6 +46,7 @@ void start_block(const Launch& launch, unsigned index) {
     fiber.wait = {};
     fiber.copies.clear();
     fiber.copy_group = 0;
+    fiber.accesses.clear();
     prepare_fiber(fiber);
     block.warps[fiber.warp].lanes[fiber.lane] = &fiber;
   }
@@ -101,6 +102,7 @@ cudaError_t run(const Launch& launch) {
   for (const unsigned index : block_order(static_cast<unsigned>(blocks))) {
     start_block(launch, index);
     run_fibers();
+    for (Warp& warp : block.warps) count_accesses(warp);
     ++block.statistics.blocks;
     if (!block.error.empty()) {
       last_error = block.error;
@@ -124,10 +126,9 @@ void gistkit_emulator_configure(int order, unsigned seed, int copies, size_t sha
                                static_cast<gistkit::emulator::CopyMode>(copies), shared_limit};
 }
 
-// Blocks, switches between threads, mma, 8x8 matrix loads and how many of these had bank conflicts; since the last
-// call.
+// Statistics, since the last call.
 void gistkit_emulator_statistics(uint64_t* result) {
-  static_assert(sizeof(gistkit::emulator::Statistics) == 5 * sizeof(uint64_t));
+  static_assert(sizeof(gistkit::emulator::Statistics) == 9 * sizeof(uint64_t));
   std::memcpy(result, &gistkit::emulator::block.statistics, sizeof(gistkit::emulator::Statistics));
   gistkit::emulator::block.statistics = {};
 }

@@ -89,6 +89,7 @@ int block_barrier(bool value, const char* name, Site site) {
     for (Warp& other : block.warps) {
       memcpy(other.clock, joined, sizeof joined);
       end_interval(other);
+      count_accesses(other);
     }
     block.barrier_result = block.barrier_count;
     block.barrier_count = 0;

@@ -44,6 +44,13 @@ struct Copy {
   uint32_t group;
 };
 
+// A plain load or store of shared memory, by the address of its instruction.
+struct SharedAccess {
+  const void* code;
+  uint32_t offset, bytes;
+  bool write;
+};
+
 struct Fiber : ThreadContext {
   void* stack_pointer = nullptr;
   char* stack = nullptr;  // the low end
@@ -51,7 +58,8 @@ struct Fiber : ThreadContext {
   bool done = false;
   Wait wait;
   std::vector<Copy> copies;
-  uint32_t copy_group = 0;  // the group that is being filled
+  uint32_t copy_group = 0;             // the group that is being filled
+  std::vector<SharedAccess> accesses;  // since the warp last met
 #ifndef __x86_64__
   ucontext_t context;
 #endif
@@ -66,6 +74,7 @@ struct Warp {
 
 struct Statistics {
   uint64_t blocks = 0, switches = 0, products = 0, matrix_loads = 0, conflicting_loads = 0;
+  uint64_t shared_loads = 0, load_wavefronts = 0, shared_stores = 0, store_wavefronts = 0;
 };
 
 struct Block {
@@ -112,6 +121,10 @@ void start_block_checks();
 void end_interval(Warp& warp);  // what the warp does from here on is later than what it did
 std::string site_text(Site site, void* code);
 
+// Bank conflicts.
+void record_access(size_t offset, size_t bytes, bool write, const void* code);
+void count_accesses(Warp& warp);  // all lanes have met, or have ended
+
 // The current lane arrives at a collective: whether it is the last one of `mask`.
 bool arrive(const char* operation, uint32_t mask, Site site, void* arguments);
 
@@ -121,6 +134,7 @@ void collective(const char* operation, uint32_t mask, Site site, void* arguments
   Fiber* me = self();
   Warp& warp = block.warps[me->warp];
   if (arrive(operation, mask, site, arguments)) {
+    if (mask == 0xffffffffu) count_accesses(warp);
     execute(warp);
     warp.pending &= ~mask;
     warp.partial &= ~mask;

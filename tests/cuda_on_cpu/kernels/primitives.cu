@@ -60,6 +60,12 @@ __global__ void elementwise_kernel(const ElementwiseParams p) {
   p.out[2 * i + 1] = high;
 }
 
+__global__ void store_kernel(const StoreParams p) {
+  const int lane = threadIdx.x;
+  const uint32_t* words = p.words + 4 * lane;
+  store_16(p.out + 4 * p.places[lane], make_uint4(words[kBroken], words[1], words[2], words[3]));
+}
+
 __global__ void copy_kernel(const CopyParams p) {
   GISTKIT_DYNAMIC_SHARED(shared);
   const int lane = threadIdx.x;
@@ -186,6 +192,10 @@ __global__ void collectives_kernel(const CollectivesParams p) {
 cudaError_t elementwise(const ElementwiseParams& params, cudaStream_t stream) {
   const unsigned blocks = static_cast<unsigned>((params.count + 127) / 128);
   return launch("elementwise", elementwise_kernel, dim3(blocks), dim3(128), 0, stream, params);
+}
+
+cudaError_t store(const StoreParams& params, cudaStream_t stream) {
+  return launch("store", store_kernel, dim3(1), dim3(32), 0, stream, params);
 }
 
 cudaError_t copy(const CopyParams& params, cudaStream_t stream) {

@@ -27,6 +27,13 @@ struct ElementwiseParams {
 };
 cudaError_t elementwise(const ElementwiseParams& params, cudaStream_t stream);
 
+struct StoreParams {
+  const uint32_t* words;  // [32, 4]
+  const int32_t* places;  // [32]: where each lane's words go, in 16 bytes
+  uint32_t* out;          // [40, 4]
+};
+cudaError_t store(const StoreParams& params, cudaStream_t stream);
+
 struct CopyParams {
   const unsigned char* source;
   const int32_t* copies;  // [32, 3]: each lane's offset in `source`, offset in shared memory, bytes

@@ -1,6 +1,6 @@
 #include "kernels/probes.h"
 
-#include "cuda/ptx.cuh"
+#include "cuda/elements.cuh"
 
 namespace gistkit::cuda {
 namespace {
@@ -41,7 +41,28 @@ __global__ void fault_kernel(const FaultParams p) {
   p.out[at] = y;
 }
 
+template <int kWidth>
+__global__ void bank_kernel(const BankParams p) {
+  using Group = Elements<float, kWidth>;
+  GISTKIT_DYNAMIC_SHARED(shared);
+  float* words = reinterpret_cast<float*>(shared);
+  const int lane = threadIdx.x, times = p.lanes >> lane & 1 ? p.times + lane % 2 * p.uneven : 0;
+  for (int i = 0; i < times; ++i) *reinterpret_cast<Group*>(words + lane * p.stride + 256 * i) = Group{};
+  __syncwarp();
+  float sum = 0;
+  for (int i = 0; i < times; ++i) {
+    const Group group = *reinterpret_cast<const Group*>(words + lane * p.load_stride + 256 * i);
+    for (int j = 0; j < kWidth; ++j) sum += group.values[j];
+  }
+  p.out[lane] = sum;
+}
+
 }  // namespace
+
+cudaError_t banks(const BankParams& params, cudaStream_t stream) {
+  auto kernel = params.width == 4 ? bank_kernel<4> : params.width == 2 ? bank_kernel<2> : bank_kernel<1>;
+  return launch("banks", kernel, dim3(1), dim3(32), 4096 * sizeof(float), stream, params);
+}
 
 cudaError_t fault(const FaultParams& params, cudaStream_t stream) {
   const unsigned threads = params.fault == Fault::kTooManyThreads ? 2048 : params.fault == Fault::kOddThreads ? 33 : 64;

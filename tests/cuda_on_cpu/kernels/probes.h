@@ -1,4 +1,4 @@
-// A small kernel that does one thing wrong, for tests of the emulator.
+// Small kernels for tests of the emulator: one that does one thing wrong, one whose bank conflicts are known.
 #pragma once
 #include <cstdint>
 
@@ -32,5 +32,14 @@ struct FaultParams {
   Fault fault;
 };
 cudaError_t fault(const FaultParams& params, cudaStream_t stream);
+
+// Lane l of one warp, if its bit of `lanes` is set, stores zeros at word l * stride of shared memory, `width` words (1,
+// 2 or 4) at once, then loads as many from word l * load_stride; each `times + l % 2 * uneven` times, 256 words apart.
+struct BankParams {
+  float* out;  // [32]: sums of what was loaded
+  int stride, load_stride, width, times, uneven;
+  uint32_t lanes;
+};
+cudaError_t banks(const BankParams& params, cudaStream_t stream);
 
 }  // namespace gistkit::cuda
