@@ -269,7 +269,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("call", choices=[*BUDGETS, "all"])
-    parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu", help="folder to write to (default: runs/gpu)")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "runs" / "gpu", help="folder to write to (default: runs/gpu)"
+    )
     parser.add_argument("--budget", type=float, help="seconds of a call (default: check 360, bench 480)")
     parser.add_argument("--architectures", help="CMake's list of CUDA architectures (default: this GPU's own)")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: build, and run what needs none")

@@ -189,7 +189,9 @@ def test_rope(device: str, shape: tuple[int, ...], dtype: torch.dtype, interleav
     positions = torch.randint(0, 2**30, (batch, tokens), generator=torch.Generator().manual_seed(2))
     inv_freq, scaling = frequencies(rotary), 1.25
     options = {"scaling": scaling, "interleaved": interleaved}
-    for mine, given in zip(on(device, gistkit.rope)(query, key, positions, inv_freq, **options), (query, key), strict=True):
+    for mine, given in zip(
+        on(device, gistkit.rope)(query, key, positions, inv_freq, **options), (query, key), strict=True
+    ):
         exact = oracle(given, positions, inv_freq, **options)
         # In units of 2^-24, half an ulp of float32 at 1, each times |x| scaling: an angle of 2^30 in double has an
         # error of 1; its cosine and sine, times scaling, rounded 2; their product with an element and the sum 2. Two
@@ -227,9 +229,7 @@ def test_rope_gradients(device: str, dtype: torch.dtype) -> None:
     assert_as_good(found, with_gradients(reference.rope, inputs, dtype), exact)
 
 
-@grid(
-    "windows,dtype,rotated", [1, 5, 37, torch.tensor([[0, 1, 30, 30], [3, 4, 5, 36]])], DTYPES, [False, True], cpu=6
-)
+@grid("windows,dtype,rotated", [1, 5, 37, torch.tensor([[0, 1, 30, 30], [3, 4, 5, 36]])], DTYPES, [False, True], cpu=6)
 def test_window_pool(device: str, windows: int | Tensor, dtype: torch.dtype, rotated: bool) -> None:
     count = windows.shape[1] - 1 if isinstance(windows, Tensor) else -(-37 // windows)
     options: dict[str, Any] = {"windows": windows}

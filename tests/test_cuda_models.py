@@ -92,9 +92,7 @@ def logits_and_gradients(
 def test_encode_positions(device: str, name: str, training: bool, positions: Tensor | None) -> None:
     """SeqPE in training too, whose positions are read on the CPU."""
     found = logits_and_gradients(device, torch.float32, name, training, positions)
-    for mine, exact in zip(
-        found, logits_and_gradients("cpu", torch.float64, name, training, positions), strict=True
-    ):
+    for mine, exact in zip(found, logits_and_gradients("cpu", torch.float64, name, training, positions), strict=True):
         close(mine, exact)
 
 
@@ -128,7 +126,9 @@ def test_positions_that_the_host_knows_are_not_copied(device: str, monkeypatch: 
     """From a model without positions of its own SeqPE gets them on the CPU; given on a device they are copied."""
     seen = positions_copied(monkeypatch)
     ids = torch.randint(0, 50, (2, 9)).to(device)
-    with hf.encode_positions(tiny("gpt2", pad_token_id=0).float().to(device), encoding("seqpe-bias").to(device)) as model:
+    with hf.encode_positions(
+        tiny("gpt2", pad_token_id=0).float().to(device), encoding("seqpe-bias").to(device)
+    ) as model:
         model(ids)
         model(ids, position_ids=torch.arange(9, device=device)[None])
     GPT.gpt2(encoding("seqpe-sum"), vocab_size=50, dim=48, layers=2, heads=4).to(device)(ids)
