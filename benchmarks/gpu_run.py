@@ -105,7 +105,9 @@ class Run:
 
 def environment(**more: str) -> dict[str, str]:
     """Of the stages: this Python's own tools first, and the package that was built here."""
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    home = cuda_home()
+    tools = [] if home is None else [str(home / "bin")]
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), *tools])
     fixed = {"PATH": path, "PYTHONPATH": str(SITE), "PIP_USER": "0", "PYTHONUNBUFFERED": "1"}
     cores = str(len(os.sched_getaffinity(0)))
     # Without the workspace cuBLAS may choose among algorithms, and equal calls differ in their bits.
@@ -158,13 +160,13 @@ def architecture(capability: str) -> str:
 
 def build(run: Run, architectures: str) -> bool:
     """Installs the package with its CUDA library into a folder of its own; whether it loads."""
-    if (home := cuda_home()) is None:
+    if cuda_home() is None:
         run.note(Stage("build", "failed", 0, "expected nvcc on PATH or in CUDA_HOME, found none"))
         return False
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-index", "--no-build-isolation"]
     options = ["--no-deps", "--upgrade", "--target", str(SITE), f"-Cbuild-dir={BUILD / 'build'}"]
     options += [f"-Ccmake.define.GISTKIT_CUDA_ARCHITECTURES={architectures}", "-v", "."]
-    built = run.stage("build", {architectures: [*pip, *options]}, GISTKIT_CUDA="ON", CUDA_HOME=str(home))
+    built = run.stage("build", {architectures: [*pip, *options]}, GISTKIT_CUDA="ON")
     if built.result != "passed":
         return False
     ask = "import gistkit.ops, sys; from gistkit.info import lines; print(*lines(), sep='\\n'); "
@@ -293,8 +295,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run = Run(name, chosen.out.resolve(), BUDGETS[name] if chosen.budget is None else chosen.budget)
         run.log.write_text("")
         call(run, chosen.architectures or architecture(facts["capability"]), chosen.rehearse)
-        summary = {"call": name, "rehearsal": chosen.rehearse, **facts, "stages": [asdict(x) for x in run.stages]}
-        (run.out / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
+        summary = run.out / "summary.json"
+        # Of the other call, where it wrote here too.
+        calls_done = json.loads(summary.read_text()) if summary.exists() else {}
+        calls_done[name] = {"rehearsal": chosen.rehearse, **facts, "stages": [asdict(x) for x in run.stages]}
+        summary.write_text(json.dumps(calls_done, indent=1) + "\n")
         found = [f"{stage.name} {stage.result}" for stage in run.stages]
         bad |= any(stage.result in ("failed", "stopped") for stage in run.stages)
         print(f"{name}: {', '.join(found)}; {run.budget - run.left:.0f} s; in {run.out}")

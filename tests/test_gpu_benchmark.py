@@ -230,8 +230,10 @@ def test_the_calls_and_their_stages(
     assert ("--device cpu --quick" if rehearse else "--budget 410") in seen["bench benchmark"]
     for command in seen.values():
         assert all(Path(path).exists() for path in re.findall(rf"{gpu_run.ROOT}/(?:tests|benchmarks)/\S+\.py", command))
-    summary = json.loads((out / "check.json").read_text())
-    assert summary["rehearsal"] is rehearse and [x["name"] for x in summary["stages"]][:2] == ["build", "load"]
+    summary = json.loads((out / "summary.json").read_text())
+    assert list(summary) == ["check", "bench"]
+    for its in summary.values():
+        assert its["rehearsal"] is rehearse and [x["name"] for x in its["stages"]][:2] == ["build", "load"]
     assert ("nothing ran on a GPU: no GPU is there" in capsys.readouterr().out) is rehearse
     assert len([path for path in out.rglob("*") if path.is_file()]) <= 5
 
