@@ -23,6 +23,8 @@ from torch import Tensor
 
 from gistkit import hf
 from gistkit.cli import main
+from gistkit.compress import Memory
+from gistkit.evaluate import Example, evaluate
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositions, ViT, position_encoding
 from gistkit.ops.recorder import AttentionRecorder
 from gistkit.train import checkpoint, read_metrics
@@ -167,6 +169,25 @@ def test_a_compressor_encodes_decodes_and_generates(device: str, make: Callable[
     (mine, answer), (expected, plain) = found
     close(mine, expected)
     assert torch.equal(answer, plain)
+
+
+@pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_memory_goes_to_disk_and_a_compressor_is_evaluated(
+    device: str, make: Callable[[], Any], tmp_path: Path
+) -> None:
+    compressor, rows = make().to(device).eval(), text()
+    with torch.no_grad():
+        memory = compressor.encode(rows)
+        memory.save(tmp_path / "memory.gist")
+        again = Memory.load(tmp_path / "memory.gist", device=device)
+        found = [compressor.decode(its, "lm", rows[:, :3]) for its in (memory, again, again.to("cpu").to(device))]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    examples, losses = [Example(row, [40, 41, 42]) for row in rows.tolist()], []
+    for its in (compressor, make().double().eval()):
+        metrics = evaluate(its, examples, tasks=["lm"], progress=False).rows[0].metrics
+        losses.append(next(value for name, value in metrics.items() if "loss" in name))
+    # As close as their logits (see `close`), of which none is above 10.
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
 def trained(
