@@ -3,7 +3,8 @@
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
-# make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it
+# make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it, without a network;
+#             gpu-check and gpu-bench are its two halves: make gpu-bench PYTHON=python3.12 OUT=runs/gpu BUDGET=480
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
@@ -15,7 +16,7 @@ SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt p
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test notebooks lint sanitize sanitize-attention sanitize-others cuda gpu bench clean
+.PHONY: demo test notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/gistkit demo $(ARGS)
@@ -94,17 +95,17 @@ cuda: $(VENV)/installed
 	  --target build/cuda/site -Cbuild-dir=build/cuda/build .
 	$(BIN)/python benchmarks/registers.py --check
 
-# torch comes from PYTHON's own packages: a venv of this project would hold one without CUDA. Where PYTHON is itself in a
-# venv, --system-site-packages means those of the interpreter that this was made from: hence the .pth file.
-GPU := .venv-gpu/bin/python
+# With the torch that PYTHON has, into build/gpu, without a network: a venv of this project would hold a torch without CUDA.
+OUT ?= runs/gpu
+GPU_OPTIONS = --out "$(OUT)" $(addprefix --budget ,$(BUDGET)) $(ARGS)
 gpu:
-	$(PYTHON) -m venv --system-site-packages .venv-gpu
-	$(PYTHON) -c "import site; print(*site.getsitepackages(), sep='\n')" > "$$($(GPU) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/of_python.pth"
-	$(GPU) -c "import torch; assert torch.cuda.is_available(), 'this torch sees no GPU'"
-	$(GPU) -m pip install -q scikit-build-core pybind11 cmake ninja
-	PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" GISTKIT_CUDA=ON $(GPU) -m pip install -q --no-build-isolation ".[test]"
-	$(GPU) -m pytest tests/cuda_on_cpu/test_primitives.py tests/test_cuda.py tests/test_cuda_trie.py $(filter-out --quick,$(ARGS))
-	$(GPU) benchmarks/gpu.py --save $(filter --quick,$(ARGS))
+	$(PYTHON) benchmarks/gpu_run.py all $(GPU_OPTIONS)
+
+gpu-check:
+	$(PYTHON) benchmarks/gpu_run.py check $(GPU_OPTIONS)
+
+gpu-bench:
+	$(PYTHON) benchmarks/gpu_run.py bench $(GPU_OPTIONS)
 
 clean:
-	rm -rf build dist $(VENV) .venv-gpu
+	rm -rf build dist $(VENV)

@@ -1,127 +1,199 @@
-"""The CUDA kernels on a GPU: attention on the papers' masks against SDPA and FlexAttention, and rope.
+"""Every op on a GPU beside torch's: SDPA by FlashAttention and by cuDNN, FlexAttention, compiled forms, a copy.
 
-Times are the GPU's own, between events; contenders take turns. One file with GPU, driver, versions and commit.
+Times are the GPU's own, with caches flushed; the host's time a call is a row of its own. Two lengths come first, what
+has to be compiled after them, then the other lengths, until the budget ends. Each row is on the disk once measured;
+a contender that fails is a row with its error.
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import harness
 import torch
-from contenders import block_mask
-from masks import FEW, PLANS, visible_pairs
-from torch.nn.attention.flex_attention import flex_attention
-from torch.nn.functional import scaled_dot_product_attention as sdpa
-from tqdm import tqdm
+from gpu_cases import OURS, PROFILED, TINY, Case, Sizes, cases
+from gpu_clock import Clock, GpuClock, Rows, WallClock, at_most
 
-import gistkit
-from gistkit.ops import reference
-
-LENGTHS = (2048, 8192, 16384)
-LONGEST_DENSE = 8192
+FIRST, REST = (8192, 32768), (16384, 65536)
+QUICK = (512,)
+# Of the chip, where measured: a large product of random bfloat16 matrices, and a copy's reads and writes.
+MATMUL_TFLOPS, COPY_TBPS = 790.0, 4.3
+# Most seconds of a contender, and of one that is compiled.
+LIMITS = {False: 30.0, True: 90.0}
 
 
-def milliseconds(forms: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each contender, in turns, after three calls each."""
-    for form in forms.values():
-        for _ in range(3):
-            form()
-    times: dict[str, list[float]] = {name: [] for name in forms}
-    for _ in range(rounds):
-        for name, form in forms.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            form()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(runs) for name, runs in times.items()}
+def work(lengths: Sequence[Sequence[int]], sizes: Sizes, only: str) -> Iterator[tuple[Case, bool]]:
+    """The cases in their order, each with whether its compiled contenders are meant."""
+    for group in lengths:
+        found = [case for length in group for case in cases(length, sizes) if only in case.name]
+        for compiled in (False, True):
+            yield from ((case, compiled) for case in found)
 
 
-def attention(mask: str, length: int, dim: int, backward: bool) -> dict[str, Callable[[], object]]:
-    """The contenders of a case in bfloat16, 16 heads."""
-    plan = PLANS[mask](length)
-    plan = plan.to("cuda")
-    heads = [
-        torch.randn(1, 16, rows, dim, device="cuda", dtype=torch.bfloat16, requires_grad=backward)
-        for rows in (plan.num_queries, plan.num_keys, plan.num_keys)
-    ]
-    grad = torch.randn_like(heads[0])
-    forms: dict[str, Callable[[], torch.Tensor]] = {"gistkit": lambda: gistkit.attention(*heads, plan)}
-    if mask == "causal":
-        forms["SDPA, is_causal"] = lambda: sdpa(*heads, is_causal=True)
-    if length <= LONGEST_DENSE:
-        dense = reference.dense_mask(plan)[0]
-        forms["SDPA, dense mask"] = lambda: sdpa(*heads, attn_mask=dense)
-    blocks = block_mask(plan, compiled=True, device="cuda")()
-    flex = torch.compile(flex_attention, fullgraph=True)
-    forms["FlexAttention, compiled"] = lambda: flex(*heads, block_mask=blocks)
-    if backward:
-        return {name: lambda form=form: torch.autograd.grad(form(), heads, grad) for name, form in forms.items()}
-    make = block_mask(plan, compiled=True, device="cuda")
-    return {**forms, "FlexAttention, mask creation alone": make}
+def rates(case: Case, form: str, ms: float, matmul_tflops: float, copy_tbps: float) -> dict[str, float]:
+    """What follows from a time: TF/s or TB/s, and their share of the chip's limit."""
+    if form in case.unrated:
+        return {}
+    unit, rate, limit = "tflops", case.work / ms * 1e-9, matmul_tflops
+    if not case.work:
+        unit, rate, limit = "tbps", case.traffic / ms * 1e-9, copy_tbps
+    if not rate:
+        return {}
+    return {unit: rate, "share": rate / limit} if case.shared else {unit: rate}
 
 
-def rope(tokens: int) -> dict[str, Callable[[], object]]:
-    """Llama 8B's heads in bfloat16."""
-    query, key = (torch.randn(1, heads, tokens, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8))
-    positions = torch.arange(tokens, device="cuda")
-    inv_freq = 1e4 ** -(torch.arange(0, 128, 2, device="cuda") / 128)
-    compiled = torch.compile(lambda q, k: reference.rope(q, k, positions, inv_freq), fullgraph=True)
-    return {
-        "gistkit": lambda: gistkit.rope(query, key, positions, inv_freq),
-        "plain torch, compiled": lambda: compiled(query, key),
-        "copy": lambda: (query.clone(), key.clone()),
-    }
+def line(case: Case, form: str, row: Mapping[str, Any]) -> str:
+    """A row as it is printed."""
+    if "error" in row:
+        return f"{case.name:72} {form:36} {row['error']}"
+    rate = "".join(f" {row[key]:8.2f} {unit}" for key, unit in (("tflops", "TF/s"), ("tbps", "TB/s")) if key in row)
+    share = f" = {row['share']:.0%}" if "share" in row else ""
+    return f"{case.name:72} {form:36} {row['ms']:9.4f} ms{rate}{share}; host {row['host_ms']:.4f} ms"
+
+
+def run(case: Case, compiled: bool, clock: Clock, rows: Rows, chosen: argparse.Namespace, deadline: float) -> None:
+    """Measures the contenders of a case.
+
+    Raises:
+        RuntimeError: the GPU can be used no more.
+    """
+    limit = LIMITS[compiled]
+    shared = {"case": case.name, "length": case.length}
+    try:
+        with at_most(min(limit, deadline - time.monotonic())):
+            torch.manual_seed(0)
+            torch.compiler.reset()
+            forms = case.make(chosen.device, compiled)
+    except Exception as error:
+        rows.add({**shared, "form": "making the contenders", "error": _said(error)})
+        print(f"{case.name:72} {_said(error)}", flush=True)
+        _check(chosen.device)
+        return
+    for form, call in forms.items():
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        try:
+            with at_most(min(limit, left)):
+                times = clock.measure(call)
+        except Exception as error:
+            row: dict[str, object] = {"error": _said(error)}
+            rows.add({**shared, "form": form, **row})
+            print(line(case, form, row), flush=True)
+            _check(chosen.device)
+        else:
+            found = rates(case, form, times.median, chosen.matmul_tflops, chosen.copy_tbps)
+            gpu = {"ms": times.median, "low": times.low, "high": times.high, "runs": times.runs, **found}
+            rows.add({**shared, "form": form, "measure": "gpu", **gpu})
+            rows.add({**shared, "form": form, "measure": "host", "ms": times.host})
+            print(line(case, form, {**gpu, "host_ms": times.host}), flush=True)
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _check(device: str) -> None:
+    """Raises where a failure has left the GPU unusable, as an illegal access does."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def driver() -> str:
-    """The GPU's driver, as its own tool tells."""
+    """The GPU's driver, as its own tool tells; "unknown" without it."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said[0] if said else "unknown"
 
 
-def main() -> None:
-    """Runs the cases and writes the file."""
-    options = harness.parser(__doc__, "python benchmarks/gpu.py --quick --json gpu.json")
-    options.add_argument("--masks", nargs="+", choices=list(PLANS), default=[*FEW, "Dodo 10x, tau 512"])
-    chosen = options.parse_args()
-    if not torch.cuda.is_available():
+def machine(device: str) -> dict[str, object]:
+    """What every row says."""
+    found = harness.environment()
+    there = {"gpu": torch.cuda.get_device_name(), "driver": driver()} if device == "cuda" else {"gpu": "none: a CPU"}
+    return {**there, "cuda": torch.version.cuda, "torch": found["torch"], "commit": found["commit"]}
+
+
+def once(sizes: Sizes, length: int, device: str) -> None:
+    """One call each of a few cases, for a profiler."""
+    for case in cases(length, sizes):
+        backward = case.name.endswith("+ backward")
+        if case.name.startswith(PROFILED) and backward == case.name.startswith("attention"):
+            print(case.name, flush=True)
+            case.make(device, False)[OURS]()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="example: python benchmarks/gpu.py --budget 300 --json runs/gpu/benchmark.jsonl",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_argument("--budget", type=float, default=480, help="seconds until it ends (default: %(default)s)")
+    options.add_argument("--json", type=Path, help="file of rows (default: runs/gpu/benchmark.jsonl)")
+    options.add_argument("--save", action="store_true", help="write to benchmarks/results/MACHINE/gpu.jsonl instead")
+    options.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this in them")
+    options.add_argument("--quick", action="store_true", help="tiny sizes, to see that every case runs")
+    options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the cases")
+    options.add_argument("--once", action="store_true", help="call a few cases once each, untimed, for a profiler")
+    options.add_argument(
+        "--matmul-tflops", type=float, default=MATMUL_TFLOPS,
+        help="what a large bfloat16 product reaches; shares are of it (default: %(default)s, an H200's)",
+    )  # fmt: skip
+    options.add_argument(
+        "--copy-tbps", type=float, default=COPY_TBPS, help="what a copy reaches (default: %(default)s, an H200's)"
+    )
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures until all is done or the budget ends."""
+    begun = time.monotonic()
+    options = parser()
+    chosen = options.parse_args(arguments)
+    on_gpu = chosen.device == "cuda"
+    if on_gpu and not torch.cuda.is_available():
         options.error("there is no GPU here, or this torch has no CUDA")
-    name = torch.cuda.get_device_name()
-    environment = {**harness.environment(), "gpu": name, "driver": driver(), "cuda": torch.version.cuda}
-    print(", ".join(f"{key} {value}" for key, value in environment.items()))
-    rows: list[dict[str, object]] = []
-    work = [
-        (mask, n, dim, backward)
-        for mask in chosen.masks
-        for n in (LENGTHS[:1] if chosen.quick else LENGTHS)
-        for dim in (64, 128)
-        for backward in (False, True)
-    ]
-    rounds = 10 if chosen.quick else 30
-    for mask, n, dim, backward in tqdm(work, desc="attention", unit="case", dynamic_ncols=True):
-        torch.compiler.reset()
-        flops = visible_pairs(PLANS[mask](n)) * 16 * 4 * dim * (3.5 if backward else 1)
-        label = f"{mask}, N {n}, H16 D{dim} bfloat16, {'forward + backward' if backward else 'forward'}"
-        for form, time in milliseconds(attention(mask, n, dim, backward), rounds).items():
-            rate = flops / time * 1e-9
-            rows.append({"case": label, "form": form, "median": time, "tflops": rate})
-            tqdm.write(f"{label:60} {form:36} {time:9.3f} ms {rate:8.1f} TF/s visible")
-    for tokens in (1024, 8192, 65536):
-        label, size = f"rope, N {tokens}, H32/8 D128 bfloat16", 2 * 2 * 40 * tokens * 128
-        for form, time in milliseconds(rope(tokens), rounds).items():
-            rows.append({"case": label, "form": form, "median": time, "tbps": size / time * 1e-9})
-            print(f"{label:60} {form:36} {time:9.3f} ms {size / time * 1e-9:8.2f} TB/s")
-    folder = Path("runs/benchmarks" if chosen.quick else "benchmarks/results") / harness.slug(name, "cuda")
-    path = chosen.json or (harness.ROOT / folder / "gpu.json" if chosen.save else None)
-    if path:
-        harness.write(Path(path), {"suite": "gpu", "machine": environment, "milliseconds": rows}, rows)
+    sizes, lengths = (TINY, [QUICK]) if chosen.quick else (Sizes(), [FIRST, REST])
+    # On a CPU nothing is compiled: that would only take time.
+    with nullcontext() if on_gpu else torch.compiler.set_stance("force_eager"):
+        if chosen.once:
+            once(sizes, lengths[0][0], chosen.device)
+            return 0
+        clock: Clock = GpuClock() if on_gpu else WallClock()
+        facts = machine(chosen.device)
+        name = harness.slug(str(facts["gpu"]), "cuda")
+        saved = harness.ROOT / "benchmarks" / "results" / name / "gpu.jsonl"
+        path = chosen.json or (saved if chosen.save else harness.ROOT / "runs" / "gpu" / "benchmark.jsonl")
+        print("gpu: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
+        rows, deadline = Rows(path, facts), begun + chosen.budget
+        done = 0
+        try:
+            for case, compiled in work(lengths, sizes, chosen.only):
+                if time.monotonic() >= deadline:
+                    print("gpu: the budget has ended", flush=True)
+                    break
+                run(case, compiled, clock, rows, chosen, deadline)
+                done += 1
+        except RuntimeError as error:
+            print(f"gpu: stopped, the GPU can be used no more: {_said(error)}", file=sys.stderr)
+            return 1
+        finally:
+            rows.close()
+            print(f"gpu: {rows.count} rows of {done} cases in {path}, {time.monotonic() - begun:.0f} s", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -101,7 +101,12 @@ def environment() -> dict[str, object]:
     """The machine, the versions, and the commit with a mark if the sources differ from it."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        command = ["git", *arguments]
+        try:
+            return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+        except OSError:
+            # No git here.
+            return ""
 
     commit = git("rev-parse", "--short=10", "HEAD") or "unknown"
     changed = "+changes" if git("status", "--porcelain", "--", "csrc", "python") else ""

@@ -25,6 +25,7 @@ COMMANDS = [
     "demo",
     "readme",
     "gpu",
+    "gpu_run",
     "registers",
     "compressor",
     "compression_loss",

@@ -20,6 +20,7 @@ LANE = np.arange(32)
 FLOATS = {"BFloat16": (8, 7), "Float16": (5, 10)}  # bits of exponent and of mantissa
 
 gpu = [
+    pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"),
     pytest.mark.skipif(nvcc() is None, reason="no nvcc on PATH or in CUDA_HOME"),
 ]

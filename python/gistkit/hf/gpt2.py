@@ -79,10 +79,12 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
         cache = kwargs.get("past_key_values")
         keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
         mine = dict(kwargs)
-        if kwargs.get("position_ids") is None:
+        position_ids = kwargs.get("position_ids")
+        if position_ids is None:
             start = 0 if cache is None else cache.get_seq_length()
-            mine["position_ids"] = torch.arange(start, start + count, device=tokens.device)[None]
-        position_ids = mine["position_ids"]
+            where = "cpu" if position.on_host else tokens.device
+            position_ids = torch.arange(start, start + count, device=where)[None]
+            mine["position_ids"] = position_ids.to(tokens.device)
         if cache is not None:
             position.check_cached(position_ids)
         mask = kwargs.get("attention_mask")

@@ -21,6 +21,9 @@ class PositionEncoding(nn.Module):
             queries and keys have them, positions and embeddings do not.
     """
 
+    on_host = False
+    """Whether positions are read on the CPU: a model makes those that it is not given there, and nothing is copied."""
+
     def __init__(self, axes: int | None = 1, extra_tokens: int = 0) -> None:
         super().__init__()
         if axes is not None and axes < 1:

@@ -37,6 +37,8 @@ class SeqPEPositions(PositionEncoding):
         extra_tokens: see `PositionEncoding`; each has a learned embedding in the place of the encoder's.
     """
 
+    on_host = True
+
     def __init__(
         self,
         encoder: SeqPE,
@@ -81,9 +83,12 @@ class SeqPEPositions(PositionEncoding):
                 nn.init.normal_(parameter, std=std)
 
     def prepare(self, positions: Tensor, embeddings: Tensor | None = None) -> Any:
-        """(e_q, e_k), [H, N, D] or [B, H, N, D], or the embeddings where each layer has its own projection."""
+        """(e_q, e_k), [H, N, D] or [B, H, N, D], or the embeddings where each layer has its own projection.
+
+        Positions on a GPU are copied to the CPU, which waits for the GPU once a pass.
+        """
         if embeddings is None:
-            embeddings = self.encoder(positions)
+            embeddings = self.encoder(positions, wait=True)
         else:
             self._check(positions, embeddings)
         if self.extra is not None:

@@ -70,7 +70,7 @@ class ViT(nn.Module):
         height, width = (side // self.patch for side in images.shape[2:])
         count = height * width
         if positions is None:
-            positions = grid_positions(height, width, device=images.device)
+            positions = grid_positions(height, width, device="cpu" if self.position.on_host else images.device)
         elif positions.dim() not in (2, 3) or positions.shape[-2:] != (count, 2):
             raise ValueError(f"positions: expected [{count}, 2] or [B, {count}, 2], got shape {tuple(positions.shape)}")
         patches = self.patches(F.unfold(images, self.patch, stride=self.patch).transpose(1, 2))
