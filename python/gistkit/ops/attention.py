@@ -8,8 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gistkit import _gpu
+from gistkit.layouts.lists import TileLists, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+
+_ATTENTION = torch.ops.gistkit.attention.default
+_ATTENTION_BACKWARD = torch.ops.gistkit.attention_backward.default
+_TILES = torch.ops.gistkit.attention_tiles.default
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -65,16 +71,39 @@ def attention(
             raise ValueError(f"attention: scale: expected a finite number, got {scale}")
         if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
             raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
-    out, lse = torch.ops.gistkit.attention(
+    spans, tiles = plan.spans, None
+    if _gpu.on_gpu(spans):
+        spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
+    out, lse = _ATTENTION(
         _contiguous_last(query),
         _contiguous_last(key),
         _contiguous_last(value),
-        plan.spans,
+        spans,
         key_bias,
         float(scale),
         0.0 if softcap is None else float(softcap),
+        tiles,
     )
     return (out, lse) if return_lse else out
+
+
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """The plan's spans and lists of tiles, which are made for it where they can be kept. Without, the op makes some."""
+    lists = plan._lists
+    if torch.compiler.is_compiling():
+        return (plan.spans, None) if lists is None else (lists.spans, lists.tiles)
+    spans = plan.spans
+    if lists is None or not lists.serve(spans, gradient):
+        if _gpu.capturing():
+            return spans, None
+        ordered, tiles = _TILES(spans, plan.num_keys, gradient)
+        lists = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
+        plan._keep(lists)
+    return lists.spans, lists.tiles
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,6 +227,7 @@ def _fake(
     key_bias: Tensor | None,
     scale: float,
     softcap: float,
+    tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = query.shape
     out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
@@ -209,6 +239,14 @@ def _empty_gradient(t: Tensor) -> Tensor:
     if t.stride(1) < t.stride(2):
         return t.new_empty((batch, rows, heads, dim)).transpose(1, 2)
     return t.new_empty((batch, heads, rows, dim))
+
+
+@torch.library.register_fake("gistkit::attention_tiles")
+def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tensor]:
+    batch, rows, _, _ = spans.shape
+    query_tiles, key_tiles = (torch.sym_max(1, (n + size - 1) // size) for n, size in ((rows, 128), (num_keys, 64)))
+    width = 4 * batch * torch.sym_max(query_tiles, key_tiles) + batch * query_tiles * key_tiles
+    return torch.empty_like(spans), spans.new_empty((2 if both else 1, (width + 1) // 2 * 2))
 
 
 @torch.library.register_fake("gistkit::attention_backward")
@@ -225,6 +263,7 @@ def _backward_fake(
     scale: float,
     softcap: float,
     need_key_bias: bool,
+    tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_shape = (query.shape[0], query.shape[1], key.shape[2]) if need_key_bias else (0,)
     grad_key_bias = query.new_empty(bias_shape, dtype=_accumulation_dtype(query.dtype))
@@ -232,14 +271,14 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, spans, key_bias, ctx.scale, ctx.softcap = inputs
-    ctx.save_for_backward(query, key, value, *output, spans, key_bias)
+    query, key, value, spans, key_bias, ctx.scale, ctx.softcap, tiles = inputs
+    ctx.save_for_backward(query, key, value, *output, spans, key_bias, tiles)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, out, lse, spans, key_bias = ctx.saved_tensors
+    query, key, value, out, lse, spans, key_bias, tiles = ctx.saved_tensors
     need_key_bias = key_bias is not None and ctx.needs_input_grad[4]
-    grad_query, grad_key, grad_value, grad_key_bias = torch.ops.gistkit.attention_backward(
+    grad_query, grad_key, grad_value, grad_key_bias = _ATTENTION_BACKWARD(
         _contiguous_last(grad_out),
         grad_lse.contiguous(),
         query,
@@ -252,13 +291,14 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | No
         ctx.scale,
         ctx.softcap,
         need_key_bias,
+        tiles,
     )
     if need_key_bias:
         # One dimension at a time: a single sum over both may depend on the number of threads.
         for d in (0, 1):
             if key_bias.shape[d] == 1:
                 grad_key_bias = grad_key_bias.sum(d, keepdim=True)
-    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None
+    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None, None
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
