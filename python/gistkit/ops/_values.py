@@ -1,4 +1,4 @@
-"""Whether the values of an argument may be looked at: they are checked wherever that is possible."""
+"""Whether the values of an argument are looked at: they are checked wherever nothing has to wait for that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,5 @@ from torch import Tensor
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Not while compiling, nor while a CUDA graph is captured, which may not wait for the device."""
-    if torch.compiler.is_compiling():
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    """On the CPU alone, which knows them, and not while compiling."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()

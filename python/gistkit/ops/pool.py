@@ -61,10 +61,12 @@ def window_pool(
         windows: a number of tokens, 1 to N, for windows that begin with the first token, of which the last may be
             shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and
             tokens outside of all are left out. Offsets ascend within 0..N and every window has a token, but a row of
-            [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0 (unchecked
-            while compiling and while a CUDA graph is captured).
-        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats, such as the windows' mean
-            positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does; not differentiable.
+            [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0. Values are
+            checked on the CPU, except while compiling. On a GPU, where nothing waits for them, the tokens of a window
+            are those of its interval that exist, and a window without any is 0.
+        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats (checked as `rope` checks them),
+            such as the windows' mean positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does;
+            not differentiable.
         inv_freq: [R/2] angle per unit of position, R <= D, given with positions; not differentiable.
         scaling, interleaved: of the rotation, as `rope` has them.
 
@@ -72,8 +74,8 @@ def window_pool(
         The pooled key [B, H, W, D] or [B, W, D]; with value both, as a pair.
 
     Raises:
-        ValueError: shapes that do not match, a window without tokens or longer than the text, offsets that descend or
-            leave the text, positions without inv_freq, or a gradient of either.
+        ValueError: shapes that do not match, a window longer than the text, positions without inv_freq, or a gradient
+            of either; on the CPU a window without tokens, and offsets that descend or leave the text.
         TypeError: an unsupported or mismatched dtype.
     """
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)

@@ -39,7 +39,8 @@ def rope(
         query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
         key: [B, Hk, N, D], of query's dtype and device; Hk may be 0.
         positions: [N], [B, N] or [A, B, N] (B may be 1) for A axes; integers up to 2^53 or floats, repeats and any
-            order allowed, NaN and infinity not (unchecked while compiling and while a CUDA graph is captured).
+            order allowed, NaN and infinity not: refused on the CPU, except while compiling. On a GPU, where nothing
+            waits for values, what such a position turns is NaN.
         inv_freq: angle per unit of position, [R/2], [A, R/2] or, for frequencies of each head, [H, A, R/2] with
             H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
         scaling: factor of cosines and sines (transformers' attention_scaling).
@@ -50,7 +51,7 @@ def rope(
         The rotated query and key.
 
     Raises:
-        ValueError: shapes that do not match, positions that are not finite, or inplace with a gradient.
+        ValueError: shapes that do not match, positions on the CPU that are not finite, or inplace with a gradient.
         TypeError: an unsupported or mismatched dtype.
     """
     positions, inv_freq = _check(query, key, positions, inv_freq)
