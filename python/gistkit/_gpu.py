@@ -1,4 +1,4 @@
-"""What is asked about a GPU without waiting for it."""
+"""What is asked about a GPU, never in a way that waits for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from torch import Tensor
 def on_gpu(tensor: Tensor) -> bool:
     """Whether attention over spans in this tensor goes by lists of tiles."""
     return tensor.is_cuda
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether an argument's values are checked: on the CPU alone, which knows them, and not while compiling."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def capturing() -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
-from gistkit.ops._values import has_values
+from gistkit import _gpu
 
 _ROPE = torch.ops.gistkit.rope.default
 _ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
@@ -151,7 +151,7 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
             f"positions: expected [N], [B, N] or [A, B, N] with B = {batch}, N = {tokens}, got shape "
             f"{tuple(positions.shape)}"
         )
-    if positions.is_floating_point() and has_values(positions) and not positions.isfinite().all():
+    if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")
 
