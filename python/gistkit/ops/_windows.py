@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gistkit import _gpu
 
-
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _KERNEL_POSITIONS = (torch.int32, torch.int64, torch.float32, torch.float64)
 
