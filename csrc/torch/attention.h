@@ -144,9 +144,10 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
 
 template <class Device>
 std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
-    const Tensor& grad_out, const Tensor& grad_lse, const Tensor& query, const Tensor& key, const Tensor& value,
-    const Tensor& out, const Tensor& lse, const Tensor& spans, const std::optional<Tensor>& key_bias, double scale,
-    double softcap, bool need_key_bias, const std::optional<Tensor>& tiles) {
+    const Tensor& grad_out, const std::optional<Tensor>& grad_lse, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& out, const Tensor& lse, const Tensor& spans,
+    const std::optional<Tensor>& key_bias, double scale, double softcap, bool need_key_bias,
+    const std::optional<Tensor>& tiles) {
   AttentionBackward p{};
   fill_problem<Device>(p, query, key, value, spans, key_bias, scale, softcap);
   const ScalarType accumulation = accumulation_dtype(query.scalar_type());
@@ -155,7 +156,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   check_shape(grad_out, "grad_out", p.batch, p.query_heads, p.num_queries, p.dim_v);
   check_shape(out, "out", p.batch, p.query_heads, p.num_queries, p.dim_v);
   check_row_values(lse, "lse", query, p);
-  check_row_values(grad_lse, "grad_lse", query, p);
+  if (grad_lse) check_row_values(*grad_lse, "grad_lse", query, p);
   Tensor grad_query = empty_gradient(query), grad_key = empty_gradient(key), grad_value = empty_gradient(value);
   Tensor grad_key_bias = need_key_bias
                              ? torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_keys}, accumulation)
@@ -163,7 +164,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   p.out = const_rows(out);
   p.grad_out = const_rows(grad_out);
   p.lse = lse.const_data_ptr();
-  p.grad_lse = grad_lse.const_data_ptr();
+  p.grad_lse = grad_lse ? grad_lse->const_data_ptr() : nullptr;
   p.grad_query = rows(grad_query);
   p.grad_key = rows(grad_key);
   p.grad_value = rows(grad_value);

@@ -21,7 +21,7 @@ STABLE_TORCH_LIBRARY(gistkit, m) {
       "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap,"
       " Tensor? tiles=None) -> (Tensor, Tensor)");
   m.def(
-      "attention_backward(Tensor grad_out, Tensor grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
+      "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
       " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias,"
       " Tensor? tiles=None)"
       " -> (Tensor, Tensor, Tensor, Tensor)");

@@ -12,6 +12,7 @@ from gistkit import _gpu
 from gistkit.layouts.lists import TileLists, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+from gistkit.ops._autograd import differentiable
 
 _ATTENTION = torch.ops.gistkit.attention.default
 _ATTENTION_BACKWARD = torch.ops.gistkit.attention_backward.default
@@ -74,7 +75,7 @@ def attention(
     spans, tiles = plan.spans, None
     if _gpu.on_gpu(spans):
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
-    out, lse = _ATTENTION(
+    out, lse = _attend(
         _contiguous_last(query),
         _contiguous_last(key),
         _contiguous_last(value),
@@ -252,7 +253,7 @@ def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tenso
 @torch.library.register_fake("gistkit::attention_backward")
 def _backward_fake(
     grad_out: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -273,14 +274,18 @@ def _backward_fake(
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     query, key, value, spans, key_bias, ctx.scale, ctx.softcap, tiles = inputs
     ctx.save_for_backward(query, key, value, *output, spans, key_bias, tiles)
+    # Most calls leave lse alone: no zeros are made to stand for its gradient.
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
     query, key, value, out, lse, spans, key_bias, tiles = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
     need_key_bias = key_bias is not None and ctx.needs_input_grad[4]
     grad_query, grad_key, grad_value, grad_key_bias = _ATTENTION_BACKWARD(
         _contiguous_last(grad_out),
-        grad_lse.contiguous(),
+        None if grad_lse is None else grad_lse.contiguous(),
         query,
         key,
         value,
@@ -305,5 +310,5 @@ def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError("attention: the gradient's own gradient (double backward) is not implemented")
 
 
-torch.library.register_autograd("gistkit::attention", _backward, setup_context=_setup_context)
+_attend = differentiable(_ATTENTION, _backward, _setup_context)
 torch.library.register_autograd("gistkit::attention_backward", _no_double_backward)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
+from gistkit.ops._autograd import differentiable
 from gistkit.ops._windows import check_pool
 
 _POOL = torch.ops.gistkit.window_pool.default
@@ -85,7 +86,7 @@ def window_pool(
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
     else:
         values = value[:, None] if hidden else value
-    pooled = _POOL(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    pooled = _pool(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]
     elif hidden:
@@ -151,7 +152,7 @@ def _pool_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 def _pool_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Tensor | None, ...]:
     need_key, need_value = ctx.needs_input_grad[:2]
-    key, value = _SPREAD(
+    key, value = _spread(
         _only(need_key, grad_key),
         _only(need_value, grad_value),
         *ctx.saved_tensors,
@@ -170,9 +171,9 @@ def _spread_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Te
     # The transpose of the transpose.
     need_key, need_value = ctx.needs_input_grad[:2]
     grads = _only(need_key, grad_key), _only(need_value, grad_value)
-    key, value = _POOL(*grads, *ctx.saved_tensors, *ctx.rotation)
+    key, value = _pool(*grads, *ctx.saved_tensors, *ctx.rotation)
     return (key if need_key else None, value if need_value else None, *[None] * 7)
 
 
-torch.library.register_autograd("gistkit::window_pool", _pool_backward, setup_context=_pool_setup)
-torch.library.register_autograd("gistkit::window_spread", _spread_backward, setup_context=_spread_setup)
+_pool = differentiable(_POOL, _pool_backward, _pool_setup)
+_spread = differentiable(_SPREAD, _spread_backward, _spread_setup)

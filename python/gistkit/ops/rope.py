@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
 from gistkit import _gpu
+from gistkit.ops._autograd import differentiable
 
 _ROPE = torch.ops.gistkit.rope.default
 _ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
@@ -56,7 +57,7 @@ def rope(
     """
     positions, inv_freq = _check(query, key, positions, inv_freq)
     if not inplace:
-        return _ROPE(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
+        return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
     _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
     _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
     if not torch.compiler.is_compiling():
@@ -225,7 +226,7 @@ def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | 
     rows = _rows(grad_query), _rows(grad_key)
     options = ctx.scaling, ctx.interleaved
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-        grads[:2] = _ROPE(*rows, positions, inv_freq, *options, not ctx.inverse)
+        grads[:2] = _rotate(*rows, positions, inv_freq, *options, not ctx.inverse)
     if heads:
         by_positions, by_inv_freq = _ANGLE_GRAD(*rows, *heads, positions, inv_freq, *options, ctx.inverse)
         if ctx.needs_input_grad[2]:
@@ -239,5 +240,5 @@ def _angle_grad_backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     raise NotImplementedError("rope: second derivatives by inv_freq or positions are not supported")
 
 
-torch.library.register_autograd("gistkit::rope", _backward, setup_context=_setup_context)
+_rotate = differentiable(_ROPE, _backward, _setup_context)
 torch.library.register_autograd("gistkit::rope_angle_grad", _angle_grad_backward)
