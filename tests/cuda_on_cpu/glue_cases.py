@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
-from gistkit import Plan, layouts
+from gistkit import Plan, _gpu, layouts
 from gistkit.layouts import DigitTrie
 from gistkit.ops import reference
 
@@ -147,6 +147,33 @@ def other_spans() -> dict[str, list[float]]:
     for name, its in plans.items():
         ours, plain = (results(lambda *x, f=form, p=its: f(*x, p), [query, key, value]) for form in FORMS)
         found[name] = [float((a.float() - b.float()).abs().max()) for a, b in zip(ours, plain, strict=True)]
+    return found
+
+
+def captured() -> dict[str, list[bool]]:
+    """Whether a plan's lists are used while a graph is captured: those that came with it, and those a call made."""
+    glue.dry(True)
+    found, inputs = {}, heads(torch.bfloat16)
+    with torch.no_grad():
+        for name, plan in (("brought", listed(layouts.causal(150).compile())), ("made", layouts.causal(150).compile())):
+            used = []
+            for capturing in (False, True, False):
+                _gpu.capturing = lambda now=capturing: now
+                glue.calls()
+                gistkit.attention(*inputs, plan)
+                used.append("launch key_lists" not in glue.calls())
+            found[name] = used
+    return found
+
+
+def compiled() -> dict[str, float]:
+    """The largest difference between eager and one graph without breaks, forward and backward."""
+    inputs, found = heads(torch.bfloat16), {}
+    for name, plan in (("lists", listed(layouts.causal(150).compile())), ("none", layouts.causal(150).compile())):
+        eager = results(lambda *x, p=plan: gistkit.attention(*x, p), inputs)
+        graph = torch.compile(lambda *x, p=plan: gistkit.attention(*x, p), fullgraph=True, backend="aot_eager")
+        pairs = zip(results(graph, inputs), eager, strict=True)
+        found[name] = max(float((a.float() - b.float()).abs().max()) for a, b in pairs)
     return found
 
 

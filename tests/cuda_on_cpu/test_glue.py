@@ -36,6 +36,14 @@ def test_no_lists_of_other_spans() -> None:
         assert all(error < 0.15 for error in errors), (name, errors)
 
 
+def test_a_graph_holds_no_lists_that_a_call_may_replace() -> None:
+    assert found("captured") == {"brought": [True, True, True], "made": [False, False, True]}
+
+
+def test_torch_compile() -> None:
+    assert found("compiled") == {"lists": 0.0, "none": 0.0}
+
+
 def test_nothing_waits() -> None:
     assert not {name: case["waits"] for name, case in found("counts").items() if case["waits"]}
     for case in found("counts").values():

@@ -36,7 +36,9 @@ def attention(
     """softmax(query key^T scale + mask) value, where the plan's spans are the mask. Exact; no mask is ever in memory.
 
     Differentiable once, in query, key, value and key_bias, through the result and through lse. Deterministic: the same
-    bits for any number of threads.
+    bits for any number of threads, and on GPUs of one model (with few queries, how the keys are shared out follows the
+    number of multiprocessors). On a GPU nothing waits: `Plan.to` makes the lists of tiles that are visited, and a plan
+    that was made there gets its lists in its first call.
 
     Args:
         query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
@@ -98,9 +100,12 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
     if torch.compiler.is_compiling():
         return (plan.spans, None) if lists is None else (lists.spans, lists.tiles)
     spans = plan.spans
-    if lists is None or not lists.serve(spans, gradient):
+    if lists is None or lists.stream is not None or not lists.serve(spans, gradient):
+        # A graph outlives lists that a later call may replace: it makes its own.
         if _gpu.capturing():
             return spans, None
+        if lists is not None and lists.serve(spans, gradient):
+            return lists.spans, lists.tiles
         ordered, tiles = _TILES(spans, plan.num_keys, gradient)
         lists = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
         plan._keep(lists)
