@@ -1,9 +1,9 @@
 """What a call costs the host in front of a GPU, measured without one: launches are left out, all else is real.
 
 The CUDA library's door, dispatcher, autograd and glue run on small CPU tensors over an emulated runtime that counts
-launches and does nothing (tests/cuda_on_cpu/glue.py; g++ builds it, the first time in minutes). One thread; microseconds
-of its CPU time, which other processes on the machine hardly change, and of the clock. torch's own `mul`, with its real
-kernel for 8 numbers, is measured beside them. On a GPU a launch adds its 2 to 3 us to each kernel.
+launches and does nothing (tests/cuda_on_cpu/glue.py; g++ builds it, the first time in minutes). One thread;
+microseconds of its CPU time, which other processes hardly change, and of the clock. torch's own `mul`, with its real
+kernel for 8 numbers, is measured beside them. What a real launch takes is not in it.
 
     python benchmarks/host.py
     python benchmarks/host.py --rounds 40 --json host.json
@@ -42,13 +42,14 @@ def measure(rounds: int) -> None:
     import torch
 
     torch.set_num_threads(1)
+
     def attention(*inputs: torch.Tensor) -> torch.Tensor:
         return found["attention bfloat16"][0](*inputs)[0]
 
     found, small = glue_cases.cases(), torch.randn(8, requires_grad=True)
-    names = ["attention bfloat16", "rope bfloat16", "window_pool bfloat16", "trie_mix", "ancestor_attention", "bias_gelu"]
-    forms = {name.split()[0]: (found[name][0], found[name][2]) for name in names}
-    forms["attention"] = (attention, found["attention bfloat16"][2])
+    forms = {"attention": (attention, found["attention bfloat16"][2])}
+    for name in ("rope bfloat16", "window_pool bfloat16", "trie_mix", "ancestor_attention", "bias_gelu"):
+        forms[name.split()[0]] = (found[name][0], found[name][2])
     forms["torch.mul"] = (torch.mul, [small, small.detach().clone().requires_grad_()])
     glue.dry(True)
     times = {}
@@ -67,7 +68,7 @@ def measure(rounds: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help=f"rounds of {CALLS} calls, the best of which counts (20)")
+    parser.add_argument("--rounds", type=int, default=20, help=f"rounds of {CALLS} calls; the best counts (20)")
     parser.add_argument("--json", type=Path, help="file for the times")
     args = parser.parse_args()
     if args.rounds < 1:
