@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 
+#include "common/host_device.h"
 #include "common/types.h"
 
 namespace gistkit {
@@ -51,12 +52,35 @@ struct AttentionBackward : AttentionProblem {
   void* grad_key_bias;  // [batch, query_heads, num_keys], contiguous; null: not wanted
 };
 
-// Tile lists on a device: list i has counts[i] entries from entries + i capacity, each 2 tile + 1 where some pairs of
+// The tiles that lists are made of, on any device: rows of queries by keys.
+constexpr int kListQueries = 128, kListKeys = 64;
+
+// Tile lists on a device: list i has counts[i] entries from entries + offsets[i], each 2 tile + 1 where some pairs of
 // the tile are masked (partial) and 2 tile where none is (full); tiles with nothing to see are absent. `order` names
 // the lists by falling count: the longest work starts first.
+//
+// Kernels read through the functions: whatever values the lists hold, no access leaves the lists or the grid of tiles.
 struct DeviceTiles {
+  const int64_t* offsets;
   const int32_t *counts, *entries, *order;
-  int32_t capacity;
+  int64_t last_offset;  // behind it lies memory for `tiles` entries
+  int32_t lists;        // at least 1
+  int32_t tiles;        // of the other side, which entries name; at least 1
+
+  GISTKIT_HOST_DEVICE int32_t list(int64_t rank) const { return at_most(order[rank], lists - 1); }
+  GISTKIT_HOST_DEVICE int64_t begin(int32_t list) const {
+    const uint64_t found = static_cast<uint64_t>(offsets[list]), last = static_cast<uint64_t>(last_offset);
+    return static_cast<int64_t>(found < last ? found : last);
+  }
+  GISTKIT_HOST_DEVICE int32_t count(int32_t list) const { return at_most(counts[list], tiles); }
+  GISTKIT_HOST_DEVICE int32_t entry(int32_t value) const { return at_most(value, 2 * tiles - 1); }
+
+ private:
+  // 0 to most; a negative value counts as a large one.
+  GISTKIT_HOST_DEVICE static int32_t at_most(int32_t value, int32_t most) {
+    const uint32_t found = static_cast<uint32_t>(value), last = static_cast<uint32_t>(most);
+    return static_cast<int32_t>(found < last ? found : last);
+  }
 };
 
 // What a device needs besides the problem: one list of key tiles for each (span batch, query tile) and, for gradients

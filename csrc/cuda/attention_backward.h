@@ -8,7 +8,7 @@
 namespace gistkit::cuda {
 
 // The tiles that AttentionDevice::key_tiles and query_tiles list: this many queries by this many keys.
-constexpr int kBackwardTileQueries = 128, kBackwardTileKeys = 64;
+constexpr int kBackwardTileQueries = kListQueries, kBackwardTileKeys = kListKeys;
 
 // Bytes of AttentionDevice::workspace.
 size_t attention_backward_workspace(const AttentionProblem& problem);

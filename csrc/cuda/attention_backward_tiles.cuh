@@ -34,7 +34,7 @@ struct BackwardWork {
     item /= heads;
     part = item % parts;
     item /= parts;
-    list = tiles.order[p.spans_shared ? item / p.batch : item];
+    list = tiles.list(p.spans_shared ? item / p.batch : item);
     batch = p.spans_shared ? item % p.batch : list / lists;
     tile = list % lists;
   }

@@ -29,10 +29,10 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const ForwardWork work(p, static_cast<int>(blockIdx.x));
   const int split = static_cast<int>(blockIdx.y);
 
-  const int listed = p.tiles.counts[work.list];
+  const int listed = p.tiles.count(work.list);
   const int begin = static_cast<int>(int64_t{listed} * split / p.splits);
   const int count = static_cast<int>(int64_t{listed} * (split + 1) / p.splits) - begin;
-  const int32_t* entries = p.tiles.entries + static_cast<int64_t>(work.list) * p.tiles.capacity + begin;
+  const int32_t* entries = p.tiles.entries + p.tiles.begin(work.list) + begin;
 
   const int key_head = work.head / p.group;
   KeyRange* warp_ranges = reinterpret_cast<KeyRange*>(masks + Shape::kRows);
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   // Entries i to i + kStages of the list.
   int ahead[kStages + 1];
   GISTKIT_UNROLL
-  for (int i = 0; i <= kStages; ++i) ahead[i] = i < count ? entries[i] : 0;
+  for (int i = 0; i <= kStages; ++i) ahead[i] = i < count ? p.tiles.entry(entries[i]) : 0;
   if (count > 0) {
     auto place = [&](int local) -> const char* {
       const ForwardRow row(p, work, local);
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     load_keys(i + kStages, ahead[kStages]);
     GISTKIT_UNROLL
     for (int s = 0; s < kStages; ++s) ahead[s] = ahead[s + 1];
-    ahead[kStages] = i + kStages + 1 < count ? entries[i + kStages + 1] : 0;
+    ahead[kStages] = i + kStages + 1 < count ? p.tiles.entry(entries[i + kStages + 1]) : 0;
     if (!active) continue;
     if (p.scale.adjusted) warp.adjust(p, work, first_row, first_key, lane);
     if (masked) warp.mask(masks + first_row, lane);

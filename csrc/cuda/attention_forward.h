@@ -8,7 +8,7 @@
 namespace gistkit::cuda {
 
 // The tiles that AttentionDevice::key_tiles lists: this many queries by kForwardTileKeys keys.
-constexpr int kForwardTileQueries = 128, kForwardTileKeys = 64;
+constexpr int kForwardTileQueries = kListQueries, kForwardTileKeys = kListKeys;
 
 // How many parts the keys of a block are best cut into on a device of so many multiprocessors. A function of sizes
 // alone: nothing is read from the device.

@@ -59,7 +59,7 @@ struct ForwardWork {
     item /= heads;
     const int row_tile = item % p.row_tiles;
     item /= p.row_tiles;
-    list = p.tiles.order[p.spans_shared ? item / p.batch : item];
+    list = p.tiles.list(p.spans_shared ? item / p.batch : item);
     batch = p.spans_shared ? item % p.batch : list / p.query_tiles;
     first_row = (list % p.query_tiles + row_tile) * kForwardTileQueries;
   }

@@ -194,8 +194,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int first_key = work.tile * kBackwardTileKeys;
   // A head takes `steps` steps, parts of the listed query tiles in order.
   constexpr int kParts = kBackwardTileQueries / kStep;
-  const int steps = p.query_tiles.counts[work.list] * kParts;
-  const int32_t* entries = p.query_tiles.entries + static_cast<int64_t>(work.list) * p.query_tiles.capacity;
+  // What is known of the count's range costs registers (sm_80, sm_90a: spills at 128 dims).
+  const int steps = afresh(p.query_tiles.count(work.list)) * kParts;
+  const int32_t* entries = p.query_tiles.entries + p.query_tiles.begin(work.list);
   auto load = [&](int member, int step, int entry, int stage) {
     if (member < p.group && step < steps) {
       const int head = work.head * p.group + member;
@@ -230,7 +231,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   load_tile<ValueTile, kThreads>(
       value_tile, {head_data(p.value, work.batch, work.head), p.value.row, p.num_keys, 2 * p.dim_v, p.value_aligned},
       first_key, thread);
-  int entry = steps > 0 ? entries[0] : 0, next = steps > 1 ? entries[1 / kParts] : entry;
+  auto entry_of = [&](int step) { return p.query_tiles.entry(entries[step / kParts]); };
+  int entry = steps > 0 ? entry_of(0) : 0, next = steps > 1 ? entry_of(1) : entry;
   load(0, 0, entry, 0);
 
   KeyGradientWarp<Shape> warp;
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
       const bool last = step + 1 == steps;
       load(member + last, last ? 0 : step + 1, next, stage ^ 1);
       entry = next;
-      next = entries[(step + 2) % steps / kParts];
+      next = entry_of((step + 2) % steps);
 
       unsigned char *queries = stages + stage * Shape::kStageBytes, *grads = queries + QueryTile::kBytes;
       const float* lse = rows.lse[stage];

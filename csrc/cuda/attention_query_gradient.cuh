@@ -150,8 +150,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   const int end = range_of_rows(spans, rows, p.num_spans, p.num_keys).end;
   const HeadRows key_rows{head_data(p.key, work.batch, key_head), p.key.row, end, 2 * p.dim_qk, p.key_aligned};
   const HeadRows value_rows{head_data(p.value, work.batch, key_head), p.value.row, end, 2 * p.dim_v, p.value_aligned};
-  const int count = p.key_tiles.counts[work.list] * kSteps;
-  const int32_t* entries = p.key_tiles.entries + static_cast<int64_t>(work.list) * p.key_tiles.capacity;
+  const int count = p.key_tiles.count(work.list) * kSteps;
+  const int32_t* entries = p.key_tiles.entries + p.key_tiles.begin(work.list);
   auto first_of = [&](int step, int entry) { return (entry >> 1) * kBackwardTileKeys + step % kSteps * Shape::kStep; };
   auto load = [&](int step, int entry) {
     if (step < count) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     copy_async_commit();
   };
   // Entries of this step, the next one and the one after it.
-  auto entry_of = [&](int step) { return step < count ? entries[step / kSteps] : 0; };
+  auto entry_of = [&](int step) { return step < count ? p.key_tiles.entry(entries[step / kSteps]) : 0; };
   int entry = entry_of(0), next = entry_of(1), after = entry_of(2);
 
   load_tile<typename Shape::QueryTile, Shape::kThreads>(

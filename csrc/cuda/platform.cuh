@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "common/types.h"
+#include "cuda/attributes.h"
 #include "cuda/runtime.h"
 
 namespace gistkit::cuda {
@@ -13,6 +14,11 @@ template <class T>
 struct Same {
   using Type = T;
 };
+
+// Beyond 48 KB, of which no kernel's own variables take 16, a kernel has to be allowed what it uses.
+inline cudaError_t allow_shared_memory(const void* kernel, size_t dynamic_bytes) {
+  return dynamic_bytes > 32 * 1024 ? allow_most_shared_memory(kernel) : cudaSuccess;
+}
 
 #ifdef GISTKIT_EMULATE
 
@@ -37,6 +43,8 @@ struct Same {
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const char* name, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t, Arguments&&... arguments) {
+  const cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
+  if (error != cudaSuccess) return error;
   struct Call {
     void (*kernel)(Parameters...);
     std::tuple<Parameters...> arguments;
@@ -50,7 +58,8 @@ cudaError_t launch(const char* name, void (*kernel)(Parameters...), dim3 grid, d
 #else
   constexpr bool checked = false;
 #endif
-  return emulator::run({name, grid, block, shared_bytes, body, &call, sizeof(call), checked});
+  return emulator::run(
+      {name, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, body, &call, sizeof(call), checked});
 }
 
 #else
@@ -63,26 +72,11 @@ cudaError_t launch(const char* name, void (*kernel)(Parameters...), dim3 grid, d
 #define GISTKIT_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #define GISTKIT_SHARED(T, name) __shared__ typename gistkit::cuda::Same<T>::Type name
 
-// As much as the device has, whatever a launch needs: two host threads may launch one kernel with different sizes.
-inline cudaError_t allow_most_shared_memory(const void* kernel) {
-  int device = 0, most = 0;
-  cudaFuncAttributes attributes{};
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel);
-  if (error != cudaSuccess) return error;
-  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              most - static_cast<int>(attributes.sharedSizeBytes));
-}
-
 template <class... Parameters, class... Arguments>
 cudaError_t launch(const char*, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
                    cudaStream_t stream, Arguments&&... arguments) {
-  // Beyond 48 KB, of which no kernel's own variables take 16, a kernel has to be allowed what it uses.
-  if (shared_bytes > 32 * 1024) {
-    const cudaError_t error = allow_most_shared_memory(reinterpret_cast<const void*>(kernel));
-    if (error != cudaSuccess) return error;
-  }
+  const cudaError_t error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
+  if (error != cudaSuccess) return error;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;

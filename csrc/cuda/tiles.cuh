@@ -29,7 +29,8 @@ static __global__ void __launch_bounds__(kTileThreads) key_lists_kernel(const __
   const int first_row = static_cast<int>(list % query_tiles) * p.query_tile;
   const int rows = min(p.query_tile, p.queries - first_row);
   const int2* spans = reinterpret_cast<const int2*>(p.normalized) + (b * p.queries + first_row) * p.num_spans;
-  int32_t* entries = p.keys_of_queries.entries + list * key_tiles;
+  const int64_t offset = list * key_tiles;
+  int32_t* entries = p.keys_of_queries.entries + offset;
   int count = 0;
   for (int window = 0; window < key_tiles; window += kTileWindow) {
     for (int i = thread; i <= kTileWindow; i += kTileThreads) touched[i] = covered[i] = 0;
@@ -62,7 +63,10 @@ static __global__ void __launch_bounds__(kTileThreads) key_lists_kernel(const __
     }
     count += total;
   }
-  if (thread == 0) p.keys_of_queries.counts[list] = count;
+  if (thread == 0) {
+    p.keys_of_queries.counts[list] = count;
+    p.keys_of_queries.offsets[list] = offset;
+  }
 }
 
 // The entry of a tile in an ascending list, or -1.
@@ -86,7 +90,8 @@ static __global__ void __launch_bounds__(kTransposeThreads) query_lists_kernel(c
   const int key_tiles = num_tiles(p.keys, p.key_tile), query_tiles = num_tiles(p.queries, p.query_tile);
   const int64_t list = blockIdx.x, first_list = list / key_tiles * query_tiles;
   const int key_tile = static_cast<int>(list % key_tiles);
-  int32_t* entries = p.queries_of_keys.entries + list * query_tiles;
+  const int64_t offset = list * query_tiles;
+  int32_t* entries = p.queries_of_keys.entries + offset;
   int count = 0;
   for (int window = 0; window < query_tiles; window += kTransposeThreads) {
     const int tile = window + static_cast<int>(threadIdx.x);
@@ -98,7 +103,10 @@ static __global__ void __launch_bounds__(kTransposeThreads) query_lists_kernel(c
     if (entry >= 0) entries[at] = tile * 2 + entry % 2;
     count += total;
   }
-  if (threadIdx.x == 0) p.queries_of_keys.counts[list] = count;
+  if (threadIdx.x == 0) {
+    p.queries_of_keys.counts[list] = count;
+    p.queries_of_keys.offsets[list] = offset;
+  }
 }
 
 // order[rank of i] = i; the rank counts the lists that are longer, or as long and earlier.

@@ -11,6 +11,7 @@ namespace gistkit::cuda {
 
 // One list for each (span batch, tile of one side): the tiles of the other side that hold a visible pair.
 struct TileList {
+  int64_t* offsets;  // [batch, tiles]: where a list's entries begin, multiples of the capacity
   int32_t* counts;   // [batch, tiles]
   int32_t* entries;  // [batch, tiles, capacity], ascending; the first counts[b, t] are set: tile * 2 + partial
   int32_t* order;    // [batch * tiles]: the lists b * tiles + t by falling count, equal ones by number

@@ -1,6 +1,8 @@
 #include "planner/tiles.h"
 
 #include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace gistkit::planner {
@@ -11,16 +13,17 @@ int64_t tiles_of(int64_t length, int64_t size) {
 }
 
 // The transposed lists: which query tiles each key tile is in.
-void transpose(TileLists& lists, int64_t batch, int64_t query_tiles, int64_t key_tiles) {
+template <class Entry>
+void transpose(TileLists<Entry>& lists, int64_t batch, int64_t query_tiles, int64_t key_tiles) {
   lists.query_offsets.assign(static_cast<size_t>(batch * key_tiles + 1), 0);
   lists.query_entries.resize(lists.key_entries.size());
   for (int64_t pass = 0; pass < 2; ++pass) {
     // First count the entries of each list, then fill it; filling moves each offset to the end of its list.
     for (int64_t list = 0; list < batch * query_tiles; ++list) {
       for (int64_t at = lists.key_offsets[list]; at < lists.key_offsets[list + 1]; ++at) {
-        const int64_t entry = lists.key_entries[at];
+        const Entry entry = lists.key_entries[at];
         int64_t& offset = lists.query_offsets[list / query_tiles * key_tiles + (entry >> 1)];
-        if (pass) lists.query_entries[offset] = list % query_tiles * 2 + (entry & 1);
+        if (pass) lists.query_entries[offset] = static_cast<Entry>(list % query_tiles * 2 + (entry & 1));
         ++offset;
       }
     }
@@ -35,11 +38,12 @@ void transpose(TileLists& lists, int64_t batch, int64_t query_tiles, int64_t key
 
 }  // namespace
 
-TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
-                     TileShape shape) {
+template <class Entry>
+TileLists<Entry> tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
+                            TileShape shape) {
   const int64_t query_tiles = tiles_of(rows, shape.queries);
   const int64_t key_tiles = tiles_of(num_keys, shape.keys);
-  TileLists lists;
+  TileLists<Entry> lists;
   lists.key_offsets.push_back(0);
   // Rows that touch and rows that cover a key tile, as differences between neighbours.
   std::vector<int64_t> touched(static_cast<size_t>(key_tiles + 1)), covered(static_cast<size_t>(key_tiles + 1));
@@ -67,7 +71,7 @@ TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t 
       covering += std::exchange(covered[tile], 0);
       if (!touching) continue;
       const bool partial = covering < height;
-      lists.key_entries.push_back(tile * 2 + partial);
+      lists.key_entries.push_back(static_cast<Entry>(tile * 2 + partial));
       ++(partial ? lists.partial : lists.full);
       lists.visited_pairs += height * (std::min(num_keys, (tile + 1) * shape.keys) - tile * shape.keys);
     }
@@ -76,6 +80,24 @@ TileLists tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t 
   }
   transpose(lists, batch, query_tiles, key_tiles);
   return lists;
+}
+
+template TileLists<int64_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
+template TileLists<int32_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
+
+int64_t packed_size(const std::vector<int64_t>& offsets, int64_t tiles) {
+  return 4 * static_cast<int64_t>(offsets.size() - 1) + offsets.back() + tiles;
+}
+
+void pack_lists(const std::vector<int64_t>& offsets, const std::vector<int32_t>& entries, int64_t size,
+                int32_t* packed) {
+  const size_t lists = offsets.size() - 1;
+  std::memcpy(packed, offsets.data(), lists * sizeof(int64_t));
+  int32_t *counts = packed + 2 * lists, *order = counts + lists, *to = order + lists;
+  for (size_t list = 0; list < lists; ++list) counts[list] = static_cast<int32_t>(offsets[list + 1] - offsets[list]);
+  std::iota(order, to, 0);
+  std::stable_sort(order, to, [&](int32_t a, int32_t b) { return counts[a] > counts[b]; });
+  std::fill(std::copy(entries.begin(), entries.end(), to), packed + size, 0);
 }
 
 }  // namespace gistkit::planner

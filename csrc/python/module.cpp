@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "common/attention.h"
+#include "common/spans.h"
 #include "planner/plan.h"
 #include "planner/tiles.h"
 #include "planner/trie.h"
@@ -104,23 +106,64 @@ Array<T> rows_of(const std::vector<T>& values, int64_t width) {
   return Array<T>({static_cast<int64_t>(values.size()) / width, width}, values.data());
 }
 
-py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
+void check_spans(const Array<int32_t>& spans, int64_t num_keys) {
   if (spans.ndim() != 4 || spans.shape(3) != 2) throw py::value_error("spans: expected shape [B, N, S, 2]");
   if (num_keys < 0 || num_keys > std::numeric_limits<int32_t>::max())
     throw py::value_error("num_keys: expected 0 <= num_keys < 2**31, got " + std::to_string(num_keys));
+}
+
+py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
+  check_spans(spans, num_keys);
   for (int64_t size : {queries, keys})
     if (size < 1 || size > std::numeric_limits<int32_t>::max())
       throw py::value_error("tile sizes: expected 1 or more, got " + std::to_string(size));
-  planner::TileLists lists;
+  planner::TileLists<int64_t> lists;
   {
     const int32_t* data = spans.data();
     const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
     py::gil_scoped_release release;
-    lists = planner::tile_lists(data, batch, rows, width, num_keys, {queries, keys});
+    lists = planner::tile_lists<int64_t>(data, batch, rows, width, num_keys, {queries, keys});
   }
   return py::make_tuple(array_of(lists.key_offsets), array_of(lists.key_entries), array_of(lists.query_offsets),
                         array_of(lists.query_entries), lists.full, lists.partial, lists.visible_pairs,
                         lists.visited_pairs);
+}
+
+// Rows without any queries, or without keys, have one empty list.
+std::vector<int64_t> at_least_one(std::vector<int64_t> offsets, int64_t batch) {
+  if (offsets.size() == 1) offsets.resize(static_cast<size_t>(batch + 1), 0);
+  return offsets;
+}
+
+py::tuple lists(const Array<int32_t>& spans, int64_t num_keys) {
+  check_spans(spans, num_keys);
+  const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
+  Array<int32_t> normalized({batch, rows, width, int64_t{2}});
+  const int32_t* given = spans.data();
+  int32_t* ordered = normalized.mutable_data();
+  planner::TileLists<int32_t> found;
+  std::vector<int64_t> key_offsets, query_offsets;
+  int64_t query_tiles = 0, key_tiles = 0, size = 0;
+  {
+    py::gil_scoped_release release;
+    gistkit::normalize_spans(given, batch * rows, static_cast<int>(width), static_cast<int32_t>(num_keys), ordered);
+    found = planner::tile_lists<int32_t>(ordered, batch, rows, width, num_keys,
+                                         {gistkit::kListQueries, gistkit::kListKeys});
+    key_offsets = at_least_one(std::move(found.key_offsets), batch);
+    query_offsets = at_least_one(std::move(found.query_offsets), batch);
+    query_tiles = batch ? static_cast<int64_t>(key_offsets.size() - 1) / batch : 1;
+    key_tiles = batch ? static_cast<int64_t>(query_offsets.size() - 1) / batch : 1;
+    size = std::max(planner::packed_size(key_offsets, key_tiles), planner::packed_size(query_offsets, query_tiles));
+    size += size % 2;  // the second row begins with int64 as well
+  }
+  Array<int32_t> packed({int64_t{2}, size});
+  int32_t* to = packed.mutable_data();
+  {
+    py::gil_scoped_release release;
+    planner::pack_lists(key_offsets, found.key_entries, size, to);
+    planner::pack_lists(query_offsets, found.query_entries, size, to + size);
+  }
+  return py::make_tuple(normalized, packed);
 }
 
 // base^digits, or the largest number where that is larger.
@@ -181,6 +224,10 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("tile_keys"),
         "Tile lists of spans (int32 [B, N, S, 2]): key_offsets, key_entries, query_offsets, query_entries (int64), and "
         "the number of full tiles, partial tiles, visible pairs and pairs in visited tiles.");
+  m.def(
+      "lists", &lists, py::arg("spans").noconvert(), py::arg("num_keys"),
+      "What attention takes on a GPU for spans (int32 [B, N, S, 2], in any order): the spans in order and merged, and "
+      "the lists of their tiles (int32 [2, width], see csrc/torch/cuda/attention.cpp).");
   m.def("trie", &trie, py::arg("positions").noconvert(), py::arg("base"), py::arg("digits"),
         "The trie of the digits of positions (int64 [P, axes]): paths and ancestors (int32 [N, axes digits + 1]), "
         "levels, "

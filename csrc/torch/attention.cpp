@@ -13,10 +13,10 @@ using torch::stable::Tensor;
 struct Cpu {
   static constexpr const char* kName = "CPU";
   static bool holds(const Tensor& t) { return t.is_cpu(); }
-  static void forward(const gistkit::AttentionForward& problem, const Tensor&) {
+  static void forward(const gistkit::AttentionForward& problem, const Tensor&, const std::optional<Tensor>&) {
     gistkit::attention_forward(problem, gistkit::torch_parallel());
   }
-  static void backward(const gistkit::AttentionBackward& problem, const Tensor&) {
+  static void backward(const gistkit::AttentionBackward& problem, const Tensor&, const std::optional<Tensor>&) {
     gistkit::attention_backward(problem, gistkit::torch_parallel());
   }
 };

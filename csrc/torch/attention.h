@@ -1,7 +1,7 @@
 // attention and attention_backward on the tensors of a device: checks for memory safety, allocation, and the call.
 //
-// Device says where tensors must be and what to call: kName, holds(tensor), forward(problem, query),
-// backward(problem, query).
+// Device says where tensors must be and what to call: kName, holds(tensor), forward(problem, query, tiles),
+// backward(problem, query, tiles).
 #pragma once
 #include "common/attention.h"
 
@@ -64,6 +64,21 @@ inline void check_row_values(const Tensor& t, const char* name, const Tensor& qu
       "attention: ", name, " must be a contiguous [batch, heads, queries] tensor of the accumulation dtype");
 }
 
+// Of batch and num_queries that are known.
+inline void fill_spans(AttentionProblem& p, const Tensor& spans) {
+  STD_TORCH_CHECK(spans.dim() == 4 && spans.scalar_type() == ScalarType::Int && spans.is_contiguous() &&
+                      (spans.size(0) == p.batch || spans.size(0) == 1) && spans.size(1) == p.num_queries &&
+                      spans.size(2) <= 1 << 20 && spans.size(3) == 2,
+                  "attention: spans must be a contiguous int32 tensor [batch or 1, queries, S, 2]");
+  p.spans = static_cast<const int32_t*>(spans.const_data_ptr());
+  p.spans_shared = spans.size(0) == 1;
+  p.num_spans = static_cast<int>(spans.size(2));
+}
+
+inline void check_num_keys(int64_t num_keys) {
+  STD_TORCH_CHECK(num_keys <= std::numeric_limits<int32_t>::max() - 4096, "attention: too many keys");
+}
+
 template <class Device>
 void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& spans,
                   const std::optional<Tensor>& key_bias, double scale, double softcap) {
@@ -84,21 +99,15 @@ void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, c
   STD_TORCH_CHECK(dim_qk >= 1 && dim_qk <= 256 && dim_v >= 1 && dim_v <= 256, "attention: head dims must be 1 to 256");
   STD_TORCH_CHECK(p.key_heads == 0 ? p.query_heads == 0 : p.query_heads % p.key_heads == 0,
                   "attention: query heads must be a multiple of key heads");
-  STD_TORCH_CHECK(p.num_keys <= std::numeric_limits<int32_t>::max() - 4096, "attention: too many keys");
+  check_num_keys(p.num_keys);
   STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0,
                   "attention: scale and softcap must be finite, softcap not negative");
   p.dim_qk = static_cast<int>(dim_qk);
   p.dim_v = static_cast<int>(dim_v);
   p.scale = scale;
   p.softcap = softcap;
-  STD_TORCH_CHECK(
-      same_device(spans, query) && spans.dim() == 4 && spans.scalar_type() == ScalarType::Int &&
-          spans.is_contiguous() && (spans.size(0) == p.batch || spans.size(0) == 1) && spans.size(1) == p.num_queries &&
-          spans.size(2) <= 1 << 20 && spans.size(3) == 2,
-      "attention: spans must be a contiguous int32 tensor [batch or 1, queries, S, 2] on the query's device");
-  p.spans = static_cast<const int32_t*>(spans.const_data_ptr());
-  p.spans_shared = spans.size(0) == 1;
-  p.num_spans = static_cast<int>(spans.size(2));
+  STD_TORCH_CHECK(same_device(spans, query), "attention: spans must be on the query's device");
+  fill_spans(p, spans);
   p.key_bias = nullptr;
   p.bias_batch_stride = p.bias_head_stride = 0;
   if (key_bias) {
@@ -120,7 +129,8 @@ void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, c
 
 template <class Device>
 std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& spans,
-                                     const std::optional<Tensor>& key_bias, double scale, double softcap) {
+                                     const std::optional<Tensor>& key_bias, double scale, double softcap,
+                                     const std::optional<Tensor>& tiles) {
   AttentionForward p{};
   fill_problem<Device>(p, query, key, value, spans, key_bias, scale, softcap);
   Tensor out = empty_tokens_first(query, p.batch, p.query_heads, p.num_queries, p.dim_v);
@@ -128,17 +138,16 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
       torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_queries}, accumulation_dtype(query.scalar_type()));
   p.out = rows(out);
   p.lse = lse.mutable_data_ptr();
-  Device::forward(p, query);
+  Device::forward(p, query, tiles);
   return {out, lse};
 }
 
 template <class Device>
-std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& grad_out, const Tensor& grad_lse,
-                                                              const Tensor& query, const Tensor& key,
-                                                              const Tensor& value, const Tensor& out, const Tensor& lse,
-                                                              const Tensor& spans,
-                                                              const std::optional<Tensor>& key_bias, double scale,
-                                                              double softcap, bool need_key_bias) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& grad_out, const std::optional<Tensor>& grad_lse, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& out, const Tensor& lse, const Tensor& spans,
+    const std::optional<Tensor>& key_bias, double scale, double softcap, bool need_key_bias,
+    const std::optional<Tensor>& tiles) {
   AttentionBackward p{};
   fill_problem<Device>(p, query, key, value, spans, key_bias, scale, softcap);
   const ScalarType accumulation = accumulation_dtype(query.scalar_type());
@@ -147,7 +156,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& grad
   check_shape(grad_out, "grad_out", p.batch, p.query_heads, p.num_queries, p.dim_v);
   check_shape(out, "out", p.batch, p.query_heads, p.num_queries, p.dim_v);
   check_row_values(lse, "lse", query, p);
-  check_row_values(grad_lse, "grad_lse", query, p);
+  if (grad_lse) check_row_values(*grad_lse, "grad_lse", query, p);
   Tensor grad_query = empty_gradient(query), grad_key = empty_gradient(key), grad_value = empty_gradient(value);
   Tensor grad_key_bias = need_key_bias
                              ? torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_keys}, accumulation)
@@ -155,12 +164,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor& grad
   p.out = const_rows(out);
   p.grad_out = const_rows(grad_out);
   p.lse = lse.const_data_ptr();
-  p.grad_lse = grad_lse.const_data_ptr();
+  p.grad_lse = grad_lse ? grad_lse->const_data_ptr() : nullptr;
   p.grad_query = rows(grad_query);
   p.grad_key = rows(grad_key);
   p.grad_value = rows(grad_value);
   p.grad_key_bias = need_key_bias ? grad_key_bias.mutable_data_ptr() : nullptr;
-  Device::backward(p, query);
+  Device::backward(p, query, tiles);
   return {grad_query, grad_key, grad_value, grad_key_bias};
 }
 

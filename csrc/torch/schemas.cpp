@@ -18,12 +18,15 @@ STABLE_TORCH_LIBRARY(gistkit, m) {
       "window_spread(Tensor key, Tensor value, Tensor offsets, Tensor? positions, Tensor? inv_freq, float scaling,"
       " bool interleaved, SymInt tokens, bool tokens_first) -> (Tensor, Tensor)");
   m.def(
-      "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap)"
-      " -> (Tensor, Tensor)");
+      "attention(Tensor query, Tensor key, Tensor value, Tensor spans, Tensor? key_bias, float scale, float softcap,"
+      " Tensor? tiles=None) -> (Tensor, Tensor)");
   m.def(
-      "attention_backward(Tensor grad_out, Tensor grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
-      " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias)"
+      "attention_backward(Tensor grad_out, Tensor? grad_lse, Tensor query, Tensor key, Tensor value, Tensor out,"
+      " Tensor lse, Tensor spans, Tensor? key_bias, float scale, float softcap, bool need_key_bias,"
+      " Tensor? tiles=None)"
       " -> (Tensor, Tensor, Tensor, Tensor)");
+  // Normalized spans and the lists of their tiles, which attention then takes in place of any spans. On a GPU only.
+  m.def("attention_tiles(Tensor spans, SymInt num_keys, bool both) -> (Tensor, Tensor)");
   m.def("trie_mix(Tensor weights, Tensor table, Tensor base, Tensor paths, Tensor entries, Tensor offsets) -> Tensor");
   m.def(
       "trie_mix_backward(Tensor grad_out, Tensor weights, Tensor table, Tensor paths, Tensor entries, Tensor offsets)"

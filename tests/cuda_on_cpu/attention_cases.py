@@ -64,7 +64,12 @@ class Backward(ctypes.Structure):
 
 
 class DeviceTiles(ctypes.Structure):
-    _fields_ = [*((name, ctypes.c_void_p) for name in ("counts", "entries", "order")), ("capacity", ctypes.c_int32)]
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("offsets", "counts", "entries", "order")),
+        ("last_offset", ctypes.c_int64),
+        ("lists", ctypes.c_int32),
+        ("tiles", ctypes.c_int32),
+    ]
 
 
 class Device(ctypes.Structure):
@@ -86,11 +91,13 @@ STRUCTS = [
 
 @dataclass
 class TileLists:
-    """One direction of a plan's tiles, as the device's builder makes them."""
+    """One direction of a plan's tiles; `tiles`: how many the other side has."""
 
+    offsets: Tensor
     counts: Tensor
     entries: Tensor
     order: Tensor
+    tiles: int
 
     @classmethod
     def of(cls, mask: Tensor, rows: int, columns: int) -> TileLists:
@@ -106,18 +113,35 @@ class TileLists:
                         kinds.append(column // columns * 2 + (not tile.all()))
                 lists.append(kinds)
         counts = torch.tensor([len(kinds) for kinds in lists], dtype=torch.int32)
-        entries = torch.full((len(lists), max(1, -(-num_columns // columns))), -(2**30), dtype=torch.int32)
-        for row, kinds in zip(entries, lists, strict=True):
-            row[: len(kinds)] = torch.tensor(kinds, dtype=torch.int32)
-        return cls(counts, entries, counts.argsort(descending=True, stable=True).int())
+        tiles = max(1, -(-num_columns // columns))
+        # One behind the other, but for what lies between them.
+        offsets = (counts + 1).cumsum(0) - counts
+        entries = torch.full((int((counts + 1).sum()) + tiles,), -(2**30), dtype=torch.int32)
+        for offset, kinds in zip(offsets.tolist(), lists, strict=True):
+            entries[offset : offset + len(kinds)] = torch.tensor(kinds, dtype=torch.int32)
+        order = counts.argsort(descending=True, stable=True).int()
+        return cls(offsets, counts, entries, order, tiles)
 
     @property
     def params(self) -> DeviceTiles:
-        pointers = (t.data_ptr() for t in (self.counts, self.entries, self.order))
-        return DeviceTiles(*pointers, self.entries.shape[1])
+        pointers = (t.data_ptr() for t in self.tensors("").values())
+        return DeviceTiles(*pointers, len(self.entries) - self.tiles, len(self.counts), self.tiles)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return {f"{name}.counts": self.counts, f"{name}.entries": self.entries, f"{name}.order": self.order}
+        return {f"{name}.{field}": getattr(self, field) for field in ("offsets", "counts", "entries", "order")}
+
+    def spoiled(self, seed: int) -> TileLists:
+        """Lists of any values, some near what is there. Blocks still differ in what they write."""
+        g = torch.Generator().manual_seed(seed)
+
+        def any_values(like: Tensor) -> Tensor:
+            info = torch.iinfo(like.dtype)
+            wild = torch.randint(info.min, info.max, like.shape, generator=g, dtype=like.dtype)
+            near = torch.randint(-3, 2 * len(self.entries), like.shape, generator=g, dtype=like.dtype)
+            return torch.where(torch.rand(like.shape, generator=g) < 0.3, wild, near)
+
+        offsets, counts, entries, order = (any_values(t) for t in self.tensors("").values())
+        return TileLists(offsets, counts, entries, order if len(order) == 1 else self.order, self.tiles)
 
 
 def spans_of(kind: str, queries: int, keys: int, batch: int, generator: torch.Generator) -> Tensor:

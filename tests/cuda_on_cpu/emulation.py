@@ -24,7 +24,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent.relative_to(ROOT)
 BUILD = ROOT / "build" / "cuda_on_cpu"
-PARTS = ("fibers", "warp", "matrix", "shared", "checks", "banks", "hooks", "launch")
+PARTS = ("fibers", "warp", "matrix", "shared", "checks", "banks", "hooks", "launch", "runtime")
 ORDERS = ("forward", "reverse", "random")
 COPIES = ("poison", "eager", "lazy")
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block: sm_90's; sm_86, sm_89 and sm_120 have 99 KB

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
 from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build
-from test_tile_lists import Lists, build_tiles
+from test_tile_lists import build_tiles
 from torch import Tensor
 
 from gistkit.ops import reference
@@ -202,9 +202,17 @@ def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
 def test_lists_made_on_the_device(kind: str) -> None:
     case = Case(300, 290, kind=kind, dim=64, **BF16)
     made = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)[1:]
-
-    def flat(lists: Lists) -> TileLists:
-        return TileLists(lists.counts.flatten(), lists.entries.flatten(0, 1), lists.order)
-
-    grads = backward(case, lists=(flat(made[0]), flat(made[1])))
+    grads = backward(case, lists=(made[0].flat(), made[1].flat()))
     assert all(torch.equal(a, b) for a, b in zip(grads, backward(case), strict=True))
+
+
+@pytest.mark.parametrize("queries,keys,batch", [(300, 290, 2), (100, 290, 1), (300, 60, 1)])
+@pytest.mark.parametrize("seed", range(2))
+def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:
+    case = Case(queries, keys, batch=batch, dim=16, bias="bh", **BF16)
+    mask = reference.dense_mask(case.plan)
+    lists = (
+        TileLists.of(mask, TILE_QUERIES, TILE_KEYS).spoiled(seed),
+        TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES).spoiled(seed),
+    )
+    backward(case, lists=lists, checked=True)

@@ -208,9 +208,16 @@ def test_bad_numbers_stay_visible() -> None:
 def test_lists_made_on_the_device(kind: str) -> None:
     case = Case(300, 290, kind=kind, dim=64, dtype=BF16)
     _, made, _ = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)
-    lists = TileLists(made.counts.flatten(), made.entries.flatten(0, 1), made.order)
-    for mine, other in zip(forward(case, lists=lists), forward(case), strict=True):
+    for mine, other in zip(forward(case, lists=made.flat()), forward(case), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("queries,keys,batch", [(300, 290, 2), (100, 290, 1), (300, 60, 1)])
+@pytest.mark.parametrize("seed", range(2))
+def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:
+    case = Case(queries, keys, batch=batch, dim=16, bias="bh", dtype=BF16)
+    lists = TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
+    forward(case, lists=lists.spoiled(seed), splits=1 + seed, checked=True)
 
 
 def test_splits() -> None:

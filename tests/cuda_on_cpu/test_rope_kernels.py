@@ -146,6 +146,20 @@ def test_in_place(dtype: torch.dtype, interleaved: bool) -> None:
     assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e300])
+def test_positions_that_are_not_finite(bad: float, dtype: torch.dtype) -> None:
+    """Nothing asks for their values on a GPU: what they turn is NaN, and no access is out of bounds."""
+    query, key = heads_of(1, 2, 9, 8, dtype), heads_of(1, 1, 9, 8, dtype)
+    positions, inv_freq = torch.arange(9, dtype=torch.float64)[None, None], frequencies(6)
+    expected = rope(query, key, positions, inv_freq)
+    positions[..., 4] = bad
+    for got, wanted in zip(rope(query, key, positions, inv_freq), expected, strict=True):
+        assert bad == 1e300 or got[:, :, 4, :6].isnan().all()
+        assert torch.equal(got[:, :, 4, 6:], wanted[:, :, 4, 6:])
+        assert torch.equal(got[:, :, :4], wanted[:, :, :4]) and torch.equal(got[:, :, 5:], wanted[:, :, 5:])
+
+
 def test_inverse_undoes_it() -> None:
     query, key = heads_of(2, 2, 17, 32, torch.float64), heads_of(2, 1, 17, 32, torch.float64)
     positions, inv_freq = torch.randint(0, 9999, (1, 2, 17)), frequencies(32)

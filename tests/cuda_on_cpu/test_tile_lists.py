@@ -7,12 +7,13 @@ import ctypes
 import emulation
 import pytest
 import torch
+from attention_cases import TileLists
 
 EMPTY, PARTIAL, FULL = range(3)
 
 
 class TileList(ctypes.Structure):
-    _fields_ = (("counts", ctypes.c_void_p), ("entries", ctypes.c_void_p), ("order", ctypes.c_void_p))
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("offsets", "counts", "entries", "order"))
 
 
 class TileParams(ctypes.Structure):
@@ -44,20 +45,27 @@ class Lists:
     """Memory of one direction, filled with what no list holds."""
 
     def __init__(self, batch: int, tiles: int, capacity: int) -> None:
+        self.offsets = torch.full((batch, tiles), -7)
         self.counts = torch.full((batch, tiles), -7, dtype=torch.int32)
         self.entries = torch.full((batch, tiles, capacity), -7, dtype=torch.int32)
         self.order = torch.full((batch * tiles,), -7, dtype=torch.int32)
 
     def params(self) -> TileList:
-        return TileList(self.counts.data_ptr(), self.entries.data_ptr(), self.order.data_ptr())
+        return TileList(*(tensor.data_ptr() for tensor in self.tensors("").values()))
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
-        return {f"{name}.{field}": getattr(self, field) for field in ("counts", "entries", "order")}
+        return {f"{name}.{field}": getattr(self, field) for field in ("offsets", "counts", "entries", "order")}
+
+    def flat(self) -> TileLists:
+        """As attention takes them."""
+        tensors = (tensor.flatten() for tensor in self.tensors("").values())
+        return TileLists(*tensors, tiles=self.entries.shape[2])
 
     def kinds(self) -> torch.Tensor:
         """[batch, tiles, capacity] of EMPTY, PARTIAL, FULL; checks that lists ascend and hold nothing more."""
         batch, tiles, capacity = self.entries.shape
         kinds = torch.full((batch, tiles, capacity), EMPTY)
+        assert torch.equal(self.offsets.flatten(), torch.arange(batch * tiles) * capacity)
         for b in range(batch):
             for t in range(tiles):
                 count = int(self.counts[b, t])

@@ -1,6 +1,5 @@
 // What every launch on torch's CUDA tensors needs: the tensor's device, torch's current stream, memory, and errors.
 #pragma once
-#include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/ops.h>
@@ -10,7 +9,19 @@
 
 #include <cstdint>
 
+#include "cuda/attributes.h"
+#include "cuda/runtime.h"
+
+// Registers implementations for the tensors that the kernels run on: CUDA's, or a CPU's where the runtime is emulated.
+#define GISTKIT_CUDA_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(gistkit, GISTKIT_TENSORS, m)
+
 namespace gistkit::cuda {
+
+// Where tensors must be, for the checks that all devices share.
+struct OnDevice {
+  static constexpr const char* kName = C10_STRINGIZE(GISTKIT_TENSORS);
+  static bool holds(const torch::stable::Tensor& t) { return t.GISTKIT_IS_THERE(); }
+};
 
 // While it lives the tensor's device is the current one.
 class Launch {
@@ -28,6 +39,10 @@ class Launch {
     return torch::stable::new_empty(like_, {bytes}, torch::headeronly::ScalarType::Byte);
   }
 
+  torch::stable::Tensor integers(std::initializer_list<int64_t> sizes) const {
+    return torch::stable::new_empty(like_, sizes, torch::headeronly::ScalarType::Int);
+  }
+
   int multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
   int shared_limit() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
@@ -38,7 +53,7 @@ class Launch {
  private:
   int attribute(cudaDeviceAttr which) const {
     int value = 0;
-    check(cudaDeviceGetAttribute(&value, which, like_.get_device_index()), "device query");
+    check(device_attribute(which, like_.get_device_index(), &value), "device query");
     return value;
   }
 

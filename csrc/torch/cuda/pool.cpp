@@ -11,9 +11,7 @@ namespace {
 using gistkit::cuda::Launch;
 using torch::stable::Tensor;
 
-struct Cuda {
-  static constexpr const char* kName = "CUDA";
-  static bool holds(const Tensor& t) { return t.is_cuda(); }
+struct Cuda : gistkit::cuda::OnDevice {
   static void pool(const gistkit::PoolParams& params, const Tensor& key) {
     const Launch launch(key);
     Launch::check(gistkit::cuda::window_pool(params, launch.stream()),
@@ -23,7 +21,7 @@ struct Cuda {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gistkit, CUDA, m) {
+GISTKIT_CUDA_LIBRARY(m) {
   m.impl("window_pool", TORCH_BOX(&gistkit::window_pool<Cuda>));
   m.impl("window_spread", TORCH_BOX(&gistkit::window_spread<Cuda>));
 }

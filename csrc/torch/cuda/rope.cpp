@@ -11,9 +11,7 @@ namespace {
 using gistkit::cuda::Launch;
 using torch::stable::Tensor;
 
-struct Cuda {
-  static constexpr const char* kName = "CUDA";
-  static bool holds(const Tensor& t) { return t.is_cuda(); }
+struct Cuda : gistkit::cuda::OnDevice {
   static void rope(const gistkit::RopeParams& params, const Tensor& query) {
     const Launch launch(query);
     Launch::check(gistkit::cuda::rope(params, launch.stream()), "rope");
@@ -28,7 +26,7 @@ struct Cuda {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gistkit, CUDA, m) {
+GISTKIT_CUDA_LIBRARY(m) {
   m.impl("rope", TORCH_BOX(&gistkit::rope<Cuda>));
   m.impl("rope_", TORCH_BOX(&gistkit::rope_in_place<Cuda>));
   m.impl("rope_angle_grad", TORCH_BOX(&gistkit::rope_angle_grad<Cuda>));

@@ -14,9 +14,7 @@ using namespace gistkit;
 using gistkit::cuda::Launch;
 
 // Indices are not looked at here, which would wait for the device: the kernels pass over those that point nowhere.
-struct Cuda {
-  static constexpr const char* kName = "CUDA";
-  static bool holds(const Tensor& t) { return t.is_cuda(); }
+struct Cuda : gistkit::cuda::OnDevice {
   static void run(const TrieMixParams& p, const Tensor& like) {
     const Launch launch(like);
     Launch::check(cuda::trie_mix(p, launch.stream()), "trie_mix");
@@ -45,7 +43,7 @@ struct Cuda {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gistkit, CUDA, m) {
+GISTKIT_CUDA_LIBRARY(m) {
   m.impl("trie_mix", TORCH_BOX(&gistkit::trie_mix<Cuda>));
   m.impl("trie_mix_backward", TORCH_BOX(&gistkit::trie_mix_backward<Cuda>));
   m.impl("ancestor_attention", TORCH_BOX(&gistkit::ancestor_attention<Cuda>));

@@ -11,7 +11,6 @@ from torch import Tensor
 from gistkit import ops
 from gistkit.hf.keep import Keeper, Layers
 from gistkit.layouts import Plan, causal_plan
-from gistkit.ops._values import has_values
 
 # What `model(...)` takes under `attach`. Transformers hands on any other name without a word.
 ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
@@ -126,7 +125,11 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Non
     Raises:
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
     """
-    if attention_mask is not None and has_values(attention_mask) and not bool(attention_mask.all()):
+    if attention_mask is None or torch.compiler.is_compiling():
+        return None
+    # A graph may be captured; else the host waits, once a pass: to go on would be to read padding.
+    captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not captured and not bool(attention_mask.all()):
         raise ValueError(
             "attention_mask: expected none or all ones with gistkit's attention, got a mask with padding; compile a "
             "ragged batch of layouts into the plan instead (gistkit.layouts.compile_batch)"

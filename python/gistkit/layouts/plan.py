@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from gistkit import _gpu
 from gistkit.layouts._checks import at_least
+from gistkit.layouts.lists import TileLists, lists_on
 from gistkit.layouts.relations import Role
 from gistkit.layouts.tiles import Tiles, tiles
 
@@ -18,7 +20,7 @@ class Plan:
     """Which keys each query row sees and at which positions, ready for `gistkit.attention` and `gistkit.rope`.
 
     `Layout.compile` makes plans, and `from_spans` takes spans of one's own and checks them; the bare constructor checks
-    nothing.
+    nothing. Its tensors are not to be changed in place: lists of tiles on a GPU, which graphs hold too, are made once.
 
     Args:
         spans: int32 [B or 1, Nq, S, 2]; for each query row S half-open key intervals, ascending and disjoint, empty
@@ -43,6 +45,8 @@ class Plan:
     slices: Mapping[Role, slice] | None = None
     windowed: Mapping[int, Plan] = field(default_factory=dict)
     reach: int | None = None
+    # Not an argument, so that `replace` never hands on the lists of other spans.
+    _lists: TileLists | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_spans(cls, spans: Tensor, num_keys: int, positions: Tensor | None = None) -> Plan:
@@ -109,13 +113,14 @@ class Plan:
         Args:
             start: first row, at least 0.
             stop: end of the rows, at most the number of rows.
-            num_keys: number of keys that are there; None is all of the plan's. A ValueError if a row sees further.
+            num_keys: number of keys that are there; None is all of the plan's. A ValueError if a row sees further
+                (on a GPU, where nothing waits for values, it sees what is there).
         """
         if not 0 <= start <= stop <= self.num_queries:
             raise ValueError(f"rows: expected 0 <= start <= stop <= {self.num_queries}, got start {start}, stop {stop}")
         spans = self.spans[:, start:stop]
         keys = self.num_keys if num_keys is None else int(num_keys)
-        if keys != self.num_keys and spans.numel() and int(spans.max()) > keys:
+        if keys != self.num_keys and spans.numel() and _gpu.has_values(spans) and int(spans.max()) > keys:
             raise ValueError(
                 f"rows: expected rows that see only {keys} keys, got one that sees key {int(spans.max()) - 1}"
             )
@@ -139,7 +144,7 @@ class Plan:
         return tiles(self, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
-        """The same plan with its tensors on `device`."""
+        """The same plan with its tensors on `device`. On a GPU it gets the lists of tiles that attention visits."""
         move = lambda t: None if t is None else t.to(device)  # noqa: E731
         plan = replace(
             self,
@@ -148,7 +153,17 @@ class Plan:
             order=move(self.order),
             lengths=move(self.lengths),
         )
-        return plan.with_windows({width: cut.spans.to(device) for width, cut in self.windowed.items()})
+        plan = plan.with_windows({width: cut.spans.to(device) for width, cut in self.windowed.items()})
+        for mine, its in ((self, plan), *((cut, plan.windowed[width]) for width, cut in self.windowed.items())):
+            if its.spans is mine.spans:
+                its._keep(mine._lists)
+            elif mine.spans.is_cpu and _gpu.on_gpu(its.spans):
+                its._keep(lists_on(mine.spans, its.num_keys, its.spans))
+        return plan
+
+    def _keep(self, lists: TileLists | None) -> None:
+        """Keeps lists of this plan's spans for the next call of attention."""
+        object.__setattr__(self, "_lists", lists)
 
     def with_windows(self, spans: Mapping[int, Tensor]) -> Plan:
         """The same plan with `windowed` made of {width: spans}, which are this plan's but for what the windows cut."""

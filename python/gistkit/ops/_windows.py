@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gistkit.ops._values import has_values
+from gistkit import _gpu
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _KERNEL_POSITIONS = (torch.int32, torch.int64, torch.float32, torch.float64)
@@ -64,7 +64,7 @@ def _checked_offsets(offsets: Tensor, key: Tensor) -> Tensor:
     if offsets.dim() not in (1, 2) or offsets.shape[-1] < 2 or (offsets.dim() == 2 and offsets.shape[0] != batch):
         raise ValueError(f"windows: expected offsets [W + 1] or [{batch}, W + 1] of W >= 1 windows, got shape {shape}")
     rows = offsets if offsets.dim() == 2 else offsets[None]
-    if has_values(rows):
+    if _gpu.has_values(rows):
         _check_values(rows, tokens, padded=offsets.dim() == 2)
     return rows.contiguous()
 
@@ -110,7 +110,7 @@ def _checked_angles(key: Tensor, windows: int, positions: Tensor, inv_freq: Tens
     for name, tensor in (("positions", positions), ("inv_freq", inv_freq)):
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"{name}: expected no gradient to be recorded, got one that requires grad")
-    if positions.is_floating_point() and has_values(positions) and not positions.isfinite().all():
+    if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")
     if positions.dtype not in _KERNEL_POSITIONS:

@@ -8,8 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gistkit import _gpu
+from gistkit.layouts.lists import TileLists, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+from gistkit.ops._autograd import differentiable
+
+_ATTENTION = torch.ops.gistkit.attention.default
+_ATTENTION_BACKWARD = torch.ops.gistkit.attention_backward.default
+_TILES = torch.ops.gistkit.attention_tiles.default
 
 MAX_HEAD_DIM = 256
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -29,7 +36,9 @@ def attention(
     """softmax(query key^T scale + mask) value, where the plan's spans are the mask. Exact; no mask is ever in memory.
 
     Differentiable once, in query, key, value and key_bias, through the result and through lse. Deterministic: the same
-    bits for any number of threads.
+    bits for any number of threads, and on GPUs of one model (with few queries, how the keys are shared out follows the
+    number of multiprocessors). On a GPU nothing waits: `Plan.to` makes the lists of tiles that are visited, and a plan
+    that was made there gets its lists in its first call.
 
     Args:
         query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
@@ -65,16 +74,42 @@ def attention(
             raise ValueError(f"attention: scale: expected a finite number, got {scale}")
         if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
             raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
-    out, lse = torch.ops.gistkit.attention(
+    spans, tiles = plan.spans, None
+    if _gpu.on_gpu(spans):
+        spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
+    out, lse = _attend(
         _contiguous_last(query),
         _contiguous_last(key),
         _contiguous_last(value),
-        plan.spans,
+        spans,
         key_bias,
         float(scale),
         0.0 if softcap is None else float(softcap),
+        tiles,
     )
     return (out, lse) if return_lse else out
+
+
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
+
+
+def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """The plan's spans and lists of tiles, which are made for it where they can be kept. Without, the op makes some."""
+    lists = plan._lists
+    if torch.compiler.is_compiling():
+        return (plan.spans, None) if lists is None else (lists.spans, lists.tiles)
+    spans = plan.spans
+    if lists is None or lists.stream is not None or not lists.serve(spans, gradient):
+        # A graph outlives lists that a later call may replace: it makes its own.
+        if _gpu.capturing():
+            return spans, None
+        if lists is not None and lists.serve(spans, gradient):
+            return lists.spans, lists.tiles
+        ordered, tiles = _TILES(spans, plan.num_keys, gradient)
+        lists = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
+        plan._keep(lists)
+    return lists.spans, lists.tiles
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
@@ -198,6 +233,7 @@ def _fake(
     key_bias: Tensor | None,
     scale: float,
     softcap: float,
+    tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     batch, heads, rows, _ = query.shape
     out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
@@ -211,10 +247,18 @@ def _empty_gradient(t: Tensor) -> Tensor:
     return t.new_empty((batch, heads, rows, dim))
 
 
+@torch.library.register_fake("gistkit::attention_tiles")
+def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tensor]:
+    batch, rows, _, _ = spans.shape
+    query_tiles, key_tiles = (torch.sym_max(1, (n + size - 1) // size) for n, size in ((rows, 128), (num_keys, 64)))
+    width = 4 * batch * torch.sym_max(query_tiles, key_tiles) + batch * query_tiles * key_tiles
+    return torch.empty_like(spans), spans.new_empty((2 if both else 1, (width + 1) // 2 * 2))
+
+
 @torch.library.register_fake("gistkit::attention_backward")
 def _backward_fake(
     grad_out: Tensor,
-    grad_lse: Tensor,
+    grad_lse: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -225,6 +269,7 @@ def _backward_fake(
     scale: float,
     softcap: float,
     need_key_bias: bool,
+    tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     bias_shape = (query.shape[0], query.shape[1], key.shape[2]) if need_key_bias else (0,)
     grad_key_bias = query.new_empty(bias_shape, dtype=_accumulation_dtype(query.dtype))
@@ -232,16 +277,20 @@ def _backward_fake(
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    query, key, value, spans, key_bias, ctx.scale, ctx.softcap = inputs
-    ctx.save_for_backward(query, key, value, *output, spans, key_bias)
+    query, key, value, spans, key_bias, ctx.scale, ctx.softcap, tiles = inputs
+    ctx.save_for_backward(query, key, value, *output, spans, key_bias, tiles)
+    # Most calls leave lse alone: no zeros are made to stand for its gradient.
+    ctx.set_materialize_grads(False)
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    query, key, value, out, lse, spans, key_bias = ctx.saved_tensors
+def _backward(ctx: Any, grad_out: Tensor | None, grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    query, key, value, out, lse, spans, key_bias, tiles = ctx.saved_tensors
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
     need_key_bias = key_bias is not None and ctx.needs_input_grad[4]
-    grad_query, grad_key, grad_value, grad_key_bias = torch.ops.gistkit.attention_backward(
+    grad_query, grad_key, grad_value, grad_key_bias = _ATTENTION_BACKWARD(
         _contiguous_last(grad_out),
-        grad_lse.contiguous(),
+        None if grad_lse is None else grad_lse.contiguous(),
         query,
         key,
         value,
@@ -252,18 +301,19 @@ def _backward(ctx: Any, grad_out: Tensor, grad_lse: Tensor) -> tuple[Tensor | No
         ctx.scale,
         ctx.softcap,
         need_key_bias,
+        tiles,
     )
     if need_key_bias:
         # One dimension at a time: a single sum over both may depend on the number of threads.
         for d in (0, 1):
             if key_bias.shape[d] == 1:
                 grad_key_bias = grad_key_bias.sum(d, keepdim=True)
-    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None
+    return grad_query, grad_key, grad_value, None, grad_key_bias if need_key_bias else None, None, None, None
 
 
 def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
     raise RuntimeError("attention: the gradient's own gradient (double backward) is not implemented")
 
 
-torch.library.register_autograd("gistkit::attention", _backward, setup_context=_setup_context)
+_attend = differentiable(_ATTENTION, _backward, _setup_context)
 torch.library.register_autograd("gistkit::attention_backward", _no_double_backward)

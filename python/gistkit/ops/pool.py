@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
+from gistkit.ops._autograd import differentiable
 from gistkit.ops._windows import check_pool
 
 _POOL = torch.ops.gistkit.window_pool.default
@@ -61,10 +62,12 @@ def window_pool(
         windows: a number of tokens, 1 to N, for windows that begin with the first token, of which the last may be
             shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and
             tokens outside of all are left out. Offsets ascend within 0..N and every window has a token, but a row of
-            [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0 (unchecked
-            while compiling and while a CUDA graph is captured).
-        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats, such as the windows' mean
-            positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does; not differentiable.
+            [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0. Values are
+            checked on the CPU, except while compiling. On a GPU, where nothing waits for them, the tokens of a window
+            are those of its interval that exist, and a window without any is 0.
+        positions: of the windows, [W], [1, W] or [B, W]: finite integers or floats (checked as `rope` checks them),
+            such as the windows' mean positions, by which keys [B, H, N, D] are rotated after pooling as `rope` does;
+            not differentiable.
         inv_freq: [R/2] angle per unit of position, R <= D, given with positions; not differentiable.
         scaling, interleaved: of the rotation, as `rope` has them.
 
@@ -72,8 +75,8 @@ def window_pool(
         The pooled key [B, H, W, D] or [B, W, D]; with value both, as a pair.
 
     Raises:
-        ValueError: shapes that do not match, a window without tokens or longer than the text, offsets that descend or
-            leave the text, positions without inv_freq, or a gradient of either.
+        ValueError: shapes that do not match, a window longer than the text, positions without inv_freq, or a gradient
+            of either; on the CPU a window without tokens, and offsets that descend or leave the text.
         TypeError: an unsupported or mismatched dtype.
     """
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)
@@ -83,7 +86,7 @@ def window_pool(
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
     else:
         values = value[:, None] if hidden else value
-    pooled = _POOL(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    pooled = _pool(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]
     elif hidden:
@@ -149,7 +152,7 @@ def _pool_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 
 def _pool_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Tensor | None, ...]:
     need_key, need_value = ctx.needs_input_grad[:2]
-    key, value = _SPREAD(
+    key, value = _spread(
         _only(need_key, grad_key),
         _only(need_value, grad_value),
         *ctx.saved_tensors,
@@ -168,9 +171,9 @@ def _spread_backward(ctx: Any, grad_key: Tensor, grad_value: Tensor) -> tuple[Te
     # The transpose of the transpose.
     need_key, need_value = ctx.needs_input_grad[:2]
     grads = _only(need_key, grad_key), _only(need_value, grad_value)
-    key, value = _POOL(*grads, *ctx.saved_tensors, *ctx.rotation)
+    key, value = _pool(*grads, *ctx.saved_tensors, *ctx.rotation)
     return (key if need_key else None, value if need_value else None, *[None] * 7)
 
 
-torch.library.register_autograd("gistkit::window_pool", _pool_backward, setup_context=_pool_setup)
-torch.library.register_autograd("gistkit::window_spread", _spread_backward, setup_context=_spread_setup)
+_pool = differentiable(_POOL, _pool_backward, _pool_setup)
+_spread = differentiable(_SPREAD, _spread_backward, _spread_setup)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
-from gistkit.ops._values import has_values
+from gistkit import _gpu
+from gistkit.ops._autograd import differentiable
 
 _ROPE = torch.ops.gistkit.rope.default
 _ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
@@ -39,7 +40,8 @@ def rope(
         query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
         key: [B, Hk, N, D], of query's dtype and device; Hk may be 0.
         positions: [N], [B, N] or [A, B, N] (B may be 1) for A axes; integers up to 2^53 or floats, repeats and any
-            order allowed, NaN and infinity not (unchecked while compiling and while a CUDA graph is captured).
+            order allowed, NaN and infinity not: refused on the CPU, except while compiling. On a GPU, where nothing
+            waits for values, what such a position turns is NaN.
         inv_freq: angle per unit of position, [R/2], [A, R/2] or, for frequencies of each head, [H, A, R/2] with
             H = Hq = Hk (RoPE2D-Mix, arXiv 2403.13298, eq. 14). Dims from R on are copied.
         scaling: factor of cosines and sines (transformers' attention_scaling).
@@ -50,12 +52,12 @@ def rope(
         The rotated query and key.
 
     Raises:
-        ValueError: shapes that do not match, positions that are not finite, or inplace with a gradient.
+        ValueError: shapes that do not match, positions on the CPU that are not finite, or inplace with a gradient.
         TypeError: an unsupported or mismatched dtype.
     """
     positions, inv_freq = _check(query, key, positions, inv_freq)
     if not inplace:
-        return _ROPE(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
+        return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
     _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
     _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
     if not torch.compiler.is_compiling():
@@ -150,7 +152,7 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
             f"positions: expected [N], [B, N] or [A, B, N] with B = {batch}, N = {tokens}, got shape "
             f"{tuple(positions.shape)}"
         )
-    if positions.is_floating_point() and has_values(positions) and not positions.isfinite().all():
+    if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
         bad = positions[~positions.isfinite()][0].item()
         raise ValueError(f"positions: expected finite values, got {bad}")
 
@@ -224,7 +226,7 @@ def _backward(ctx: Any, grad_query: Tensor, grad_key: Tensor) -> tuple[Tensor | 
     rows = _rows(grad_query), _rows(grad_key)
     options = ctx.scaling, ctx.interleaved
     if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-        grads[:2] = _ROPE(*rows, positions, inv_freq, *options, not ctx.inverse)
+        grads[:2] = _rotate(*rows, positions, inv_freq, *options, not ctx.inverse)
     if heads:
         by_positions, by_inv_freq = _ANGLE_GRAD(*rows, *heads, positions, inv_freq, *options, ctx.inverse)
         if ctx.needs_input_grad[2]:
@@ -238,5 +240,5 @@ def _angle_grad_backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     raise NotImplementedError("rope: second derivatives by inv_freq or positions are not supported")
 
 
-torch.library.register_autograd("gistkit::rope", _backward, setup_context=_setup_context)
+_rotate = differentiable(_ROPE, _backward, _setup_context)
 torch.library.register_autograd("gistkit::rope_angle_grad", _angle_grad_backward)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
 from gistkit.layouts.trie import Links
+from gistkit.ops._autograd import differentiable
 
 _MIX = torch.ops.gistkit.trie_mix.default
 _MIX_BACKWARD = torch.ops.gistkit.trie_mix_backward.default
@@ -43,7 +44,7 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tens
         expected = [*paths.rows.shape, table.shape[1]]
         raise ValueError(f"trie_mix: expected weights {expected} as the paths and the table, got {list(weights.shape)}")
     _same_values("trie_mix", paths, "table", table.shape[0])
-    return _MIX(weights.contiguous(), table.contiguous(), base.contiguous(), *paths)
+    return _mix(weights.contiguous(), table.contiguous(), base.contiguous(), *paths)
 
 
 def ancestor_attention(
@@ -73,7 +74,7 @@ def ancestor_attention(
         )
     _same_values("ancestor_attention", ancestors, "key", len(key))
     rows = (x if _rows_apart(x) else x.contiguous() for x in (query, key, value))
-    return _ATTEND(*rows, *ancestors, query.shape[-1] ** -0.5 if scale is None else scale)[0]
+    return _attend(*rows, *ancestors, query.shape[-1] ** -0.5 if scale is None else scale)[0]
 
 
 def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
@@ -93,7 +94,7 @@ def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
     if x.dim() != 2 or bias.shape != x.shape[1:] or (scale is not None and scale.shape != x.shape[:1]):
         shapes = ", ".join(str(list(t.shape)) for t in (x, bias, scale) if t is not None)
         raise ValueError(f"bias_gelu: expected x [N, C], bias [C] and scale [N], got {shapes}")
-    return _GELU(x.contiguous(), bias.contiguous(), None if scale is None else scale.contiguous())
+    return _gelu(x.contiguous(), bias.contiguous(), None if scale is None else scale.contiguous())
 
 
 def _same_float(op: str, **tensors: Tensor) -> None:
@@ -198,6 +199,6 @@ def _gelu_backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     return grad_x, grad_bias, grad_scale if ctx.scaled else None
 
 
-torch.library.register_autograd("gistkit::trie_mix", _mix_backward, setup_context=_mix_setup)
-torch.library.register_autograd("gistkit::ancestor_attention", _attend_backward, setup_context=_attend_setup)
-torch.library.register_autograd("gistkit::bias_gelu", _gelu_backward, setup_context=_gelu_setup)
+_mix = differentiable(_MIX, _mix_backward, _mix_setup)
+_attend = differentiable(_ATTEND, _attend_backward, _attend_setup)
+_gelu = differentiable(_GELU, _gelu_backward, _gelu_setup)

@@ -59,11 +59,6 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
   return {x, y, z, w};
 }
 
-inline cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t) {
-  std::memset(memory, value, bytes);
-  return cudaSuccess;
-}
-
 #define threadIdx (gistkit::emulator::current->thread)
 #define blockIdx (gistkit::emulator::current->block)
 #define blockDim (gistkit::emulator::current->block_size)

@@ -14,6 +14,21 @@ struct dim3 {
 };
 using cudaStream_t = void*;
 enum cudaError_t : int { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorLaunchFailure = 719 };
+enum cudaDeviceAttr : int { cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97 };
+enum cudaFuncAttribute : int { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+struct cudaFuncAttributes {
+  size_t sharedSizeBytes;
+};
+
+// The runtime, which counts its calls (runtime.cpp). There is one device; copies and fills happen at once.
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device);
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute which, int value);
+cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
+cudaError_t cudaStreamSynchronize(cudaStream_t stream);
+cudaError_t cudaDeviceSynchronize();
+const char* cudaGetErrorString(cudaError_t error);
 
 namespace gistkit::emulator {
 
@@ -32,6 +47,7 @@ extern ThreadContext* current;  // null outside of kernels
 
 struct Launch {
   const char* name;
+  const void* kernel;
   dim3 grid, block;
   size_t shared_bytes;
   void (*body)(void* arguments);

@@ -48,6 +48,10 @@ void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void*, void*) {}
+// Of launchers' static variables.
+unsigned char __tsan_atomic8_load(const volatile unsigned char* pointer, int) {
+  return __atomic_load_n(pointer, __ATOMIC_ACQUIRE);
+}
 
 // As GCC lays it out.
 struct TypeMismatch {

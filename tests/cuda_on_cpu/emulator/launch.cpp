@@ -81,6 +81,8 @@ std::vector<unsigned> block_order(unsigned blocks) {
 
 cudaError_t run(const Launch& launch) {
   last_error.clear();
+  count_launch(launch.name);
+  if (config.dry) return cudaSuccess;
   const auto invalid = [&](const std::string& text) {
     last_error = std::string("launch of ") + launch.name + ": " + text;
     return cudaErrorInvalidValue;
@@ -91,6 +93,9 @@ cudaError_t run(const Launch& launch) {
   if (launch.shared_bytes > config.shared_limit)
     return invalid("expected at most " + std::to_string(config.shared_limit) + " bytes of shared memory, got " +
                    std::to_string(launch.shared_bytes));
+  if (!may_have(launch.kernel, launch.shared_bytes))
+    return invalid("expected cudaFuncSetAttribute before " + std::to_string(launch.shared_bytes) +
+                   " bytes of shared memory");
   const size_t blocks = size_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   if (blocks == 0 || launch.grid.x > 0x7fffffff || launch.grid.y > 65535 || launch.grid.z > 65535 ||
       blocks > 0x7fffffff)
@@ -123,7 +128,12 @@ const char* gistkit_emulator_error() {
 // order: 0 forward, 1 reverse, 2 random; copies: 0 poison, 1 eager, 2 lazy; shared_limit: at most kMaxShared.
 void gistkit_emulator_configure(int order, unsigned seed, int copies, size_t shared_limit) {
   gistkit::emulator::config = {static_cast<gistkit::emulator::Order>(order), seed,
-                               static_cast<gistkit::emulator::CopyMode>(copies), shared_limit};
+                               static_cast<gistkit::emulator::CopyMode>(copies), shared_limit,
+                               gistkit::emulator::config.dry};
+}
+
+void gistkit_emulator_dry(int dry) {
+  gistkit::emulator::config.dry = dry;
 }
 
 // Statistics, since the last call.

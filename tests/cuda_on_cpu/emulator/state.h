@@ -26,6 +26,7 @@ struct Config {
   uint32_t seed = 1;
   CopyMode copies = CopyMode::kPoison;
   size_t shared_limit = kMaxShared;  // bytes that a block may have
+  bool dry = false;                  // launches are counted and do nothing
 };
 extern Config config;
 
@@ -98,6 +99,11 @@ extern Block block;
 inline Fiber* self() {
   return static_cast<Fiber*>(current);
 }
+
+// The runtime.
+void count_call(const char* name);
+void count_launch(const char* name);
+bool may_have(const void* kernel, size_t dynamic_bytes);
 
 // Fibers.
 uint32_t random_bits();

@@ -1,0 +1,26 @@
+"""What is asked about a GPU, never in a way that waits for it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether attention over spans in this tensor goes by lists of tiles."""
+    return tensor.is_cuda
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether an argument's values are checked: on the CPU alone, which knows them, and not while compiling."""
+    return tensor.is_cpu and not torch.compiler.is_compiling()
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured: what is made then belongs to the graph."""
+    return torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(tensor: Tensor) -> int:
+    """The current stream of the tensor's device."""
+    return torch.cuda.current_stream(tensor.device).cuda_stream

@@ -1,0 +1,59 @@
+"""Lists of the tiles that attention visits on a GPU, made once a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gistkit import _gpu
+from gistkit._compiled import planner as _planner
+
+
+@dataclass(frozen=True, eq=False)
+class TileLists:
+    """What attention takes in place of a plan's spans, on their device.
+
+    Args:
+        of: the spans that the lists were made from.
+        version: of `of` when they were made: a change in place makes lists worthless. None where none is counted.
+        spans: int32 like `of`, in order, merged and within the keys.
+        tiles: int32 [1 or 2, width]: lists of key tiles of query tiles, then of query tiles of key tiles, which
+            gradients need (csrc/torch/cuda/attention.cpp says how they lie in a row).
+        stream: the one that made them, whose order alone says when they are there; None where that of `of` does.
+    """
+
+    of: Tensor
+    version: int | None
+    spans: Tensor
+    tiles: Tensor
+    stream: int | None = None
+
+    def serve(self, spans: Tensor, gradient: bool) -> bool:
+        """Whether they are those of a plan's spans, now and on the current stream, and of all that is wanted."""
+        return (
+            self.of is spans
+            and self.version == version_of(spans)
+            and (not gradient or self.tiles.shape[0] == 2)
+            and (self.stream is None or self.stream == _gpu.stream_of(spans))
+        )
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """How often a tensor was changed in place; None for one made in inference mode."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def lists_on(spans: Tensor, num_keys: int, moved: Tensor) -> TileLists:
+    """Lists of spans [B or 1, Nq, S, 2] on the CPU, put where `moved`, the same spans, are. Memory as tiles visited."""
+    host = np.ascontiguousarray(spans.numpy())
+    normalized, tiles = (torch.from_numpy(array) for array in _planner.lists(host, num_keys))
+    same = torch.equal(normalized, spans)
+    return TileLists(
+        of=moved,
+        version=version_of(moved),
+        spans=moved if same else normalized.to(moved.device),
+        tiles=tiles.to(moved.device),
+    )

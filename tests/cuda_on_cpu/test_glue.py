@@ -1,0 +1,87 @@
+"""The CUDA library as a whole, on a CPU: door, dispatcher, autograd and glue in front of emulated kernels."""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import Any
+
+import glue
+import pytest
+
+LISTS = {"normalize_spans", "key_lists", "order_lists", "query_lists"}
+
+
+@functools.cache
+def found(what: str) -> dict[str, Any]:
+    return json.loads(glue.run(f"import glue_cases; glue_cases.show(glue_cases.{what})").splitlines()[-1])
+
+
+def launches(calls: dict[str, int]) -> dict[str, int]:
+    return {name.removeprefix("launch "): count for name, count in calls.items() if name.startswith("launch ")}
+
+
+def questions(calls: dict[str, int]) -> dict[str, int]:
+    """Calls of the runtime; which device is the current one costs nothing."""
+    return {name: n for name, n in calls.items() if name.startswith("call ") and name != "call cudaGetDevice"}
+
+
+def test_results_and_gradients() -> None:
+    wrong = {name: shares for name, shares in found("parity").items() if not all(share <= 1 for share in shares)}
+    assert not wrong and len(found("parity")) >= 19
+
+
+def test_no_lists_of_other_spans() -> None:
+    for name, errors in found("other_spans").items():
+        assert all(error < 0.15 for error in errors), (name, errors)
+
+
+def test_a_graph_holds_no_lists_that_a_call_may_replace() -> None:
+    assert found("captured") == {"brought": [True, True, True], "made": [False, False, True]}
+
+
+def test_torch_compile() -> None:
+    assert found("compiled") == {"lists": 0.0, "none": 0.0}
+
+
+def test_nothing_waits() -> None:
+    assert not {name: case["waits"] for name, case in found("counts").items() if case["waits"]}
+    for case in found("counts").values():
+        for part in ("first forward", "second forward", "first backward", "second backward", "no grad"):
+            assert not any("Synchronize" in name or name == "call cudaMemcpy" for name in case[part])
+
+
+def test_attributes_are_asked_once() -> None:
+    for name, case in found("counts").items():
+        for part in ("second forward", "second backward"):
+            assert not questions(case[part]), (name, part)
+    assert any(questions(case["first forward"]) for case in found("counts").values())
+
+
+def test_launches() -> None:
+    """A kernel for what an op does, and for attention's lists none, but where a plan has none yet."""
+    expected = {
+        "attention": (
+            {"attention_forward"},
+            {"attention_row_values", "attention_query_gradient", "attention_key_gradient"},
+        ),
+        "rope": ({"rope"}, {"rope"}),
+        "window_pool": ({"window_pool"}, {"window_pool"}),
+    }
+    for name, case in found("counts").items():
+        op, dtype, *_ = f"{name} ".split(" ")
+        if dtype not in ("bfloat16", "float16"):
+            continue
+        for part, names in zip(("second forward", "second backward"), expected[op], strict=True):
+            assert {n.removesuffix("_kernel") for n in launches(case[part])} == names, (name, part)
+            assert all(count == 1 for count in launches(case[part]).values())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_lists_are_made_once_a_plan(dtype: str) -> None:
+    case = found("counts")[f"attention {dtype} without lists"]
+    assert launches(case["first forward"]).keys() >= LISTS
+    for part in ("first backward", "second forward", "second backward", "no grad"):
+        assert not launches(case[part]).keys() & LISTS
+    for part in ("first forward", "first backward"):
+        assert not launches(found("counts")[f"attention {dtype} ragged"][part]).keys() & LISTS
