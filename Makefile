@@ -1,5 +1,6 @@
 # make demo   sets up .venv, then compares position layouts on real text
 # make test   the tests
+# make avx2   those tests whose figures come from the processor, with torch and the kernels limited to AVX2
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
@@ -16,13 +17,21 @@ SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt p
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
+.PHONY: demo test avx2 notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
 
 demo: $(VENV)/installed
 	$(BIN)/gistkit demo $(ARGS)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest tests notebooks --nbmake $(ARGS)
+
+# inductor keeps what it compiled without asking which instructions torch may use: it gets a folder of its own.
+AVX2 := GISTKIT_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
+  TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/avx2
+AVX2_TESTS := $(wildcard $(patsubst %,tests/test_%.py, attention* rope* pool* trie* seqpe* physical_order recorder \
+  position_encodings gpt vit hf* compress_families evaluate baselines reading train_reader study_length))
+avx2: $(VENV)/installed
+	$(AVX2) $(BIN)/python -m pytest $(AVX2_TESTS) $(ARGS)
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/execute.py $(ARGS)
@@ -91,6 +100,7 @@ sanitize-attention sanitize-others:
 
 cuda: $(VENV)/installed
 	@echo "== building the CUDA library"
+	$(PIP) install -q nvidia-cuda-nvdisasm
 	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=ON $(PIP) install -q --no-build-isolation --no-deps --upgrade \
 	  --target build/cuda/site -Cbuild-dir=build/cuda/build .
 	$(BIN)/python benchmarks/registers.py --check
