@@ -81,11 +81,14 @@ struct Cuda {
     if (problem.batch * problem.query_heads * problem.num_queries == 0) return;
     check_dtype(problem);
     const Launch launch(query);
+    AttentionDevice device{};
     if (problem.dtype == DType::kF32) {
-      Launch::check(gistkit::cuda::attention_fp32_forward(problem, launch.stream()), "attention");
+      const Tiles tiles(problem, gistkit::cuda::kFp32TileQueries, gistkit::cuda::kFp32TileKeys, false, launch);
+      problem.spans = tiles.normalized();
+      device.key_tiles = tiles.keys_of_queries();
+      Launch::check(gistkit::cuda::attention_fp32_forward(problem, device, launch.stream()), "attention");
       return;
     }
-    AttentionDevice device{};
     device.shared_limit = launch.shared_limit();
     check_shared_memory(problem, gistkit::cuda::attention_forward_shared_bytes(problem), device.shared_limit);
     const Tiles tiles(problem, gistkit::cuda::kForwardTileQueries, gistkit::cuda::kForwardTileKeys, false, launch);
@@ -102,13 +105,18 @@ struct Cuda {
     if (problem.batch * problem.key_heads == 0) return;
     check_dtype(problem);
     const Launch launch(query);
+    AttentionDevice device{};
     if (problem.dtype == DType::kF32) {
+      const Tiles tiles(problem, gistkit::cuda::kFp32TileQueries, gistkit::cuda::kFp32TileKeys, true, launch);
+      problem.spans = tiles.normalized();
+      device.key_tiles = tiles.keys_of_queries();
+      device.query_tiles = tiles.queries_of_keys();
       Tensor workspace = launch.memory(gistkit::cuda::attention_fp32_workspace(problem));
-      Launch::check(gistkit::cuda::attention_fp32_backward(problem, workspace.mutable_data_ptr(), launch.stream()),
+      device.workspace = workspace.mutable_data_ptr();
+      Launch::check(gistkit::cuda::attention_fp32_backward(problem, device, launch.stream()),
                     "the backward of attention");
       return;
     }
-    AttentionDevice device{};
     device.shared_limit = launch.shared_limit();
     check_shared_memory(problem, gistkit::cuda::attention_backward_shared_bytes(problem, device.shared_limit),
                         device.shared_limit);
