@@ -45,9 +45,8 @@ GISTKIT_DEVICE void add_entries(const AncestorAttentionGradParams& p, EntryRange
   const uint32_t depth = static_cast<uint32_t>(p.depth);
   const T *scores = static_cast<const T*>(p.grad_scores) + head, *weights = static_cast<const T*>(p.weights) + head;
   const T *queries = static_cast<const T*>(p.query) + column, *grads = static_cast<const T*>(p.grad_out) + column;
-  GISTKIT_UNROLL_BY(4)
-  for (int64_t at = list.begin; at < list.end; at += step) {
-    const uint32_t entry = entry_at(p.entries, at, places), query = entry / depth;
+  for_entries<4>(p.entries, list, step, places, [&](uint32_t entry) {
+    const uint32_t query = entry / depth;
     const T score = scores[entry * p.heads], weight = weights[entry * p.heads];
     const Group q = *reinterpret_cast<const Group*>(queries + query * p.query_stride);
     const Group g = *reinterpret_cast<const Group*>(grads + query * row);
@@ -56,7 +55,7 @@ GISTKIT_DEVICE void add_entries(const AncestorAttentionGradParams& p, EntryRange
       sums[0][i] += score * q.values[i];
       sums[1][i] += weight * g.values[i];
     }
-  }
+  });
 }
 
 // Grid: (tiles of columns, blocks of keys). Block y takes keys y, y + gridDim.y, ...: the long lists, which are those

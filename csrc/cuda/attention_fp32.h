@@ -5,11 +5,18 @@
 
 namespace gistkit::cuda {
 
-// dtype is kF32; lse, key_bias and their gradients are fp32. Spans may be in any order and overlap.
-cudaError_t attention_fp32_forward(const AttentionForward& problem, cudaStream_t stream);
+// The tiles that AttentionDevice::key_tiles and query_tiles list: this many queries by this many keys.
+constexpr int kFp32TileQueries = kListQueries, kFp32TileKeys = kListKeys;
 
-// Bytes that the backward needs, aligned to 16.
+// dtype is kF32; lse, key_bias and their gradients are fp32. Spans may be in any order and overlap. Reads key_tiles of
+// `device`. Deterministic. cudaErrorInvalidValue: a dtype or head dim that is not supported.
+cudaError_t attention_fp32_forward(const AttentionForward& problem, const AttentionDevice& device, cudaStream_t stream);
+
+// Bytes of AttentionDevice::workspace.
 int64_t attention_fp32_workspace(const AttentionBackward& problem);
-cudaError_t attention_fp32_backward(const AttentionBackward& problem, void* workspace, cudaStream_t stream);
+
+// Reads key_tiles, query_tiles and workspace of `device`.
+cudaError_t attention_fp32_backward(const AttentionBackward& problem, const AttentionDevice& device,
+                                    cudaStream_t stream);
 
 }  // namespace gistkit::cuda

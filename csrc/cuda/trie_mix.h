@@ -7,6 +7,9 @@
 namespace gistkit::cuda {
 
 cudaError_t trie_mix(const TrieMixParams& params, cudaStream_t stream);
-cudaError_t trie_mix_backward(const TrieMixGradParams& params, cudaStream_t stream);
+
+// Bytes of the backward's workspace, which is aligned to 16.
+int64_t trie_mix_backward_workspace(const TrieMixGradParams& params);
+cudaError_t trie_mix_backward(const TrieMixGradParams& params, void* workspace, cudaStream_t stream);
 
 }  // namespace gistkit::cuda

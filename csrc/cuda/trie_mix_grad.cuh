@@ -95,29 +95,33 @@ GISTKIT_DEVICE void load_weights(const T* from, int heads, bool wide, T (&weight
   }
 }
 
-// Grid: (symbols, tiles of columns, parts of the heads). `wide`: weights can be read 16 bytes at a time.
+// Grid: (places of parts, then symbols; tiles of columns; parts of the heads). `parts`: sums of each part's table rows
+// and base. `wide`: weights can be read 16 bytes at a time.
 template <class T, int kCount>
 __global__ void __launch_bounds__(kListThreads, 2)
-    trie_table_grad_kernel(const __grid_constant__ TrieMixGradParams p, const int32_t heads_of_part, const bool wide) {
+    trie_table_grad_kernel(const __grid_constant__ TrieMixGradParams p, T* parts, const int32_t heads_of_part,
+                           const bool wide) {
   using Group = Elements<T, kCount>;
   constexpr int kShared = kListSums<T, kTableHeads + 1, kCount>;
   using Shared = T[kShared];
   GISTKIT_SHARED(Shared, of_warps);
-  const int64_t symbol = blockIdx.x, head = int64_t{blockIdx.z} * heads_of_part;
+  const int64_t places = list_places(p.trie.num_entries), place = blockIdx.x;
+  const bool whole = place >= places;
+  const ListPart part = whole ? whole_list(p.trie.entry_offsets, place - places, p.trie.num_entries)
+                              : part_at(p.trie.entry_offsets, p.trie.symbols, p.trie.num_entries, place);
+  if (part.parts == 0) return;
+  const int64_t head = int64_t{blockIdx.z} * heads_of_part;
   const int heads = static_cast<int>(p.heads - head < heads_of_part ? p.heads - head : heads_of_part);
   const int slot = static_cast<int>(threadIdx.x) / kListLanes;
   const int64_t tile = int64_t{blockIdx.y} * kListLanes * kCount;
   const int64_t column = tile + static_cast<int>(threadIdx.x) % kListLanes * kCount;
-  const int64_t places = p.trie.nodes * p.trie.depth;
   const uint32_t depth = static_cast<uint32_t>(p.trie.depth);
   const T *grad = static_cast<const T*>(p.grad_out) + column, *weights = static_cast<const T*>(p.weights) + head;
 
   T sums[kTableHeads + 1][kCount] = {};
-  EntryRange list = entry_range(p.trie.entry_offsets, symbol, p.trie.num_entries);
-  if (column >= p.columns) list.end = list.begin;
-  GISTKIT_UNROLL_BY(2)
-  for (int64_t at = list.begin + slot; at < list.end; at += kListSlots) {
-    const uint32_t entry = entry_at(p.trie.entries, at, places), node = entry / depth;
+  const EntryRange list{part.begin + slot, column < p.columns ? part.end : part.begin};
+  for_entries<2>(p.trie.entries, list, kListSlots, p.trie.nodes * p.trie.depth, [&](uint32_t entry) {
+    const uint32_t node = entry / depth;
     const bool last = entry + 1 == (node + 1) * depth;
     const bool own = last || static_cast<uint32_t>(p.trie.paths[entry + (last ? 0 : 1)]) >= p.trie.symbols;
     const Group g = *reinterpret_cast<const Group*>(grad + node * p.columns);
@@ -129,12 +133,16 @@ __global__ void __launch_bounds__(kListThreads, 2)
       for (int h = 0; h < kTableHeads; ++h) sums[h][i] += of_heads[h] * g.values[i];
       if (own) sums[kTableHeads][i] += g.values[i];
     }
+  });
+  T *table = static_cast<T*>(p.grad_table) + part.list * p.heads * p.columns, *base = static_cast<T*>(p.grad_base);
+  base += part.list * p.columns;
+  if (!whole) {
+    table = parts + place * (p.heads + 1) * p.columns;
+    base = table + p.heads * p.columns;
   }
-  T* table = static_cast<T*>(p.grad_table) + (symbol * p.heads + head) * p.columns;
-  T* base = static_cast<T*>(p.grad_base) + symbol * p.columns;
   sum_over_slots(sums, of_warps, [&](int row, int i, T sum) {
     if (tile + i >= p.columns) return;
-    if (row < heads) table[row * p.columns + tile + i] = sum;
+    if (row < heads) table[(head + row) * p.columns + tile + i] = sum;
     if (row == kTableHeads && head == 0) base[tile + i] = sum;
   });
 }

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 from trie_cases import FLOATS, assert_close, attended, check_unaligned, in_all_orders, plain_forms
 from trie_params import (
+    PART_ENTRIES,
     Trie,
     ancestor_attention,
     ancestor_attention_backward,
     bias_gelu,
     bias_gelu_backward,
+    linked,
     transposed,
     trie_mix,
     trie_mix_backward,
@@ -63,6 +65,23 @@ def test_more_weights_than_fit_into_shared_memory(dtype: torch.dtype) -> None:
     check_mixture(Trie.random(5, 2, 7), 31, 4, dtype)
 
 
+# Around the lengths at which lists are cut, and lists that begin at all kinds of places.
+PART = PART_ENTRIES
+CUT = [(PART - 1, PART, PART + 1), (PART, PART, PART + 1), (PART + 1,), (0, 2 * PART - 1, 0, 0, 2 * PART + 1, 1)]
+CUT += [(3, 4 * PART + 1, 2 * PART, 5), (PART + 1, 1, PART + 1, PART - 3, PART + 2), (PART - 1, 1)]
+
+
+@pytest.mark.parametrize("lengths", CUT, ids=str)
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_lists_cut_into_parts(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
+    check_mixture(Trie(len(lengths), linked(lengths, 2), torch.empty(0), 0), 2, 4, dtype)
+
+
+def test_cut_lists_of_more_heads_and_columns_than_a_block_takes() -> None:
+    lengths = (900, 2200, 1500)
+    check_mixture(Trie(3, linked(lengths, 3), torch.empty(0), 0), 13, 37, torch.float32)
+
+
 def test_unaligned_mixtures() -> None:
     trie = Trie.random(12, 3, 3)
 
@@ -111,6 +130,19 @@ def test_symbols_and_entries_that_leave_the_table_are_cut_off() -> None:
     offsets[0], offsets[2], offsets[-1] = -9, 1 << 30, 1 << 30
     by_weights, *_ = trie_mix_backward(grad, weights, table, paths, lists=(entries, offsets))
     assert not by_weights[4].any()
+
+
+def test_offsets_of_cut_lists_that_leave_the_entries_are_cut_off() -> None:
+    paths = linked((1500, 1200, 900), 2)
+    weights, table, _, grad = mixture(Trie(3, paths, torch.empty(0), 0), 2, 4, torch.float32)
+    entries, offsets = transposed(paths, 3)
+    for wrong in ([-9, 1 << 30, 0, 1 << 30], [3600, 2400, 1200, 0], [1 << 30] * 4, [0, 3600, 3600, -1]):
+        lists = entries, torch.tensor(wrong, dtype=torch.int32)
+        trie_mix_backward(grad, weights, table, paths, lists=lists)
+    right = trie_mix_backward(grad, weights, table, paths, lists=(entries, offsets))
+    less = trie_mix_backward(grad, weights, table, paths, lists=(entries, offsets - torch.tensor([0, 1, 0, 0]).int()))
+    assert torch.equal(right[1][2], less[1][2])
+    assert not torch.equal(right[1][0], less[1][0]) and not torch.equal(right[1][1], less[1][1])
 
 
 def test_one_node_in_a_large_table() -> None:
@@ -174,6 +206,8 @@ def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
     trie = Trie.random(90, 2, 7)
     weights, table, base, grad = mixture(trie, 2, 4, torch.float32)
     query, key, value, grad_attended = attended(trie, 1, 4, torch.float32)
+    cut = linked((1500, 700, 2100), 3)
+    cut_rows = mixture(Trie(3, cut, torch.empty(0), 0), 2, 4, torch.float32)
     x, bias, scale, grad_x = torch.randn(300, 5), torch.randn(5), torch.randn(300), torch.randn(300, 5)
     runs = []
     for how in ({"order": order, "seed": 3} for order in (*emulation.ORDERS, "forward")):
@@ -181,6 +215,7 @@ def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
         rows = query, key, value
         found = [out, trie_mix(weights, table, base, trie.paths, **how), bias_gelu(x, bias, scale, **how)]
         found += trie_mix_backward(grad, weights, table, trie.paths, **how)
+        found += trie_mix_backward(cut_rows[3], *cut_rows[:2], cut, **how)
         found += ancestor_attention_backward(grad_attended, rows, attention, trie.ancestors, scale=0.5, **how)
         found += bias_gelu_backward(grad_x, x, bias, scale, **how)
         runs.append(found)

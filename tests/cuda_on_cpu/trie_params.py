@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import emulation
@@ -11,7 +12,7 @@ from rope_params import DTYPES
 from torch import Tensor
 
 Int, Pointer = ctypes.c_int64, ctypes.c_void_p
-GELU_ROWS = 64
+GELU_ROWS, PART_ENTRIES = 64, 1024
 
 
 def _fields(integers: str, pointers: str) -> list[tuple[str, type]]:
@@ -81,6 +82,20 @@ def transposed(table: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return torch.cat([*entries, torch.empty(0, dtype=torch.int64)]).int(), offsets.int()
 
 
+def linked(lengths: Sequence[int], depth: int) -> Tensor:
+    """int32 [N, depth]: value v at so many places, scattered; a row's are ascending and different, then -1."""
+    rows: list[list[int]] = [[] for _ in range(max(max(lengths), -(-sum(lengths) // depth)))]
+    place = 0
+    for value, length in enumerate(lengths):
+        for _ in range(length):
+            rows[place % len(rows)].append(value)
+            place += 1
+    table = torch.full((len(rows), depth), -1, dtype=torch.int32)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = torch.tensor(values, dtype=torch.int32)
+    return table[torch.randperm(len(rows))].contiguous()
+
+
 @dataclass
 class Trie:
     """Nodes level by level, each sorted, the strings' ends last; a symbol is (place, digit), the last one the end."""
@@ -128,11 +143,20 @@ def _run(
     inputs: dict[str, Tensor | None],
     outputs: dict[str, Tensor | None],
     more: dict[str, Tensor],
+    *,
+    workspace: bool = False,
     **how: object,
 ) -> None:
     _fill(params, {**inputs, **outputs})
     library = emulation.build(source, [f"csrc/cuda/{source}.cu"], checked=True, structs=STRUCTS)
-    library.run(f"gistkit::cuda::{name}", params, inputs={**inputs, **more}, outputs=outputs, **how)
+    addresses = []
+    if workspace:
+        size = library.function(f"gistkit::cuda::{name}_workspace")
+        size.restype = Int
+        numbers = size(Pointer(ctypes.addressof(params))) // 8
+        outputs = {**outputs, "workspace": torch.full((numbers,), float("nan"), dtype=torch.float64)}
+        addresses = [outputs["workspace"].data_ptr()]
+    library.run(f"gistkit::cuda::{name}", params, *addresses, inputs={**inputs, **more}, outputs=outputs, **how)
 
 
 def _paths(paths: Tensor, symbols: int, lists: tuple[Tensor, Tensor]) -> tuple[TriePaths, dict[str, Tensor]]:
@@ -167,7 +191,7 @@ def trie_mix_backward(
     params = TrieMixGradParams(trie, DTYPES[table.dtype], *table.shape[1:])
     given = {"grad_out": grad, "weights": weights, "table": table}
     written = dict(zip(("grad_weights", "grad_table", "grad_base"), out, strict=True))
-    _run("trie_mix", "trie_mix_backward", params, given, written, more, **how)
+    _run("trie_mix", "trie_mix_backward", params, given, written, more, workspace=True, **how)
     return tuple(out)
 
 

@@ -128,15 +128,15 @@ struct Cuda : gistkit::cuda::OnDevice {
     if (problem.batch * problem.query_heads * problem.num_queries == 0) return;
     check_dtype(problem);
     const Launch launch(query);
-    if (problem.dtype == DType::kF32) {
-      Launch::check(gistkit::cuda::attention_fp32_forward(problem, launch.stream()), "attention");
-      return;
-    }
     AttentionDevice device{};
-    device.shared_limit = launch.shared_limit();
-    check_shared_memory(problem, gistkit::cuda::attention_forward_shared_bytes(problem), device.shared_limit);
     const Tiles tiles(problem, query, given, false, launch);
     device.key_tiles = tiles.keys_of_queries();
+    if (problem.dtype == DType::kF32) {
+      Launch::check(gistkit::cuda::attention_fp32_forward(problem, device, launch.stream()), "attention");
+      return;
+    }
+    device.shared_limit = launch.shared_limit();
+    check_shared_memory(problem, gistkit::cuda::attention_forward_shared_bytes(problem), device.shared_limit);
     device.splits = gistkit::cuda::attention_forward_splits(problem, launch.multiprocessors());
     Tensor workspace =
         launch.memory(static_cast<int64_t>(gistkit::cuda::attention_forward_workspace(problem, device.splits)));
@@ -148,19 +148,20 @@ struct Cuda : gistkit::cuda::OnDevice {
     if (problem.batch * problem.key_heads == 0) return;
     check_dtype(problem);
     const Launch launch(query);
-    if (problem.dtype == DType::kF32) {
-      Tensor workspace = launch.memory(gistkit::cuda::attention_fp32_workspace(problem));
-      Launch::check(gistkit::cuda::attention_fp32_backward(problem, workspace.mutable_data_ptr(), launch.stream()),
-                    "the backward of attention");
-      return;
-    }
     AttentionDevice device{};
-    device.shared_limit = launch.shared_limit();
-    check_shared_memory(problem, gistkit::cuda::attention_backward_shared_bytes(problem, device.shared_limit),
-                        device.shared_limit);
     const Tiles tiles(problem, query, given, true, launch);
     device.key_tiles = tiles.keys_of_queries();
     device.query_tiles = tiles.queries_of_keys();
+    if (problem.dtype == DType::kF32) {
+      Tensor workspace = launch.memory(gistkit::cuda::attention_fp32_workspace(problem));
+      device.workspace = workspace.mutable_data_ptr();
+      Launch::check(gistkit::cuda::attention_fp32_backward(problem, device, launch.stream()),
+                    "the backward of attention");
+      return;
+    }
+    device.shared_limit = launch.shared_limit();
+    check_shared_memory(problem, gistkit::cuda::attention_backward_shared_bytes(problem, device.shared_limit),
+                        device.shared_limit);
     device.splits = 1;
     Tensor workspace = launch.memory(static_cast<int64_t>(gistkit::cuda::attention_backward_workspace(problem)));
     device.workspace = workspace.mutable_data_ptr();

@@ -21,7 +21,9 @@ struct Cuda : gistkit::cuda::OnDevice {
   }
   static void run(const TrieMixGradParams& p, const Tensor& like) {
     const Launch launch(like);
-    Launch::check(cuda::trie_mix_backward(p, launch.stream()), "the backward of trie_mix");
+    Tensor workspace = launch.memory(cuda::trie_mix_backward_workspace(p));
+    Launch::check(cuda::trie_mix_backward(p, workspace.mutable_data_ptr(), launch.stream()),
+                  "the backward of trie_mix");
   }
   static void run(const AncestorAttentionParams& p, const Tensor& like) {
     const Launch launch(like);
