@@ -27,16 +27,17 @@ constexpr int backward_shared_bytes() {
 }
 
 // visit(query shape, key shape) with the shapes for head dims, which are padded in shared memory to the shapes'. Two
-// bands of rows a warp, where registers allow it, let each operand from shared memory serve two products.
+// bands of rows a warp, where registers allow it, let each operand from shared memory serve two products; at 96 and 128
+// dims there is room for that beside the sums when operands of queries and grad_out are read again for each 32 keys.
 template <class T, class Visit>
 auto with_backward_shapes(int dim_qk, int dim_v, int shared_limit, const Visit& visit) {
   const int dim = dim_qk > dim_v ? dim_qk : dim_v;
   if (dim <= 64)
     return visit(QueryGradientShape<T, 64, 64, 4, 2, 64, 16, true>(), KeyGradientShape<T, 64, 64, 2, 64>());
   if (dim <= 96)
-    return visit(QueryGradientShape<T, 96, 96, 8, 1, 64, 32, true>(), KeyGradientShape<T, 96, 96, 2, 64>());
+    return visit(QueryGradientShape<T, 96, 96, 8, 2, 64, 32, false, 2>(), KeyGradientShape<T, 96, 96, 2, 64>());
   // Where a block may not have as much (99 KB on sm_86, sm_89 and sm_120), the next shapes' smaller tiles serve.
-  using Query128 = QueryGradientShape<T, 128, 128, 8, 1, 64, 32, true>;
+  using Query128 = QueryGradientShape<T, 128, 128, 8, 2, 64, 32, false, 2>;
   using Key128 = KeyGradientShape<T, 128, 128, 2, 64>;
   if (dim <= 128 && backward_shared_bytes<Query128, Key128>() <= shared_limit) return visit(Query128(), Key128());
   if (dim_qk <= 192 && dim_v <= 128)

@@ -47,11 +47,10 @@ GISTKIT_DEVICE void clear(float (&sums)[kBands][kBlocks][4]) {
   for (int i = 0; i < kBlocks; ++i) sums[band][i][0] = sums[band][i][1] = sums[band][i][2] = sums[band][i][3] = 0;
 }
 
-// products = rows of A times rows of B. operand(a, band, k) sets operand A of 16 rows and dimensions 16 k and on.
+// products += rows of A times rows of B. operand(a, band, k) sets operand A of 16 rows and dimensions 16 k and on.
 template <class T, class TileB, int kBands, int kBlocks, class Operand>
-GISTKIT_DEVICE void multiply_rows(float (&products)[kBands][kBlocks][4], const Operand& operand, LaneAddress<TileB> b,
-                                  int first_row) {
-  clear(products);
+GISTKIT_DEVICE void add_products(float (&products)[kBands][kBlocks][4], const Operand& operand, LaneAddress<TileB> b,
+                                 int first_row) {
   GISTKIT_UNROLL
   for (int k = 0; k < TileB::kColumns / 16; ++k) {
     uint32_t a[kBands][4];
@@ -66,6 +65,13 @@ GISTKIT_DEVICE void multiply_rows(float (&products)[kBands][kBlocks][4], const O
         multiply_add<T>(products[band][i], products[band][i + 1], a[band], rows);
     }
   }
+}
+
+template <class T, class TileB, int kBands, int kBlocks, class Operand>
+GISTKIT_DEVICE void multiply_rows(float (&products)[kBands][kBlocks][4], const Operand& operand, LaneAddress<TileB> b,
+                                  int first_row) {
+  clear(products);
+  add_products<T>(products, operand, b, first_row);
 }
 
 // sums += weights times rows of B; weights(a, band, k) sets operand A for 16 rows of B, 16 k and on.

@@ -6,23 +6,29 @@
 namespace gistkit::cuda {
 
 // kBandsT bands of 16 query rows a warp. Keys arrive kStepT at a time, two steps in flight or in use, and are worked on
-// kColumnsT at a time; kKeptT: operands of queries and grad_out stay in registers.
-template <class Element, int kDimQKT, int kDimVT, int kWarps, int kBandsT, int kStepT, int kColumnsT, bool kKeptT>
+// kColumnsT at a time; kKeptT: operands of queries and grad_out stay in registers. kSharesT warps have the same rows,
+// and each a share of a step's keys.
+template <class Element, int kDimQKT, int kDimVT, int kWarps, int kBandsT, int kStepT, int kColumnsT, bool kKeptT,
+          int kSharesT = 1>
 struct QueryGradientShape {
   using T = Element;
   static constexpr int kDimQK = kDimQKT, kDimV = kDimVT, kBands = kBandsT, kStep = kStepT, kColumns = kColumnsT;
   static constexpr bool kKept = kKeptT;
-  static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kBands, kRows = kWarps * kWarpRows;
+  static constexpr int kShares = kSharesT, kShare = kStep / kShares, kGroups = kWarps / kShares;
+  static constexpr int kThreads = 32 * kWarps, kWarpRows = 16 * kBands, kRows = kGroups * kWarpRows;
   using QueryTile = SharedTile<kRows, kDimQK>;
   using GradTile = SharedTile<kRows, kDimV>;
   using KeyTile = SharedTile<kStep, kDimQK>;
   using ValueTile = SharedTile<kStep, kDimV>;
   static constexpr int kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
   static constexpr int kSharedBytes = QueryTile::kBytes + GradTile::kBytes + 2 * kStageBytes;
-  static constexpr int kBlockBytes = kSharedBytes + kRows * static_cast<int>(sizeof(uint64_t));  // with the masks
-  static constexpr int kBlocks = kThreads <= 128 && kSharedBytes <= 80 * 1024 ? 2 : 1;           // a multiprocessor
+  static constexpr int kMasks = kShares * kRows;
+  static constexpr int kBlockBytes = kSharedBytes + kMasks * static_cast<int>(sizeof(uint64_t));  // with the masks
+  static constexpr int kBlocks = kThreads <= 128 && kSharedBytes <= 80 * 1024 ? 2 : 1;            // a multiprocessor
   static constexpr int kParts = kBackwardTileQueries / kRows;
-  static_assert(kBackwardTileQueries % kRows == 0 && kBackwardTileKeys % kStep == 0 && kStep % kColumns == 0);
+  static_assert(kBackwardTileQueries % kRows == 0 && kBackwardTileKeys % kStep == 0 && kShare % kColumns == 0);
+  // The sums of a second share pass through the place of the queries and what comes after them.
+  static_assert(kShares == 1 || (kShares == 2 && kRows * kDimQK * 4 <= kSharedBytes));
 };
 
 // What a warp keeps in registers. Band, half and element [2 half + odd] name row 16 band + 8 half + lane / 4 and, in
@@ -33,7 +39,7 @@ struct QueryGradientWarp {
   static constexpr int kBands = Shape::kBands, kBlocks = Shape::kColumns / 8;
   static constexpr int kStepsQK = Shape::kDimQK / 16, kStepsV = Shape::kDimV / 16;
 
-  float scores[kBands][kBlocks][4], grads[kBands][kBlocks][4];  // grads: of weights
+  float scores[kBands][kBlocks][4], grads[kBands][kBlocks][4];  // grads: of weights, less delta
   float sums[kBands][Shape::kDimQK / 8][4];
   float lse[kBands][2], delta[kBands][2];
   uint32_t query[kBands][Shape::kKept ? kStepsQK : 1][4], grad[kBands][Shape::kKept ? kStepsV : 1][4];
@@ -52,7 +58,7 @@ struct QueryGradientWarp {
     }
   }
 
-  // Products and gradients of weights, for the keys from `column` of the step on.
+  // Products, and gradients of weights less delta, for the keys from `column` of the step on.
   GISTKIT_DEVICE void multiply(uint32_t keys, uint32_t values, int column, int lane) {
     const auto of_keys = LaneAddress<typename Shape::KeyTile>::columns_first(keys, lane);
     const auto of_values = LaneAddress<typename Shape::ValueTile>::columns_first(values, lane);
@@ -73,7 +79,11 @@ struct QueryGradientWarp {
       }
     };
     multiply_rows<T>(scores, queries, of_keys, column);
-    multiply_rows<T>(grads, grads_out, of_values, column);
+    GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+    for (int i = 0; i < kBlocks; ++i) GISTKIT_UNROLL
+    for (int at = 0; at < 4; ++at) grads[band][i][at] = -delta[band][at / 2];
+    add_products<T>(grads, grads_out, of_values, column);
   }
 
   // masks: of the warp's rows, from the first key on.
@@ -102,7 +112,7 @@ struct QueryGradientWarp {
       for (int half = 0; half < 2; ++half) {
         const Capped capped(p.scale, scores[band][i][2 * half + odd]);
         scores[band][i][2 * half + odd] = capped.score + of_key;
-        grads[band][i][2 * half + odd] = (grads[band][i][2 * half + odd] - delta[band][half]) * capped.slope;
+        grads[band][i][2 * half + odd] *= capped.slope;
       }
     }
   }
@@ -110,9 +120,22 @@ struct QueryGradientWarp {
   // Of a score and what adjust or multiply left beside it: the gradient of a product, without the scale.
   GISTKIT_DEVICE float differentiate(const ScoreScale& scale, int band, int i, int at) const {
     const float shift = lse[band][at / 2], weight = scale.weight(scores[band][i][at], shift, shift);
-    const float change = scale.adjusted ? grads[band][i][at] : grads[band][i][at] - delta[band][at / 2];
     // What is not seen may hold anything.
-    return weight == 0 ? 0.0f : weight * change;
+    return weight == 0 ? 0.0f : weight * grads[band][i][at];
+  }
+
+  // The sums of a warp by way of shared memory, 32 apart.
+  GISTKIT_DEVICE void give_sums(float* to) const {
+    GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+    for (int i = 0; i < Shape::kDimQK / 8; ++i) GISTKIT_UNROLL
+    for (int at = 0; at < 4; ++at) to[32 * ((band * (Shape::kDimQK / 8) + i) * 4 + at)] = sums[band][i][at];
+  }
+  GISTKIT_DEVICE void take_sums(const float* from) {
+    GISTKIT_UNROLL
+    for (int band = 0; band < kBands; ++band) GISTKIT_UNROLL
+    for (int i = 0; i < Shape::kDimQK / 8; ++i) GISTKIT_UNROLL
+    for (int at = 0; at < 4; ++at) sums[band][i][at] += from[32 * ((band * (Shape::kDimQK / 8) + i) * 4 + at)];
   }
 
   GISTKIT_DEVICE void add_keys(const ScoreScale& scale, uint32_t keys, int column, int lane) {
@@ -135,36 +158,40 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
   using T = typename Shape::T;
   constexpr int kSteps = kBackwardTileKeys / Shape::kStep;
   GISTKIT_DYNAMIC_SHARED(shared);
-  GISTKIT_SHARED(uint64_t[Shape::kRows], masks);
+  GISTKIT_SHARED(uint64_t[Shape::kMasks], masks);
   unsigned char *grad_tile = shared + Shape::QueryTile::kBytes, *stages = grad_tile + Shape::GradTile::kBytes;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, local = thread / 32 * Shape::kWarpRows;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread & 31, warp_index = thread / 32;
+  const int local = warp_index % Shape::kGroups * Shape::kWarpRows, share = warp_index / Shape::kGroups;
   const BackwardWork work(p, p.key_tiles, p.query_lists, p.query_heads, Shape::kParts, static_cast<int>(blockIdx.x));
   const int first_row = work.tile * kBackwardTileQueries + work.part * Shape::kRows;
   if (first_row >= p.num_queries) return;
-  const int rows = min(Shape::kRows, p.num_queries - first_row), key_head = work.head / p.group;
-  const int32_t* spans =
-      p.spans + ((p.spans_shared ? 0 : static_cast<int64_t>(work.batch) * p.num_queries) + first_row) * p.num_spans * 2;
-  const float* bias = p.bias ? p.bias + work.batch * p.bias_batch + work.head * p.bias_head : nullptr;
+  // Where heads and spans begin is computed again wherever it is needed: there are no registers to keep it in.
+  auto spans_of = [&](int row) {
+    const int64_t at = (p.spans_shared ? 0 : static_cast<int64_t>(afresh(work.batch)) * p.num_queries) + row;
+    return p.spans + at * p.num_spans * 2;
+  };
 
   // Keys beyond all that the rows see may hold anything.
-  const int end = range_of_rows(spans, rows, p.num_spans, p.num_keys).end;
-  const HeadRows key_rows{head_data(p.key, work.batch, key_head), p.key.row, end, 2 * p.dim_qk, p.key_aligned};
-  const HeadRows value_rows{head_data(p.value, work.batch, key_head), p.value.row, end, 2 * p.dim_v, p.value_aligned};
+  const int end =
+      range_of_rows(spans_of(first_row), min(Shape::kRows, p.num_queries - first_row), p.num_spans, p.num_keys).end;
   const int count = p.key_tiles.count(work.list) * kSteps;
   const int32_t* entries = p.key_tiles.entries + p.key_tiles.begin(work.list);
   auto first_of = [&](int step, int entry) { return (entry >> 1) * kBackwardTileKeys + step % kSteps * Shape::kStep; };
   auto load = [&](int step, int entry) {
     if (step < count) {
+      const int batch = afresh(work.batch), key_head = afresh(work.head) / p.group;
+      const HeadRows key_rows{head_data(p.key, batch, key_head), p.key.row, end, 2 * p.dim_qk, p.key_aligned};
+      const HeadRows value_rows{head_data(p.value, batch, key_head), p.value.row, end, 2 * p.dim_v, p.value_aligned};
       unsigned char* stage = stages + step % 2 * Shape::kStageBytes;
-      load_tile<typename Shape::KeyTile, Shape::kThreads>(stage, key_rows, first_of(step, entry), thread);
+      load_tile<typename Shape::KeyTile, Shape::kThreads>(stage, key_rows, first_of(step, entry), afresh(thread));
       load_tile<typename Shape::ValueTile, Shape::kThreads>(stage + Shape::KeyTile::kBytes, value_rows,
-                                                            first_of(step, entry), thread);
+                                                            first_of(step, entry), afresh(thread));
     }
     copy_async_commit();
   };
-  // Entries of this step, the next one and the one after it.
+  // Entries of this step and the next one.
   auto entry_of = [&](int step) { return step < count ? p.key_tiles.entry(entries[step / kSteps]) : 0; };
-  int entry = entry_of(0), next = entry_of(1), after = entry_of(2);
+  int entry = entry_of(0), next = entry_of(1);
 
   load_tile<typename Shape::QueryTile, Shape::kThreads>(
       shared, {head_data(p.query, work.batch, work.head), p.query.row, p.num_queries, 2 * p.dim_qk, p.query_aligned},
@@ -189,8 +216,6 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     warp.lse[band][half] = p.rows.lse[values_at + 16 * band + 8 * half];
     warp.delta[band][half] = p.rows.delta[values_at + 16 * band + 8 * half];
   }
-  // Each lane knows what one row of the warp sees.
-  const int lane_row = local + lane % Shape::kWarpRows;
 
   for (int step = 0; step < count; ++step) {
     copy_async_wait<0>();
@@ -198,32 +223,48 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     // Every warp is through with the step before.
     load(step + 1, next);
     if (step == 0) warp.load_operands();
-    const uint32_t keys = shared_address(stages) + static_cast<uint32_t>(step % 2 * Shape::kStageBytes);
+    const int first = first_of(step, entry) + share * Shape::kShare;
+    const uint32_t stage = shared_address(stages) + static_cast<uint32_t>(step % 2 * Shape::kStageBytes);
+    const uint32_t keys = stage + static_cast<uint32_t>(share * Shape::kShare * Shape::KeyTile::kRowBytes);
+    const uint32_t values =
+        stage + static_cast<uint32_t>(Shape::KeyTile::kBytes + share * Shape::kShare * Shape::ValueTile::kRowBytes);
     GISTKIT_UNROLL
-    for (int column = 0; column < Shape::kStep; column += Shape::kColumns) {
-      const int first_key = first_of(step, entry) + column;
+    for (int column = 0; column < Shape::kShare; column += Shape::kColumns) {
+      const int first_key = first + column;
       const bool masked = (entry & 1) != 0 || first_key + Shape::kColumns > p.num_keys;
+      uint64_t* warp_masks = masks + afresh(thread) / 32 * Shape::kWarpRows;
       if (masked) {
+        // Each lane knows what one row of the warp sees.
+        const int row = first_row + afresh(local) + lane % Shape::kWarpRows;
         uint64_t bits = 0;
-        if (lane_row < rows)
-          bits = visible_keys(spans + int64_t{2} * lane_row * p.num_spans, p.num_spans, first_key, p.num_keys);
+        if (row < p.num_queries) bits = visible_keys(spans_of(row), p.num_spans, first_key, p.num_keys);
         if (!__any_sync(kAllLanes, bits << (64 - Shape::kColumns) != 0)) continue;
         __syncwarp();  // the masks before these were read
-        if (lane < Shape::kWarpRows) masks[local + lane] = bits;
+        if (lane < Shape::kWarpRows) warp_masks[lane] = bits;
         __syncwarp();
       }
-      warp.multiply(keys, keys + Shape::KeyTile::kBytes, column, lane);
-      if (p.scale.adjusted) warp.adjust(p, bias, first_key, lane);
-      if (masked) warp.mask(masks + local, lane);
+      warp.multiply(keys, values, column, lane);
+      if (p.scale.adjusted) {
+        const int64_t head = afresh(work.batch) * p.bias_batch + afresh(work.head) * p.bias_head;
+        warp.adjust(p, p.bias ? p.bias + head : nullptr, first_key, lane);
+      }
+      if (masked) warp.mask(warp_masks, lane);
       warp.add_keys(p.scale, keys, column, lane);
     }
     entry = next;
-    next = after;
-    after = entry_of(step + 3);
+    next = entry_of(step + 2);
   }
-  // The gradients take the place of the queries.
   copy_async_wait<0>();
   __syncthreads();
+  if constexpr (Shape::kShares > 1) {
+    float* sums = reinterpret_cast<float*>(shared) + local * Shape::kDimQK + lane;
+    if (share == 1) warp.give_sums(sums);
+    __syncthreads();
+    if (share == 0) warp.take_sums(sums);
+    __syncthreads();
+    if (share == 1) return;
+  }
+  // The gradients take the place of the queries.
   write_rows<T, typename Shape::QueryTile>({head_data(p.grad_query, work.batch, work.head), p.grad_query.row, first_row,
                                             p.num_queries, p.dim_qk, p.grad_query_aligned},
                                            shared, local, warp.sums, p.logit_scale, lane);

@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 from attention_cases import STRUCTS, Backward, Case, Device, Rows, TileLists, check
-from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build
+from emulation import ORDERS, SHARED_LIMIT, EmulatorError, Library, build, statistics
 from test_tile_lists import build_tiles
 from torch import Tensor
 
@@ -196,6 +196,25 @@ def test_unseen_keys_may_hold_anything() -> None:
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0)])
 def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
     assert all((t == 0).all() for t in backward(Case(queries, keys, dim=8, bias="h", **BF16)))
+
+
+@pytest.mark.parametrize("dim", [96, 128])
+def test_operands_of_query_gradients_serve_two_products(dim: int) -> None:
+    """Counts matrices of 8x8 read from shared memory, four a load, for 64 more keys that 128 queries see in full.
+
+    In a pass over 16 dims each of the 8 warps of queries loads keys twice, values once (two loads for 32 keys) and two
+    bands of queries and gradients; each of the 4 warps of keys, for 64 queries, two bands of its own and 4 + 4 others.
+    """
+    counts = []
+    for keys in (64, 128):
+        case = Case(128, keys, kind="full", batch=1, heads=1, dim=dim, **BF16)
+        statistics()
+        backward(case)
+        found = statistics()
+        assert found.conflicting_loads == 0
+        counts.append(found.matrix_loads)
+    by_query, by_key = 8 * (3 * 2 + 2 * 2), 2 * 4 * (2 + 4 + 4)
+    assert counts[1] - counts[0] == dim // 16 * 4 * (by_query + by_key)
 
 
 @pytest.mark.parametrize("kind", ["gistpool", "random"])

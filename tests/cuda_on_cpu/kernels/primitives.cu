@@ -185,7 +185,7 @@ __global__ void collectives_kernel(const CollectivesParams p) {
   atomicAdd(&sums[i % 5], x);
   __syncthreads();
   put(17, sums[i % 5] + own[i]);
-  put(18, __popc(static_cast<unsigned>(x) * 2654435761u));
+  put(18, __popc(static_cast<uint32_t>(x) * 0x9e3779b9u));
 }
 
 }  // namespace
