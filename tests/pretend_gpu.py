@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -129,16 +130,18 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return tree_map(wrap, result)
 
 
-_set_up = False
+# When this is imported, which is before tests run: autograd counts devices once, at the first backward of the process.
+# Beside a real GPU torch would take the pretended one for the process's accelerator.
+REAL = torch.cuda.is_available()
+if not REAL:
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
 
 
 @contextmanager
 def pretending() -> Iterator[str]:
-    """Gives the device's name."""
-    global _set_up
-    if not _set_up:
-        _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
-        _set_up = True
+    """Gives the device's name. Skips the test where there is a real GPU."""
+    if REAL:
+        pytest.skip("a GPU is there: nothing needs to be pretended")
     before = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)
     try:
