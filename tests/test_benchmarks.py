@@ -22,6 +22,7 @@ COMMANDS = [
     "memory",
     "roof",
     "picture",
+    "demo",
     "readme",
     "gpu",
     "registers",
