@@ -1,8 +1,8 @@
-"""How near nuggets are to the best ones: the study `greedy`, a file a selection in benchmarks/results/greedy.
+"""How near nuggets are to the best ones: the study `greedy`, a line a selection in benchmarks/results/greedy.jsonl.
 
 A Dodo is trained on SmolLM2-135M with each way of selecting, to reconstruct and to read on; then its nuggets in
 held-out passages are swapped one by one for better ones. Strided and random nuggets tell how many stay where none was
-chosen. Selections whose file is there are left out.
+chosen. Selections that are there are left out.
 
 example: python benchmarks/greedy.py --selections learned,random --passages 16
 """
@@ -10,7 +10,6 @@ example: python benchmarks/greedy.py --selections learned,random --passages 16
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,13 @@ import harness
 
 from gistkit.compress import Dodo
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies import greedy, greedy_report
+from gistkit.studies import results
+from gistkit.studies.greedy import report
+from gistkit.studies.greedy import study as greedy
+from gistkit.studies.registry import read
 from gistkit.train.data import load_corpus
 
-RESULTS = harness.ROOT / "benchmarks" / "results" / "greedy"
+RESULTS = harness.ROOT / "benchmarks" / "results" / "greedy.jsonl"
 SELECTIONS = ("learned", "strided", "random")
 RATIO = 8
 # A context of the size trained on, some tokens that are read, and those whose loss decides; the paper's is for a GPU.
@@ -31,14 +33,8 @@ STUDY = greedy.Recipe(context=64, read=16, asked=32)
 TRAINING: dict[str, Any] = {"preset": fitted.PRESET, "losses": ["ae", "lm"]}
 
 
-def read_runs() -> list[tuple[list[greedy.Improved], str, dict[str, Any]]]:
-    """The committed files: the texts, what the compressor is called, and all that is in the file."""
-    paths = [RESULTS / f"{selection}-{RATIO}x.json" for selection in SELECTIONS]
-    return [(*greedy_report.read_json(path), json.loads(path.read_text())) for path in paths if path.exists()]
-
-
 def main() -> int:
-    """Makes the files that are missing."""
+    """Makes the runs that are missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--selections", default=",".join(SELECTIONS), help="some of these, comma-separated (default: %(default)s)"
@@ -49,10 +45,9 @@ def main() -> int:
     options = parser.parse_args()
     corpus = load_corpus(tokenizer=load_smollm2()[1])
     passages = greedy.passages([corpus.held_out.tolist()], STUDY.length, options.passages)
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    there = {one.run.settings["selection"] for one in read(RESULTS)} if RESULTS.exists() else set()
     for selection in options.selections.split(","):
-        path = RESULTS / f"{selection}-{RATIO}x.json"
-        if path.exists():
+        if selection in there:
             continue
         chosen = {"ratio": RATIO, "selection": selection, "losses": TRAINING["losses"]}
         folder = options.work / f"{selection}-{options.steps}"
@@ -60,9 +55,9 @@ def main() -> int:
         if not isinstance(compressor, Dodo):
             raise TypeError(f"{folder}: expected a Dodo, got {type(compressor).__name__}")
         found = list(greedy.study(compressor, passages, STUDY))
-        more = {"machine": harness.environment(), "training": {"steps": options.steps, **TRAINING}}
-        greedy_report.write_json(path, found, STUDY, compressor, more)
-        print(greedy_report.format_results(found, compressor.title))
+        run = report.Run(compressor.title, compressor.settings, found, {"steps": options.steps, **TRAINING})
+        results.append(RESULTS, results.line("greedy", run, STUDY, corpus, harness.environment()))
+        print(report.format_results([run]))
     return 0
 
 

@@ -12,168 +12,20 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import runs
-from extrapolation import read_runs as extrapolation_runs
-from greedy import read_runs as greedy_runs
-from in_place import read_runs as in_place_runs
 from lengths import read_runs as lengths_runs
 from masks import FEW
-from nuggets import read_runs as nuggets_runs
-from pooling import PARTS as POOLING
-from resolution import read_runs as resolution_runs
 from roof import Roof
-from smollm2 import read_runs as smollm2_runs
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import (
-    compression_loss,
-    extrapolation_report,
-    greedy_report,
-    in_place_report,
-    nuggets_report,
-    pooling_report,
-    resolution_report,
-)
-from gistkit.studies.report import read_json, table_rows
+from gistkit.studies.pages import committed, machine_line, machines_line
+from gistkit.studies.registry import STUDIES, find
 from gistkit.train.recipe import find_preset
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-
-
-def machine_line(machine: dict[str, object]) -> str:
-    """One line that says what the figures were made on."""
-    return (
-        f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}, "
-        f"torch {machine['torch']}, commit {machine['commit']}"
-    )
-
-
-def machines_line(found: Sequence[runs.Found]) -> str:
-    """The same for runs that were made on several, or at several commits."""
-    lines: dict[str, list[str]] = {}
-    for *_, machine in found:
-        where, _, commit = machine_line(machine).rpartition(", commit ")
-        lines.setdefault(where, []).append(commit)
-    # Commits in the order in which the runs are read.
-    return "; ".join(
-        f"{where}, commit{'s' if len(set(its)) > 1 else ''} {', '.join(dict.fromkeys(its))}"
-        for where, its in lines.items()
-    )
-
-
-def model_line(recipe: Any) -> str:
-    """What a recipe's arms begin with."""
-    if recipe.model == "smollm2":
-        return "SmolLM2-135M with LoRA"
-    return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
-
-
-def demo_table() -> str:
-    """The demo's table, from `benchmarks/results/demo.json`."""
-    path = RESULTS / "demo.json"
-    runs, recipe = read_json(path)
-    machine = json.loads(path.read_text())["machine"]
-    seeds = len({run.seed for run in runs})
-    return (
-        f"{format_table(table_rows(runs))}\n\n"
-        f"Held-out, {recipe.steps} steps, {seeds} seeds: mean (lowest-highest). {machine_line(machine)}."
-    )
-
-
-def ablation_table() -> str:
-    """The study of the compression loss, from `benchmarks/results/compression-loss.json`."""
-    path = RESULTS / "compression-loss.json"
-    runs, recipe = read_json(path, compression_loss.Recipe)
-    table = format_table(without(compression_loss.table_rows(runs), "seconds"))
-    seeds = len({run.seed for run in runs})
-    how = f"{recipe.steps} steps, {seeds} seed{'s' if seeds > 1 else ''}"
-    machine = machine_line(json.loads(path.read_text())["machine"])
-    return f"{table}\n\nHeld-out, nats a byte, {how}; in brackets a loss that was not trained on. {machine}."
-
-
-def smollm2_table() -> str:
-    """The layouts on SmolLM2-135M, a table a method and learning rate, from `benchmarks/results/smollm2`."""
-    tables = []
-    for (method, preset, rate), found in smollm2_runs().items():
-        runs = [run for run, *_ in found]
-        recipe = found[0][1]
-        rows = table_rows(runs, method)
-        name = {"x500": "500x", "icae": "ICAE"}[method]
-        rows[0][0] = f"{name}, {preset}, learning rate {rate:g}"
-        table = format_table(without(rows, "training"))
-        seeds = len({run.seed for run in runs})
-        tables.append(
-            f"{table}\n\nHeld-out, {recipe['steps']} steps of {recipe['batch']} x {recipe['chunk']} tokens, "
-            f"{recipe['chunk'] // recipe['ratio']} memory tokens, {seeds} seed{'s' if seeds > 1 else ''}. "
-            f"{machines_line(found)}."
-        )
-    return "\n\n".join(tables)
-
-
-def pooling_table() -> str:
-    """The single-layer study, from the files of its parts."""
-    found: list[runs.Found] = []
-    for path in (RESULTS / f"{part}.json" for part in POOLING):
-        if path.exists():
-            machine = json.loads(path.read_text())["machine"]
-            every, recipe = pooling_report.read_json(path)
-            found += [(run, recipe, machine) for run in every]
-    recipe = found[0][1]
-    if any(other != recipe for _, other, _ in found):
-        raise ValueError(f"{RESULTS}: expected one recipe in all parts of the study pooling, got several")
-    return (
-        f"{pooling_report.format_results([run for run, *_ in found], recipe)}\n"
-        f"At most {recipe.steps} steps of {recipe.batch} sequences. {machines_line(found)}."
-    )
-
-
-def in_place_table() -> str:
-    """The methods that compress in place, a table a preset, from `benchmarks/results/in_place`."""
-    tables = []
-    for found in in_place_runs().values():
-        runs = [run for run, *_ in found]
-        recipe = found[0][1]
-        how = f"{recipe.steps} steps of {recipe.batch} contexts of {recipe.min_length} to {recipe.max_length} tokens"
-        tables.append(
-            f"{format_table(in_place_report.table_rows(runs, 'test'))}\n\n{model_line(recipe)}; test split, on which "
-            f"nothing was chosen; {how}. {machines_line(found)}."
-        )
-    return "\n\n".join(tables)
-
-
-def nuggets_table() -> str:
-    """The ways to choose nuggets, tables a preset, from `benchmarks/results/nuggets`."""
-    tables = []
-    for found in nuggets_runs().values():
-        runs = [run for run, *_ in found]
-        recipe = found[0][1]
-        made = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {machines_line(found)}."
-        if any(run.task == "lm" for run in runs):
-            how = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
-            tables.append(f"{format_table(nuggets_report.language_rows(runs))}\n\n{made.format(how)}")
-        if any(run.task == "ae" for run in runs):
-            how = f"{recipe.batch} contexts of {recipe.context} tokens"
-            tables.append(f"{format_table(nuggets_report.reconstruction_rows(runs))}\n\n{made.format(how)}")
-    return "\n\n".join(tables)
-
-
-def greedy_table() -> str:
-    """How near nuggets are to the best found, from `benchmarks/results/greedy`."""
-    found = greedy_runs()
-    content = found[0][2]
-    recipe, preset = content["recipe"], find_preset(content["training"]["preset"]).recipe
-    table = format_table(greedy_report.table_rows({title: texts for texts, title, _ in found}))
-    machines = machines_line([(None, None, content["machine"]) for *_, content in found])
-    return (
-        f"{table}\n\n{greedy_report.CAPTION}\n{recipe['context']} tokens compressed, {recipe['read']} read, "
-        f"{recipe['asked']} asked, after {content['training']['steps']} steps of {preset.batch} passages of "
-        f"{preset.max_length} tokens. {machines}."
-    )
 
 
 def lengths_table() -> str:
@@ -187,51 +39,8 @@ def lengths_table() -> str:
     return (
         f"{table}\n\nSmolLM2-135M with LoRA, {training['steps']} steps of {batch} contexts of "
         f"{training['min_length'] // 2} to {training['max_length'] // 2} tokens; {contexts} held-out ones a length. "
-        f"{machines_line([(None, None, run['machine']) for run in found])}."
+        f"{machines_line([run['machine'] for run in found])}."
     )
-
-
-def without(rows: list[list[str]], column: str) -> list[list[str]]:
-    """Rows without a column, by its heading: how long a run took says nothing where other work went on beside it."""
-    dropped = rows[0].index(column)
-    return [row[:dropped] + row[dropped + 1 :] for row in rows]
-
-
-def length_table() -> str:
-    """Perplexity beyond the length of training by position encoding, a table a preset, and the paper's."""
-    tables = []
-    for found in extrapolation_runs("length").values():
-        recipe = found[0][1]
-        rows = without(extrapolation_report.length_rows([run for run, *_ in found]), "training")
-        how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
-        tables.append(f"{format_table(rows)}\n\nText on which nothing was chosen, {how}. {machines_line(found)}.")
-    return "\n\n".join([*tables, format_table(extrapolation_report.paper_length_rows())])
-
-
-def retrieval_table() -> str:
-    """Facts looked up beyond the length of training by position encoding, a table a preset, and the paper's."""
-    tables = []
-    for found in extrapolation_runs("retrieval").values():
-        recipe = found[0][1]
-        rows = without(extrapolation_report.retrieval_rows([run for run, *_ in found], "exact"), "training")
-        how = f"by chance {1 / recipe.values:.3f}; {recipe.steps} steps of {recipe.batch} x {recipe.length} tokens"
-        tables.append(f"{format_table(rows)}\n\nShare of right answers; {how}. {machines_line(found)}.")
-    return "\n\n".join([*tables, format_table(extrapolation_report.paper_retrieval_rows())])
-
-
-def resolution_table() -> str:
-    """Accuracy on images larger than those of training by position encoding, a table a set, and the paper's."""
-    tables = []
-    for (data, _), found in resolution_runs().items():
-        recipe = found[0][1]
-        rows = without(resolution_report.table_rows([run for run, *_ in found]), "training")
-        rows[0][0] = data
-        how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
-        tables.append(
-            f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
-            f"{machines_line(found)}."
-        )
-    return "\n\n".join([*tables, format_table(resolution_report.paper_rows())])
 
 
 def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
@@ -326,7 +135,6 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     if (streaming := folder / "streaming.json").exists():
         tables.append(streaming_table(streaming))
-        tables.append(f"![a token, and the cache]({streaming.with_suffix('.png').relative_to(RESULTS)})")
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
@@ -360,7 +168,7 @@ def summary_table(machine: str) -> str:
     rows, machines = [["float32, 2 threads", "pass", "gistkit", "best other", "", "ratio"]], []
     for suite, case, name in SUMMARY:
         content = json.loads((RESULTS / machine / f"{suite}.json").read_text())
-        machines.append(((), (), content["machine"]))
+        machines.append(content["machine"])
         for each in ("forward", "forward + backward"):
             times = {
                 timing["form"]: timing["median"]
@@ -383,20 +191,14 @@ def duration(milliseconds: float) -> str:
 def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     """The makers of each page's tables by name; they are given the machine that a marker names, or nothing."""
     tables: dict[str, Callable[[str], str]] = {"speed": speed_table}
-    studies: dict[str, tuple[bool, Callable[[], str]]] = {
-        "smollm2": (bool(smollm2_runs()), smollm2_table),
-        "ablation": ((RESULTS / "compression-loss.json").exists(), ablation_table),
-        "pooling": ((RESULTS / "pooling.json").exists(), pooling_table),
-        "in-place": (bool(in_place_runs()), in_place_table),
-        "length": (bool(extrapolation_runs("length")), length_table),
-        "retrieval": (bool(extrapolation_runs("retrieval")), retrieval_table),
-        "resolution": (bool(resolution_runs()), resolution_table),
-        "nuggets": (bool(nuggets_runs()), nuggets_table),
-        "lengths": (bool(lengths_runs()), lengths_table),
-        "greedy": (bool(greedy_runs()), greedy_table),
-    }
-    tables |= {name: lambda _, make=make: make() for name, (there, make) in studies.items() if there}
-    readme: dict[str, Callable[[str], str]] = {"demo": lambda _: demo_table(), "summary": summary_table}
+    for name in STUDIES:
+        if (groups := committed(RESULTS, name)) and name != "epl":
+            tables[name] = lambda _, name=name, groups=groups: find(name).page(groups)
+    if lengths_runs():
+        tables["lengths"] = lambda _: lengths_table()
+    readme: dict[str, Callable[[str], str]] = {
+        "demo": lambda _: find("epl").page(committed(RESULTS, "epl")), "summary": summary_table
+    }  # fmt: skip
     return {ROOT / "README.md": readme, RESULTS / "README.md": tables}
 
 

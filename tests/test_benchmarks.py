@@ -30,9 +30,6 @@ COMMANDS = [
     "compressor",
     "compression_loss",
     "streaming",
-    "smollm2",
-    "in_place",
-    "pooling",
     "greedy",
     "lengths",
 ]

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,14 @@ from hf_models import byte_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from gistkit import cli, compress
-from gistkit.cli import arguments, overview
-from gistkit.cli.models import METHODS, new_compressor
-from gistkit.cli.study import EPL
+from gistkit.cli import overview
 from gistkit.compress import Compressor, FiveHundredX, Memory, language_model
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
+from gistkit.options import arguments
+from gistkit.options.models import METHODS, new_compressor
+from gistkit.studies.epl import PURPOSE as EPL
 from gistkit.train import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -589,17 +589,18 @@ def test_the_parser_loads_nothing_heavy():
 
 def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
     calls = []
-    fake = types.SimpleNamespace(run_demo=lambda **settings: calls.append(settings))
-    monkeypatch.setitem(sys.modules, "gistkit.studies.smollm2", fake)
-    monkeypatch.setattr("gistkit.studies.smollm2", fake, raising=False)
+    monkeypatch.setattr("gistkit.cli.study.run", lambda options: calls.append(vars(options)) or 0)
     assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
-    common = {"out": tmp_path, "device": "cpu", "seeds": 1}
-    all_layouts = {"layouts": ["dpl", "upl", "epl"], "text": None}
-    assert calls == [{**common, **all_layouts, "preset": "short", "resume": True}]
+    common = {"study": "smollm2", "out": tmp_path, "device": "cpu", "seeds": 1, "method": "x500", "learning_rate": None}
+    expected = {**common, "layouts": ["dpl", "upl", "epl"], "text": None, "preset": "short", "resume": True}
+    assert {name: calls[0][name] for name in expected} == expected
+    # What the study asks for is there.
+    given = vars(cli.parser().parse_args(["study", "smollm2", "--out", str(tmp_path)]))
+    assert set(given) <= set(calls[0])
     words = ["--layouts", "dpl,epl", "--text", "book.txt", "--preset", "long", "--out", str(tmp_path)]
     assert cli.main(["demo", "--model", "smollm2", *words]) == 0
-    chosen = {"layouts": ["dpl", "epl"], "text": Path("book.txt")}
-    assert calls[1] == {**common, **chosen, "preset": "long", "resume": False}
+    expected = {**common, "layouts": ["dpl", "epl"], "text": Path("book.txt"), "preset": "long", "resume": False}
+    assert {name: calls[1][name] for name in expected} == expected
     assert cli.main(["demo", "--model", "smollm2", "--steps", "5"]) == 2
     assert cli.main(["demo", "--preset", "short"]) == 2
     lines = capsys.readouterr().err.splitlines()

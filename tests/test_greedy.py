@@ -1,6 +1,5 @@
 """The greedy search for nuggets, against a plain double loop that encodes and reads every selection by itself."""
 
-import json
 import math
 
 import pytest
@@ -15,8 +14,11 @@ from torch.nn import functional as F
 from gistkit import cli
 from gistkit.compress import Compressor, Dodo, Gist
 from gistkit.nn import Nuggets
-from gistkit.studies import greedy, greedy_report
-from gistkit.studies.greedy import Improved, Recipe, improve, passages, study
+from gistkit.studies import registry
+from gistkit.studies.greedy import report as greedy_report
+from gistkit.studies.greedy import study as greedy
+from gistkit.studies.greedy.study import Improved, Recipe, improve, passages, study
+from gistkit.studies.results import load
 
 BOS = 1
 
@@ -220,15 +222,6 @@ def test_figures_are_means_over_texts_and_perplexity_over_tokens():
     assert "overlap_but_last" not in greedy_report.summary(found[2:])
 
 
-def test_an_infinite_perplexity_is_null_in_json(tmp_path):
-    found = [Improved((3,), (3,), 900.0, 800.0, 0)]
-    greedy_report.write_json(tmp_path / "results.json", found, Recipe(), make(), {"training": {"steps": 3}})
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert content["results"]["perplexity_before"] is None
-    assert content["texts"][0]["loss_before"] == 900.0
-    assert content["training"] == {"steps": 3}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model with its tokenizer, and a Dodo and a Gist around it."""
@@ -254,10 +247,9 @@ def test_the_command_is_the_python_api(folder, tmp_path, capsys):
     assert command(folder, "--texts", folder / "texts", *sizes, "--passages", 3, "--out", tmp_path) == 0
     shown = capsys.readouterr()
     assert "UNTRAINED" not in shown.err
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert content["recipe"] == {"context": 12, "read": 2, "asked": 3, "rounds": 1}
-    assert content["compressor"]["settings"]["ratio"] == 4
-    assert content["paper"] == {"overlap": 0.753, "perplexity_before": 7.74, "perplexity_after": 7.13, "texts": 1000}
+    (line,) = load(tmp_path / "results.jsonl")
+    assert line["recipe"] == {"context": 12, "read": 2, "asked": 3, "rounds": 1}
+    assert line["run"]["settings"]["ratio"] == 4 and line["run"]["title"] == "Dodo 4x"
     texts = [list((folder / "texts" / name).read_bytes()) for name in ("a.txt", "b.txt")]
     tokenizer = byte_tokenizer()
     ids = [tokenizer(bytes(text).decode())["input_ids"] for text in texts]
@@ -265,12 +257,14 @@ def test_the_command_is_the_python_api(folder, tmp_path, capsys):
     found = list(study(compressor, passages(ids, 17, 3), Recipe(12, 2, 3), batch_size=8, progress=False))
     assert len(found) == 3
     wanted = [{"before": list(one.before), "after": list(one.after), "tried": 2 * 9} for one in found]
-    assert [{name: one[name] for name in wanted[0]} for one in content["texts"]] == wanted
-    assert content["results"] == pytest.approx(greedy_report.summary(found), rel=1e-5)
+    assert [{name: one[name] for name in wanted[0]} for one in line["run"]["texts"]] == wanted
+    (again,) = registry.read(tmp_path / "results.jsonl")
+    summary = greedy_report.summary(again.run.texts)
+    assert summary == pytest.approx(greedy_report.summary(found), rel=1e-5)
     assert "Dodo 4x: 3 passages, 12 tokens compressed, 2 read, 3 asked" in shown.out
-    assert f"| Dodo 4x         | {content['results']['overlap']:.1%} (" in shown.out
+    assert f"| Dodo 4x         | {summary['overlap']:.1%} (" in shown.out
     assert "| paper: Dodo 10x | 75.3% " in shown.out
-    assert f"Written: {tmp_path / 'results.json'}" in shown.out
+    assert f"Written: {tmp_path / 'results.jsonl'}" in shown.out
 
 
 @pytest.mark.parametrize(

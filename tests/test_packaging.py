@@ -30,7 +30,7 @@ def test_import_needs_torch_and_numpy_alone():
 
 
 def test_layers_point_one_way():
-    order = ["layouts", "ops", "nn", "hf", "compress", "evaluate", "train", "studies", "cli"]
+    order = ["layouts", "ops", "nn", "hf", "compress", "evaluate", "train", "options", "studies", "cli"]
     package = ROOT / "python" / "gistkit"
     for level, layer in enumerate(order):
         for path in (package / layer).rglob("*.py"):

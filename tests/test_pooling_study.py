@@ -9,11 +9,20 @@ import torch
 from study_runs import Bar, outcome
 
 from gistkit import cli
+from gistkit.cli.study import known
 from gistkit.hf import attach
-from gistkit.studies import pooling, pooling_inputs, pooling_report
-from gistkit.studies import pooling_layer as layer_of
-from gistkit.studies.pooling_inputs import make_inputs
-from gistkit.studies.pooling_layer import CONTEXTS, MASKS, PoolingLayer, Recipe, Setting
+from gistkit.studies import results
+from gistkit.studies.pooling import command as pooling_command
+from gistkit.studies.pooling import inputs as pooling_inputs
+from gistkit.studies.pooling import layer as layer_of
+from gistkit.studies.pooling import report as pooling_report
+from gistkit.studies.pooling import runs as pooling
+from gistkit.studies.pooling.command import STUDY
+from gistkit.studies.pooling.inputs import make_inputs
+from gistkit.studies.pooling.layer import CONTEXTS, MASKS, PoolingLayer, Recipe, Setting
+from gistkit.studies.registry import read
+from gistkit.studies.runner import run_jobs
+from gistkit.studies.study import Job, Plan
 
 TINY = Recipe(steps=6, batch=4, width=16, mlp=32, warmup=2, eval_every=2, eval_batches=1, final_batches=1)
 # Learns in seconds.
@@ -213,25 +222,21 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path, steps_done):
         pooling.train(dataclasses.replace(TINY, batch=5), setting, state, resume=True)
 
 
-def test_a_study_keeps_finished_runs_and_reads_them_back(tmp_path, monkeypatch):
+def test_a_study_keeps_finished_runs_and_reads_them_back(tmp_path):
     settings = pooling.grid(seeds=2, mask=MASKS, heads=[(2, 1)], length=[8])
     assert [(s.mask, s.heads, s.kv_heads, s.seed) for s in settings] == [
         ("pool", 2, 1, 0), ("pool", 2, 1, 1), ("standard", 2, 1, 0), ("standard", 2, 1, 1),
     ]  # fmt: skip
-    runs = list(pooling.run_study(TINY, settings[:2], tmp_path))
-    path = tmp_path / "results.json"
-    pooling_report.write_json(path, runs, TINY)
-    back = pooling_report.read_same(path, TINY)
+    plan = Plan(TINY, [Job(setting, setting.seed) for setting in settings])
+    runs = [run for _, run in run_jobs(STUDY, plan, plan.jobs[:2], tmp_path)]
+    path = tmp_path / "results.jsonl"
+    results.write(path, [results.line("pooling", run, TINY, None, {}) for run in runs])
+    back = [one.run for one in read(path)]
     assert json.dumps([outcome(run) for run in back]) == json.dumps([outcome(run) for run in runs])
-    trained = []
-    monkeypatch.setattr(pooling, "train", lambda recipe, setting, *_, **__: trained.append(setting))
-    assert list(pooling.run_study(TINY, settings, tmp_path, done=back))[:2] == back
-    assert trained == settings[2:]
-    with pytest.raises(ValueError, match=r"results.json: the saved runs differ in steps, batch; use the same settings"):
-        pooling_report.read_same(path, dataclasses.replace(TINY, steps=7, batch=5))
-    path.write_text('{"study": "epl"}')
-    with pytest.raises(ValueError, match=r"results.json: expected results of the study pooling, got another file"):
-        pooling_report.read_json(path)
+    assert list(known(path, STUDY, plan, results.load(path))) == [job.name for job in plan.jobs[:2]]
+    other = dataclasses.replace(plan, recipe=dataclasses.replace(TINY, steps=7, batch=5))
+    with pytest.raises(ValueError, match=r"results.jsonl: the saved runs differ in steps, batch; use the same setting"):
+        known(path, STUDY, other, results.load(path))
 
 
 def test_the_table_shows_best_and_median_beside_the_paper():
@@ -255,21 +260,21 @@ def test_the_command_leaves_results_and_pictures(tmp_path, capsys, monkeypatch):
     words += ["--contexts", "fixed,at-zero", "--heads", "1/1,8/4", "--out", str(tmp_path)]
     assert cli.main(words) == 0
     shown = capsys.readouterr().out
-    assert "| paper: sphere" in shown and "8/4" in shown and "results.json" in shown
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["runs"]) == 8 and content["recipe"]["steps"] == 2 and content["machine"]["torch"]
-    assert np.array(content["runs"][0]["attention"]).shape == (4, 8)
+    assert "| paper: sphere" in shown and "8/4" in shown and "results.jsonl" in shown
+    lines = results.load(tmp_path / "results.jsonl")
+    assert len(lines) == 8 and lines[0]["recipe"]["steps"] == 2 and lines[0]["machine"]["torch"]
+    assert np.array(lines[0]["run"]["attention"]).shape == (4, 8)
     assert [path.name for path in tmp_path.glob("*.png")] == ["attention-sphere.png"]
     assert (tmp_path / "attention-sphere.png").read_bytes().startswith(b"\x89PNG")
     # More settings join what is there.
     assert cli.main([*words[:-4], "--heads", "8/8", "--out", str(tmp_path), "--resume"]) == 0
-    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
+    assert len(read(tmp_path / "results.jsonl")) == 12
     # None of them is lost when the next study is interrupted.
-    monkeypatch.setattr(pooling, "train", interrupted)
+    monkeypatch.setattr(pooling_command, "train", interrupted)
     assert cli.main([*words[:-4], "--ratios", "4", "--out", str(tmp_path), "--resume"]) == 130
     assert "--resume goes on" in capsys.readouterr().err
     assert cli.main([*words, "--resume"]) == 0
-    assert len(json.loads((tmp_path / "results.json").read_text())["runs"]) == 12
+    assert len(read(tmp_path / "results.jsonl")) == 12
     assert cli.main([*words, "--steps", "3", "--resume"]) == 2
     assert "the saved runs differ in steps" in capsys.readouterr().err
 

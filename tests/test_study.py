@@ -1,7 +1,6 @@
 """The study `epl` and its command, at a few steps."""
 
 import dataclasses
-import json
 import subprocess
 import sys
 
@@ -13,8 +12,11 @@ from study_runs import Bar, outcome
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
 from gistkit.ops.tracking import measure_tracking
-from gistkit.studies import compression_loss, epl, report
-from gistkit.studies import runs as training
+from gistkit.studies import reconstruction as training
+from gistkit.studies.compression_loss import study as compression_loss
+from gistkit.studies.epl import report
+from gistkit.studies.epl import study as epl
+from gistkit.studies.results import load
 from gistkit.studies.tracking import memory_attention
 from gistkit.train import checkpoint, load_corpus
 
@@ -71,16 +73,17 @@ def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
         train(corpus, tmp_path, resume=True)
 
 
-def test_a_text_too_short_for_a_chunk_is_refused(tmp_path):
+def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(bytes(range(100)))
     text = load_corpus(tmp_path / "text.txt")
-    runs = training.run_study(RECIPE, epl.build_compressor, ["epl"], [0], text, tmp_path / "out")
     with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out tenth of text.txt, got 10"):
-        next(runs)
+        training.train(RECIPE, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
     longer = dataclasses.replace(compression_loss.Recipe(), chunk=5, continuation=15)
-    runs = training.run_study(longer, compression_loss.build_compressor, ["full"], [0], text, tmp_path / "out")
+    build = compression_loss.build_compressor
     with pytest.raises(ValueError, match="text: expected at least 20 bytes"):
-        next(runs)
+        training.train(longer, build, "full", 0, text, tmp_path, device="cpu", resume=False, bar=None)
+    assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt")]) == 2
+    assert "text: expected at least 80 bytes" in capsys.readouterr().err
 
 
 def test_tracking_of_known_maps():
@@ -133,10 +136,10 @@ def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "| DPL " in shown and "| paper: AE BLEU-4 | LM PPL | QA F1 |" in shown and "What this does not show" in shown
     assert "slope 1/" in shown and "EPL  '" in shown
-    content = json.loads((tmp_path / "run" / "results.json").read_text())
-    assert [run["layout"] for run in content["runs"]] == ["dpl", "epl"]
-    assert content["recipe"]["steps"] == 2 and len(content["text"]["digest"]) == 12
-    assert content["runs"][0]["parameters"] == 437120
+    lines = load(tmp_path / "run" / "results.jsonl")
+    assert [line["run"]["layout"] for line in lines] == ["dpl", "epl"]
+    assert lines[0]["recipe"]["steps"] == 2 and len(lines[0]["text"]["digest"]) == 12
+    assert lines[0]["run"]["parameters"] == 437120
     for name in ("loss.png", "attention.png"):
         assert (tmp_path / "run" / name).read_bytes().startswith(b"\x89PNG")
     assert cli.main([*arguments, "--resume"]) == 0

@@ -1,12 +1,8 @@
 """The study `in-place`: its questions, its runs and its report."""
 
 import dataclasses
-import json
 import re
-import runpy
-import sys
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,14 +10,17 @@ import torch
 from study_runs import Bar, check_resumes, outcome
 
 from gistkit import cli
-from gistkit.cli import study_in_place
 from gistkit.compress import GistPool
 from gistkit.hf import attach
-from gistkit.studies import in_place, in_place_report, in_place_runs
-from gistkit.studies.in_place import PRESETS, Arm
+from gistkit.studies import results
+from gistkit.studies.in_place import report as in_place_report
+from gistkit.studies.in_place import runs as in_place_runs
+from gistkit.studies.in_place import study as in_place
+from gistkit.studies.in_place.figures import STYLE
+from gistkit.studies.in_place.study import PRESETS, Arm
 from gistkit.studies.needles import Needles, as_batch
+from gistkit.studies.registry import read
 from gistkit.train import load_corpus
-from gistkit.viz.in_place import STYLE
 
 RECIPE = dataclasses.replace(
     PRESETS["quick"],
@@ -323,13 +322,13 @@ def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
 
 
 def test_results_are_read_as_written_and_drawn(runs, corpus, tmp_path):
-    path = tmp_path / "results.json"
-    in_place_report.write_json(path, runs, RECIPE, corpus, {"processor": "some"})
-    again, recipe = in_place_report.read_json(path)
+    path = tmp_path / "results.jsonl"
+    results.write(path, [results.line("in-place", run, RECIPE, corpus, {"processor": "some"}) for run in runs])
+    again = [one.run for one in read(path)]
     listed = [dataclasses.replace(run, curve=[list(point) for point in run.curve]) for run in runs]
-    assert (again, recipe) == (listed, RECIPE)
+    assert again == listed and all(one.recipe == RECIPE for one in read(path))
     for some in (again, [run for run in again if run.method in ("no", "gist")], again[:1]):
-        for picture in in_place_report.draw(tmp_path, some, "some-"):
+        for picture in results.save(tmp_path, in_place_report.figures(some), "some-"):
             assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -346,40 +345,8 @@ def test_the_command_prints_tables_and_leaves_results(tiny, tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "Questions that no choice was made on:" in shown and "paper: SQuAD loss" in shown
     assert len(re.findall(r"^\| (?:No context|Full context|GistPool) +\|", shown, re.MULTILINE)) == 6
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert [run["method"] for run in content["runs"]] == ["no", "full", "gistpool"]
+    found = [one.run for one in read(tmp_path / "results.jsonl")]
+    assert [run.method for run in found] == ["no", "full", "gistpool"]
     assert all((tmp_path / f"{name}.png").exists() for name in ("ratios", "curves"))
     assert cli.main([*arguments, "--resume"]) == 0
-    again = json.loads((tmp_path / "results.json").read_text())
-    assert [run["test"] for run in again["runs"]] == [run["test"] for run in content["runs"]]
-
-
-def test_the_command_knows_what_the_study_does():
-    assert study_in_place.METHODS == in_place.METHODS
-    assert study_in_place.OTHER_METHODS == in_place.OTHER_METHODS
-    assert tuple(map(str, in_place.RATIOS)) == study_in_place.RATIOS
-    assert set(study_in_place.PRESETS) == set(in_place.PRESETS)
-
-
-def test_the_benchmark_makes_the_runs_that_are_missing(tiny, tmp_path, monkeypatch):
-    benchmarks = Path(__file__).resolve().parent.parent / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks))
-    command = runpy.run_path(str(benchmarks / "in_place.py"))
-    monkeypatch.setitem(command["main"].__globals__, "RESULTS", tmp_path / "results")
-
-    def run(*arguments):
-        work = ["--preset", "quick", "--work", str(tmp_path / "work")]
-        monkeypatch.setattr(sys, "argv", ["in_place.py", *work, *arguments])
-        assert command["main"]() == 0
-
-    run("--methods", "no,gist", "--ratios", "5")
-    files = sorted(path.name for path in (tmp_path / "results").glob("*"))
-    assert files == ["quick-2-gist-5x-0.json", "quick-2-no-0.json"]
-    before = (tmp_path / "results" / files[0]).read_bytes()
-    run("--methods", "gist", "--ratios", "5")
-    assert (tmp_path / "results" / files[0]).read_bytes() == before
-    (found,) = command["read_runs"](tmp_path / "results").items()
-    assert found[0] == "quick-2" and [run.method for run, *_ in found[1]] == ["gist", "no"]
-    monkeypatch.setitem(command["read_runs"].__globals__, "read_runs", lambda: dict([found]))
-    run("--draw")
-    assert (tmp_path / "results" / "quick-2-ratios.png").exists()
+    assert [one.run for one in read(tmp_path / "results.jsonl")] == found

@@ -1,7 +1,6 @@
 """The study `length`, and what it shares with `retrieval`: models, training, figures, report and command."""
 
 import dataclasses
-import json
 import math
 import re
 from functools import partial
@@ -12,12 +11,15 @@ from study_runs import Bar, check_resumes
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.cli import study_length
 from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
-from gistkit.studies import encodings, length
-from gistkit.studies import extrapolation_report as report
-from gistkit.studies.extrapolation import ABLATIONS, ARMS, Arm, Student, arms
+from gistkit.studies import results
+from gistkit.studies.extrapolation import learner as encodings
+from gistkit.studies.extrapolation.report import TITLES, number
+from gistkit.studies.extrapolation.student import ABLATIONS, ARMS, Arm, Student, arms
 from gistkit.studies.fitting import Progress
+from gistkit.studies.length import report
+from gistkit.studies.length import study as length
+from gistkit.studies.registry import read
 from gistkit.train import load_corpus
 
 RECIPE = length.Recipe(
@@ -215,25 +217,25 @@ def runs():
 
 
 def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
-    rows = report.length_rows(runs)
+    rows = report.table_rows(runs)
     assert rows[0] == ["position encoding", "1x, 8", "2x, 16", "4x, 32", "training", "seeds"]
-    assert [row[0] for row in rows[1:]] == [report.TITLES[arm] for arm in ARMS]
+    assert [row[0] for row in rows[1:]] == [TITLES[arm] for arm in ARMS]
     assert rows[1] == ["NoPE", *["4.50 (4.00-5.00)"] * 3, "10 s (10-10 s)", "2"] or rows[1][4].startswith("10 s")
     assert rows[2][1:4] == ["5.50 (5.00-6.00)", "6.50 (6.00-7.00)", "8.50 (8.00-9.00)"]
-    assert report.length_rows(runs, "held_out")[1][1] == "2.72 (2.72-2.72)"
-    paper = report.paper_length_rows()
+    assert report.table_rows(runs, "held_out")[1][1] == "2.72 (2.72-2.72)"
+    paper = report.paper_rows()
     assert {len(row) for row in paper} == {7} and ["RoPE 1e4", "19.44", "35.25", "113", "252", "478", "746"] in paper
-    assert [report.number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
+    assert [number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
 
 
 def test_results_are_read_as_written_and_drawn(runs, corpus, tmp_path):
-    path = tmp_path / "results.json"
-    report.write_length(path, runs, RECIPE, corpus, {"processor": "some"})
-    again, recipe = report.read_length(path)
+    path = tmp_path / "results.jsonl"
+    results.write(path, [results.line("length", run, RECIPE, corpus, {"processor": "some"}) for run in runs])
+    again = [one.run for one in read(path)]
     listed = [dataclasses.replace(run, curve=[list(point) for point in run.curve]) for run in runs]
-    assert (again, recipe) == (listed, RECIPE)
+    assert again == listed and all(one.recipe == RECIPE for one in read(path))
     for some in (again, again[:1]):
-        (picture,) = report.draw_length(tmp_path, some, "some-")
+        (picture,) = results.save(tmp_path, report.figures(some), "some-")
         assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -245,14 +247,13 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     shown = capsys.readouterr().out
     assert "text that no choice was made on" in shown and "paper: WikiText-103" in shown
     assert len(re.findall(r"^\| SeqPE AttnBias +\|", shown, re.MULTILINE)) == 3
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert [run["arm"] for run in content["runs"]] == names.split(",") and (tmp_path / "length.png").exists()
+    runs = [one.run for one in read(tmp_path / "results.jsonl")]
+    assert [run.arm for run in runs] == names.split(",") and (tmp_path / "length.png").exists()
+    assert (tmp_path / "similarity.png").exists()
     assert cli.main([*arguments, "--resume"]) == 0
-    again = json.loads((tmp_path / "results.json").read_text())
-    assert [run["test"] for run in again["runs"]] == [run["test"] for run in content["runs"]]
+    assert [one.run for one in read(tmp_path / "results.jsonl")] == runs
 
 
-def test_the_command_knows_what_the_study_does():
-    assert study_length.ENCODINGS + study_length.ABLATIONS == ARMS == tuple(arm.name for arm in arms())
-    assert set(study_length.PRESETS) == set(length.PRESETS)
-    assert set(report.TITLES) == set(ARMS) and set(report.PAPER_LENGTH) <= set(ARMS)
+def test_every_arm_has_a_title():
+    assert tuple(arm.name for arm in arms()) == ARMS
+    assert set(TITLES) == set(ARMS) and set(report.PAPER) <= set(ARMS)

@@ -2,9 +2,6 @@
 
 import dataclasses
 import math
-import runpy
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,10 +9,12 @@ from study_runs import Bar
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.cli import study_nuggets
 from gistkit.compress import Compressive, Dodo, MixedResolution
-from gistkit.studies import nuggets, nuggets_report, nuggets_runs
-from gistkit.studies.nuggets import PRESETS, Arm
+from gistkit.studies.nuggets import report as nuggets_report
+from gistkit.studies.nuggets import runs as nuggets_runs
+from gistkit.studies.nuggets import study as nuggets
+from gistkit.studies.nuggets.study import PRESETS, Arm
+from gistkit.studies.registry import read
 from gistkit.train import load_corpus
 
 RECIPE = dataclasses.replace(
@@ -55,8 +54,7 @@ def test_arms_and_how_they_read(corpus):
     found = nuggets.arms(RECIPE, nuggets.TASKS, nuggets.LM_ARMS, [4, 8])
     assert len({arm.name for arm in found}) == len(found) == 2 * 5 + 10
     assert {arm.method for arm in found if arm.task == "ae"} == set(nuggets.SELECTIONS)
-    assert set(nuggets_report.TITLES) == set(nuggets.LM_ARMS) == set(study_nuggets.METHODS)
-    assert set(study_nuggets.PRESETS) == set(PRESETS) and set(study_nuggets.TASKS) == set(nuggets.TASKS)
+    assert set(nuggets_report.TITLES) == set(nuggets.LM_ARMS)
     for arm in nuggets.arms(RECIPE, ["lm"], nuggets.LM_ARMS, []):
         compressor = nuggets.build_compressor(RECIPE, arm, nuggets.fresh_model(RECIPE, 0))
         reader = nuggets.build_reader(RECIPE, arm, compressor)
@@ -165,8 +163,9 @@ def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     for title in ("Full (sliding)", "Compressive", "Dodo learned", "Dodo strided", "(Dodo, Table 1)"):
         assert title in printed
-    runs, recipe = nuggets_report.read_json(tmp_path / "results.json")
-    assert recipe == RECIPE
+    found = read(tmp_path / "results.jsonl")
+    runs = [one.run for one in found]
+    assert all(one.recipe == RECIPE for one in found)
     assert [(run.task, run.method) for run in runs] == [
         ("ae", "learned"), ("ae", "strided"), ("lm", "sliding"), ("lm", "compressive"), ("lm", "learned"),
         ("lm", "strided"),
@@ -181,22 +180,3 @@ def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     status = cli.main([*words, "--tasks", "ae", "--methods", "sliding"])
     assert status != 0
     assert "--methods: expected some of learned" in capsys.readouterr().err
-
-
-def test_the_benchmark_leaves_out_runs_that_are_there(tmp_path, monkeypatch):
-    monkeypatch.setitem(PRESETS, "quick", RECIPE)
-    benchmarks = Path(__file__).parents[1] / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks))
-    script = runpy.run_path(str(benchmarks / "nuggets.py"))
-    main = script["main"]
-    main.__globals__["RESULTS"] = tmp_path / "results"
-    words = ["nuggets.py", "--preset", "quick", "--tasks", "ae", "--methods", "strided", "--ratios", "8"]
-    monkeypatch.setattr(sys, "argv", [*words, "--work", str(tmp_path / "work")])
-    assert main() == 0
-    (path,) = (tmp_path / "results").glob("*.json")
-    assert path.name == "quick-4-ae-strided-8x-0.json"
-    before = path.read_text()
-    assert main() == 0
-    assert path.read_text() == before
-    found = script["read_runs"](tmp_path / "results")
-    assert [run.method for run, *_ in found["quick-4"]] == ["strided"]

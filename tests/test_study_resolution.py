@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import json
 import re
 import struct
 from functools import partial
@@ -14,14 +13,15 @@ from study_runs import Bar, check_resumes
 from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
-from gistkit.cli import study_resolution
 from gistkit.nn import grid_positions
 from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
-from gistkit.studies import images as image_sets
-from gistkit.studies import resolution
-from gistkit.studies import resolution_report as report
-from gistkit.studies.images import PARTS, load_images, random_crops, resize
-from gistkit.studies.resolution import ABLATIONS, ARMS, Arm, Classifier, arms
+from gistkit.studies import results
+from gistkit.studies.registry import read
+from gistkit.studies.resolution import images as image_sets
+from gistkit.studies.resolution import report
+from gistkit.studies.resolution import study as resolution
+from gistkit.studies.resolution.images import PARTS, load_images, random_crops, resize
+from gistkit.studies.resolution.study import ABLATIONS, ARMS, Arm, Classifier, arms
 
 RECIPE = resolution.Recipe(
     steps=4, batch=6, warmup=2, eval_every=2, grids=(3, 4, 6), patch=2, dim=16, layers=2, heads=2, encoder_heads=2,
@@ -309,12 +309,12 @@ def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
 
 
 def test_results_are_read_as_written_and_drawn(runs, images, tmp_path):
-    path = tmp_path / "results.json"
-    report.write_json(path, runs, RECIPE, images, {"processor": "some"})
-    assert report.read_json(path) == (runs, RECIPE)
-    assert json.loads(path.read_text())["images"] == {"name": images.name, "digest": images.digest}
+    path = tmp_path / "results.jsonl"
+    results.write(path, [results.line("resolution", run, RECIPE, images, {}, "images") for run in runs])
+    assert [one.run for one in read(path)] == runs and all(one.recipe == RECIPE for one in read(path))
+    assert results.load(path)[0]["images"] == {"name": images.name, "digest": images.digest}
     for some in (runs, runs[:1]):
-        (picture,) = report.draw(tmp_path, some, "some-")
+        (picture,) = results.save(tmp_path, report.figures(some), "some-")
         assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -354,19 +354,16 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     shown = capsys.readouterr().out
     assert "Classifiers of 6 x 6 pixels, 3 x 3 patches" in shown and "paper: ViT-S on ImageNet" in shown
     assert len(re.findall(r"^\| SeqPE AttnMul +\|", shown, re.MULTILINE)) == 3
-    content = json.loads((out / "results.json").read_text())
-    assert [run["arm"] for run in content["runs"]] == names.split(",") and content["recipe"]["patch"] == 2
+    found = read(out / "results.jsonl")
+    assert [one.run.arm for one in found] == names.split(",") and found[0].recipe.patch == 2
     assert (out / "resolution.png").exists() and (out / "similarity.png").exists()
     assert cli.main([*arguments, "--resume"]) == 0
-    again = json.loads((out / "results.json").read_text())
-    assert [run["test"] for run in again["runs"]] == [run["test"] for run in content["runs"]]
+    assert read(out / "results.jsonl") == found
     assert cli.main(["study", "resolution", "--data", str(tmp_path / "nowhere")]) == 2
     assert "expected digits, fashion-mnist or a folder" in capsys.readouterr().err
 
 
-def test_the_command_knows_what_the_study_does():
-    assert study_resolution.ENCODINGS + study_resolution.ABLATIONS == ARMS
-    assert tuple(arm.name for arm in arms()) == study_resolution.ENCODINGS
-    assert set(study_resolution.PRESETS) == set(resolution.PRESETS)
+def test_every_arm_has_a_title():
+    assert tuple(arm.name for arm in arms()) + tuple(ABLATIONS) == ARMS
     assert set(report.TITLES) == set(report.PAPER) == set(ARMS)
     assert {len(row) for row in report.PAPER.values()} <= {4, len(report.PAPER_GRIDS)}

@@ -1,7 +1,6 @@
 """The study `retrieval`: its sequences, its figures, its report and command."""
 
 import dataclasses
-import json
 import math
 import re
 from functools import partial
@@ -12,11 +11,12 @@ from study_runs import Bar, check_resumes
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.cli import study_retrieval
-from gistkit.studies import extrapolation_report as report
-from gistkit.studies import retrieval
-from gistkit.studies.extrapolation import ARMS, IGNORE, Arm, Student
-from gistkit.studies.retrieval import Facts
+from gistkit.studies import results
+from gistkit.studies.extrapolation.student import ARMS, IGNORE, Arm, Student
+from gistkit.studies.registry import read
+from gistkit.studies.retrieval import report
+from gistkit.studies.retrieval import study as retrieval
+from gistkit.studies.retrieval.study import Facts
 
 RECIPE = retrieval.Recipe(
     steps=4, batch=3, warmup=2, eval_every=2, length=30, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
@@ -149,7 +149,7 @@ def runs():
 
 
 def test_the_tables_have_a_row_an_arm_beside_the_paper(runs):
-    exact, perplexity = (report.retrieval_rows(runs, figure) for figure in ("exact", "perplexity"))
+    exact, perplexity = (report.table_rows(runs, figure) for figure in ("exact", "perplexity"))
     assert exact[0][:3] == ["position encoding", "1x, 30", "2x, 60"]
     assert exact[1][:3] == ["NoPE", *["1.000 (1.000-1.000)"] * 2] and exact[2][1] == "0.100 (0.100-0.100)"
     assert perplexity[1][1] == "2.50 (2.00-3.00)"
@@ -159,16 +159,17 @@ def test_the_tables_have_a_row_an_arm_beside_the_paper(runs):
         "7.64 / 15.0",
         "7.58 / 11.4",
         "28.60 / 2.6",
-    ] in report.paper_retrieval_rows()
+    ] in report.paper_rows()
 
 
 def test_results_are_read_as_written_and_drawn(runs, tmp_path):
-    path = tmp_path / "results.json"
-    report.write_retrieval(path, runs, RECIPE, {"processor": "some"})
-    again, recipe = report.read_retrieval(path)
+    path = tmp_path / "results.jsonl"
+    results.write(path, [results.line("retrieval", run, RECIPE, None, {"processor": "some"}) for run in runs])
+    again = [one.run for one in read(path)]
     listed = [dataclasses.replace(run, curve=[list(point) for point in run.curve]) for run in runs]
-    assert (again, recipe) == (listed, RECIPE) and "text" not in json.loads(path.read_text())
-    (picture,) = report.draw_retrieval(tmp_path, again, "some-")
+    assert again == listed and all(one.recipe == RECIPE for one in read(path))
+    assert all("text" not in line for line in results.load(path))
+    (picture,) = results.save(tmp_path, report.figures(again), "some-")
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
@@ -183,6 +184,6 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
         and "paper: RULER SQuAD" in shown
     )
     assert len(re.findall(r"^\| SeqPE AttnBias +\|", shown, re.MULTILINE)) == 3
-    content = json.loads((tmp_path / "results.json").read_text())
-    assert [run["arm"] for run in content["runs"]] == names.split(",") and (tmp_path / "retrieval.png").exists()
-    assert set(study_retrieval.ENCODINGS) < set(ARMS) and set(report.PAPER_RETRIEVAL) <= set(ARMS)
+    runs = [one.run for one in read(tmp_path / "results.jsonl")]
+    assert [run.arm for run in runs] == names.split(",") and (tmp_path / "retrieval.png").exists()
+    assert set(report.PAPER) <= set(ARMS)

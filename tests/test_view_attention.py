@@ -10,8 +10,8 @@ from hf_models import byte_tokenizer, eager
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from gistkit import cli, layouts
-from gistkit.cli.models import new_compressor
 from gistkit.layouts import Role
+from gistkit.options.models import new_compressor
 
 TEXT = "Memory tokens stand\nfor the text before them."
 COUNT = len(TEXT)

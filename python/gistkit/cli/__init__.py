@@ -21,7 +21,7 @@ COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, view, info)
 def parser() -> argparse.ArgumentParser:
     """The command line of `gistkit`."""
     root = _Map(prog="gistkit", description=DESCRIPTION, epilog=EXAMPLES)
-    commands = root.add_subparsers(metavar="COMMAND", parser_class=argparse.ArgumentParser)
+    commands = root.add_subparsers(metavar="COMMAND", parser_class=study.LateParser)
     for command in COMMANDS:
         command.add(commands)
     return root

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.arguments import LAYOUTS, add_command, device, number, positive
-from gistkit.cli.models import METHODS, add_model, load_compressor, load_model, new_compressor, warn_untrained
+from gistkit.options.arguments import LAYOUTS, add_command, device, number, positive
+from gistkit.options.models import METHODS, add_model, load_compressor, load_model, new_compressor, warn_untrained
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.arguments import add_command, device, positive
-from gistkit.cli.models import add_compressor, add_model, chosen_compressor, load_model
-from gistkit.cli.texts import Text, read_texts
+from gistkit.options.arguments import add_command, device, positive
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.texts import Text, read_texts
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory

@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.arguments import add_command, device, names, positive
-from gistkit.cli.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.arguments import add_command, device, names, positive
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor

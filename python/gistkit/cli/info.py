@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from gistkit.cli.arguments import add_command
+from gistkit.options.arguments import add_command
 
 
 def add(commands: Any) -> None:

@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli.arguments import add_command, device
-from gistkit.cli.models import add_model, load_compressor, load_model
-from gistkit.cli.texts import STDIN, read_texts
+from gistkit.options.arguments import add_command, device
+from gistkit.options.models import add_model, load_compressor, load_model
+from gistkit.options.texts import STDIN, read_texts
 
 PURPOSE = "show which tokens of a text a Dodo compressor keeps, and how it scores the others"
 EXAMPLES = """\

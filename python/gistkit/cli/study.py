@@ -1,121 +1,141 @@
-"""`gistkit study`: the papers' experiments."""
+"""`gistkit study`: the papers' experiments, a command for each study of the registry."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gistkit.cli import (
-    study_greedy,
-    study_in_place,
-    study_length,
-    study_nuggets,
-    study_pooling,
-    study_resolution,
-    study_retrieval,
-)
-from gistkit.cli.arguments import LAYOUTS, add_command, add_device, device, names, positive
+from gistkit.options.arguments import add_command, add_device, device, positive
+from gistkit.studies import registry
 
-EPL = "compare position layouts (DPL, UPL, EPL) on a small autoencoder"
-ABLATION = "train the same autoencoder with and without compression loss, autoencoding loss and spread position ids"
-STUDIED = ("dpl", "upl", "epl")
-EPL_OUT = Path("runs/epl")
+if TYPE_CHECKING:
+    from gistkit.studies.results import Line
+    from gistkit.studies.study import Plan, Study
+
+COMMITTED = Path("benchmarks/results")
 RESUME = "; --resume goes on from the last evaluation"
+
+
+class LateParser(argparse.ArgumentParser):
+    """A parser that gets its arguments when it is used: what they are takes seconds to load."""
+
+    fill: Any = None
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        self._filled()
+        return super().parse_known_args(*given, **named)
+
+    def format_help(self) -> str:
+        self._filled()
+        return super().format_help()
+
+    def _filled(self) -> None:
+        fill, self.fill = self.fill, None
+        if fill is not None:
+            fill(self)
 
 
 def add(commands: Any) -> None:
     """Adds the command and its studies."""
-    study = commands.add_parser(
+    parser = commands.add_parser(
         "study", help="run a paper's experiment", epilog="example: gistkit study epl --layouts dpl,epl --seeds 3"
     )
-    studies = study.add_subparsers(required=True, metavar="STUDY")
-    ablation = add_command(
-        studies, "compression-loss", run_compression_loss, ABLATION, "example: gistkit study compression-loss --seeds 3"
-    )
-    _add_common(ablation, Path("runs/compression-loss"))
-    example = "example: gistkit study epl --text book.txt --layouts dpl,epl --resume"
-    add_epl_arguments(add_command(studies, "epl", run_epl, EPL, example))
-    study_in_place.add(studies)
-    study_nuggets.add(studies)
-    study_pooling.add(studies)
-    study_greedy.add(studies)
-    study_length.add(studies)
-    study_retrieval.add(studies)
-    study_resolution.add(studies)
+    studies = parser.add_subparsers(required=True, metavar="STUDY", parser_class=LateParser)
+    for name in registry.STUDIES:
+        add_late(studies, name, name)
 
 
-def add_epl_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of the study `epl`."""
-    parser.add_argument(
-        "--layouts", type=names(*LAYOUTS), default=list(STUDIED), help=f"comma-separated (default: {','.join(STUDIED)})"
-    )
-    _add_common(parser, EPL_OUT)
+def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any = None) -> Any:
+    """A command that runs a study."""
+    purpose, own = registry.purpose(study)
+    parser: Any = add_command(commands, name, run, purpose, examples or own)
+    parser.set_defaults(study=study, if_interrupted=RESUME)
+    parser.fill = fill or (lambda parser: add_options(parser, study))
+    return parser
 
 
-def _add_common(parser: argparse.ArgumentParser, out: Path) -> None:
-    parser.add_argument("--text", type=Path, help="text file to train on (default: the standard library's topics)")
-    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
-    parser.add_argument("--steps", type=positive, default=450, help="training steps a run (default: %(default)s)")
+def add_options(parser: argparse.ArgumentParser, name: str) -> None:
+    """The options of a study, and those that all have."""
+    registry.find(name).add_options(parser)
     add_device(parser)
-    parser.add_argument("--out", type=Path, help=f"folder for results (default: {out})")
-    parser.add_argument("--resume", action="store_true", help="go on where an interrupted run in --out stopped")
-    parser.set_defaults(if_interrupted=RESUME)
+    parser.add_argument("--out", type=Path, help=f"folder for results (default: {default_out(name)})")
+    parser.add_argument("--resume", action="store_true", help="keep the runs in --out and go on where they stopped")
+    parser.add_argument(
+        "--processes", type=positive, metavar="N",
+        help="runs side by side (default: as many as the cores carry if models are small, else 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--save", nargs="?", type=Path, const=COMMITTED, metavar="FOLDER",
+        help="add the runs to the committed results, and leave out those that are there (default: %(const)s)",
+    )  # fmt: skip
 
 
-def run_epl(arguments: argparse.Namespace) -> int:
-    """Trains, prints the table and leaves results and pictures in --out."""
+def default_out(name: str) -> Path:
+    """The folder of a study's results."""
+    return Path("runs") / name
+
+
+def run(options: argparse.Namespace) -> int:
+    """Makes the runs that are missing, prints what they gave, and leaves results and pictures in --out."""
     # All that the end needs is loaded before the training starts.
-    from gistkit.evaluate.report import format_table
-    from gistkit.studies import epl, report
-    from gistkit.studies import runs as training
-    from gistkit.train.data import load_corpus
-    from gistkit.viz import studies as _  # noqa: F401
+    from gistkit import viz as _  # noqa: F401
+    from gistkit.info import machine
+    from gistkit.studies import results
+    from gistkit.studies.runner import run_jobs
 
-    where, out = device(arguments.device), arguments.out or EPL_OUT
-    recipe = epl.Recipe(steps=arguments.steps)
-    corpus = load_corpus(arguments.text)
-    print(
-        f"Reconstructing {recipe.chunk} bytes from {recipe.chunk // recipe.ratio} memory tokens; text {corpus.name} "
-        f"({corpus.train.numel()} + {corpus.held_out.numel()} held-out bytes, {corpus.digest})"
-    )
-    seeds = list(range(arguments.seeds))
-    runs = []
-    for run in training.run_study(
-        recipe, epl.build_compressor, arguments.layouts, seeds, corpus, out, device=where, resume=arguments.resume
+    study = registry.find(options.study)
+    where, out = device(options.device), options.out or default_out(options.study)
+    plan = study.plan(options)
+    path: Path = out / "results.jsonl"
+    if options.save is not None:
+        path = options.save / f"{'-'.join(filter(None, (study.name, plan.preset)))}.jsonl"
+    there = results.load(path) if (options.resume or options.save is not None) and path.exists() else []
+    lines = known(path, study, plan, there)
+    runs = {name: study.run_of(line["run"]) for name, line in lines.items()}
+    made = machine() if options.save is None else results.environment(options.save)
+    if plan.about:
+        print(plan.about)
+    others = [line for line in there if line not in lines.values()]
+    missing = [job for job in plan.jobs if job.name not in lines]
+    for job, done in run_jobs(
+        study, plan, missing, out, device=where, resume=options.resume, processes=options.processes
     ):
-        runs.append(run)
-        report.write_json(out / "results.json", runs, recipe, corpus)
-    print()
-    print(format_table(report.table_rows(runs)))
-    print("\nOne held-out passage, reconstructed greedily:")
-    print(report.format_passages(runs))
-    print()
-    print(report.format_tracking(runs, recipe))
-    print(f"\n{report.LIMITS}")
-    pictures = report.draw(out, runs, recipe)
-    print("\nWritten: " + ", ".join(str(path) for path in [out / "results.json", *pictures]))
+        runs[job.name] = done
+        if options.save is None:
+            lines[job.name] = results.line(study.name, done, plan.recipe, plan.source, made, study.kind)
+            results.write(path, [*others, *(lines[job.name] for job in plan.jobs if job.name in lines)])
+        else:
+            kept = study.kept(done)
+            results.append(path, results.line(study.name, kept, plan.recipe, plan.source, made, study.kind))
+    found = [runs[job.name] for job in plan.jobs]
+    print(f"\n{study.report(found, plan)}")
+    pictures = results.save(out, study.figures(found, plan.recipe)) + study.more_pictures(plan, out)
+    print("\nWritten: " + ", ".join(map(str, [path, *pictures])))
     return 0
 
 
-def run_compression_loss(arguments: argparse.Namespace) -> int:
-    """Trains every setting, prints the table and leaves results in --out."""
-    from gistkit.evaluate.report import format_table
-    from gistkit.studies import compression_loss as study
-    from gistkit.studies import report
-    from gistkit.studies import runs as training
-    from gistkit.train.data import load_corpus
+def known(path: Path, study: Study, plan: Plan, there: Sequence[Line]) -> dict[str, Line]:
+    """Those of the lines of a file that a plan asks for, by the names of its jobs.
 
-    where, out = device(arguments.device), arguments.out or Path("runs/compression-loss")
-    recipe = study.Recipe(steps=arguments.steps)
-    corpus = load_corpus(arguments.text)
-    runs, seeds = [], list(range(arguments.seeds))
-    for run in training.run_study(
-        recipe, study.build_compressor, list(study.SETTINGS), seeds, corpus, out, device=where, resume=arguments.resume
-    ):
-        runs.append(run)
-        report.write_json(out / "results.json", runs, recipe, corpus, study="compression-loss")
-    print("\n" + format_table(study.table_rows(runs)))
-    print("\nHeld-out losses in nats a byte; in brackets a loss that was not trained on.")
-    print(f"Written: {out / 'results.json'}")
-    return 0
+    Raises:
+        ValueError: if a run of them is of another recipe, or of another text or other images.
+    """
+    from gistkit.studies.shown import changes
+
+    asked = {job.name for job in plan.jobs}
+    found: dict[str, Line] = {}
+    runs = registry.decoded(path, list(there))[1] if there else []
+    for line, (run, recipe, *_) in zip(there, runs, strict=True):
+        if study.variant(recipe) != study.variant(plan.recipe):
+            continue
+        if line["study"] != study.name or recipe != plan.recipe:
+            what = changes(plan.recipe, recipe) if line["study"] == study.name else f"the study, {line['study']}"
+            raise ValueError(f"{path}: the saved runs differ in {what}; use the same settings, or another --out folder")
+        if plan.source is not None and line.get(study.kind, {}).get("digest") != plan.source.digest:
+            raise ValueError(f"{path}: the saved runs have another {study.kind}; use the same, or another --out folder")
+        name = f"{study.arm_name(run)}-{study.seed(run)}"
+        if name in asked:
+            found[name] = line
+    return found

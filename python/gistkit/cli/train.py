@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli.arguments import LAYOUTS, add_command, device, number, positive
-from gistkit.cli.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors, with_options
+from gistkit.options.arguments import LAYOUTS, add_command, device, number, positive
+from gistkit.options.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors, with_options
 
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small

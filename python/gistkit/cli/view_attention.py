@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.arguments import add_command, device, several
-from gistkit.cli.models import add_compressor, add_model, chosen_compressor, load_model
-from gistkit.cli.texts import read_contents
 from gistkit.cli.view_page import LARGEST, add_out, whole, write_page
+from gistkit.options.arguments import add_command, device, several
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.arguments import add_command, number
 from gistkit.cli.view_page import add_out, whole, write_page
+from gistkit.options.arguments import add_command, number
 
 if TYPE_CHECKING:
     from gistkit.layouts import Layout

@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.cli.arguments import add_command
+from gistkit.options.arguments import add_command
 
 PURPOSE = "print the table of a study's results, and draw its pictures"
 EXAMPLES = """\
-example: gistkit view results runs/epl/results.json
-         gistkit view results benchmarks/results/length/*.json -o pictures"""
+example: gistkit view results runs/epl/results.jsonl
+         gistkit view results benchmarks/results/length-short.jsonl -o pictures"""
 
 
 def add(kinds: Any) -> None:
@@ -19,7 +19,10 @@ def add(kinds: Any) -> None:
     parser = add_command(kinds, "results", run, PURPOSE, EXAMPLES)
     parser.set_defaults(words="files")
     parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="JSON that gistkit study left; several of one study are put together"
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="what gistkit study left, JSON lines; several of one study are put together",
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="draw the pictures, as PNG files in FOLDER")
 
@@ -27,11 +30,11 @@ def add(kinds: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table, and leaves pictures in --out."""
     from gistkit.studies import results as files
-    from gistkit.viz import results
+    from gistkit.studies import shown
 
-    print(results.table(*arguments.files))
+    print(shown.table(*arguments.files))
     if arguments.out is not None:
         arguments.out.mkdir(parents=True, exist_ok=True)
-        written = files.save(arguments.out, results.draw(*arguments.files))
+        written = files.save(arguments.out, shown.draw(*arguments.files))
         print("\nWritten: " + (", ".join(map(str, written)) or "none, the study has no pictures"))
     return 0

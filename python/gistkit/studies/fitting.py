@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.recipe import set_learning_rate, warmed_up
-
-
-class Named(Protocol):
-    """What a run is of."""
-
-    @property
-    def name(self) -> str: ...
-
-
-Arm = TypeVar("Arm", bound=Named)
-Run = TypeVar("Run")
 
 
 @dataclass(frozen=True)
@@ -50,20 +40,13 @@ class Progress:
     seconds: float
 
 
-def each_run(
-    train: Callable[[Arm, int, Any], Run], arms: Sequence[Arm], seeds: Sequence[int], out: Path
-) -> Iterator[Run]:
-    """Yields what `train` gives of (arm, seed, progress bar), for every arm of each seed.
-
-    Args:
-        train: of an arm, which has a `name`.
-        out: a folder that is there before the first run.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    for seed in seeds:
-        for arm in arms:
-            with tqdm(desc=f"{arm.name} seed {seed}", unit="step", dynamic_ncols=True) as bar:
-                yield train(arm, seed, bar)
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While no other process makes what several runs share; `path` is a file of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def fit(

@@ -1,19 +1,33 @@
-"""What a study's runs gave: a cell of a table, JSON with the recipe, the text and the machine, and pictures."""
+"""Results files: a run a line, with all that decided it; tables' cells; pictures as files.
+
+A line is a JSON object: "study", "machine", what was read as "text" or "images" {"name", "digest"}, "recipe" and "run".
+Each says all of it, so that lines can be added, left out and put together. Attention maps stand in FILE.npz beside
+FILE.jsonl, in steps of 1e-5; a run's "attention" is then the name of its array.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from gistkit.compress.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Run = TypeVar("Run")
-Recipe = TypeVar("Recipe")
+Line = dict[str, Any]
+# Attention weights are kept in these steps.
+STEPS = 100_000
 
 
 def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".format) -> str:
@@ -33,30 +47,70 @@ class Source(Protocol):
     def digest(self) -> str: ...
 
 
-def write(
-    path: Path,
-    study: str,
-    runs: Sequence[Any],
-    recipe: Any,
-    source: Source | None,
-    machine: Mapping[str, object],
-    kind: str = "text",
-) -> None:
-    """Writes runs and their recipe, dataclasses of JSON values; `source` is None where nothing is read."""
-    content = {
-        "study": study,
-        "machine": dict(machine),
-        **({} if source is None else {kind: {"name": source.name, "digest": source.digest}}),
-        "recipe": asdict(recipe),
-        "runs": [asdict(run) for run in runs],
-    }
-    path.write_text(json.dumps(content, indent=1) + "\n")
+def line(
+    study: str, run: Any, recipe: Any, source: Source | None, machine: Mapping[str, object], kind: str = "text"
+) -> Line:
+    """A run as a file keeps it.
+
+    Args:
+        run, recipe: dataclasses of JSON values, or mappings.
+        source: None where nothing is read.
+        kind: "text" or "images".
+    """
+    read = {} if source is None else {kind: {"name": source.name, "digest": source.digest}}
+    return {"study": study, "machine": dict(machine), **read, "recipe": _values(recipe), "run": _values(run)}
 
 
-def read(path: Path, run: Callable[..., Run], recipe: Callable[..., Recipe]) -> tuple[list[Run], Recipe]:
-    """The runs and recipe that `write` wrote, made by their classes."""
-    content = json.loads(path.read_text())
-    return [run(**one) for one in content["runs"]], recipe(**content["recipe"])
+def write(path: Path, lines: Sequence[Line]) -> None:
+    """Writes a file anew; what was there stays until all of it is written."""
+    arrays: dict[str, Any] = {}
+    texts = [_encoded(one, arrays) for one in lines]
+    if arrays:
+        _write_arrays(path.with_suffix(".npz"), arrays)
+    else:
+        path.with_suffix(".npz").unlink(missing_ok=True)
+    with replacing(path) as partial:
+        partial.write_text("".join(texts), encoding="utf-8")
+
+
+def append(path: Path, one: Line) -> None:
+    """Adds a line; several processes may add theirs to one file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".npz")
+    with path.open("a", encoding="utf-8") as file, _alone(file):
+        arrays = _arrays(beside)
+        before = len(arrays)
+        text = _encoded(one, arrays)
+        if len(arrays) > before:
+            _write_arrays(beside, arrays)
+        file.write(text)
+
+
+def load(path: Path) -> list[Line]:
+    """The lines of a file, with their attention maps.
+
+    Raises:
+        ValueError: if the file holds something else.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
+        if not text.strip():
+            continue
+        try:
+            one = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: expected a study's results, JSON lines; line {number}: {error}") from error
+        if not isinstance(one, dict) or not isinstance(one.get("study"), str):
+            raise ValueError(f"{path}: expected a study's results, got no field study in line {number}")
+        lines.append(one)
+    if any(isinstance(_attention(one), str) for one in lines):
+        arrays = _arrays(path.with_suffix(".npz"))
+        for one in lines:
+            if isinstance(name := _attention(one), str):
+                if name not in arrays:
+                    raise ValueError(f"{path.with_suffix('.npz')}: expected the array {name}, as {path.name} has it")
+                one["run"]["attention"] = (arrays[name] / STEPS).tolist()
+    return lines
 
 
 def save(folder: Path, figures: Mapping[str, Figure], prefix: str = "") -> list[Path]:
@@ -66,3 +120,67 @@ def save(folder: Path, figures: Mapping[str, Figure], prefix: str = "") -> list[
         paths.append(folder / f"{prefix}{name}.png")
         figure.savefig(paths[-1], dpi=150)
     return paths
+
+
+def _values(one: Any) -> dict[str, Any]:
+    return asdict(one) if is_dataclass(one) and not isinstance(one, type) else dict(one)
+
+
+def _attention(one: Line) -> object:
+    run = one.get("run")
+    return run.get("attention") if isinstance(run, dict) else None
+
+
+@contextmanager
+def _alone(file: Any) -> Iterator[None]:
+    """While no other process adds to the file."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        yield
+        file.flush()
+    finally:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _encoded(one: Line, arrays: dict[str, Any]) -> str:
+    """The text of a line, whose attention map joins `arrays`."""
+    if weights := _attention(one):
+        name = f"attention-{len(arrays)}"
+        arrays[name] = np.rint(np.asarray(weights, dtype=np.float64) * STEPS).astype(np.uint32)
+        one = one | {"run": one["run"] | {"attention": name}}
+    return json.dumps(one, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def _arrays(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    with replacing(path) as partial, partial.open("wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def environment(folder: Path) -> dict[str, object]:
+    """The machine, and the commit of the sources that `folder` lies among, with a mark if they differ from it."""
+    import torch
+
+    from gistkit.info import machine
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(folder), *arguments]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        except OSError:
+            return ""
+
+    root = git("rev-parse", "--show-toplevel")
+    changed = "+changes" if root and git("status", "--porcelain", "--", f"{root}/csrc", f"{root}/python") else ""
+    return {
+        **machine(),
+        "torch_isa": torch.backends.cpu.get_cpu_capability().lower(),
+        "cores": os.cpu_count() or 0,
+        "commit": (git("rev-parse", "--short=10", "HEAD") or "unknown") + changed,
+    }

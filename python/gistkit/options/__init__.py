@@ -1,0 +1,1 @@
+"""What command lines share: kinds of arguments, the model and the compressor that they name, and texts to read."""

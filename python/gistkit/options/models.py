@@ -1,0 +1,182 @@
+"""The models and compressors that commands load by name."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.options.arguments import LAYOUTS, add_device, number, positive
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from gistkit.compress import Compressor
+
+DTYPES = ("float32", "bfloat16", "float16")
+METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "no_context")
+# An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
+SEED = 0
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """--model, --dtype and --device."""
+    add_model_name(parser)
+    add_dtype(parser)
+    add_device(parser)
+
+
+def add_model_name(parser: argparse.ArgumentParser) -> None:
+    """--model."""
+    parser.add_argument(
+        "--model", required=True, help="smollm2, or the folder or hub name of a transformers decoder model"
+    )
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """--dtype."""
+    parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: float32 on a CPU, else bfloat16)")
+
+
+def load_model(name: str, dtype: str | None, device: str) -> tuple[PreTrainedModel, Any]:
+    """The model, in eval mode, and its tokenizer.
+
+    Args:
+        name: "smollm2", or what transformers' `from_pretrained` takes.
+        dtype: one of `DTYPES`; None: float32 on a CPU, bfloat16 elsewhere.
+        device: where the model goes.
+
+    Raises:
+        ValueError, FileNotFoundError: if there is no such model.
+        ImportError: if the package that brings it is missing.
+    """
+    import torch
+
+    number_type: torch.dtype = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
+    if name == "smollm2":
+        from gistkit.hf.smollm2 import load_smollm2
+
+        model, tokenizer = load_smollm2(number_type)
+    else:
+        model, tokenizer = _from_transformers(name, number_type)
+    return model.eval().to(device), tokenizer
+
+
+def _from_transformers(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = Path(name).expanduser()
+    if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
+        raise FileNotFoundError(f"--model: expected a folder with a model, got {name}, which is none")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(folder))
+        return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines() or [repr(error)]
+        raise ValueError(
+            f"--model: expected smollm2, or a decoder model that transformers loads, got {name!r}: {reason[0]}"
+        ) from error
+
+
+def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") -> None:
+    """--compressor, or what an untrained one is made of."""
+    parser.add_argument("--compressor", type=Path, metavar="FOLDER", help=f"trained compressor (default: {default})")
+    parser.add_argument("--method", choices=METHODS, help="of an untrained compressor (default: x500)")
+    parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
+    parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")
+    parser.add_argument("--chunk", type=positive, help="chunk size in tokens, untrained (default: 510)")
+    add_option(parser)
+
+
+def add_option(parser: Any) -> None:
+    """--option, any other argument of a method."""
+    parser.add_argument(
+        "--option", type=option, action="append", default=[], metavar="NAME=VALUE",
+        help="another argument of the method, such as windows=1 or offset=true for gistpool; may be repeated",
+    )  # fmt: skip
+
+
+def option(text: str) -> tuple[str, Any]:
+    """(name, value) of "name=value", the value as JSON or else as it is."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    if value in ("True", "False", "None"):
+        return name, {"True": True, "False": False, "None": None}[value]
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A method's arguments, those of `--option` among them; none may be given twice."""
+    found = dict(settings)
+    for name, value in options:
+        if name in found:
+            raise ValueError(f"--option {name}: expected one value, got {found[name]} and {value}")
+        found[name] = value
+    return found
+
+
+def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
+    """The trained compressor saved in `folder`, around `model`, in eval mode."""
+    from gistkit.compress import Compressor
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor, got {folder}")
+    with model_errors():
+        return Compressor.from_pretrained(folder, model).eval().to(model.device)
+
+
+def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any) -> Compressor:
+    """An untrained compressor, the same for the same model and settings, in eval mode."""
+    import torch
+
+    from gistkit import compress
+
+    with torch.random.fork_rng(devices=[]), model_errors():
+        torch.manual_seed(SEED)
+        kind = compress.METHODS[method]
+        takes = kind.arguments()
+        if unknown := sorted(settings.keys() - takes):
+            raise ValueError(
+                f"--{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}"
+            )
+        return kind(model, **settings).eval().to(model.device)
+
+
+def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> Compressor:
+    """The compressor that the arguments of `add_compressor` ask for; an untrained one with a warning."""
+    settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
+    settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)
+    if arguments.compressor is None:
+        warn_untrained()
+        return new_compressor(model, **settings)
+    if settings:
+        name, value = next(iter(settings.items()))
+        raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
+    return load_compressor(arguments.compressor, model)
+
+
+def warn_untrained() -> None:
+    """Says on standard error that nothing sensible can be read from the memory."""
+    print(
+        "gistkit: warning: the compressor is UNTRAINED, and what a model reads from its memory is noise; "
+        "train one with gistkit train and give its folder as --compressor",
+        file=sys.stderr,
+    )
+
+
+@contextmanager
+def model_errors() -> Iterator[None]:
+    """A model that a compressor cannot use is a user's mistake here."""
+    try:
+        yield
+    except TypeError as error:
+        raise ValueError(f"--model: {error}") from error

@@ -1,0 +1,1 @@
+"""What the studies of position encodings share; `length` and `retrieval` most of it, `resolution` some."""

@@ -1,0 +1,20 @@
+"""What the commands of the studies `length` and `retrieval` share."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+
+from gistkit.studies.extrapolation.student import ABLATIONS
+from gistkit.studies.options import add_names, add_runs
+
+
+def add_encodings(
+    parser: argparse.ArgumentParser, presets: Mapping[str, object], sizes: str, default: Sequence[str]
+) -> None:
+    """--preset, --encodings, --seeds and --steps. `sizes`: what the presets are."""
+    parser.add_argument("--preset", choices=presets, default="short", help=f"{sizes} (default: %(default)s)")
+    known = list(dict.fromkeys([*default, *ABLATIONS]))
+    left = [name for name in known if name not in default]
+    add_names(parser, "--encodings", known, default, f", {' and '.join(left)} among them" if left else "")
+    add_runs(parser)

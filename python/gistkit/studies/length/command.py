@@ -1,0 +1,111 @@
+"""The study `length` as a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.evaluate.report import format_table
+from gistkit.studies.extrapolation.command import add_encodings
+from gistkit.studies.extrapolation.student import ARMS, arms
+from gistkit.studies.length import report
+from gistkit.studies.length.study import PAPER_DATASET, PAPER_TOKENIZER, PRESETS, Recipe, Run, train
+from gistkit.studies.options import add_text, jobs
+from gistkit.studies.pages import made_on, runs, without
+from gistkit.studies.registry import Found
+from gistkit.studies.study import Job, Plan, Study
+from gistkit.train.data import load_corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class LengthStudy(Study):
+    """Language models at longer texts than they were trained on."""
+
+    name = "length"
+    run_type = Run
+    recipe_type = Recipe
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        sizes = (
+            "quick: seconds a run; short: trained on 128 bytes and tested on 4096, minutes a run on a CPU; paper: "
+            "GPT-2 on WikiText-103, trained on 512 tokens and tested on 16384, on a GPU"
+        )
+        add_encodings(parser, PRESETS, sizes, ARMS)
+        add_text(parser, "text file or folder")
+        parser.add_argument(
+            "--dataset", help="Hugging Face dataset with a column text (default: of paper, WikiText-103)"
+        )
+        parser.add_argument("--tokenizer", help="folder or hub name (default: bytes; of paper, GPT-2's)")
+
+    def plan(self, options: argparse.Namespace) -> Plan:
+        recipe = PRESETS[options.preset]
+        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        dataset, tokenizer = options.dataset, options.tokenizer
+        if options.preset == "paper" and options.text is None and dataset is None:
+            dataset = PAPER_DATASET
+        if options.preset == "paper" and tokenizer is None:
+            tokenizer = PAPER_TOKENIZER
+        corpus = load_corpus(
+            options.text, dataset=dataset, tokenizer=_tokenizer(tokenizer), progress=dataset is not None
+        )
+        about = (
+            f"Language models of {recipe.length} {corpus.unit}, tested at up to {recipe.lengths[-1]}: "
+            f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; text {corpus.name}, "
+            f"{corpus.digest}"
+        )
+        return Plan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
+
+    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+        corpus: Any = plan.source
+        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
+
+    def arm_name(self, run: Run) -> str:
+        return run.arm
+
+    def small(self, recipe: Recipe) -> bool:
+        return recipe.dim <= 128
+
+    def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
+        return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
+
+    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+        title = "Perplexity of chunks without overlap,"
+        return (
+            f"{title} held-out text:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
+            f"{title} text that no choice was made on:\n{self.table(runs, plan.recipe)}"
+        )
+
+    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+        tables = []
+        for group in groups:
+            recipe = group[0].recipe
+            how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
+            table = format_table(without(report.table_rows(runs(group)), "training"))
+            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {made_on(group)}.")
+        return "\n\n".join([*tables, format_table(report.paper_rows())])
+
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+        return report.figures(runs)
+
+    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
+        shown = ("seqpe-bias-no-delta", "seqpe-bias")
+        states = {arm: path for arm in shown if (path := out / f"{arm}-0.safetensors").exists()}
+        if len(states) < len(shown) or {job.arm.name for job in plan.jobs}.isdisjoint(shown):
+            return []
+        return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)]
+
+
+def _tokenizer(name: str | None) -> Any:
+    if name is None:
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(name)
+
+
+STUDY = LengthStudy()

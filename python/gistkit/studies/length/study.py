@@ -1,0 +1,151 @@
+"""Study `length`: language models that are trained at one length and tested at longer ones, by position encoding.
+
+All arms have the same model, steps, batches and held-out text; perplexity is that of chunks without overlap (SeqPE:
+Transformer with Sequential Position Encoding, Section 4.1 and Tables I and IV; there the model is GPT-2 on
+WikiText-103).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from gistkit.studies.extrapolation.student import Arm, Sizes, Student
+from gistkit.train.data import Corpus
+
+
+@dataclass(frozen=True)
+class Recipe(Sizes):
+    """Everything that decides a run but its arm, its seed and the text.
+
+    Args:
+        eval_tokens: held-out tokens at every evaluation.
+        test_tokens: of each split at the end, at most; every length reads the same ones.
+    """
+
+    eval_tokens: int = 4096
+    test_tokens: int = 1 << 18
+
+
+PRESETS = {
+    # Seconds a run.
+    "quick": Recipe(
+        steps=250, batch=8, warmup=25, eval_every=250, length=64, longest=16, dim=64, heads=2, encoder_heads=2,
+        max_position=1200, pivots=16, candidates=16, windows=8, window_positions=16,
+    ),
+    # A minute or three a run.
+    "short": Recipe(),
+    # GPT-2 at the paper's sizes, for a GPU.
+    "paper": Recipe(
+        steps=100_000, batch=128, learning_rate=5e-5, warmup=4000, weight_decay=0.0, clip=5.0, eval_every=2000,
+        length=512, dim=768, layers=12, heads=12, dropout=0.1, style="gpt2", decay="linear", final=0.0, bfloat16=True,
+        max_position=20_000, digits=5, encoder_heads=12, encoder_dropout=0.1, windows=32, eval_tokens=1 << 16,
+    ),
+}  # fmt: skip
+
+PAPER_DATASET = "Salesforce/wikitext:wikitext-103-raw-v1"
+PAPER_TOKENIZER = "openai-community/gpt2"
+
+
+@dataclass
+class Run:
+    """What one arm and seed gave; losses in nats a token.
+
+    `curve` holds (step, loss at L, loss at the longest length) over some held-out text, `held_out` and `test` the loss
+    of the trained model at each length, of the first and the second half of what is held out; the second is read once.
+    """
+
+    arm: str
+    seed: int
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    held_out: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    parameters: int = 0
+
+
+class Texts:
+    """Training rows by seed and step, and the two halves of the held-out text.
+
+    Args:
+        corpus: where they come from.
+        recipe: its length and its batch are those of the rows.
+        seed: of the rows.
+    """
+
+    def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
+        longest, half = recipe.lengths[-1], corpus.held_out.numel() // 2
+        if half <= longest:
+            raise ValueError(
+                f"corpus: expected more than {2 * longest} held-out {corpus.unit}, two texts of the longest length, "
+                f"got {corpus.held_out.numel()}"
+            )
+        self.corpus, self.recipe, self.seed = corpus, recipe, seed
+        self.splits = {"held_out": corpus.held_out[:half], "test": corpus.held_out[half:]}
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """(input_ids, labels), int64 [batch, length] both, of step 0, 1, ..."""
+        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
+        rows = self.corpus.batch(self.recipe.batch, self.recipe.length + 1, generator)
+        return rows[:, :-1], rows[:, 1:]
+
+
+@torch.no_grad()
+def losses(student: Student, text: Tensor, lengths: Sequence[int], tokens: int) -> dict[int, float]:
+    """Mean loss in nats a token of chunks without overlap, by length; all lengths read the same tokens.
+
+    Args:
+        text: token ids [n], n above the longest length.
+        lengths: each a divisor of the longest.
+        tokens: at most so many are read, but one chunk of the longest length at least.
+    """
+    longest = max(lengths)
+    count = max(1, min(len(text) - 1, tokens) // longest) * longest
+    inputs, labels = text[:count].long(), text[1 : count + 1].long().to(student.device)
+    found = {}
+    for length in lengths:
+        total = 0.0
+        rows = max(1, 4096 // length)
+        pairs = zip(inputs.view(-1, length).split(rows), labels.view(-1, length).split(rows), strict=True)
+        for chunk, wanted in pairs:
+            logits = student.logits(chunk)
+            total += float(cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
+        found[length] = total / count
+    return found
+
+
+def train(
+    recipe: Recipe,
+    arm: Arm,
+    seed: int,
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    bar: Any,
+) -> Run:
+    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    texts = Texts(corpus, recipe, seed)
+    vocabulary = 256 if corpus.tokenizer is None else len(corpus.tokenizer)
+    student = Student(recipe, arm, vocabulary, seed, device)
+    run = Run(arm.name, seed, parameters=student.parameters)
+    ends = (recipe.lengths[0], recipe.lengths[-1])
+
+    def figures() -> tuple[float, float]:
+        found = losses(student, texts.splits["held_out"], ends, recipe.eval_tokens)
+        return found[ends[0]], found[ends[1]]
+
+    state = out / f"{arm.name}-{seed}.safetensors"
+    progress = student.train(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)
+    run.curve, run.seconds = progress.curve, progress.seconds
+    for split in ("held_out", "test"):
+        found = losses(student, texts.splits[split], recipe.lengths, recipe.test_tokens)
+        setattr(run, split, {str(length): loss for length, loss in found.items()})
+    return run

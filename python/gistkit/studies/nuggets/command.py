@@ -1,0 +1,103 @@
+"""The study `nuggets` as a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.evaluate.metrics import need
+from gistkit.evaluate.report import format_table
+from gistkit.studies.nuggets import report
+from gistkit.studies.nuggets.runs import Run, train
+from gistkit.studies.nuggets.study import LM_ARMS, PRESETS, SELECTIONS, TASKS, Arm, Recipe, arms, tokenizer
+from gistkit.studies.options import add_names, add_runs, add_text, jobs
+from gistkit.studies.pages import made_on, model_line, runs
+from gistkit.studies.registry import Found
+from gistkit.studies.study import Job, Plan, Study
+from gistkit.train.data import load_corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class NuggetsStudy(Study):
+    """Learned nuggets beside other ways of keeping as many states."""
+
+    name = "nuggets"
+    run_type = Run
+    recipe_type = Recipe
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--preset", choices=PRESETS, default="quick",
+            help="quick: a small model from scratch; short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M "
+            "on a GPU, at the paper's sizes (default: %(default)s)",
+        )  # fmt: skip
+        add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
+        add_names(parser, "--methods", LM_ARMS, LM_ARMS)
+        add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
+        add_text(parser)
+        add_runs(parser)
+
+    def plan(self, options: argparse.Namespace) -> Plan:
+        need("sacrebleu")
+        recipe = PRESETS[options.preset]
+        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        corpus = load_corpus(options.text, tokenizer=tokenizer(recipe))
+        chosen = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
+        if not chosen:
+            raise ValueError(f"--methods: expected some of {', '.join(SELECTIONS)} for the task ae, got others")
+        about = (
+            f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, {len(chosen)} arms "
+            f"of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
+        )
+        return Plan(recipe, jobs(chosen, options.seeds), about, corpus, options.preset)
+
+    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+        corpus: Any = plan.source
+        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
+
+    def arm_name(self, run: Run) -> str:
+        return Arm(run.task, run.method, run.ratio).name
+
+    def small(self, recipe: Recipe) -> bool:
+        return recipe.model == "small"
+
+    def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
+        tables = (report.language_rows(runs), report.reconstruction_rows(runs))
+        return "\n\n".join(format_table(rows) for rows in tables if len(rows) > 1)
+
+    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+        parts = []
+        for title, rows in (
+            ("A context, reconstructed from its nuggets", report.reconstruction_rows(runs)),
+            ("A text, continued from as many states", report.language_rows(runs)),
+            ("What the scorer that learned to reconstruct selects", report.type_rows(runs, "ae")),
+            ("What the scorer that learned to read on selects", report.type_rows(runs, "lm")),
+        ):
+            if len(rows) > 1:
+                parts.append(f"{title}:\n{format_table(rows)}")
+        return "\n\n".join([*parts, report.PAPER])
+
+    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+        tables = []
+        for group in groups:
+            recipe = group[0].recipe
+            made = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {made_on(group)}."
+            texts = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
+            contexts = f"{recipe.batch} contexts of {recipe.context} tokens"
+            for rows, how in (
+                (report.language_rows(runs(group)), texts), (report.reconstruction_rows(runs(group)), contexts)
+            ):  # fmt: skip
+                if len(rows) > 1:
+                    tables.append(f"{format_table(rows)}\n\n{made.format(how)}")
+        return "\n\n".join(tables)
+
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+        return report.figures(runs)
+
+
+STUDY = NuggetsStudy()

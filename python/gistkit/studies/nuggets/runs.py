@@ -1,0 +1,278 @@
+"""A run of the study `nuggets`: one arm and seed, trained and measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistkit.compress import Dodo, MixedResolution
+from gistkit.compress.in_place import InPlace
+from gistkit.compress.language import LanguageModel
+from gistkit.evaluate import bleu4
+from gistkit.evaluate.reading import last_tokens
+from gistkit.hf import attach
+from gistkit.studies.fitting import Progress, alone, fit
+from gistkit.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
+from gistkit.studies.reconstruction import evaluate as reconstruct
+from gistkit.train.data import Corpus
+from gistkit.train.recipe import adamw
+
+
+@dataclass
+class Run:
+    """What one arm and seed gave; losses in nats a token.
+
+    `held_out` and `test` hold the figures of the trained model: of reconstruction "loss", "accuracy" and "bleu", of the
+    language model "loss" and "states", how many states a layer keeps for an asked token, on average. The test texts
+    are read once, at the end. `curve` holds (step, loss, the second figure) over held-out texts.
+
+    `chosen` tells what was selected: "rate", "threshold", "types" [(token, times selected, times there)] of the most
+    frequent, and "text" [(token, score, selected)] of one held-out text.
+    """
+
+    task: str
+    method: str
+    ratio: int
+    seed: int
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    held_out: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    parameters: int = 0
+    chosen: dict[str, Any] = field(default_factory=dict)
+
+
+class Texts:
+    """Passages of a corpus: training ones by seed and step, and two held-out splits, the halves of what is held out.
+
+    Args:
+        corpus: where they come from.
+        length: tokens of each.
+        rows: of a step.
+        seed: of the training passages.
+        count: passages of each held-out split, fewer where the corpus has not so many.
+        stride: tokens from one of these to the next; those asked for, so that each token is asked for once.
+    """
+
+    def __init__(self, corpus: Corpus, length: int, rows: int, seed: int, count: int, stride: int) -> None:
+        self.corpus, self.length, self.rows, self.seed = corpus, length, rows, seed
+        half = corpus.held_out.numel() // 2
+        if half < length:
+            raise ValueError(f"corpus: expected at least {2 * length} held-out tokens, got {corpus.held_out.numel()}")
+        self.splits = {
+            name: replace(corpus, held_out=part[:half]).chunks(length, stride=stride, count=count)
+            for name, part in (("held_out", corpus.held_out), ("test", corpus.held_out[half:]))
+        }
+
+    def __call__(self, step: int) -> Tensor:
+        """int64 [rows, length], the passages of step 0, 1, ..."""
+        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
+        return self.corpus.batch(self.rows, self.length, generator)
+
+
+def continue_texts(
+    reader: LanguageModel, recipe: Recipe, arm: Arm, texts: Tensor, batch: int = 8
+) -> tuple[float, float]:
+    """Loss of the last `asked` tokens of texts [n, length], and the mean number of states kept for each of them."""
+    asked = recipe.asked
+    if arm.method == "truncated":
+        # A text that is cut behind so many tokens is read anew for every block: no layer sees further.
+        before, asked = recipe.budget - recipe.segment // 2, recipe.segment
+        ends = range(recipe.length - recipe.asked + asked, recipe.length + 1, asked)
+        texts = torch.cat([texts[:, end - asked - before : end] for end in ends])
+    return last_tokens(reader, texts, asked, batch_size=batch)[:2]
+
+
+def train(
+    recipe: Recipe,
+    arm: Arm,
+    seed: int,
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    bar: Any,
+) -> Run:
+    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
+
+    It also keeps the seed's base model, where there is one, and the reconstruction that a scorer comes from.
+    """
+    model = _base(recipe, seed, corpus, out, device, bar)
+    torch.manual_seed(seed)
+    compressor = build_compressor(recipe, arm, model).to(device)
+    run = Run(arm.task, arm.method, arm.ratio, seed)
+    run.parameters = sum(parameter.numel() for _, parameter in compressor.trainable())
+    if arm.task == "ae":
+        with alone(out / f"{arm.name}-{seed}.lock"):
+            _train_reconstruction(recipe, arm, seed, corpus, out, compressor, run, device, resume, bar)
+    else:
+        if arm.method == "learned" and isinstance(compressor, Dodo):
+            _take_scorer(recipe, arm, seed, corpus, out, compressor, device, bar)
+        _train_reader(recipe, arm, seed, corpus, out, compressor, run, device, resume, bar)
+    return run
+
+
+def _train_reconstruction(
+    recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: InPlace, run: Run, device: str,
+    resume: bool, bar: Any,
+) -> None:  # fmt: skip
+    texts = Texts(corpus, recipe.context, recipe.batch, seed, recipe.final_texts, recipe.context)
+    splits = {name: rows.to(device) for name, rows in texts.splits.items()}
+    progress = _fit(
+        recipe, arm.name, seed, corpus, compressor, lambda step: compressor(texts(step).to(device))["loss"],
+        lambda: reconstruct(compressor, splits["held_out"][: recipe.eval_texts], batch=16), out, resume, bar,
+    )  # fmt: skip
+    run.curve, run.seconds = progress.curve, progress.seconds
+    compressor.eval()
+    with attach(compressor.model):
+        for name, figures in (("held_out", run.held_out), ("test", run.test)):
+            figures["loss"], figures["accuracy"] = reconstruct(compressor, splits[name], batch=16)
+        written: list[str] = []
+        for rows in splits["test"].split(16):
+            answer = compressor.generate(compressor.encode(rows), task="ae", max_new_tokens=rows.shape[1])
+            written += [corpus.text(row) for row in answer.cpu()]
+        run.test["bleu"] = bleu4(written, [corpus.text(row) for row in splits["test"].cpu()])
+        if isinstance(compressor, Dodo) and compressor.selection != "none":
+            read = compressor.behind_bos(compressor.contexts(splits["held_out"]))
+            scores = compressor.whole_scores(read)
+            chosen = torch.zeros_like(scores, dtype=torch.bool)
+            chosen.scatter_(1, compressor.nuggets(read, scores).index, True)
+            run.chosen = _described(corpus, read.ids[:, 1:], scores[:, 1:], chosen[:, 1:])
+
+
+def _train_reader(
+    recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: Any, run: Run, device: str,
+    resume: bool, bar: Any,
+) -> None:  # fmt: skip
+    reader = build_reader(recipe, arm, compressor)
+    texts = Texts(corpus, recipe.length, recipe.lm_batch, seed, recipe.final_texts, recipe.asked)
+    splits = {name: rows.to(device) for name, rows in texts.splits.items()}
+    mixed = reader if isinstance(reader, MixedResolution) else None
+    scored = mixed if arm.method in ("learned", "frozen", "delimiters") else None
+
+    known = False
+
+    def calibrate(step: int, batches: int = 2) -> None:
+        nonlocal known
+        known = True
+        if scored is not None:
+            # Texts to train on that no step has.
+            scored.calibrate([texts(1_000_000 + batches * step + at).to(device) for at in range(batches)])
+
+    def loss(step: int) -> Tensor:
+        if step % recipe.calibrate_every == 0:
+            calibrate(step)
+        elif not known:
+            # A resumed run goes on with the threshold of the evaluation it stopped behind.
+            calibrate(0, 8)
+        return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
+
+    def figures() -> tuple[float, float]:
+        calibrate(0, 8)
+        return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
+
+    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, figures, out, resume, bar)
+    run.curve, run.seconds = progress.curve, progress.seconds
+    compressor.eval()
+    with attach(compressor.model):
+        calibrate(0, 16)
+        for name, found in (("held_out", run.held_out), ("test", run.test)):
+            found["loss"], found["states"] = continue_texts(reader, recipe, arm, splits[name])
+        if mixed is not None and compressor.selection != "none":
+            read = mixed.rows(splits["held_out"])
+            with torch.no_grad():
+                scores = mixed.scores(read)
+            run.chosen = _described(corpus, read.ids[:, 1:], scores[:, 1:], mixed.nuggets(read, scores)[:, 1:])
+            run.chosen["threshold"] = compressor.threshold
+
+
+def _pieces(recipe: Recipe, arm: Arm, texts: Tensor) -> Tensor:
+    """Texts as an arm is trained on them: those that are read cut are cut, as many tokens in all."""
+    if arm.method != "truncated":
+        return texts
+    length = recipe.budget + recipe.segment // 2
+    count = recipe.length // length
+    return texts[:, : count * length].unflatten(1, (count, length)).flatten(0, 1)
+
+
+def _take_scorer(
+    recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: Dodo, device: str, bar: Any
+) -> None:
+    """Gives the language model the scorer that learned to reconstruct, which is trained first where it is not there."""
+    source = Arm("ae", "learned", arm.ratio)
+    path = out / f"{source.name}-{seed}.safetensors"
+    model = _base(recipe, seed, corpus, out, device, bar)
+    torch.manual_seed(seed)
+    teacher = build_compressor(recipe, source, model).to(device)
+    with alone(path.with_suffix(".lock")):
+        _train_reconstruction(
+            replace(recipe, final_texts=recipe.eval_texts), source, seed, corpus, out, teacher, Run("ae", "", 1, seed),
+            device, path.exists(), bar,
+        )  # fmt: skip
+    if compressor.scorer is not None and isinstance(teacher, Dodo) and teacher.scorer is not None:
+        compressor.scorer.load_state_dict(teacher.scorer.state_dict())
+
+
+def _fit(
+    recipe: Recipe, name: str, seed: int, corpus: Corpus, compressor: Any, loss: Any, figures: Any, out: Path,
+    resume: bool, bar: Any,
+) -> Progress:  # fmt: skip
+    optimizer = adamw([p for _, p in compressor.trainable()], recipe.learning_rate, recipe.weight_decay)
+
+    def trained(step: int) -> Tensor:
+        compressor.train()
+        found: Tensor = loss(step)
+        return found
+
+    def measured() -> tuple[float, float]:
+        compressor.eval()
+        found: tuple[float, float] = figures()
+        return found
+
+    # What is measured at the end does not decide a run.
+    decides = {key: value for key, value in asdict(recipe).items() if key != "final_texts"}
+    identity = {"recipe": decides, "corpus": corpus.digest, "arm": name, "seed": seed}
+    # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
+    torch.manual_seed(seed)
+    state = out / f"{name}-{seed}.safetensors"
+    return fit(recipe, compressor, optimizer, trained, measured, state, identity, resume=resume, bar=bar)
+
+
+def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar: Any) -> PreTrainedModel:
+    """The model that the arms of a seed start from, each with a copy of its own."""
+    model = fresh_model(recipe, seed)
+    if not recipe.base_steps:
+        return model
+    schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0, weight_decay=0.1)
+    compressor = Dodo(model, ratio=1, selection="none", layer=recipe.layer, lora=None, separate=False).to(device)
+    arm = Arm("lm", "full", 1)
+    reader = build_reader(schedule, arm, compressor)
+    texts = Texts(corpus, recipe.length, recipe.lm_batch, seed, recipe.eval_texts, recipe.asked)
+    held_out = texts.splits["held_out"].to(device)
+    with alone(out / f"base-{seed}.lock"):
+        _fit(
+            schedule, "base", seed, corpus, compressor, lambda step: reader(texts(step).to(device))["loss"],
+            lambda: continue_texts(reader, schedule, arm, held_out), out, True, bar,
+        )  # fmt: skip
+    return model
+
+
+def _described(corpus: Corpus, ids: Tensor, scores: Tensor, chosen: Tensor, most: int = 24) -> dict[str, Any]:
+    """What was selected of texts [n, N]: the rate, the most frequent types, and the first text."""
+    there, selected = Counter(ids.flatten().tolist()), Counter(ids[chosen].tolist())
+    piece = lambda token: corpus.text(torch.tensor([token]))  # noqa: E731
+    first = zip(ids[0].tolist(), scores[0].tolist(), chosen[0].tolist(), strict=True)
+    return {
+        "rate": float(chosen.float().mean()),
+        "types": [(piece(token), count, there[token]) for token, count in selected.most_common(most)],
+        "selected": sum(selected.values()),
+        "tokens": ids.numel(),
+        "text": [(piece(token), round(score, 4), nugget) for token, score, nugget in first],
+    }

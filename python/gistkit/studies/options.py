@@ -1,0 +1,36 @@
+"""Options that the commands of several studies take."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gistkit.options.arguments import names, positive
+from gistkit.studies.study import Job
+
+
+def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
+    """--seeds and --steps. `steps`: their default; None: the preset's."""
+    parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
+    shown = "the preset's" if steps is None else "%(default)s"
+    parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {shown})")
+
+
+def add_text(parser: argparse.ArgumentParser, what: str = "text file to train on") -> None:
+    """--text."""
+    parser.add_argument("--text", type=Path, help=f"{what} (default: the standard library's topics)")
+
+
+def add_names(
+    parser: argparse.ArgumentParser, option: str, known: Sequence[str], default: Sequence[str], more: str = ""
+) -> None:
+    """An option of comma-separated names. `more`: said of them before the default."""
+    parser.add_argument(
+        option, type=names(*known), default=list(default), help=f"comma-separated{more} (default: {','.join(default)})"
+    )
+
+
+def jobs(arms: Sequence[object], seeds: int) -> list[Job]:
+    """Every arm of seed 0, then of seed 1, ..."""
+    return [Job(arm, seed) for seed in range(seeds) for arm in arms]

@@ -1,0 +1,74 @@
+"""What the tables on pages of committed results share: captions, and the machines that runs were made on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gistkit.studies.registry import Found, read
+
+
+def committed(folder: Path, study: str) -> list[list[Found]]:
+    """The runs of a study in a folder, by file and recipe; those of a quick preset last."""
+    groups: list[list[Found]] = []
+    paths = [*folder.glob(f"{study}.jsonl"), *folder.glob(f"{study}-*.jsonl")]
+    for path in sorted(paths, key=lambda path: (path.stem.endswith("-quick"), path.name)):
+        here: list[list[Found]] = []
+        for one in read(path):
+            same = next((group for group in here if group[0].recipe == one.recipe), None)
+            if same is None:
+                here.append([one])
+            else:
+                same.append(one)
+        groups += here
+    return groups
+
+
+def machine_line(machine: Mapping[str, Any]) -> str:
+    """One line that says what figures were made on."""
+    return (
+        f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}, "
+        f"torch {machine['torch']}, commit {machine['commit']}"
+    )
+
+
+def machines_line(machines: Sequence[Mapping[str, Any]]) -> str:
+    """The same for runs that were made on several, or at several commits, in the order of the runs."""
+    lines: dict[str, list[str]] = {}
+    for machine in machines:
+        where, _, commit = machine_line(machine).rpartition(", commit ")
+        lines.setdefault(where, []).append(commit)
+    return "; ".join(
+        f"{where}, commit{'s' if len(set(commits)) > 1 else ''} {', '.join(dict.fromkeys(commits))}"
+        for where, commits in lines.items()
+    )
+
+
+def made_on(group: Sequence[Found]) -> str:
+    """`machines_line` of some runs."""
+    return machines_line([one.machine for one in group])
+
+
+def runs(group: Sequence[Found]) -> list[Any]:
+    """The runs without recipe and machine."""
+    return [one.run for one in group]
+
+
+def seeds(group: Sequence[Found]) -> str:
+    """Such as 3 seeds."""
+    count = len({one.run.seed for one in group})
+    return f"{count} seed{'s' if count > 1 else ''}"
+
+
+def model_line(recipe: Any) -> str:
+    """What the arms of a recipe with a model begin with."""
+    if recipe.model == "smollm2":
+        return "SmolLM2-135M with LoRA"
+    return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
+
+
+def without(rows: list[list[str]], column: str) -> list[list[str]]:
+    """Rows without a column, by its heading: how long a run took says nothing where other work went on beside it."""
+    dropped = rows[0].index(column)
+    return [row[:dropped] + row[dropped + 1 :] for row in rows]

@@ -1,0 +1,155 @@
+"""One training run of a study: a compressor under one layout and seed, measured as it learns to reconstruct."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from gistkit.compress import Compressor
+from gistkit.hf import attach
+from gistkit.ops.tracking import measure_tracking
+from gistkit.studies.fitting import Training, fit
+from gistkit.studies.tracking import memory_attention
+from gistkit.train.data import Corpus
+from gistkit.train.recipe import adamw
+
+GOAL = 1.0
+
+
+@dataclass(frozen=True)
+class Schedule(Training):
+    """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when.
+
+    `continuation` tokens follow each chunk, for the lm loss.
+    """
+
+    chunk: int = 80
+    ratio: int = 5
+    continuation: int = 0
+    eval_chunks: int = 64
+    final_chunks: int = 1000
+
+
+Build = Callable[[Any, str, int], Compressor]
+
+
+@dataclass
+class Run:
+    """What one layout and seed gave. Losses are held-out, in nats a token (the demo's tokens are bytes).
+
+    `losses` are those it trained on, by name. `curve` holds (step, loss, accuracy) of reconstruction over the recipe's
+    `eval_chunks`; `loss` and `accuracy` are those of the trained model over `final_chunks`.
+    """
+
+    layout: str
+    seed: int
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
+    loss: float = float("nan")
+    accuracy: float = float("nan")
+    greedy_accuracy: float = float("nan")
+    seconds: float = 0.0
+    parameters: int = 0
+    passage: dict[str, str] = field(default_factory=dict)
+    tracking: list[dict[str, float]] = field(default_factory=list)
+    attention: list[list[list[float]]] = field(default_factory=list)
+    losses: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def steps_to_goal(self) -> int | None:
+        """First evaluated step with a held-out loss of at most 1.0; None if it was not reached."""
+        return next((step for step, loss, _ in self.curve if loss <= GOAL), None)
+
+
+@torch.no_grad()
+def evaluate(compressor: Compressor, chunks: Tensor, *, batch: int = 64) -> tuple[float, float]:
+    """Held-out (loss in nats a token, accuracy) of teacher-forced reconstruction."""
+    loss = correct = 0.0
+    for rows in chunks.split(batch):
+        logits = compressor.logits(compressor.decode(compressor.encode(rows), "ae", rows[:, :-1]))
+        loss += float(cross_entropy(logits.flatten(0, 1), rows.flatten(), reduction="sum"))
+        correct += float((logits.argmax(-1) == rows).sum())
+    return loss / chunks.numel(), correct / chunks.numel()
+
+
+def _losses(compressor: Compressor, rows: Tensor) -> dict[str, Tensor]:
+    """The losses of passages [B, chunk + continuation]."""
+    context, after = rows[:, : compressor.chunk], rows[:, compressor.chunk :]
+    return compressor(context, continuation_ids=after if after.shape[1] else None)
+
+
+@torch.no_grad()
+def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) -> dict[str, float]:
+    """The compressor's losses over passages [n, chunk + continuation], in nats a token, by name."""
+    total: dict[str, float] = {}
+    for part in rows.split(batch):
+        for name, value in _losses(compressor, part).items():
+            total[name] = total.get(name, 0.0) + float(value) * len(part)
+    return {name: value / len(rows) for name, value in total.items()}
+
+
+def train(
+    recipe: Schedule,
+    build: Build,
+    layout: str,
+    seed: int,
+    corpus: Corpus,
+    out: Path,
+    *,
+    device: str,
+    resume: bool,
+    bar: Any,
+) -> Run:
+    """Trains and measures one layout and seed; `out` keeps its state at every evaluation, so it can be resumed.
+
+    Raises:
+        ValueError: if the text is too short for one chunk and its continuation in each part.
+    """
+    corpus.check(recipe.chunk + recipe.continuation)
+    compressor = build(recipe, layout, seed).to(device)
+    parameters = [parameter for _, parameter in compressor.trainable()]
+    optimizer = adamw(parameters, recipe.learning_rate, recipe.weight_decay)
+    # Drawn at once: a resumed run finds those of its step.
+    length = recipe.chunk + recipe.continuation
+    end = corpus.train.numel() - length + 1
+    generator = torch.Generator().manual_seed(1000 + seed)
+    starts = torch.randint(0, end, (recipe.steps, recipe.batch), generator=generator)
+    chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
+    run = Run(layout, seed, parameters=sum(parameter.numel() for parameter in parameters))
+    progress = fit(
+        recipe,
+        compressor,
+        optimizer,
+        lambda step: _losses(compressor, corpus.passages(starts[step], length).to(device))["loss"],
+        lambda: evaluate(compressor, chunks[: recipe.eval_chunks]),
+        out / f"{layout}-{seed}.safetensors",
+        {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed},
+        resume=resume,
+        bar=bar,
+    )
+    run.curve, run.seconds = progress.curve, progress.seconds
+    with attach(compressor.model):
+        run.loss, run.accuracy = evaluate(compressor, chunks)
+        run.losses = held_out_losses(compressor, corpus.chunks(length, count=recipe.final_chunks).to(device))
+        _reconstruct(run, compressor, corpus, chunks[: recipe.eval_chunks])
+        _track(run, compressor, chunks[: recipe.eval_chunks])
+    return run
+
+
+def _reconstruct(run: Run, compressor: Compressor, corpus: Corpus, chunks: Tensor) -> None:
+    """Greedy reconstruction: its accuracy over `chunks`, and one passage to read."""
+    answer = compressor.generate(compressor.encode(chunks), task="ae", max_new_tokens=chunks.shape[1])
+    run.greedy_accuracy = float((answer == chunks).float().mean())
+    run.passage = {"original": corpus.text(chunks[0]), "reconstructed": corpus.text(answer[0])}
+
+
+def _track(run: Run, compressor: Compressor, chunks: Tensor) -> None:
+    """Attention of memory tokens over the context, mean over chunks and heads, for each layer."""
+    for weights in memory_attention(compressor, chunks):
+        run.tracking.append(measure_tracking(weights).as_dict())
+        run.attention.append([[round(float(w), 5) for w in row] for row in weights])

@@ -1,0 +1,84 @@
+"""The studies by name: a folder each, whose `PURPOSE` and `EXAMPLES` load at once, and whose `command` when used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from gistkit.studies.results import Line
+    from gistkit.studies.study import Study
+
+# In the order of the commands.
+STUDIES = (
+    "compression-loss", "epl", "smollm2", "in-place", "nuggets", "pooling", "greedy", "length", "retrieval",
+    "resolution",
+)  # fmt: skip
+
+
+class Found(NamedTuple):
+    """A run as a results file has it; `source` is the name of what was read."""
+
+    run: Any
+    recipe: Any
+    machine: dict[str, Any]
+    source: str = ""
+
+
+def purpose(name: str) -> tuple[str, str]:
+    """A line that says what a study does, and examples of its command."""
+    folder = import_module(f"gistkit.studies.{name.replace('-', '_')}")
+    return folder.PURPOSE, folder.EXAMPLES
+
+
+def find(name: str) -> Study:
+    """The study of a name.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if name not in STUDIES:
+        raise ValueError(f"study: expected one of {', '.join(STUDIES)}, got {name!r}")
+    study: Study = import_module(f"gistkit.studies.{name.replace('-', '_')}.command").STUDY
+    return study
+
+
+def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
+    """The study that the lines of a file are of, and its runs.
+
+    Raises:
+        ValueError: if they are of none, or of several.
+    """
+    if not lines:
+        raise ValueError(f"{path}: expected at least one run, got none")
+    name = lines[0]["study"]
+    if name not in STUDIES:
+        raise ValueError(f"{path}: expected results of one of the studies {', '.join(STUDIES)}, got study {name!r}")
+    if others := {line["study"] for line in lines} - {name}:
+        raise ValueError(f"{path}: expected results of the study {name} alone, got {others.pop()} too")
+    study = find(name)
+    try:
+        found = [
+            Found(
+                study.run_of(line["run"]),
+                study.recipe_of(line["recipe"]),
+                line.get("machine", {}),
+                line.get(study.kind, {}).get("name", ""),
+            )
+            for line in lines
+        ]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: expected results of the study {name}, got others: {error!r}") from error
+    return study, found
+
+
+def read(path: Path | str) -> list[Found]:
+    """The runs of a study's results file, in its order.
+
+    Raises:
+        ValueError: if it holds something else.
+    """
+    from gistkit.studies.results import load
+
+    return decoded(path, load(Path(path)))[1]

@@ -1,0 +1,106 @@
+"""The study `resolution` as a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.evaluate.report import format_table
+from gistkit.nn import IMAGE_ENCODINGS
+from gistkit.studies.options import add_names, add_runs, jobs
+from gistkit.studies.pages import made_on, runs, without
+from gistkit.studies.registry import Found
+from gistkit.studies.resolution import report
+from gistkit.studies.resolution.images import load_images
+from gistkit.studies.resolution.study import ABLATIONS, ARMS, PRESETS, Recipe, Run, arms, train
+from gistkit.studies.study import Job, Plan, Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class ResolutionStudy(Study):
+    """Image classifiers at larger images than they were trained on."""
+
+    name = "resolution"
+    run_type = Run
+    recipe_type = Recipe
+    kind = "images"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--preset", choices=PRESETS, default="short",
+            help="quick: seconds a run; short: trained on a grid of 8 x 8 patches and tested on up to 24 x 24, minutes "
+            "a run on a CPU; paper: ViT-S, trained on 224 x 224 pixels, on a GPU (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--data", default="digits",
+            help="digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), or a folder of IDX files "
+            "with MNIST's names (default: %(default)s)",
+        )  # fmt: skip
+        add_names(parser, "--encodings", ARMS, IMAGE_ENCODINGS, f", {' and '.join(ABLATIONS)} among them")
+        add_runs(parser)
+
+    def plan(self, options: argparse.Namespace) -> Plan:
+        images = load_images(options.data)
+        recipe = PRESETS[options.preset].fitted(images)
+        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        first, last = (f"{grid} x {grid}" for grid in (recipe.grids[0], recipe.grids[-1]))
+        about = (
+            f"Classifiers of {recipe.size} x {recipe.size} pixels, {first} patches, tested on up to {last}: "
+            f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; {images.name}, "
+            f"{len(images.train)} training images, {images.digest}"
+        )
+        chosen = jobs(arms(options.encodings), options.seeds)
+        return Plan(recipe, chosen, about, images, f"{Path(options.data).name}-{options.preset}")
+
+    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+        images: Any = plan.source
+        return train(plan.recipe, job.arm, job.seed, images, out, device=device, resume=resume, bar=bar)
+
+    def arm_name(self, run: Run) -> str:
+        return run.arm
+
+    def small(self, recipe: Recipe) -> bool:
+        return recipe.dim <= 128
+
+    def recipe_of(self, values: dict[str, Any]) -> Recipe:
+        return Recipe(**values | {"grids": tuple(values["grids"])})
+
+    def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
+        return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
+
+    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+        return (
+            f"Accuracy in percent, held-out images:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
+            f"Accuracy in percent, images that no choice was made on:\n{self.table(runs, plan.recipe)}"
+        )
+
+    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+        tables = []
+        for group in groups:
+            recipe = group[0].recipe
+            rows = without(report.table_rows(runs(group)), "training")
+            rows[0][0] = group[0].source.split()[-1]
+            how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
+            tables.append(
+                f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
+                f"{made_on(group)}."
+            )
+        return "\n\n".join([*tables, format_table(report.paper_rows())])
+
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+        return report.figures(runs)
+
+    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
+        embedded = dict.fromkeys(
+            job.arm.name for job in plan.jobs if job.arm.name == "learned-2d" or job.arm.name.startswith("seqpe")
+        )
+        states = {arm: path for arm in embedded if (path := out / f"{arm}-0.safetensors").exists()}
+        return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)] if states else []
+
+
+STUDY = ResolutionStudy()

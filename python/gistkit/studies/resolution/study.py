@@ -1,0 +1,263 @@
+"""Study `resolution`: image classifiers that are trained at one size and tested at larger ones, by position encoding.
+
+Images are resized and patches are not, so that the grid of patches grows. All arms have the same model, steps, batches
+and test images (SeqPE: Transformer with Sequential Position Encoding, Section 4.3 and Table III; there the model is
+ViT-S on ImageNet-1k).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from gistkit.nn import IMAGE_ENCODINGS, PositionEncoding, ViT, grid_positions, position_encoding
+from gistkit.studies.extrapolation.learner import Learner, Schedule
+from gistkit.studies.resolution.images import Images, Split, random_crops, resize
+
+# Arms that train SeqPE without one of its losses.
+ABLATIONS = {"seqpe-mul-no-delta": {"contrastive_weight": 0.0}, "seqpe-mul-no-ood": {"ood_weight": 0.0}}
+ARMS = (*IMAGE_ENCODINGS, *ABLATIONS)
+
+
+@dataclass(frozen=True)
+class Recipe(Schedule):
+    """Everything that decides a run but its arm, its seed and the images.
+
+    Args:
+        grids: patches on a side, first in training and then in tests, ascending.
+        patch: pixels on a side of a patch; 0: so that the images of training are at least as large as the set's.
+        crop: of `random_crops`, the least share of an image that a crop keeps.
+        flip: mirrors half of the training images.
+        smoothing: of labels.
+        sinusoid_scale: of `Sinusoidal`.
+        learned_std: of `Learned2D`.
+        eval_images: held-out images at every evaluation.
+        test_images: of each split at the end, at most.
+    """
+
+    steps: int = 1500
+    batch: int = 48
+    learning_rate: float = 3e-3
+    warmup: int = 100
+    weight_decay: float = 0.1
+    eval_every: int = 500
+    final: float = 0.01
+    dim: int = 64
+    layers: int = 3
+    heads: int = 4
+    max_position: int = 40
+    digits: int = 2
+    pivots: int = 16
+    candidates: int = 16
+    windows: int = 8
+    grids: tuple[int, ...] = (8, 10, 12, 16, 24)
+    patch: int = 0
+    crop: float = 0.1
+    flip: bool = False
+    smoothing: float = 0.0
+    sinusoid_scale: float = 1.0
+    learned_std: float = 0.02
+    eval_images: int = 100
+    test_images: int = 500
+
+    def __post_init__(self) -> None:
+        if not self.grids or list(self.grids) != sorted(set(self.grids)) or self.grids[0] < 1:
+            raise ValueError(f"grids: expected ascending sizes of at least 1, got {self.grids}")
+        if self.grids[-1] > min(self.max_position, self.base**self.digits):
+            raise ValueError(
+                f"grids: expected at most {min(self.max_position, self.base**self.digits)} patches on a side, "
+                f"got {self.grids[-1]}"
+            )
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"crop: expected above 0 and at most 1, got {self.crop}")
+
+    @property
+    def size(self) -> int:
+        """Pixels on a side of training images."""
+        return self.grids[0] * self.patch
+
+    def ratio(self, grid: int) -> float:
+        """How much larger than in training."""
+        return grid / self.grids[0]
+
+    def fitted(self, images: Images) -> Recipe:
+        """With a patch for these images, where there is none."""
+        if self.patch:
+            return self
+        # A patch of one pixel would show nothing of edges.
+        return replace(self, patch=max(2, math.ceil(max(images.train.images.shape[1:3]) / self.grids[0])))
+
+
+PRESETS = {
+    # Seconds a run.
+    "quick": Recipe(
+        steps=300, warmup=30, eval_every=300, layers=2, max_position=20, grids=(4, 5, 6, 8, 12), window_positions=16,
+        test_images=200,
+    ),
+    # A few minutes a run.
+    "short": Recipe(),
+    # ViT-S and the schedule of the paper, without its mixtures of images and its randomly chosen distortions.
+    "paper": Recipe(
+        steps=500_000, batch=1024, learning_rate=1e-3, warmup=6250, weight_decay=0.05, eval_every=5000, dim=384,
+        layers=12, heads=6, max_position=100, encoder_heads=6, encoder_dropout=0.1, bfloat16=True, pivots=32,
+        candidates=64, windows=32, window_positions=64, mul_start=0.0, position_std=0.4,
+        grids=(14, 20, 24, 28, 32, 40, 42), patch=16, crop=0.08, flip=True, smoothing=0.1, eval_images=2000,
+        test_images=50_000,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A position encoding by its name, or SeqPE without one of its losses."""
+
+    name: str
+
+    def __post_init__(self) -> None:
+        if self.name not in ARMS:
+            raise ValueError(f"name: expected one of {', '.join(ARMS)}, got {self.name!r}")
+
+    @property
+    def encoding(self) -> str:
+        """Its name for `position_encoding`."""
+        return "seqpe-mul" if self.name in ABLATIONS else self.name
+
+
+@dataclass
+class Run:
+    """What one arm and seed gave; accuracies are shares.
+
+    `curve` holds (step, loss in nats, accuracy, accuracy on the largest grid) over some held-out images, `held_out` and
+    `test` the accuracy of the trained model on each grid; the test images are read once.
+    """
+
+    arm: str
+    seed: int
+    curve: list[tuple[int, float, float, float]] = field(default_factory=list)
+    held_out: dict[str, float] = field(default_factory=dict)
+    test: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    parameters: int = 0
+
+
+class Classifier(Learner[ViT]):
+    """A ViT and its training.
+
+    Args:
+        recipe: of model and training, with a patch.
+        arm: its position encoding.
+        images: that it is made for.
+        seed: of weights, of batches and of what is drawn for positions; all but the positions' weights is the same for
+            all arms.
+        device: where the model is.
+    """
+
+    def __init__(self, recipe: Recipe, arm: Arm, images: Images, seed: int, device: str = "cpu") -> None:
+        self.recipe, self.arm, self.images = recipe, arm, images
+        torch.manual_seed(seed)
+        position = build_position(recipe, arm)
+        torch.manual_seed(seed)
+        model = ViT(
+            recipe.patch, images.channels, images.classes, recipe.dim, recipe.layers, recipe.heads, position,
+            dropout=recipe.dropout,
+        )  # fmt: skip
+        shape = (recipe.grids[0], recipe.grids[0])
+        super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm.name, {}))
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """(pixels [B, channels, size, size], labels [B]) of step 0, 1, ..., the same at every call."""
+        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
+        chosen = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
+        pixels = self.images.standard(chosen.images, self.device)
+        pixels = random_crops(pixels, self.recipe.size, self.recipe.crop, generator, flip=self.recipe.flip)
+        return pixels, chosen.labels.to(self.device)
+
+    def loss(self, step: int) -> Tensor:
+        """The loss of a step: that of its classes, and SeqPE's two."""
+        self.model.train()
+        pixels, labels = self.batch(step)
+        positions, embeddings, loss = self.place(len(pixels), step)
+        with self.precision():
+            logits = self.model(pixels, positions, embeddings=embeddings)
+        return cross_entropy(logits.float(), labels, label_smoothing=self.recipe.smoothing) + loss
+
+    @torch.no_grad()
+    def logits(self, images: Tensor, grid: int) -> Tensor:
+        """float32 logits [n, classes] of stored images, as a grid of so many patches on a side."""
+        self.model.eval()
+        pixels = resize(self.images.standard(images, self.device), grid * self.recipe.patch)
+        # Positions are encoded in full precision.
+        embeddings = None if self.encoder is None else self.encoder(grid_positions(grid, grid))
+        with self.precision():
+            return self.model(pixels, embeddings=embeddings).float()
+
+    def measure(self, split: Split, grid: int) -> tuple[float, float]:
+        """(Loss in nats, accuracy) of a split's images on a grid."""
+        loss = correct = 0.0
+        # As many patches at a time as four batches of training have.
+        rows = max(1, 4 * self.recipe.batch * self.recipe.grids[0] ** 2 // grid**2)
+        for start in range(0, len(split), rows):
+            part = split[start : start + rows]
+            logits, labels = self.logits(part.images, grid), part.labels.to(self.device)
+            loss += float(cross_entropy(logits, labels, reduction="sum"))
+            correct += float((logits.argmax(-1) == labels).sum())
+        return loss / len(split), correct / len(split)
+
+
+def train(
+    recipe: Recipe,
+    arm: Arm,
+    seed: int,
+    images: Images,
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    bar: Any,
+) -> Run:
+    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    recipe = recipe.fitted(images)
+    learner = Classifier(recipe, arm, images, seed, device)
+    run = Run(arm.name, seed, parameters=learner.parameters)
+
+    def figures() -> tuple[float, float, float]:
+        some = images.held_out[: recipe.eval_images]
+        return *learner.measure(some, recipe.grids[0]), learner.measure(some, recipe.grids[-1])[1]
+
+    identity = {"images": images.digest, "arm": arm.name}
+    state = out / f"{arm.name}-{seed}.safetensors"
+    progress = learner.fit(learner.loss, figures, state, identity, resume=resume, bar=bar)
+    run.curve, run.seconds = progress.curve, progress.seconds
+    for name in ("held_out", "test"):
+        split = getattr(images, name)[: recipe.test_images]
+        setattr(run, name, {str(grid): learner.measure(split, grid)[1] for grid in recipe.grids})
+    return run
+
+
+def arms(names: Sequence[str] = IMAGE_ENCODINGS) -> list[Arm]:
+    """The arms of these names."""
+    return [Arm(name) for name in names]
+
+
+def build_position(recipe: Recipe, arm: Arm) -> PositionEncoding:
+    """The untrained position encoding of an arm."""
+    options = recipe.encoder_options(arm.encoding, axes=2)
+    match arm.encoding:
+        case "sinusoidal-2d":
+            options = {"scale": recipe.sinusoid_scale}
+        case "learned-2d":
+            options = {"grid": (recipe.grids[0], recipe.grids[0]), "std": recipe.learned_std}
+        case "seqpe-sum" | "seqpe-mul" | "seqpe-bias":
+            # Each layer has its own, as in the paper's code for images.
+            options["projection"] = "layer"
+    return position_encoding(
+        arm.encoding, heads=recipe.heads, head_dim=recipe.dim // recipe.heads, layers=recipe.layers, extra_tokens=1,
+        **options,
+    )  # fmt: skip

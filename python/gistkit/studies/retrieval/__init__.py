@@ -1,0 +1,5 @@
+"""The study `retrieval`."""
+
+PURPOSE = "compare SeqPE with other position encodings at looking up facts in contexts longer than those in training"
+EXAMPLES = """example: gistkit study retrieval --preset quick --encodings nope,rope-1e4,seqpe-bias
+         gistkit study retrieval --seeds 3 --resume"""

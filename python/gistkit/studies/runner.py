@@ -1,0 +1,236 @@
+"""Runs of a study, one after another or side by side in processes; the numbers are the same.
+
+Models as small as most studies have train on one thread: two would wait for each other at thousands of barriers a
+step, and for whatever else the machine does. Cores that are left take other runs.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from gistkit.studies.registry import find
+from gistkit.studies.study import Job, Plan, Study
+
+# A process takes some seconds to start: runs of fewer steps are not worth one.
+WORTH = 50
+# Each has torch and transformers in memory.
+MOST = 12
+# Seconds from one sign of progress to the next.
+EVERY = 0.1
+
+
+def run_jobs(
+    study: Study,
+    plan: Plan,
+    jobs: Sequence[Job],
+    out: Path,
+    *,
+    device: str = "cpu",
+    resume: bool = False,
+    processes: int | None = None,
+) -> Iterator[tuple[Job, Any]]:
+    """Yields (job, run) as each is done.
+
+    Args:
+        jobs: of `plan`, those to run.
+        out: folder of the states.
+        device: torch device.
+        resume: go on from the states that are there.
+        processes: how many runs go side by side; None: as many as the cores carry if the models are small.
+
+    Raises:
+        ChildProcessError: if a process ended before its run; what a run raises is raised here, and ends all others.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    small = device == "cpu" and study.small(plan.recipe)
+    if processes is None:
+        processes = suited(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
+    processes = min(processes, len(jobs))
+    if processes > 1:
+        shared = 1 if small else max(1, cores() // processes)
+        yield from _side_by_side(study, plan, jobs, out, device, resume, processes, shared)
+        return
+    for job in jobs:
+        with tqdm(desc=job.title, unit="step", dynamic_ncols=True) as bar, threads(1 if small else None):
+            run = study.train(plan, job, out, device=device, resume=resume, bar=bar)
+        yield job, run
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def suited(jobs: int, cores: int) -> int:
+    """How many jobs of one thread go side by side: one a core, or more where the last round would leave cores idle."""
+    if cores == 1 or jobs <= 1:
+        return 1
+    return min(-(-jobs // max(1, jobs // cores)), cores + cores // 2, MOST)
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """With so many threads of torch's; None: as they are."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _side_by_side(
+    study: Study, plan: Plan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
+) -> Iterator[tuple[Job, Any]]:
+    context = get_context("spawn")
+    packed = pickle.dumps((study.name, plan, out, device, resume))
+    waiting = deque(jobs)
+    workers: dict[Any, _Worker] = {}
+    try:
+        for place in range(count):
+            connection, theirs = context.Pipe()
+            process = context.Process(target=_work, args=(theirs, packed, threads), daemon=True)
+            process.start()
+            theirs.close()
+            workers[connection] = _Worker(process, connection, place)
+        for worker in workers.values():
+            worker.begin(waiting.popleft(), plan.recipe.steps)
+        while workers:
+            for ready in wait(list(workers)):
+                worker = workers[ready]
+                run = worker.hear()
+                if run is None:
+                    continue
+                yield worker.job, run[0]
+                if waiting:
+                    worker.begin(waiting.popleft(), plan.recipe.steps)
+                else:
+                    worker.end()
+                    del workers[ready]
+    finally:
+        for worker in workers.values():
+            worker.process.terminate()
+            worker.bar.close()
+        for worker in workers.values():
+            worker.process.join()
+
+
+class _Worker:
+    """A process that runs jobs, and the progress bar of the one it is at.
+
+    Args:
+        process: that runs `_work`.
+        connection: to it.
+        place: of the bar, in lines from the first.
+    """
+
+    def __init__(self, process: Any, connection: Any, place: int) -> None:
+        self.process, self.connection, self.place = process, connection, place
+        self.job = Job("", 0)
+        self.bar: Any = tqdm(disable=True)
+
+    def begin(self, job: Job, steps: int) -> None:
+        self.job = job
+        self.bar = tqdm(
+            desc=job.title, total=steps, unit="step", position=self.place, leave=False, dynamic_ncols=True
+        )  # fmt: skip
+        self.connection.send(job)
+
+    def hear(self) -> tuple[Any] | None:
+        """Takes one message; (run,) where it is the end of the job."""
+        try:
+            kind, value = self.connection.recv()
+        except EOFError:
+            self.process.join()
+            raise ChildProcessError(
+                f"{self.job.title}: expected a run, got none: its process ended with exit code {self.process.exitcode}"
+            ) from None
+        if kind == "failed":
+            error, where = value
+            raise error from RuntimeError(f"in the process of {self.job.title}:\n{where}")
+        if kind == "done":
+            self.bar.clear()
+            line = str(self.bar)
+            self.bar.close()
+            tqdm.write(line, file=self.bar.fp)
+            return (value,)
+        if kind == "reset":
+            self.bar.reset(total=value)
+        elif kind == "postfix":
+            self.bar.set_postfix_str(value)
+        else:
+            self.bar.update(value)
+        return None
+
+    def end(self) -> None:
+        self.connection.send(None)
+        self.process.join()
+
+
+class _Bar:
+    """What a run in another process has as its progress bar."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection, self.count, self.told = connection, 0, time.monotonic()
+
+    def reset(self, total: int) -> None:
+        self._tell("reset", total)
+
+    def update(self, count: int = 1) -> None:
+        self.count += count
+        if time.monotonic() - self.told >= EVERY:
+            self._flush()
+
+    def set_postfix_str(self, text: str) -> None:
+        self._flush()
+        self._tell("postfix", text)
+
+    def _flush(self) -> None:
+        if self.count:
+            self._tell("update", self.count)
+            self.count, self.told = 0, time.monotonic()
+
+    def _tell(self, kind: str, value: Any) -> None:
+        self.connection.send((kind, value))
+
+
+def _work(connection: Connection, packed: bytes, threads: int) -> None:
+    """What a process does: runs job after job, until there is none."""
+    # Whoever started it ends it, when the user interrupts.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    try:
+        name, plan, out, device, resume = pickle.loads(packed)
+        study = find(name)
+        while (job := connection.recv()) is not None:
+            run = study.train(plan, job, out, device=device, resume=resume, bar=_Bar(connection))
+            connection.send(("done", run))
+    except EOFError:
+        # Nobody listens any more.
+        return
+    except Exception as error:
+        connection.send(("failed", (_portable(error), traceback.format_exc())))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or one of its text where it cannot be sent."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

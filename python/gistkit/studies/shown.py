@@ -1,0 +1,67 @@
+"""Tables and pictures of results files, whichever study they are of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.studies.registry import decoded
+from gistkit.studies.results import load
+from gistkit.studies.study import Study
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def table(*paths: Path | str) -> str:
+    """The table of a study's results; where a file holds several variants of it, each below its name.
+
+    Args:
+        paths: a results file, or several of one study and recipe, whose runs are put together.
+
+    Raises:
+        ValueError: a file that holds something else, or files of different studies or recipes, or of the same runs.
+    """
+    study, variants = _read(paths)
+    tables = {name: study.table(runs, recipe) for name, (runs, recipe) in variants.items()}
+    return "\n\n".join(f"{name}:\n{text}" if name else text for name, text in tables.items())
+
+
+def draw(*paths: Path | str) -> dict[str, Figure]:
+    """The pictures of a study's results, by name; none where a study has none. Arguments and errors as of `table`."""
+    study, variants = _read(paths)
+    return {
+        f"{variant}-{name}" if variant else name: figure
+        for variant, (runs, recipe) in variants.items()
+        for name, figure in study.figures(runs, recipe).items()
+    }
+
+
+def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[Any], Any]]]:
+    """The study, and by variant its runs and their recipe."""
+    if not paths:
+        raise ValueError("paths: expected at least one results file, got none")
+    first = Path(paths[0])
+    study: Study | None = None
+    variants: dict[str, tuple[list[Any], Any]] = {}
+    for path in map(Path, paths):
+        of, found = decoded(path, load(path))
+        if study is not None and of is not study:
+            raise ValueError(f"{path}: expected results of the study {study.name}, as {first}, got {of.name}")
+        study = of
+        for run, recipe, *_ in found:
+            runs, same = variants.setdefault(study.variant(recipe), ([], recipe))
+            if recipe != same:
+                raise ValueError(f"{path}: expected the recipe of {first}, got another {changes(same, recipe)}")
+            if run in runs:
+                raise ValueError(f"{path}: expected each run once, got some a second time")
+            runs.append(run)
+    assert study is not None
+    return study, variants
+
+
+def changes(first: Any, other: Any) -> str:
+    """The names of what two recipes differ in."""
+    old, new = asdict(first), asdict(other)
+    return ", ".join(name for name in old if old[name] != new.get(name))

@@ -1,0 +1,104 @@
+"""The study `smollm2` as a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from gistkit.evaluate.report import format_table
+from gistkit.layouts.positions import SCHEMES
+from gistkit.options.arguments import number, positive
+from gistkit.studies import reconstruction
+from gistkit.studies.epl import report
+from gistkit.studies.epl.command import STUDIED, Epl
+from gistkit.studies.options import add_names, add_text, jobs
+from gistkit.studies.pages import made_on, runs, seeds, without
+from gistkit.studies.registry import Found
+from gistkit.studies.smollm2.study import CARRIERS, PRESETS, Recipe, build_compressor, recipe, tokenizer
+from gistkit.studies.study import Plan
+from gistkit.train.data import load_corpus
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class SmolLM2(Epl):
+    """Position layouts on a real language model."""
+
+    name = "smollm2"
+    recipe_type = Recipe
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--preset", choices=PRESETS, default="short",
+            help="short: minutes a run on a CPU; long: chunks of 510 tokens; paper: for a GPU (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument("--method", choices=CARRIERS, default="x500", help="default: %(default)s")
+        add_names(parser, "--layouts", SCHEMES, STUDIED)
+        add_text(parser)
+        parser.add_argument("--learning-rate", type=number(1e-9, 1.0), help="default: the preset's")
+        parser.add_argument(
+            "--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
+        )
+
+    def plan(self, options: argparse.Namespace) -> Plan:
+        changes = {"method": options.method}
+        if options.learning_rate:
+            changes["learning_rate"] = options.learning_rate
+        chosen = recipe(options.preset, **changes)
+        corpus = load_corpus(options.text, tokenizer=tokenizer(chosen))
+        about = (
+            f"SmolLM2-135M, frozen: {chosen.chunk} tokens from {chosen.chunk // chosen.ratio} memory tokens, LoRA of "
+            f"rank {chosen.rank} in the encoder; text {corpus.name} ({len(corpus.train)} + {len(corpus.held_out)} "
+            f"tokens)"
+        )
+        return Plan(chosen, jobs(options.layouts, options.seeds), about, corpus, options.preset)
+
+    def build(self, recipe: Any, arm: str, seed: int) -> Any:
+        return build_compressor(recipe, arm, seed)
+
+    def small(self, recipe: Any) -> bool:
+        return False
+
+    def variant(self, recipe: Any) -> str:
+        return f"{recipe.method}-{recipe.learning_rate:g}"
+
+    def kept(self, run: reconstruction.Run) -> reconstruction.Run:
+        return replace(run, attention=run.attention[-1:])
+
+    def table(self, runs: Sequence[reconstruction.Run], recipe: Any) -> str:
+        return format_table(report.table_rows(runs, recipe.method))
+
+    def report(self, runs: Sequence[reconstruction.Run], plan: Plan) -> str:
+        return super().report(runs, plan).removesuffix(f"\n\n{report.LIMITS}")
+
+    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+        order = list(PRESETS)
+        preset = {id(group): self.preset(group[0].recipe) for group in groups}
+        tables = []
+        for group in sorted(
+            groups, key=lambda group: (group[0].recipe.method == "icae", order.index(preset[id(group)]))
+        ):
+            recipe = group[0].recipe
+            rows = report.table_rows(runs(group), recipe.method)
+            name = {"x500": "500x", "icae": "ICAE"}[recipe.method]
+            rows[0][0] = f"{name}, {preset[id(group)]}, learning rate {recipe.learning_rate:g}"
+            tables.append(
+                f"{format_table(without(rows, 'training'))}\n\nHeld-out, {recipe.steps} steps of {recipe.batch} x "
+                f"{recipe.chunk} tokens, {recipe.chunk // recipe.ratio} memory tokens, {seeds(group)}. "
+                f"{made_on(group)}."
+            )
+        return "\n\n".join(tables)
+
+    def preset(self, chosen: Recipe) -> str:
+        """The preset of a recipe."""
+        same = {"method": chosen.method, "learning_rate": chosen.learning_rate}
+        return next((name for name in PRESETS if recipe(name, **same) == chosen), "other")
+
+    def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:
+        return report.figures(runs, recipe, last_layer=True)
+
+
+STUDY = SmolLM2()
