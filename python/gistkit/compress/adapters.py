@@ -90,11 +90,12 @@ class Adapters:
             parts = set(name.split("."))
             # Other adapters are left as they were; the base weights are frozen.
             parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
-        self._by_role: dict[Any, RoleLinear] = {}
+        self._maps: dict[nn.Module, partial[Tensor]] = {}
         self._use: Use = None
         if others:
             try:
-                self._by_role = {layer: self._roles_of(layer) for layer in self._layers if self._targets(layer)}
+                targets = [layer for layer in self._layers if self._targets(layer)]
+                self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
             except ValueError:
                 self._remove(bool(taken), trained)
                 raise
@@ -122,11 +123,12 @@ class Adapters:
             with self._by_rows({} if use is None else use):
                 yield
             return
-        with self._switched(self._before if use is None else [*self._before, self.names[use]]):
+        with self.switched(self._before if use is None else [*self._before, self.names[use]]):
             yield
 
     @contextmanager
-    def _switched(self, names: list[str]) -> Iterator[None]:
+    def switched(self, names: list[str]) -> Iterator[None]:
+        """Inside, PEFT's adapters of these names serve all rows together, and no others."""
         layer = self._layers[0]
         before = layer.active_adapters if not layer._disable_adapters else []
         if before == names:
@@ -142,20 +144,31 @@ class Adapters:
     def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
         """Every target module maps rows by role; a role alone is that of all rows."""
         before = self._use
-        own = {layer: partial(self._map, by_role) for layer, by_role in self._by_role.items()} if before is None else {}
-        with forwards(own):
+        with forwards(self._maps if before is None else {}):
             self._use = use
             try:
                 yield
             finally:
                 self._use = before
 
+    @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside a pass by role, the adapter of `role` serves all rows; a lone adapter does so anyway."""
+        before = self._use
+        if before is not None:
+            self._use = role
+        try:
+            yield
+        finally:
+            self._use = before
+
     def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         use: Any = self._use
         if isinstance(use, tuple):
             return by_role.of_rows(x, use)
-        slices = {use: slice(0, x.shape[-2])} if isinstance(use, str) else use
-        return by_role(x, slices)  # type: ignore[no-any-return]
+        if isinstance(use, str):
+            return by_role.all_rows(x, use)
+        return by_role(x, use)  # type: ignore[no-any-return]
 
     def _targets(self, layer: Any) -> bool:
         held = ("lora_A", "lora_embedding_A", "modules_to_save")
@@ -189,8 +202,8 @@ class Adapters:
     def _set(self, names: Sequence[str]) -> None:
         # PEFT's own switches change requires_grad too, which an optimizer and a running backward pass rely on.
         for layer in self._layers:
-            layer._active_adapter = list(names) if names else list(self.names.values())
-            layer._disable_adapters = not names
+            active = list(names) if names else list(self.names.values())
+            vars(layer).update(_active_adapter=active, _disable_adapters=not names)
 
 
 def _check_config(config: LoraConfig) -> None:

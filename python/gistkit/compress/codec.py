@@ -98,7 +98,8 @@ class Codec(SharedModel, ABC):
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
         """
         memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
-        return replace(memory, fingerprint=self.fingerprint(), maker=self.own_fingerprint())
+        fingerprint, maker = self.fingerprints()
+        return replace(memory, fingerprint=fingerprint, maker=maker)
 
     def decode(
         self,

@@ -57,6 +57,16 @@ class Copies(nn.Module):
                 self._use = before
 
     @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside `using`, the maps of `role` serve all rows: the copies, or the originals."""
+        before = self._use
+        self._use = {role: slice(None)} if role == self.role else {}
+        try:
+            yield
+        finally:
+            self._use = before
+
+    @contextmanager
     def _mapped(self) -> Iterator[None]:
         """The originals' modules map each token as `_use` says."""
         self._check_dtype()

@@ -77,7 +77,7 @@ def generate(
     if not torch.is_autocast_enabled(codec.device.type):
         memory = memory.to(dtype=codec.embed.weight.dtype)
     answer: list[Tensor] = []
-    with hf.attach(codec.model), codec.without_checkpointing():
+    with codec.using(codec.reader), codec.without_checkpointing():
         states = _hidden(codec, memory, task, prompt, max_new_tokens, answer)
         return write(codec, states, answer, choose, stop_ids(stop_tokens), pad_token, streamer)
 

@@ -180,7 +180,7 @@ class InPlace(Compressor):
 
     def as_text(self) -> Any:
         """A context in which layers have the text's parameters for all rows they are given."""
-        return self.using(TEXT) if self.separate else nullcontext()
+        return self.all_rows_as(TEXT) if self.separate else nullcontext()
 
     def of_gists(self, name: str) -> bool:
         """Whether a parameter, by its name, serves gists alone."""

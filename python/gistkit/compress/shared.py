@@ -6,13 +6,14 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
+from gistkit.hf.families import Standing, checkpointed
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -49,6 +50,14 @@ def tuned(model: nn.Module) -> str | None:
     return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)
 
 
+class _Weights(NamedTuple):
+    """The parameters of the base model, and those of its own by name, with the modules that hold them."""
+
+    standing: Standing
+    base: list[nn.Parameter]
+    own: dict[str, nn.Parameter]
+
+
 class SharedModel(nn.Module):
     """A causal language model that encodes and decodes, on gistkit's attention, with LoRA adapters by role.
 
@@ -72,6 +81,7 @@ class SharedModel(nn.Module):
         self._use: Use = None
         self._fingerprint: tuple[Any, str] | None = None
         self._own_fingerprint: tuple[Any, str] | None = None
+        self._found_weights: _Weights | None = None
         self.adapters: Adapters | None = None
         self.copies: Copies | None = None
 
@@ -96,6 +106,11 @@ class SharedModel(nn.Module):
     def head(self) -> nn.Linear:
         """The model's output embedding, weight [V, d]."""
         return cast(Any, self.model).get_output_embeddings()
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The decoder stack, without the language model head."""
+        return cast(Any, self.model).get_decoder()  # type: ignore[no-any-return]
 
     @property
     def config(self) -> Any:
@@ -169,7 +184,7 @@ class SharedModel(nn.Module):
         `use` is the role whose adapter serves the pass, or {role: rows}, or None: the base model.
         """
         with self.using(use):
-            return cast(Any, self.model).get_decoder()(use_cache="past_key_values" in inputs, **inputs)
+            return self.decoder(use_cache="past_key_values" in inputs, **inputs)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that train, by name; other adapters in the model are not this compressor's."""
@@ -180,24 +195,37 @@ class SharedModel(nn.Module):
 
     def fingerprint(self) -> str:
         """The base model's, computed again only where its weights have changed."""
-        base = (p for name, p in self.model.named_parameters() if self.adapters is None or not self.adapters.owns(name))
-        state = _versions(base)
-        if self._fingerprint is None or self._fingerprint[0] != state:
-            self._fingerprint = state, hf.fingerprint(self.model)
-        return self._fingerprint[1]
+        return self.fingerprints()[0]
 
     def own_fingerprint(self) -> str:
         """Of the weights that are the compressor's and not the base model's, computed again only where they changed."""
-        own = []
-        for name, parameter in self.named_parameters():
-            if not name.startswith("model."):
-                own.append((name, parameter))
-            elif self.adapters is not None and self.adapters.owns(name):
-                own.append((self.adapters.plain(name), parameter))
-        state = _versions(parameter for _, parameter in own)
-        if self._own_fingerprint is None or self._own_fingerprint[0] != state:
-            self._own_fingerprint = state, hf.digest(own)
-        return self._own_fingerprint[1]
+        return self.fingerprints()[1]
+
+    def fingerprints(self) -> tuple[str, str]:
+        """`fingerprint` and `own_fingerprint`, from one look at the weights."""
+        weights = self._weights()
+        base, own = _versions(weights.base), _versions(weights.own.values())
+        if self._fingerprint is None or self._fingerprint[0] != base:
+            self._fingerprint = base, hf.fingerprint(self.model)
+        if self._own_fingerprint is None or self._own_fingerprint[0] != own:
+            self._own_fingerprint = own, hf.digest(weights.own.items())
+        return self._fingerprint[1], self._own_fingerprint[1]
+
+    def _weights(self) -> _Weights:
+        """The base model's weights and the compressor's own, found again only where one is another parameter."""
+        found = self._found_weights
+        if found is None or not found.standing.unchanged:
+            base, own = [], {}
+            for name, parameter in self.named_parameters():
+                adapter = self.adapters is not None and self.adapters.owns(name)
+                if self.adapters is not None and adapter:
+                    own[self.adapters.plain(name)] = parameter
+                elif name.startswith("model."):
+                    base.append(parameter)
+                else:
+                    own[name] = parameter
+            found = self._found_weights = _Weights(Standing(self.modules()), base, own)
+        return found
 
     def gradient_checkpointing_enable(self) -> None:
         """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
@@ -215,7 +243,7 @@ class SharedModel(nn.Module):
     @contextmanager
     def without_checkpointing(self) -> Iterator[None]:
         """Inside, layers keep their cache, which gradient checkpointing takes from them in training mode."""
-        modules: list[Any] = [m for m in self.model.modules() if getattr(m, "gradient_checkpointing", False)]
+        modules: list[Any] = checkpointed(self.decoder)
         for module in modules:
             module.gradient_checkpointing = False
         try:
@@ -226,8 +254,8 @@ class SharedModel(nn.Module):
 
     def refuse_foreign_checkpointing(self) -> None:
         """Refuses gradient checkpointing that would run layers again without the state they first ran in."""
-        for module in self.model.modules():
-            if module.training and getattr(module, "gradient_checkpointing", False):
+        for module in checkpointed(self.decoder):
+            if module.training:
                 function = getattr(module, "_gradient_checkpointing_func", None)
                 if getattr(function, "keywords", {}).get("context_fn") != self._checkpoint_contexts:
                     raise ValueError(
@@ -239,7 +267,7 @@ class SharedModel(nn.Module):
         """Warns of position ids that the model was not made for; an error where it has a table of them."""
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and last >= limit:
-            if not hasattr(cast(Any, self.model).get_decoder(), "rotary_emb"):
+            if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
                     f"{name}: expected position ids below {limit}, of which the model has a table, got {last} as the "
                     "last"
@@ -263,6 +291,15 @@ class SharedModel(nn.Module):
                 yield
             finally:
                 self._use = before
+
+    @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside a pass by role, the layers' maps serve `role` alone, for whatever rows they are given."""
+        with ExitStack() as stack:
+            for each in (self.adapters, self.copies):
+                if each is not None:
+                    stack.enter_context(each.all_rows_as(role))
+            yield
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         # A layer that runs again in the backward pass does so as it ran: attached, the same adapters in use.

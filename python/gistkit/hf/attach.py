@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from types import MethodType
 from typing import Any, TypeVar, cast
 
@@ -14,12 +15,14 @@ from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
 from gistkit.hf import attention as hooks
-from gistkit.hf.families import ATTENTION_NAME, decoder_of, rope_modules, softcap_of, window_of
+from gistkit.hf.families import ATTENTION_NAME, Family, checkpointed, decoder_of, parts_of, rope_modules
 from gistkit.hf.forwards import forwards
 from gistkit.hf.keep import Keeper
 from gistkit.layouts import Plan
 
 Model = TypeVar("Model", bound=nn.Module)
+# The classes of decoders that transformers has let name an attention of another's.
+_ACCEPTED: set[type[PreTrainedModel]] = set()
 
 
 @contextmanager
@@ -59,26 +62,42 @@ def attach(model: Model) -> Iterator[Model]:
     AttentionInterface.register(ATTENTION_NAME, hooks.attention)
     AttentionMaskInterface.register(ATTENTION_NAME, hooks.mask)
     with ExitStack() as undo:
-        before = decoder.config._attn_implementation
-        decoder.set_attn_implementation(ATTENTION_NAME)
-        if decoder.config._attn_implementation != ATTENTION_NAME:
-            raise TypeError(
-                "model: expected a transformers decoder that follows the attention interface, got "
-                f"{type(decoder).__name__} with attention of its own"
-            )
-        undo.callback(decoder.set_attn_implementation, before)
+        undo.enter_context(_implementation(decoder))
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
         attentions, rotaries = rope_modules(decoder)
-        names = {module: name for name, module in decoder.named_modules()}
-        own = {it: MethodType(_attention_forward(window_of(it), softcap_of(it)), it) for it in attentions}
+        own = {it: MethodType(_attention_forward(family), it) for it, family in attentions.items()}
         undo.enter_context(forwards(own | {it: MethodType(_rotary_forward, it) for it in rotaries}))
-        for module in attentions:
-            layer = decoder.get_submodule(names[module].rpartition(".")[0])
+        for attention, layer in zip(attentions, parts_of(decoder).layers, strict=False):
             # Before the hooks that others have: one that shards weights again must not come first.
-            hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
+            hook = layer.register_forward_hook(_leave(cast(int, attention.layer_idx)), prepend=True, with_kwargs=True)
             undo.callback(hook.remove)
         yield model
+
+
+@contextmanager
+def _implementation(decoder: PreTrainedModel) -> Iterator[None]:
+    """The decoder's configuration names gistkit's attention; afterwards the one that it had."""
+    before = decoder.config._attn_implementation
+    _name_attention(decoder, ATTENTION_NAME)
+    if decoder.config._attn_implementation != ATTENTION_NAME:
+        raise TypeError(
+            "model: expected a transformers decoder that follows the attention interface, got "
+            f"{type(decoder).__name__} with attention of its own"
+        )
+    _ACCEPTED.add(type(decoder))
+    try:
+        yield
+    finally:
+        _name_attention(decoder, before)
+
+
+def _name_attention(decoder: PreTrainedModel, name: str) -> None:
+    if type(decoder) in _ACCEPTED and parts_of(decoder).one_config:
+        # All that transformers' switch does then, but for a walk through the model.
+        decoder.config._attn_implementation = name
+    else:
+        decoder.set_attn_implementation(name)
 
 
 def _check_and_place(
@@ -143,7 +162,7 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
     """Whether this pass checkpoints layers in the form that knows the gradients of their hidden states alone."""
     if not decoder.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    layer = next((module for module in decoder.modules() if getattr(module, "gradient_checkpointing", False)), None)
+    layer = next(iter(checkpointed(decoder)), None)
     options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
     return bool(options.get("use_reentrant", False))
 
@@ -156,7 +175,8 @@ def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str 
     return position_ids, getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
 
 
-def _attention_forward(window: int | None, softcap: float | None) -> Callable[..., tuple[Tensor, None]]:
+@lru_cache
+def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
     """The forward of a layer with RoPE, in the order of operations that the families share."""
 
     def forward(
@@ -188,8 +208,8 @@ def _attention_forward(window: int | None, softcap: float | None) -> Callable[..
             attention_mask,
             scaling=self.scaling,
             dropout=float(self.attention_dropout or 0.0) if self.training else 0.0,
-            softcap=softcap,
-            sliding_window=window,
+            softcap=family.softcap_of(self),
+            sliding_window=family.window_of(self),
             **kwargs,
         )
         return self.o_proj(out.reshape(batch, length, -1)), None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -25,6 +28,17 @@ class Family:
     prefix: str
     window: Literal["layer", "config"] | None = None
     softcap: bool = False
+
+    def window_of(self, attention: nn.Module) -> int | None:
+        """Width of the sliding window of an attention module; None where it sees everything."""
+        if self.window is None:
+            return None
+        holder: Any = attention if self.window == "layer" else attention.config
+        return cast("int | None", holder.sliding_window)
+
+    def softcap_of(self, attention: nn.Module) -> float | None:
+        """The bound of an attention module's logits; None where its forward applies none."""
+        return cast(Any, attention).attn_logit_softcapping if self.softcap else None
 
 
 FAMILIES = {
@@ -50,22 +64,102 @@ def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
     return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
 
 
-def _parts(decoder: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
-    """All attention and all RoPE modules of known families."""
-    found: dict[str, list[nn.Module]] = {"Attention": [], "RotaryEmbedding": []}
-    for module in decoder.modules():
-        part, _ = _known(module)
-        if part is not None:
-            found[part].append(module)
-    return found["Attention"], found["RotaryEmbedding"]
+class Standing:
+    """Whether the modules and parameters that some modules hold are still the same ones.
+
+    Args:
+        holders: whose own modules and parameters count, not those below these.
+    """
+
+    def __init__(self, holders: Iterable[nn.Module]) -> None:
+        self._tables: list[dict[str, Any]] = []
+        for module in holders:
+            self._tables += [table for table in (module._modules, module._parameters) if table]
+        # Held, so that no other object comes to have the id of one of them.
+        self._held = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._ids = self._now()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether each is where it was."""
+        return self._now() == self._ids
+
+    def _now(self) -> list[int]:
+        # Without a loop in Python: this stands before every pass.
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
 
 
-def rope_modules(decoder: PreTrainedModel) -> tuple[list[nn.Module], list[nn.Module]]:
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What passes need of a decoder; see `parts_of`.
+
+    Args:
+        standing: of the layers, which the rest is true of.
+        attentions: attention modules of known families, in order, with their family.
+        rotaries: RoPE modules of known families.
+        layers: the modules that hold `attentions`.
+        causal: no module says that it is not causal.
+        one_config: the decoder and all models in it share one configuration, which has no parts.
+        checkpointed: the modules below the decoder that have a switch for gradient checkpointing.
+    """
+
+    standing: Standing
+    attentions: Mapping[nn.Module, Family]
+    rotaries: tuple[nn.Module, ...]
+    layers: tuple[nn.Module, ...]
+    causal: bool
+    one_config: bool
+    checkpointed: tuple[nn.Module, ...]
+
+
+_PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
+
+
+def parts_of(decoder: nn.Module) -> Parts:
+    """What passes need of a decoder, found once and again only where one of its modules has been replaced."""
+    parts = _PARTS.get(decoder)
+    if parts is None or not parts.standing.unchanged:
+        parts = _PARTS[decoder] = _find(decoder)
+    return parts
+
+
+def _find(decoder: nn.Module) -> Parts:
+    modules = dict(decoder.named_modules())
+    attentions: dict[str, Family] = {}
+    rotaries = []
+    for name, module in modules.items():
+        part, family = _known(module)
+        if part == "Attention" and family is not None:
+            attentions[name] = family
+        elif part is not None:
+            rotaries.append(module)
+    switches = [name for name, module in modules.items() if name and hasattr(module, "gradient_checkpointing")]
+    paths = [name.split(".") for name in [*attentions, *switches]]
+    above = {".".join(parts[:depth]) for parts in paths for depth in range(len(parts))}
+    config: Any = decoder.config
+    models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
+    return Parts(
+        standing=Standing(modules[name] for name in above),
+        attentions={modules[name]: family for name, family in attentions.items()},
+        rotaries=tuple(rotaries),
+        layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
+        causal=all(getattr(module, "is_causal", True) is not False for module in modules.values()),
+        one_config=not config.sub_configs and all(model.config is config for model in models),
+        checkpointed=tuple(modules[name] for name in switches),
+    )
+
+
+def checkpointed(decoder: nn.Module) -> list[nn.Module]:
+    """The modules of a decoder, or the decoder, for which gradient checkpointing is on."""
+    return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]
+
+
+def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
     """The attention and the RoPE modules that gistkit's forward can stand in for; both empty unless it can in all."""
-    attentions, rotaries = _parts(decoder)
-    if not rotaries or len(attentions) != decoder.config.num_hidden_layers:
-        return [], []
-    return attentions, rotaries
+    parts = parts_of(decoder)
+    if not parts.rotaries or len(parts.attentions) != decoder.config.num_hidden_layers:
+        return {}, ()
+    return parts.attentions, parts.rotaries
 
 
 def frequencies_of(decoder: PreTrainedModel) -> list[Tensor] | None:
@@ -106,27 +200,12 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
         return decoder
     if not isinstance(decoder, PreTrainedModel) or not decoder.is_backend_compatible():
         raise TypeError(f"{expected}, got {name} with attention of its own")
-    if any(getattr(holder, "is_causal", True) is False for holder in (decoder.config, *decoder.modules())):
+    if getattr(decoder.config, "is_causal", True) is False or not parts_of(decoder).causal:
         raise TypeError(f"{expected}, got {name}, whose attention is not causal or reads an encoder")
     others = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
     if others:
         raise TypeError(f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(others)}")
     return decoder
-
-
-def window_of(attention: nn.Module) -> int | None:
-    """Width of the sliding window of an attention module of a known family; None where it sees everything."""
-    _, family = _known(attention)
-    if family is None or family.window is None:
-        return None
-    holder: Any = attention if family.window == "layer" else attention.config
-    return cast("int | None", holder.sliding_window)
-
-
-def softcap_of(attention: nn.Module) -> float | None:
-    """The bound of an attention module's logits; None where its forward applies none."""
-    _, family = _known(attention)
-    return cast(Any, attention).attn_logit_softcapping if family is not None and family.softcap else None
 
 
 def sliding_windows(model: nn.Module) -> tuple[int, ...]:
@@ -135,9 +214,9 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     A TypeError if the model is none that `attach` takes.
     """
     decoder = decoder_of(model)
-    attentions, _ = _parts(decoder)
+    attentions = parts_of(decoder).attentions
     if attentions:
-        found = {window_of(module) for module in attentions}
+        found = {family.window_of(module) for module, family in attentions.items()}
     else:
         types = getattr(decoder.config, "layer_types", None)
         # Families without layer types apply the config's window in every layer.

@@ -15,11 +15,12 @@ def forwards(own: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     before = {module: vars(module).get("forward") for module in own}
     try:
         for module, forward in own.items():
-            module.forward = forward
+            # What a module's own setter does of an attribute that is no module, parameter or buffer.
+            vars(module)["forward"] = forward
         yield
     finally:
-        for module, its in before.items():
-            if its is None:
+        for module, forward_before in before.items():
+            if forward_before is None:
                 vars(module).pop("forward", None)
             else:
-                module.forward = its
+                vars(module)["forward"] = forward_before
