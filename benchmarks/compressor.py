@@ -165,7 +165,7 @@ def small_model(layers: int = 30) -> PreTrainedModel:
 
 def passes_of(compressor: Compressor, encode: Callable[[], object]) -> list[dict[str, Any]]:
     """What plain transformers takes for each pass that `encode` makes, and how many layers it has."""
-    decoder: Any = compressor.decoder
+    decoder: Any = compressor.lm.decoder
     passes = []
 
     def look(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ def plain_encode(compressor: Compressor, memory: Memory, passes: list[dict[str, 
 
     Adapters of several roles are all on for all rows: as they start they change nothing, and cost what they cost.
     """
-    decoder: Any = compressor.decoder
+    decoder: Any = compressor.lm.decoder
     count = memory.num_tokens
     whole = decoder.layers
     for taken in passes:
@@ -243,7 +243,7 @@ def projected(
     compressor: Compressor, memory: Memory, made: Layers, entered: list[Tensor], left: list[Tensor]
 ) -> Layers:
     """Keys and values of BOS, and of what each layer makes of the gists that it left, or of means that it was given."""
-    decoder: Any = compressor.decoder
+    decoder: Any = compressor.lm.decoder
     cos, sin = decoder.rotary_emb(left[0], memory.positions[:, 1:].float())
     found = []
     for layer, (key, value), before, after in zip(decoder.layers, made, entered, left, strict=True):

@@ -77,7 +77,8 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
     """The untrained compressor of a seed: the same weights whatever the layout."""
     model = copy.deepcopy(_base(recipe.dtype)[0])
     torch.manual_seed(seed)
-    return METHODS[recipe.method](
+    make: Any = METHODS[recipe.method]
+    made: Compressor = make(
         model,
         chunk=recipe.chunk,
         ratio=recipe.ratio,
@@ -85,6 +86,7 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
         losses=("ae",),
         lora=LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=["q_proj", "v_proj"]),
     )
+    return made
 
 
 def run_demo(
