@@ -282,3 +282,11 @@ def test_no_attention_kernel_for_head_dims_to_128_spills() -> None:
             checked += 1
             assert row["spill_stores"] == row["spill_loads"] == "0", row
     assert checked >= 36
+
+
+@pytest.mark.parametrize("method", ["ICAE", "500x", "Gist", "AvgPool", "GistPool", "Dodo"])
+def test_contenders_of_small_models_make_the_same_memories_and_tokens(method):
+    # Both commands compare what their contenders return, and fail where it differs.
+    command = runpy.run_path(str(BENCHMARKS / "compressor.py"))
+    forms = [command[name](method, layers=4) for name in ("small_encode", "small_decode")]
+    assert [list(contenders) for contenders in forms] == [["gistkit", "transformers eager"]] * 2

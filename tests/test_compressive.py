@@ -124,7 +124,7 @@ def test_ragged_rows_are_each_row_by_itself():
 @pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3"])
 def test_a_sliding_window_leaves_what_ends_in_it(family):
     reader = make(tiny(family), tau=4, segment=2, ratio=2)
-    (window,) = reader.compressor.windows
+    (window,) = reader.compressor.lm.windows
     count = 17
     plan = reader.plan(count)
     mask, windows = seen_by(count, reader)
@@ -150,7 +150,7 @@ def test_the_model_is_searched_for_its_frequencies_once_a_pass(monkeypatch):
 def test_at_one_token_a_mean_nothing_is_lost():
     reader = make(tau=4, segment=2, ratio=1)
     ids = tokens(1, 15)
-    whole = reader.compressor.behind_bos(reader.compressor.contexts(ids))
+    whole = reader.compressor.with_bos(reader.compressor.contexts(ids))
     model = reader.compressor.model
     with reader.compressor.using("text"):
         wanted = model.get_decoder()(input_ids=whole.ids, use_cache=False).last_hidden_state
@@ -163,7 +163,7 @@ def test_reading_token_by_token_equals_one_pass(family, tau, segment, ratio):
     reader = make(tiny(family), tau=tau, segment=segment, ratio=ratio)
     for stream, seen in read_on(reader, tokens(3, 33), (13, 5, 1)):
         # The cache holds what the token saw, but for what a sliding window leaves.
-        assert reader.compressor.windows or list(stream.states) == seen
+        assert reader.compressor.lm.windows or list(stream.states) == seen
 
 
 def test_a_pass_of_another_length_does_not_change_the_means():

@@ -115,7 +115,7 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     gradients = []
     for hidden in (ours, dense):
         compressor.zero_grad()
-        F.cross_entropy(compressor.head(hidden), ids[0]).backward()
+        F.cross_entropy(compressor.lm.head(hidden), ids[0]).backward()
         gradients.append({name: p.grad.clone() for name, p in compressor.trainable() if p.grad is not None})
         # An [AE] token that is not read may have a gradient of zeros.
         if task == "lm":

@@ -83,7 +83,7 @@ def test_the_losses_are_those_on_transformers_own_attention(asked):
     for chosen, ours in ((found.before, found.loss_before), (found.after, found.loss_after)):
         with torch.no_grad():
             hidden = read(compressor, [BOS, *context], [0, *chosen], text[:-1])
-            logits = compressor.head(hidden[-asked:])
+            logits = compressor.lm.head(hidden[-asked:])
         assert ours == pytest.approx(F.cross_entropy(logits, torch.tensor(text[-asked:])).item(), rel=1e-6)
 
 
@@ -176,7 +176,7 @@ def test_bad_input_is_named(changes, error, message):
 def test_a_loss_that_is_no_number_is_named():
     compressor = make()
     with torch.no_grad():
-        compressor.head.weight[0] = math.nan
+        compressor.lm.head.weight[0] = math.nan
     with pytest.raises(ValueError, match="compressor: expected one that gives the text a finite loss, got nan"):
         improve(compressor, tokens(6), tokens(4), 2, progress=False)
 

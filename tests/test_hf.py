@@ -217,3 +217,40 @@ def test_the_first_layers_of_a_model_and_that_all_come_back():
     with pytest.raises(TypeError, match=message), first_layers(model, 1), first_layers(model, 1):
         pass
     assert model.model.layers is layers
+
+
+def test_a_layer_put_in_later_is_attached_too():
+    model, ids = tiny_llama(), torch.randint(50, (1, 12))
+    with attach(model), torch.no_grad():
+        model(ids)
+    other = tiny_llama(num_hidden_layers=1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    model.model.layers[1] = other.model.layers[0]
+    model.model.layers[1].self_attn.layer_idx = 1
+    with torch.no_grad():
+        expected = own_logits(model, ids, torch.ones(12, 12).tril().bool(), torch.arange(12)[None])
+    keep = KeptKeys(slice(None))
+    with attach(model), torch.no_grad():
+        found = model(ids, plan=causal(12), keep=keep).logits
+    torch.testing.assert_close(found, expected)
+    assert len(keep.layers) == 2
+
+
+def test_attaching_walks_through_a_model_once(monkeypatch):
+    model, ids = tiny_llama(), torch.randint(50, (1, 4))
+    seen = []
+    named = torch.nn.Module.named_modules
+
+    def counted(self, *args, **kwargs):
+        for name, module in named(self, *args, **kwargs):
+            seen.append(module)
+            yield name, module
+
+    with attach(model), torch.no_grad():
+        model(ids)
+    monkeypatch.setattr(torch.nn.Module, "named_modules", counted)
+    with attach(model), torch.no_grad():
+        model(ids)
+    assert seen == [model]

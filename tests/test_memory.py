@@ -245,3 +245,16 @@ def test_a_memory_says_which_weights_made_it(tmp_path):
         compressor.decode(memory, "lm", ids)
     with pytest.raises(ValueError, match="stack: expected memories of one compressor"):
         Memory.stack([memory, compressor.encode(ids)])
+
+
+def test_a_weight_that_another_takes_the_place_of_counts():
+    compressor = build(ICAE)
+    before, own = compressor.fingerprint(), compressor.own_fingerprint()
+    layer = compressor.model.model.layers[1].mlp
+    layer.up_proj.weight = torch.nn.Parameter(layer.up_proj.weight.detach() + 1)
+    changed = compressor.fingerprint()
+    assert changed != before and compressor.own_fingerprint() == own
+    layer.down_proj = torch.nn.Linear(layer.down_proj.in_features, layer.down_proj.out_features, bias=False).double()
+    assert compressor.fingerprint() not in (before, changed)
+    compressor.memory_embeddings = torch.nn.Parameter(compressor.memory_embeddings.detach() + 1)
+    assert compressor.own_fingerprint() != own

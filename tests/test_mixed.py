@@ -80,7 +80,7 @@ def test_all_gradients_are_those_of_the_dense_form():
         reader.compressor.zero_grad()
         hidden = mixed(reader.compressor, whole, chosen, 6, 3, bias) if dense else None
         hidden = reader.hidden(reader.rows([whole]))[0] if hidden is None else hidden
-        F.cross_entropy(reader.compressor.head(hidden[:-1]), torch.tensor(whole[1:])).backward()
+        F.cross_entropy(reader.compressor.lm.head(hidden[:-1]), torch.tensor(whole[1:])).backward()
         gradients.append({n: p.grad.clone() for n, p in reader.compressor.trainable() if p.grad is not None})
     assert gradients[0]["scorer.up.weight"].abs().max() > 1e-6
     assert gradients[0].keys() == gradients[1].keys()

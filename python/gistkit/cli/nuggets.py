@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if not isinstance(compressor, Dodo):
         raise ValueError(f"--compressor: expected one of dodo, which keeps tokens of the text, got {compressor.method}")
     rows = compressor.contexts([tokenizer(text.content, verbose=False)["input_ids"]])
-    read = compressor.behind_bos(rows)
+    read = compressor.with_bos(rows)
     scores = compressor.whole_scores(read)
     chosen = set(compressor.nuggets(read, scores).index[0].tolist())
     ids = read.ids[0].tolist()

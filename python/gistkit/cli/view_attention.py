@@ -91,7 +91,7 @@ def _record(
     """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are nuggets."""
     import torch
 
-    from gistkit.compress.in_place import InPlace
+    from gistkit.compress.methods.in_place import InPlace
     from gistkit.hf import attach
     from gistkit.ops.recorder import AttentionRecorder
 
@@ -113,7 +113,7 @@ def _record(
                 model.get_decoder()(torch.tensor([ids], device=model.device), use_cache=False)
             else:
                 memory, _, rows = compressor.compress(compressor.contexts([ids]))
-                rows = compressor.behind_bos(rows) if isinstance(compressor, InPlace) else rows
+                rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
                 read = rows.ids[0].tolist()
                 nuggets = memory.positions[0].tolist() if compressor.method == "dodo" else []
     finally:

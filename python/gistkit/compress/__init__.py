@@ -1,22 +1,18 @@
 """Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
 
-from gistkit.compress.avgpool import AvgPool
-from gistkit.compress.base import Compressor
-from gistkit.compress.chunks import ChunkCompressor
-from gistkit.compress.compressive import Compressive
-from gistkit.compress.dodo import Dodo
-from gistkit.compress.gist import Gist
-from gistkit.compress.gistpool import GistPool
-from gistkit.compress.icae import ICAE
-from gistkit.compress.language import LanguageModel
+from gistkit.compress.compressor import Compressor
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
-from gistkit.compress.mixed import MixedResolution
-from gistkit.compress.no_context import NoContext
-from gistkit.compress.pooling_start import start_as_means
-from gistkit.compress.readers import READERS, language_model
-from gistkit.compress.recent import Recent
-from gistkit.compress.x500 import FiveHundredX
+from gistkit.compress.methods.avgpool import AvgPool, NoContext
+from gistkit.compress.methods.dodo import Dodo
+from gistkit.compress.methods.gist import Gist, GistPool
+from gistkit.compress.methods.gist_start import start_as_means
+from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
+from gistkit.compress.reading import READERS, language_model
+from gistkit.compress.reading.compressive import Compressive
+from gistkit.compress.reading.language import LanguageModel
+from gistkit.compress.reading.mixed import MixedResolution
+from gistkit.compress.reading.recent import Recent
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]

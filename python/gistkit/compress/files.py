@@ -1,14 +1,36 @@
-"""Files that are whole or not there: written beside their place and moved; read with a message for a broken one."""
+"""Compressors on disk, and files that are whole or not there.
+
+A compressor is a folder: settings as JSON, tensors as safetensors, adapters as PEFT writes them. A file is written
+beside its place and moved; a broken one is read with a message that names it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.model import tuned
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+FORMAT = "gistkit-compressor"
+VERSION = 2
+# What compressors that were saved before there was such a setting were made with.
+LATER = {"full_copy": False}
+_NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
+SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
 @contextmanager
@@ -42,3 +64,170 @@ def read_tensors(
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(f"{path}: expected {what}, got {broken} ({error})") from error
+
+
+def save_compressor(compressor: Any, folder: Path) -> None:
+    """Writes compressor.json, compressor.safetensors and the adapter, or the model where it trains itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
+    with replacing(folder / TENSORS) as path:
+        save_file(own, path)
+    adapters = compressor.adapters
+    if adapters is None:
+        if (found := tuned(compressor.model)) is not None:
+            raise ValueError(
+                f"model: expected no adapters in a model whose own weights were trained, got one at {found}"
+            )
+        compressor.model.save_pretrained(folder / MODEL)
+    else:
+        names = list(adapters.names.values())
+        adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
+    settings = {
+        "format": FORMAT,
+        "version": VERSION,
+        "method": compressor.method,
+        "settings": compressor.settings,
+        "adapters": None if adapters is None else adapters.names,
+        "structure": compressor.lm.structure,
+        "fingerprint": None if adapters is None else compressor.fingerprint(),
+    }
+    with replacing(folder / SETTINGS) as path:
+        path.write_text(json.dumps(settings, indent=2) + "\n")
+
+
+def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None) -> Any:
+    """See `Compressor.from_pretrained`."""
+    settings, is_given = _read_settings(folder), model is not None
+    method = _method(cls, settings["method"], folder)
+    later = {name: value for name, value in LATER.items() if name in method.arguments()}
+    settings["settings"] = later | settings["settings"]
+    if model is None and settings["adapters"] is not None:
+        raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
+    if model is None:
+        model = _trained(folder)
+    _check_names(method, settings, folder)
+    # Before anything is changed in it.
+    _check_model(model, settings, folder)
+    if is_given and settings["adapters"] is None:
+        model.load_state_dict(_trained(folder).state_dict())
+    compressor = method(model, lora=_lora(folder, settings["adapters"]), **settings["settings"])
+    _load_tensors(compressor, folder, settings["adapters"])
+    return compressor
+
+
+def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
+    if adapters is None:
+        return None
+    from peft import LoraConfig
+
+    for name in adapters.values():
+        if not (folder / name / "adapter_config.json").is_file():
+            raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
+    # Those of all roles were made from one.
+    config = LoraConfig.from_pretrained(str(folder / next(iter(adapters.values()))))
+    config.inference_mode = False
+    return config  # type: ignore[return-value]
+
+
+def _trained(folder: Path) -> PreTrainedModel:
+    if not (folder / MODEL).is_dir():
+        raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):
+        raise ValueError(f"{folder / MODEL}: expected all weights of the model, got none for {missing[0]}")
+    return cast(PreTrainedModel, model)
+
+
+def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
+    if hf.structure(model) != settings["structure"]:
+        raise ValueError(
+            f"model: expected the base model of {folder} with structure {settings['structure']}, got one with "
+            f"{hf.structure(model)}: another architecture or size"
+        )
+    if settings["fingerprint"] not in (None, hf.fingerprint(model)):
+        raise ValueError(
+            f"model: expected the base model of {folder} with fingerprint {settings['fingerprint']}, got one with "
+            f"{hf.fingerprint(model)}: other weights"
+        )
+
+
+def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None) -> None:
+    tensors = read_tensors(folder / TENSORS, "a file of tensors")[1]
+    own = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
+    if tensors.keys() != own.keys():
+        raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(own)}, got {sorted(tensors)}")
+    for name, parameter in own.items():
+        if tensors[name].shape != parameter.shape:
+            raise ValueError(
+                f"{folder / TENSORS}: expected {name} of shape {tuple(parameter.shape)}, got "
+                f"{tuple(tensors[name].shape)}"
+            )
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(tensors[name])
+    if adapters is None or compressor.adapters is None:
+        return
+    from peft import set_peft_model_state_dict
+
+    for role, name in compressor.adapters.names.items():
+        weights = read_tensors(folder / adapters[role] / "adapter_model.safetensors", "a file of tensors")[1]
+        found: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
+        if found.unexpected_keys:
+            raise ValueError(f"{folder}: expected an adapter of this model, got weights {found.unexpected_keys[:3]}")
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    path = folder / SETTINGS
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder}: expected a folder with {SETTINGS}, got none there")
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON, got a file that cannot be read ({error})") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: expected settings by name, got {type(settings).__name__}")
+    if settings.get("format") != FORMAT or settings.get("version") != VERSION:
+        raise ValueError(
+            f"{path}: expected format {FORMAT}, version {VERSION}, got {settings.get('format')}, "
+            f"version {settings.get('version')}"
+        )
+    missing = sorted(_NAMES - settings.keys())
+    if missing:
+        raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
+    if not isinstance(settings["settings"], dict) or not isinstance(settings["adapters"], dict | None):
+        raise ValueError(f"{path}: expected settings and adapters by name, got {settings['settings']!r:.60}")
+    return settings
+
+
+def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> None:
+    expected = method.arguments() - {"lora"}
+    own, adapters = settings["settings"], settings["adapters"]
+    odd = sorted(expected ^ own.keys())
+    if odd:
+        found = "one that it does not have" if odd[0] in own else "none"
+        raise ValueError(
+            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, got {found} "
+            f"for {odd[0]}"
+        )
+    roles = set(method.roles(own))
+    if adapters is not None and (adapters.keys() != roles or not all(isinstance(n, str) for n in adapters.values())):
+        raise ValueError(f"{folder / SETTINGS}: expected the names of adapters for {sorted(roles)}, got {adapters}")
+
+
+def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
+    # A baseline may have the name of a compressor, but writes files of its own.
+    saved = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
+    known = {vars(kind)["method"]: kind for kind in saved}
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(known))}, got {name}")
+    return known[name]
+
+
+def _subclasses(cls: type) -> set[Any]:
+    children: list[type] = cls.__subclasses__()
+    return {kind for child in children for kind in {child} | _subclasses(child)}
+
+
+def _of_model(name: str) -> bool:
+    return name.startswith("model.")

@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gistkit import hf
-from gistkit.compress.codec import Codec, Task, check_memory, check_rows
-from gistkit.compress.memory import Memory
-from gistkit.compress.shared import SharedModel
-from gistkit.compress.tokens import Rows, pad
+from gistkit.compress.memory import Memory, Task, check_memory
+from gistkit.compress.model import SharedModel
+from gistkit.compress.tokens import Rows, check_rows, pad
+from gistkit.layouts import Plan
 
 
 class Streamer(Protocol):
@@ -25,9 +25,31 @@ class Streamer(Protocol):
     def end(self) -> None: ...
 
 
+class MemoryReader(Protocol):
+    """What reads memories: a `Compressor`, as far as generation and joining know it."""
+
+    lm: SharedModel
+    reader: str | None
+
+    def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
+        """Token ids as users have them, checked and padded at the end of rows."""
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 0 or 1, d]: the task token between memory and text."""
+
+    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
+        """The plan of [memory][task token][text]..., of a memory that it has checked."""
+
+    def last_of(self, memory: Memory) -> Tensor:
+        """[B, d], the output that predicts what follows a memory without task token."""
+
+    def check_readable(self, memory: Memory) -> None:
+        """Refuses a memory of another method, shape or model, or on another device."""
+
+
 @torch.no_grad()
 def generate(
-    codec: Codec,
+    compressor: MemoryReader,
     memory: Memory,
     prompt_ids: Any = None,
     attention_mask: Any = None,
@@ -67,23 +89,23 @@ def generate(
     check_memory(memory)
     choose = chooser(do_sample, temperature, top_k, top_p, generator)
     prompt = (
-        pad(((),) * memory.batch_size, codec.device)
+        pad(((),) * memory.batch_size, compressor.lm.device)
         if prompt_ids is None
-        else codec.rows("prompt_ids", prompt_ids, attention_mask)
+        else compressor.rows("prompt_ids", prompt_ids, attention_mask)
     )
     if memory.batch_size == 1 < prompt.batch_size:
         memory = memory.repeat(prompt.batch_size)
-    check_rows("prompt_ids", prompt, memory)
-    if not torch.is_autocast_enabled(codec.device.type):
-        memory = memory.to(dtype=codec.embed.weight.dtype)
+    check_rows("prompt_ids", prompt, memory.batch_size)
+    if not torch.is_autocast_enabled(compressor.lm.device.type):
+        memory = memory.to(dtype=compressor.lm.embed.weight.dtype)
     answer: list[Tensor] = []
-    with hf.attach(codec.model), codec.without_checkpointing():
-        states = _hidden(codec, memory, task, prompt, max_new_tokens, answer)
-        return write(codec, states, answer, choose, stop_ids(stop_tokens), pad_token, streamer)
+    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
+        states = _hidden(compressor, memory, task, prompt, max_new_tokens, answer)
+        return write(compressor.lm, states, answer, choose, stop_ids(stop_tokens), pad_token, streamer)
 
 
 def write(
-    codec: SharedModel,
+    model: SharedModel,
     states: Iterable[Tensor],
     answer: list[Tensor],
     choose: Callable[[Tensor], Tensor],
@@ -99,10 +121,10 @@ def write(
         choose: tokens [B] of logits [B, V].
         stops, pad_token, streamer: as in `generate`.
     """
-    stop = torch.tensor(stops, dtype=torch.int64, device=codec.device)
-    ended = torch.zeros((), dtype=torch.bool, device=codec.device)
+    stop = torch.tensor(stops, dtype=torch.int64, device=model.device)
+    ended = torch.zeros((), dtype=torch.bool, device=model.device)
     for hidden in states:
-        token = choose(codec.logits(hidden)).masked_fill(ended, pad_token)
+        token = choose(model.logits(hidden)).masked_fill(ended, pad_token)
         answer.append(token)
         if streamer is not None:
             streamer.put(token.cpu())
@@ -121,21 +143,23 @@ def stop_ids(stop_tokens: int | Iterable[int]) -> list[int]:
         raise TypeError(f"stop_tokens: expected token ids, got {stop_tokens!r}") from error
 
 
-def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, answer: list[Tensor]) -> Any:
+def _hidden(
+    compressor: MemoryReader, memory: Memory, task: Task, prompt: Rows, count: int, answer: list[Tensor]
+) -> Any:
     """Yields the hidden state [B, d] that predicts each next token; `answer` holds the tokens chosen so far."""
     batch = memory.batch_size
-    rest = pad(memory.rest if task != "ae" else ((),) * batch, codec.device)
+    rest = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
     # The last new token is not fed.
     fed = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
-    plan = codec.reading_plan(memory, task, (rest, prompt, fed), "max_new_tokens")
-    lead = codec.task_embedding(task, memory)
-    inputs = torch.cat([lead, codec.embed(rest.ids), codec.embed(prompt.ids)], 1)
+    plan = compressor.reading_plan(memory, task, (rest, prompt, fed), "max_new_tokens")
+    lead = compressor.task_embedding(task, memory)
+    inputs = torch.cat([lead, compressor.lm.embed(rest.ids), compressor.lm.embed(prompt.ids)], 1)
     # A row's last token is that of its prompt, or of its rest, or what comes before: the task token, or the memory.
     last = [
         rest.ids.shape[1] + length if length else before
         for before, length in zip(rest.lengths, prompt.lengths, strict=True)
     ]
-    layers = memory.layers or (codec.no_keys(),) * codec.config.num_hidden_layers
+    layers = memory.layers or (compressor.lm.no_keys(),) * compressor.lm.config.num_hidden_layers
     cache = hf.memory_cache(layers, max(memory.starts), capacity=plan.num_queries)
     skip = 0
     if memory.embeddings is not None:
@@ -145,15 +169,17 @@ def _hidden(codec: Codec, memory: Memory, task: Task, prompt: Rows, count: int, 
     first = plan.rows(0, rows, num_keys=keys + rows)
     out = inputs
     if rows:
-        out = codec.run(codec.reader, inputs_embeds=inputs, plan=first, past_key_values=cache).last_hidden_state
+        out = compressor.lm.run(
+            compressor.reader, inputs_embeds=inputs, plan=first, past_key_values=cache
+        ).last_hidden_state
     if not lead.shape[1]:
-        out = torch.cat([codec.last_of(memory)[:, None].to(out.dtype), out], 1)
+        out = torch.cat([compressor.last_of(memory)[:, None].to(out.dtype), out], 1)
     yield out[torch.arange(batch), torch.tensor(last) + skip]
     for row in range(rows, plan.num_queries):
         step = plan.rows(row, row + 1, num_keys=keys + row + 1)
         # Rows that have ended are fed any token.
-        new = codec.embed(answer[-1].clamp(0, codec.vocabulary - 1)[:, None])
-        out = codec.run(codec.reader, inputs_embeds=new, plan=step, past_key_values=cache)
+        new = compressor.lm.embed(answer[-1].clamp(0, compressor.lm.vocabulary - 1)[:, None])
+        out = compressor.lm.run(compressor.reader, inputs_embeds=new, plan=step, past_key_values=cache)
         yield out.last_hidden_state[:, 0]
 
 

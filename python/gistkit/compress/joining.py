@@ -10,23 +10,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, ops
-from gistkit.compress.codec import Codec
+from gistkit.compress.generation import MemoryReader
 from gistkit.compress.memory import Memory
 
 
-def join(codec: Codec, memories: Sequence[Memory]) -> Memory:
+def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
     """The memory of several documents in that order, as if each had been further chunks of one context.
 
     Where the encoder numbers the context through all chunks (UPL, EPL) a document's position ids go on from the one
     before, and its cached keys are rotated by that much; elsewhere every chunk is numbered from 0 anyway.
 
     Args:
-        memories: at least one, all readable by `codec`, with the same number of rows and no rest but in the last.
+        memories: at least one, all readable by `compressor`, with the same number of rows and no rest but in the last.
     """
     if not memories:
         raise ValueError("memories: expected at least one, got none")
     for memory in memories:
-        codec.check_readable(memory)
+        compressor.check_readable(memory)
         if memory.dtype != memories[0].dtype:
             raise ValueError(f"memories: expected {memories[0].dtype} in each, got one of {memory.dtype}")
         if memory.batch_size != memories[0].batch_size:
@@ -38,11 +38,11 @@ def join(codec: Codec, memories: Sequence[Memory]) -> Memory:
             raise ValueError("memories: expected a rest beyond the window in the last alone, got one in an earlier")
     joined = memories[0]
     for memory in memories[1:]:
-        joined = _append(codec, joined, memory)
+        joined = _append(compressor, joined, memory)
     return joined
 
 
-def _append(codec: Codec, first: Memory, second: Memory) -> Memory:
+def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
     source = first.source
     contexts = _sum(first.context_lengths, second.context_lengths)
     lengths = _sum(first.lengths, second.lengths)
@@ -60,7 +60,7 @@ def _append(codec: Codec, first: Memory, second: Memory) -> Memory:
         )
         turned = [key for key, _ in second.layers]
         if turn is not None:
-            frequencies = hf.frequencies(codec.model)
+            frequencies = hf.frequencies(compressor.lm.model)
             turned = [ops.rerotate(k, turn, f.to(k.device)) for k, f in zip(turned, frequencies, strict=True)]
         layers = tuple(
             (_after(key, other, first, second), _after(value, other_value, first, second))

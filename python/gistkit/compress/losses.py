@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,20 @@ from torch.utils.checkpoint import checkpoint
 
 from gistkit.compress.tokens import IGNORE
 
+LOSSES = ("ae", "lm", "compression", "qa", "kl")
 LOGITS = 2**25
+
+
+def check_losses(losses: Iterable[str] | Mapping[str, float]) -> dict[str, float]:
+    """{name: weight} of the losses asked for."""
+    if losses is None or isinstance(losses, str):
+        losses = [str(losses)]
+    weights = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses, 1.0)
+    if not weights or not set(weights) <= set(LOSSES):
+        raise ValueError(f"losses: expected some of {', '.join(LOSSES)}, got {tuple(weights)}")
+    if not all(isinstance(weight, Real) and 0 < float(weight) < float("inf") for weight in weights.values()):
+        raise ValueError(f"losses: expected weights > 0, got {weights}")
+    return {name: float(weights[name]) for name in LOSSES if name in weights}
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+
+from gistkit.compress.files import read_tensors, replacing
+
+# What a memory is read for: the context itself, what continues it, or answers about it.
+Task = Literal["ae", "lm", "qa"]
+TASKS = ("ae", "lm", "qa")
+FORMAT = "gistkit-memory"
+VERSION = 1
+_POSITIONS = 2**31
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,8 @@ class Memory:
         last: [B, hidden], the output that predicts what follows the memory where there is no task token between them.
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which training
             passes a gradient to what chose them (Dodo); in no file.
-        rest: token ids of each row beyond the compressor's window, which the decoder reads as they are.
+        rest: token ids of each row beyond the compressor's window, which the decoder reads as they are. (`rest` and
+            `maker` are the words of the file format.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
         maker: of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
     """
@@ -132,12 +145,12 @@ class Memory:
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Memory:
         """The memory of some of the rows."""
-        every = range(self.batch_size)
+        rows_here = range(self.batch_size)
         try:
             if isinstance(rows, slice):
-                chosen = list(every[rows])
+                chosen = list(rows_here[rows])
             else:
-                chosen = [every[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
+                chosen = [rows_here[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
         except (IndexError, TypeError) as error:
             raise type(error)(f"rows: expected some of {self.batch_size} rows, got {rows!r}") from error
         if not chosen:
@@ -217,18 +230,18 @@ class Memory:
         def joined(*parts: Tensor) -> Tensor:
             return torch.cat([widen(part) for part in parts])
 
-        every = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
+        summed = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
         positions = [torch.nn.functional.pad(m.positions, (0, width - m.num_tokens)) for m in memories]
         biases = [
             torch.nn.functional.pad(m.key_bias, (0, width - m.num_tokens)) for m in memories if m.key_bias is not None
         ]
         return replace(
             first,
-            lengths=every("lengths"),
-            context_lengths=every("context_lengths"),
+            lengths=summed("lengths"),
+            context_lengths=summed("context_lengths"),
             positions=torch.cat(positions),
-            starts=every("starts"),
-            rest=every("rest"),
+            starts=summed("starts"),
+            rest=summed("rest"),
             last=None if first.last is None else torch.cat([m.last for m in memories if m.last is not None]),
             key_bias=torch.cat(biases) if biases else None,
             embeddings=None
@@ -263,9 +276,7 @@ class Memory:
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header, replacing `path` in one move."""
-        from gistkit.compress.memory_file import save
-
-        save(self, Path(path))
+        _save(self, Path(path))
 
     @staticmethod
     def load(path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> Memory:
@@ -275,9 +286,7 @@ class Memory:
             FileNotFoundError: if there is no such file.
             ValueError: if it is cut short, not a memory, or of another version.
         """
-        from gistkit.compress.memory_file import load
-
-        return load(Path(path)).to(device, dtype)
+        return _load(Path(path)).to(device, dtype)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Memory:
         return replace(
@@ -285,3 +294,91 @@ class Memory:
             embeddings=None if self.embeddings is None else change(self.embeddings),
             layers=None if self.layers is None else tuple((change(key), change(value)) for key, value in self.layers),
         )
+
+
+def check_memory(memory: object) -> None:
+    """Refuses what is no memory."""
+    if not isinstance(memory, Memory):
+        raise TypeError(f"memory: expected a Memory as encode returns, got {type(memory).__name__}")
+
+
+# Files are safetensors, with a JSON header that says what they are. Nothing is pickled.
+_KINDS = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Source)}
+
+
+def _save(memory: Memory, path: Path) -> None:
+    """Writes `memory`; an interrupted write leaves what was there before."""
+    tensors = {"positions": memory.positions}
+    if memory.embeddings is not None:
+        tensors["embeddings"] = memory.embeddings
+    if memory.last is not None:
+        tensors["last"] = memory.last
+    for index, (key, value) in enumerate(memory.layers or ()):
+        tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
+    content = {
+        "source": asdict(memory.source),
+        "lengths": memory.lengths,
+        "context_lengths": memory.context_lengths,
+        "starts": memory.starts,
+        "rest": memory.rest,
+        "fingerprint": memory.fingerprint,
+        "maker": memory.maker,
+        "layers": len(memory.layers or ()),
+    }
+    header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
+    with replacing(path) as partial:
+        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, partial, metadata=header)
+
+
+def _load(path: Path) -> Memory:
+    """Reads a memory file; see `Memory.load`."""
+    header, tensors = read_tensors(path, "a memory file", "one that is cut short or no safetensors")
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
+    if header.get("version") != str(VERSION):
+        raise ValueError(f"{path}: expected version {VERSION} of {FORMAT}, got version {header.get('version')}")
+    try:
+        return _build(json.loads(header["memory"]), tensors)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{path}: expected the contents of a memory, got {error!r}") from error
+
+
+def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
+    layers = tuple(
+        (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
+    )
+    memory = Memory(
+        source=Source(**content["source"]),
+        lengths=tuple(map(int, content["lengths"])),
+        context_lengths=tuple(map(int, content["context_lengths"])),
+        positions=tensors["positions"],
+        starts=tuple(map(int, content["starts"])),
+        embeddings=tensors.get("embeddings"),
+        layers=layers or None,
+        last=tensors.get("last"),
+        rest=tuple(tuple(map(int, row)) for row in content["rest"]),
+        fingerprint=content["fingerprint"],
+        maker=content.get("maker"),
+    )
+    batch, width = memory.positions.shape
+    rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
+    if any(len(values) != batch for values in rows) or memory.positions.dtype not in (torch.int64, torch.float64):
+        raise ValueError(f"rows that disagree with {batch} rows of positions")
+    if not memory.tensors or (memory.layers is None) == (memory.embeddings is None):
+        raise ValueError("neither embeddings nor layers, or both")
+    for tensor in memory.tensors:
+        if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
+    last = memory.last
+    if last is not None and (last.dim() != 2 or last.shape[0] != batch or not last.is_floating_point()):
+        raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")
+    if max(memory.lengths) > width or min(memory.lengths) < 0:
+        raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
+    numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist())
+    if not all(0 <= number < _POSITIONS for number in numbers):
+        raise ValueError(f"lengths or position ids outside [0, {_POSITIONS})")
+    if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
+        raise ValueError(f"{memory.source}")
+    if min(memory.source.chunk, memory.source.memory_tokens) < 1:
+        raise ValueError(f"chunk {memory.source.chunk} and memory_tokens {memory.source.memory_tokens}")
+    return memory

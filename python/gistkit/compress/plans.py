@@ -64,40 +64,45 @@ def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan
 
 
 @dataclass(frozen=True)
-class Reader:
+class ReadingRow:
     """One row that reads a memory: its memory tokens, then blocks of text, of which the task token is one.
 
     Args:
         memory: memory tokens.
         positions: their position ids, int64 bytes; empty where they are keys alone.
-        places: their places in logical order, int64 bytes, ascending.
+        ordinals: their places in logical order, int64 bytes, ascending.
         start: position id of what comes after the memory.
-        place: its place in logical order.
+        ordinal: its place in logical order.
         text: tokens in each block of text.
     """
 
     memory: int
     positions: bytes
-    places: bytes
+    ordinals: bytes
     start: int
-    place: int
+    ordinal: int
     text: tuple[int, ...]
 
 
 @lru_cache(maxsize=_KEPT)
 def decoder_plan(
-    rows: tuple[Reader, ...], memory: int, widths: tuple[int, ...], cached: bool, windows: tuple[int, ...], device: str
+    rows: tuple[ReadingRow, ...],
+    memory: int,
+    widths: tuple[int, ...],
+    cached: bool,
+    windows: tuple[int, ...],
+    device: str,
 ) -> Plan:
     """[memory][text block]...: causal; each part as wide as its longest row, padded at its end.
 
     Args:
-        rows: one Reader a row of the batch.
+        rows: how each row of the batch reads.
         memory: columns of memory tokens.
         widths: columns of each block of text.
         cached: whether the memory tokens are keys alone, and no rows of the pass.
         windows: sliding windows of the model.
     """
-    parts = {row: _reader_layout(row, memory, widths) for row in rows}
+    parts = {row: _reading_layout(row, memory, widths) for row in rows}
     queries = slice(memory, None) if cached else None
     with torch.inference_mode(False):
         if len(parts) == 1:
@@ -106,7 +111,7 @@ def decoder_plan(
         return layouts.compile_batch(batch, grouped=False, queries=queries, windows=windows, device=device)
 
 
-def _reader_layout(row: Reader, memory: int, widths: tuple[int, ...]) -> Layout:
+def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> Layout:
     counts = (row.memory, *row.text)
     columns = (memory, *widths)
     kinds = (Role.MEMORY, *[Role.TEXT] * len(widths))
@@ -120,10 +125,10 @@ def _reader_layout(row: Reader, memory: int, widths: tuple[int, ...]) -> Layout:
         ids = np.frombuffer(row.positions, np.int64)[: row.memory]
     positions = np.zeros(len(roles), np.int64)
     positions[real] = np.concatenate([ids, row.start + text])
-    places = np.frombuffer(row.places, np.int64)[: row.memory]
+    before = np.frombuffer(row.ordinals, np.int64)[: row.memory]
     # Padding takes no place in logical order, which sliding windows count by.
     ordinals = np.zeros(len(roles), np.int64)
-    ordinals[real] = np.concatenate([places, row.place + text])
+    ordinals[real] = np.concatenate([before, row.ordinal + text])
     return Layout(
         roles=roles,
         sees={Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TEXT: {Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL}},

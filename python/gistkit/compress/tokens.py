@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,3 +153,15 @@ def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
     if len({len(row) for row in ids}) == 1:
         return _from_tensor(name, torch.tensor(ids, dtype=torch.int64), torch.tensor(mask))
     return pad([[i for i, seen in zip(row, kept, strict=True) if seen] for row, kept in zip(ids, mask, strict=True)])
+
+
+def check_rows(name: str, rows: Rows, batch_size: int) -> None:
+    """Refuses text with another number of rows than the memory has."""
+    if rows.batch_size != batch_size:
+        raise ValueError(f"{name}: expected {batch_size} rows as the memory has, got {rows.batch_size}")
+
+
+def check_count(name: str, value: Any) -> None:
+    """Refuses what is no whole number of at least 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}: expected at least 1 token, a whole number, got {value!r}")

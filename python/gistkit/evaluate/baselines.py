@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress import Compressor, Memory
-from gistkit.compress.codec import Task, draw_like
+from gistkit.compress.compressor import Task, draw_like
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 
@@ -138,10 +138,10 @@ class Baseline(Compressor):
         """The keys and values of what is read before the task token, and the hidden states there."""
         fed = self._fed(rows)
         columns, width = fed.rows.ids.shape[1], max(fed.kept)
-        plan = self.causal_plan(columns)
+        plan = self.lm.causal_plan(columns)
         keep = hf.KeptKeys(slice(0, width))
-        self.check_positions("input_ids", columns - 1)
-        out = self.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, keep=keep)
+        self.lm.check_positions("input_ids", columns - 1)
+        out = self.lm.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, keep=keep)
         hidden = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,
@@ -205,7 +205,7 @@ class NoContext(Baseline):
     def __init__(self, model: PreTrainedModel, *, start_token: int | None = None, **settings: Any) -> None:
         super().__init__(model, **settings)
         if start_token is not None or not self.task_tokens:
-            start_token = self.first_token("start_token", start_token)
+            start_token = self.lm.first_token("start_token", start_token)
         self.start_token = start_token or 0
 
     def _fed(self, rows: Rows) -> Fed:

@@ -1,14 +1,11 @@
 """gistkit inside Hugging Face transformers models (`pip install gistkit[hf]`)."""
 
-from gistkit.hf.attach import attach
+from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, forwards, sliding_windows
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.depth import first_layers
-from gistkit.hf.families import ATTENTION_NAME, sliding_windows
 from gistkit.hf.fingerprint import digest, fingerprint, structure
-from gistkit.hf.forwards import forwards
 from gistkit.hf.gpt2 import encode_positions
-from gistkit.hf.keep import Keeper, KeptKeys
-from gistkit.hf.projection import check_projects, project_keys
+from gistkit.hf.keep import Keeper, KeptKeys, project_keys
 from gistkit.hf.rotation import frequencies, rerotate
 
 __all__ = [

@@ -1,11 +1,18 @@
-"""attach: gistkit's attention and RoPE inside a transformers model, for as long as a context is open."""
+"""attach: gistkit's attention and RoPE inside a transformers model, for as long as a context is open.
+
+Above it: the families it knows, and what it finds in a model of theirs. Below it: the attention that runs inside.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +20,236 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
-from gistkit.hf import attention as hooks
-from gistkit.hf.families import ATTENTION_NAME, decoder_of, rope_modules, softcap_of, window_of
-from gistkit.hf.forwards import forwards
-from gistkit.hf.keep import Keeper
-from gistkit.layouts import Plan
+from gistkit.hf.keep import Keeper, Layers
+from gistkit.layouts import Plan, causal_plan
+
+ATTENTION_NAME = "gistkit"
+PLAIN_LAYERS = ("full_attention", "sliding_attention")
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family's attention differs from Llama's, apart from what its modules show.
+
+    Args:
+        prefix: of its classes' names in transformers.
+        window: who holds the width of a sliding window, the layer, the config, or None: nobody.
+        softcap: its attention caps its logits at the layer's `attn_logit_softcapping`.
+    """
+
+    prefix: str
+    window: Literal["layer", "config"] | None = None
+    softcap: bool = False
+
+    def window_of(self, attention: nn.Module) -> int | None:
+        """Width of the sliding window of an attention module; None where it sees everything."""
+        if self.window is None:
+            return None
+        holder: Any = attention if self.window == "layer" else attention.config
+        return cast("int | None", holder.sliding_window)
+
+    def softcap_of(self, attention: nn.Module) -> float | None:
+        """The bound of an attention module's logits; None where its forward applies none."""
+        return cast(Any, attention).attn_logit_softcapping if self.softcap else None
+
+
+FAMILIES = {
+    "llama": Family("Llama"),
+    "mistral": Family("Mistral", window="config"),
+    "qwen2": Family("Qwen2", window="layer"),
+    "qwen3": Family("Qwen3", window="layer"),
+    "gemma2": Family("Gemma2", window="layer", softcap=True),
+    "gemma3": Family("Gemma3", window="layer"),
+}
+# By name, so that no model's code is loaded for another one's sake.
+_CLASSES = {
+    f"transformers.models.{name}.modeling_{name}.{family.prefix}{part}": (part, family)
+    for name, family in FAMILIES.items()
+    for part in ("Attention", "RotaryEmbedding")
+}
+
+
+def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
+    """Which part of which family a module is, as far as its forward goes."""
+    # A subclass with a forward of its own is not what the table stands for.
+    owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
+    return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
+
+
+class Standing:
+    """Whether the modules and parameters that some modules hold are still the same ones.
+
+    Args:
+        holders: whose own modules and parameters count, not those below these.
+    """
+
+    def __init__(self, holders: Iterable[nn.Module]) -> None:
+        self._tables: list[dict[str, Any]] = []
+        for module in holders:
+            self._tables += [table for table in (module._modules, module._parameters) if table]
+        # Held, so that no other object comes to have the id of one of them.
+        self._held = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._ids = self._now()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether each is where it was."""
+        return self._now() == self._ids
+
+    def _now(self) -> list[int]:
+        # Without a loop in Python: this stands before every pass.
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What passes need of a decoder; see `parts_of`.
+
+    Args:
+        standing: of the layers, which the rest is true of.
+        attentions: attention modules of known families, in order, with their family.
+        rotaries: RoPE modules of known families.
+        layers: the modules that hold `attentions`.
+        causal: no module says that it is not causal.
+        one_config: the decoder and all models in it share one configuration, which has no parts.
+        checkpointed: the modules below the decoder that have a switch for gradient checkpointing.
+    """
+
+    standing: Standing
+    attentions: Mapping[nn.Module, Family]
+    rotaries: tuple[nn.Module, ...]
+    layers: tuple[nn.Module, ...]
+    causal: bool
+    one_config: bool
+    checkpointed: tuple[nn.Module, ...]
+
+
+_PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
+
+
+def parts_of(decoder: nn.Module) -> Parts:
+    """What passes need of a decoder, found once and again only where one of its modules has been replaced."""
+    parts = _PARTS.get(decoder)
+    if parts is None or not parts.standing.unchanged:
+        parts = _PARTS[decoder] = _find(decoder)
+    return parts
+
+
+def _find(decoder: nn.Module) -> Parts:
+    modules = dict(decoder.named_modules())
+    attentions: dict[str, Family] = {}
+    rotaries = []
+    for name, module in modules.items():
+        part, family = _known(module)
+        if part == "Attention" and family is not None:
+            attentions[name] = family
+        elif part is not None:
+            rotaries.append(module)
+    switches = [name for name, module in modules.items() if name and hasattr(module, "gradient_checkpointing")]
+    paths = [name.split(".") for name in [*attentions, *switches]]
+    above = {".".join(parts[:depth]) for parts in paths for depth in range(len(parts))}
+    config: Any = decoder.config
+    models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
+    return Parts(
+        standing=Standing(modules[name] for name in above),
+        attentions={modules[name]: family for name, family in attentions.items()},
+        rotaries=tuple(rotaries),
+        layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
+        causal=all(getattr(module, "is_causal", True) is not False for module in modules.values()),
+        one_config=not config.sub_configs and all(model.config is config for model in models),
+        checkpointed=tuple(modules[name] for name in switches),
+    )
+
+
+def checkpointed(decoder: nn.Module) -> list[nn.Module]:
+    """The modules of a decoder, or the decoder, for which gradient checkpointing is on."""
+    return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]
+
+
+def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
+    """The attention and the RoPE modules that gistkit's forward can stand in for; both empty unless it can in all."""
+    parts = parts_of(decoder)
+    if not parts.rotaries or len(parts.attentions) != decoder.config.num_hidden_layers:
+        return {}, ()
+    return parts.attentions, parts.rotaries
+
+
+def check_projects(model: nn.Module) -> None:
+    """Refuses, with a TypeError, a model whose layers `project_keys` and `Keeper.leave` do not know."""
+    decoder = decoder_of(model)
+    if not rope_modules(decoder)[1]:
+        raise TypeError(
+            f"model: expected one of the families with RoPE ({', '.join(FAMILIES)}), whose layers' keys can be made of "
+            f"other hidden states, got {decoder.config.model_type}"
+        )
+
+
+def frequencies_of(decoder: PreTrainedModel) -> list[Tensor] | None:
+    """The frequencies [R/2] of each layer's RoPE; None where there is none of gistkit's."""
+    rotary = next(iter(rope_modules(decoder)[1]), None)
+    if rotary is None:
+        return None
+    layers = decoder.config.num_hidden_layers
+    types = getattr(decoder.config, "layer_types", None)
+    # Families with frequencies of each layer type name their buffers after it.
+    if hasattr(rotary, "inv_freq") or types is None:
+        return [cast(Tensor, rotary.inv_freq)] * layers
+    return [cast(Tensor, getattr(rotary, f"{types[layer]}_inv_freq")) for layer in range(layers)]
+
+
+def pretrained(model: nn.Module) -> PreTrainedModel:
+    """`model`, or the transformers model in it, such as the one a PEFT model wraps. TypeError if there is none."""
+    found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if found is None:
+        raise TypeError(f"model: expected a transformers model, got {type(model).__name__}")
+    return found
+
+
+def decoder_of(model: nn.Module) -> PreTrainedModel:
+    """The causal decoder in `model`, whose attention follows transformers' interface; a TypeError that says what came.
+
+    Refused are encoder-decoders, attention that looks ahead or across, and layers other than of full or sliding-window
+    attention.
+    """
+    whole = pretrained(model)
+    name = type(whole).__name__
+    expected = "model: expected a transformers decoder that follows the attention interface, such as a Llama"
+    if whole.config.is_encoder_decoder:
+        raise TypeError(f"{expected}, got the encoder-decoder {name}")
+    decoder = cast(Any, whole).get_decoder()
+    # What attach has taken was checked then.
+    if isinstance(decoder, PreTrainedModel) and decoder.config._attn_implementation == ATTENTION_NAME:
+        return decoder
+    if not isinstance(decoder, PreTrainedModel) or not decoder.is_backend_compatible():
+        raise TypeError(f"{expected}, got {name} with attention of its own")
+    if getattr(decoder.config, "is_causal", True) is False or not parts_of(decoder).causal:
+        raise TypeError(f"{expected}, got {name}, whose attention is not causal or reads an encoder")
+    others = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
+    if others:
+        raise TypeError(f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(others)}")
+    return decoder
+
+
+def sliding_windows(model: nn.Module) -> tuple[int, ...]:
+    """The widths of the sliding windows of `model`'s layers, ascending: what to give to `compile` as `windows`.
+
+    A TypeError if the model is none that `attach` takes.
+    """
+    decoder = decoder_of(model)
+    attentions = parts_of(decoder).attentions
+    if attentions:
+        found = {family.window_of(module) for module, family in attentions.items()}
+    else:
+        types = getattr(decoder.config, "layer_types", None)
+        # Families without layer types apply the config's window in every layer.
+        slides = types is None or "sliding_attention" in types
+        found = {getattr(decoder.config, "sliding_window", None)} if slides else set()
+    return tuple(sorted(width for width in found if width is not None))
+
 
 Model = TypeVar("Model", bound=nn.Module)
+# The classes of decoders that transformers has let name an attention of another's.
+_ACCEPTED: set[type[PreTrainedModel]] = set()
 
 
 @contextmanager
@@ -56,29 +286,45 @@ def attach(model: Model) -> Iterator[Model]:
     if decoder.config._attn_implementation == ATTENTION_NAME:
         yield model
         return
-    AttentionInterface.register(ATTENTION_NAME, hooks.attention)
-    AttentionMaskInterface.register(ATTENTION_NAME, hooks.mask)
+    AttentionInterface.register(ATTENTION_NAME, attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, mask)
     with ExitStack() as undo:
-        before = decoder.config._attn_implementation
-        decoder.set_attn_implementation(ATTENTION_NAME)
-        if decoder.config._attn_implementation != ATTENTION_NAME:
-            raise TypeError(
-                "model: expected a transformers decoder that follows the attention interface, got "
-                f"{type(decoder).__name__} with attention of its own"
-            )
-        undo.callback(decoder.set_attn_implementation, before)
+        undo.enter_context(_implementation(decoder))
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
         attentions, rotaries = rope_modules(decoder)
-        names = {module: name for name, module in decoder.named_modules()}
-        own = {it: MethodType(_attention_forward(window_of(it), softcap_of(it)), it) for it in attentions}
-        undo.enter_context(forwards(own | {it: MethodType(_rotary_forward, it) for it in rotaries}))
-        for module in attentions:
-            layer = decoder.get_submodule(names[module].rpartition(".")[0])
+        own = {each: MethodType(_attention_forward(family), each) for each, family in attentions.items()}
+        undo.enter_context(forwards(own | {each: MethodType(_rotary_forward, each) for each in rotaries}))
+        for module, layer in zip(attentions, parts_of(decoder).layers, strict=False):
             # Before the hooks that others have: one that shards weights again must not come first.
             hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
             undo.callback(hook.remove)
         yield model
+
+
+@contextmanager
+def _implementation(decoder: PreTrainedModel) -> Iterator[None]:
+    """The decoder's configuration names gistkit's attention; afterwards the one that it had."""
+    before = decoder.config._attn_implementation
+    _name_attention(decoder, ATTENTION_NAME)
+    if decoder.config._attn_implementation != ATTENTION_NAME:
+        raise TypeError(
+            "model: expected a transformers decoder that follows the attention interface, got "
+            f"{type(decoder).__name__} with attention of its own"
+        )
+    _ACCEPTED.add(type(decoder))
+    try:
+        yield
+    finally:
+        _name_attention(decoder, before)
+
+
+def _name_attention(decoder: PreTrainedModel, name: str) -> None:
+    if type(decoder) in _ACCEPTED and parts_of(decoder).one_config:
+        # All that transformers' switch does then, but for a walk through the model.
+        decoder.config._attn_implementation = name
+    else:
+        decoder.set_attn_implementation(name)
 
 
 def _check_and_place(
@@ -86,9 +332,9 @@ def _check_and_place(
 ) -> tuple[Any, dict[str, Any]]:
     """Refuses what no layer could tell, and gives the decoder the plan's position ids."""
     for name, value in kwargs.items():
-        if name not in hooks.ARGUMENTS and (isinstance(value, Plan | Keeper) or callable(value)):
+        if name not in ARGUMENTS and (isinstance(value, Plan | Keeper) or callable(value)):
             raise TypeError(
-                f"{name}: expected one of the arguments {', '.join(hooks.ARGUMENTS)} under gistkit.hf.attach, got "
+                f"{name}: expected one of the arguments {', '.join(ARGUMENTS)} under gistkit.hf.attach, got "
                 f"another name for an object of type {type(value).__name__}"
             )
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), kwargs.get("past_key_values")
@@ -97,8 +343,8 @@ def _check_and_place(
         raise ValueError(f"memory: expected (key, value) for each of {layers} layers, got {len(memory)}")
     bias = kwargs.get("key_bias")
     learned = bias if bias is not None and bias.requires_grad else None
-    for name, its in (("memory", memory), ("keep", kwargs.get("keep")), ("key_bias", learned)):
-        if its is not None and checkpoints_reentrantly(decoder):
+    for name, value in (("memory", memory), ("keep", kwargs.get("keep")), ("key_bias", learned)):
+        if value is not None and checkpoints_reentrantly(decoder):
             raise ValueError(
                 f"{name}: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True, which "
                 "loses the gradients of what layers share beside their hidden states"
@@ -143,7 +389,7 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
     """Whether this pass checkpoints layers in the form that knows the gradients of their hidden states alone."""
     if not decoder.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
-    layer = next((module for module in decoder.modules() if getattr(module, "gradient_checkpointing", False)), None)
+    layer = next(iter(checkpointed(decoder)), None)
     options = getattr(getattr(layer, "_gradient_checkpointing_func", None), "keywords", {})
     return bool(options.get("use_reentrant", False))
 
@@ -156,7 +402,8 @@ def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str 
     return position_ids, getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
 
 
-def _attention_forward(window: int | None, softcap: float | None) -> Callable[..., tuple[Tensor, None]]:
+@lru_cache
+def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
     """The forward of a layer with RoPE, in the order of operations that the families share."""
 
     def forward(
@@ -180,7 +427,7 @@ def _attention_forward(window: int | None, softcap: float | None) -> Callable[..
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
 
-        out, _ = hooks.attention(
+        out, _ = attention(
             self,
             query,
             key,
@@ -188,10 +435,151 @@ def _attention_forward(window: int | None, softcap: float | None) -> Callable[..
             attention_mask,
             scaling=self.scaling,
             dropout=float(self.attention_dropout or 0.0) if self.training else 0.0,
-            softcap=softcap,
-            sliding_window=window,
+            softcap=family.softcap_of(self),
+            sliding_window=family.window_of(self),
             **kwargs,
         )
         return self.o_proj(out.reshape(batch, length, -1)), None
 
     return forward
+
+
+# What `model(...)` takes under `attach`. Transformers hands on any other name without a word.
+ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
+# What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
+_REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
+
+Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    plan: Plan | None = None,
+    memory: Layers | None = None,
+    keep: Keeper | None = None,
+    key_bias: Tensor | None = None,
+    extend: Extend | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention under `plan`, in transformers' calling convention; without a plan, plain causal attention.
+
+    Args:
+        query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
+        attention_mask: None or what `mask` returned; visibility is the plan's alone.
+        sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
+        plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
+
+    Returns:
+        The output as [B, Nq, Hq, D], and None in place of attention weights.
+
+    Raises:
+        ValueError: if something is asked for that the plan or the op does not have, such as dropout, a dense mask or
+            a window the plan was not compiled for.
+    """
+    if dropout:
+        raise ValueError(
+            f"attention_dropout: expected 0 with gistkit's attention (attn_pdrop of a GPT-2 too), got {dropout}"
+        )
+    if attention_mask is not None:
+        raise ValueError(
+            f"attention_mask: expected none beside a plan, got a mask of shape {tuple(attention_mask.shape)}; "
+            "say who sees whom in the layout"
+        )
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"model: expected attention without {name}, which gistkit's lacks, got one that has it")
+    layer = cast(int, getattr(module, "layer_idx", -1))
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        # Norms after the projections may have left another dtype than the values have.
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if keep is not None:
+        keep.store(layer, key, value)
+    if memory is not None:
+        key, value = _behind(memory, layer, key, value)
+    if extend is not None:
+        key, value = extend(layer, key, value)
+    own = _layer_plan(plan, sliding_window, query, key)
+    out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap, key_bias=key_bias))
+    return out.transpose(1, 2), None
+
+
+def _behind(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, Hk, K + N, D]: the memory's of this layer, then the layer's own."""
+    both = []
+    for name, held, own in zip(("keys", "values"), memory[layer], (key, value), strict=True):
+        batch, heads, _, dim = own.shape
+        if held.dim() != 4 or held.shape[0] not in (1, batch) or (held.shape[1], held.shape[3]) != (heads, dim):
+            raise ValueError(
+                f"memory: expected {name} [{'1' if batch == 1 else f'1 or {batch}'}, {heads}, K, {dim}] for layer "
+                f"{layer}, got shape {tuple(held.shape)}"
+            )
+        both.append(torch.cat([held.to(own).expand(batch, -1, -1, -1), own], 2))
+    return both[0], both[1]
+
+
+def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tensor) -> Plan:
+    """The plan of one layer, whose sliding window may be `window`."""
+    if plan is None:
+        return causal_plan(query.shape[2], key.shape[2], query.device, window)
+    if window is None:
+        return plan
+    if plan.num_keys > key.shape[2]:
+        raise ValueError(
+            f"past_key_values: expected a cache that keeps the {plan.num_keys} keys of the plan in sliding-window "
+            f"layers too, such as DynamicCache() made without a config, got {key.shape[2]} keys"
+        )
+    cut = plan.windowed.get(window)
+    if cut is not None:
+        return cut
+    if (plan.num_keys if plan.reach is None else plan.reach) > window:
+        raise ValueError(
+            f"plan: expected one compiled for a sliding window of {window} with windows=({window},), see "
+            f"gistkit.hf.sliding_windows, got one for {tuple(plan.windowed) or 'none'}"
+        )
+    return plan
+
+
+def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
+    """No mask at all: the plan says who sees whom.
+
+    Being registered keeps transformers from reading position ids that do not grow by 1 as packed sequences.
+
+    Raises:
+        ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
+    """
+    if attention_mask is None or torch.compiler.is_compiling():
+        return None
+    # A graph may be captured; else the host waits, once a pass: to go on would be to read padding.
+    captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()
+    if not captured and not bool(attention_mask.all()):
+        raise ValueError(
+            "attention_mask: expected none or all ones with gistkit's attention, got a mask with padding; compile a "
+            "ragged batch of layouts into the plan instead (gistkit.layouts.compile_batch)"
+        )
+
+
+@contextmanager
+def forwards(own: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Gives instances a forward of their own, and afterwards what they had: the instance's, or else the class's."""
+    before = {module: vars(module).get("forward") for module in own}
+    try:
+        for module, forward in own.items():
+            # What a module's own setter does of an attribute that is no module, parameter or buffer.
+            vars(module)["forward"] = forward
+        yield
+    finally:
+        for module, forward_before in before.items():
+            if forward_before is None:
+                vars(module).pop("forward", None)
+            else:
+                vars(module)["forward"] = forward_before

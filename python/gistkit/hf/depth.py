@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from gistkit.hf.families import decoder_of
+from gistkit.hf.attach import decoder_of
 
 
 @contextmanager

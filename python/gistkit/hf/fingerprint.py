@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistkit.hf.families import pretrained
+from gistkit.hf.attach import pretrained
 
 _DIGITS = 16
 _SAMPLES = 256

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistkit.hf import attention as hooks
-from gistkit.hf.attach import attach, checkpoints_reentrantly
-from gistkit.hf.families import decoder_of
-from gistkit.hf.forwards import forwards
+from gistkit.hf.attach import attach, attention, checkpoints_reentrantly, decoder_of, forwards
 from gistkit.layouts import Plan
 from gistkit.nn import PositionEncoding
 
@@ -131,7 +128,7 @@ def _attention(position: PositionEncoding) -> Callable[..., tuple[Tensor, None]]
         query, key = position(query, key, encoded, self.layer_idx)
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
-        out, _ = hooks.attention(
+        out, _ = attention(
             self,
             query,
             key,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from gistkit import ops
 
 Layers = Sequence[tuple[Tensor, Tensor]]
 # Position ids [B or 1, N], frequencies [R/2] and attention scaling: what attention layers get in place of cos and sin.
@@ -69,3 +72,26 @@ class KeptKeys(Keeper):
         rows = tensor[:, :, self.rows]
         # A view would keep the keys of all rows alive; with gradients the graph does so anyway.
         return rows if torch.is_grad_enabled() else rows.clone()
+
+
+def project_keys(
+    layer: nn.Module, hidden: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float
+) -> tuple[Tensor, Tensor]:
+    """Rotated keys and values [B, Hk, K, D] of hidden states, by a decoder layer's own norms and projections.
+
+    Args:
+        layer: a decoder layer of a family with RoPE that `attach` knows.
+        hidden: [B, K, d], as the layer's input is: not normed.
+        positions: position ids [K] or [B, K]; float64 where fractional.
+        inv_freq, scaling: of the layer's RoPE, as `Keeper.leave` is given them.
+    """
+    parts = cast(Any, layer)
+    attention = parts.self_attn
+    normed = parts.input_layernorm(hidden)
+    heads = (*hidden.shape[:2], -1, attention.head_dim)
+    key = attention.k_proj(normed).view(heads).transpose(1, 2)
+    value = attention.v_proj(normed).view(heads).transpose(1, 2)
+    if hasattr(attention, "k_norm"):
+        key = attention.k_norm(key)
+    rotated, _ = ops.rope(key, key[:, :0], positions, inv_freq, scaling=scaling)
+    return rotated.to(value.dtype), value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gistkit import ops
-from gistkit.hf.families import FAMILIES, decoder_of, frequencies_of
+from gistkit.hf.attach import FAMILIES, decoder_of, frequencies_of
 
 
 def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int) -> Tensor:
@@ -23,10 +23,10 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
     Raises:
         ValueError: if the model has no RoPE that gistkit knows, or no such layer.
     """
-    its = frequencies(model)
-    if not 0 <= layer_idx < len(its):
-        raise ValueError(f"layer_idx: expected 0 to {len(its) - 1}, got {layer_idx}")
-    return ops.rerotate(keys, delta, its[layer_idx].to(keys.device))
+    inv_freqs = frequencies(model)
+    if not 0 <= layer_idx < len(inv_freqs):
+        raise ValueError(f"layer_idx: expected 0 to {len(inv_freqs) - 1}, got {layer_idx}")
+    return ops.rerotate(keys, delta, inv_freqs[layer_idx].to(keys.device))
 
 
 def frequencies(model: nn.Module) -> list[Tensor]:

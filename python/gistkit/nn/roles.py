@@ -74,6 +74,17 @@ class RoleLinear(nn.Module):
             out = _add_rows(out, self.roles[name](x[..., rows, :]), rows)
         return out
 
+    def all_rows(self, x: Tensor, role: str) -> Tensor:
+        """The map of x [.., in], all of one role, as [.., out]; the base map's where that has no parameters."""
+        if role not in self.roles:
+            return self.base(x)  # type: ignore[no-any-return]
+        own = self.roles[role]
+        if not isinstance(own, LowRank):
+            return own(x)  # type: ignore[no-any-return]
+        out: Tensor = self.base(x)
+        # Under autocast the two may have different dtypes.
+        return (out + own(x)).to(out.dtype)
+
     def of_rows(self, x: Tensor, roles: Sequence[str]) -> Tensor:
         """The map of x [B, N, in] in which each row of the batch is of one role, as in decoding token by token.
 
@@ -146,7 +157,7 @@ class _AddRows(torch.autograd.Function):
 
 
 def _add_rows(out: Tensor, added: Tensor, rows: slice) -> Tensor:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         out[..., rows, :] += added
         return out
     return _AddRows.apply(out, added, rows.start, rows.stop)  # type: ignore[no-any-return]

@@ -190,7 +190,7 @@ def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
         raise TypeError(f"attention: plan: expected a gistkit.Plan, got {type(plan).__name__}")
     spans, shape = plan.spans, plan.spans.shape
     batch, _, rows, _ = query.shape
-    if plan.num_queries != rows:
+    if shape[1] != rows:
         raise ValueError(f"attention: plan: expected one for query's {rows} rows, got one for {plan.num_queries}")
     if plan.num_keys != key.shape[2]:
         raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistkit.compress import METHODS, Compressor, language_model, start_as_means
-from gistkit.compress.checks import check_losses
+from gistkit.compress.losses import check_losses
 from gistkit.evaluate import load_questions
 from gistkit.train import checkpoint
 from gistkit.train.batches import CONTEXT, MASK, Batches, Pretraining

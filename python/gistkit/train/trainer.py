@@ -125,7 +125,7 @@ class Trainer:
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
         # Base weights that do not train are not in a checkpoint; these say whose they are.
         frozen = self.compressor.adapters is not None
-        self._model = self.compressor.fingerprint() if frozen else self.compressor.structure
+        self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
         self._found: dict[str, float] = {}
 

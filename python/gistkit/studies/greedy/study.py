@@ -124,7 +124,7 @@ def improve(
     _check_whole("batch_size", batch_size, 1)
     _check_whole("rounds", rounds, 1)
     rows = _one_row(compressor, "context", context)
-    if compressor.behind_bos(rows).lengths[0] < 2:
+    if compressor.with_bos(rows).lengths[0] < 2:
         raise ValueError("context: expected at least 1 token beside the first token, got none")
     read = _one_row(compressor, "text", text)
     _check_whole("asked", asked, 1)
@@ -199,7 +199,7 @@ class _Selections:
     def __init__(self, compressor: Dodo, context: Rows, text: Rows, asked: int) -> None:
         own, _, compressed = compressor.compress(context)
         self.own: list[int] = own.positions[0, 1:].tolist()
-        self.last = compressor.behind_bos(compressed).lengths[0] - 1
+        self.last = compressor.with_bos(compressed).lengths[0] - 1
         every = Nuggets(torch.arange(1, self.last + 1, device=compressor.device)[None], (self.last,))
         memory, _ = compressor.encode_nuggets(compressed, every)
         self.memory = replace(memory, rest=own.rest)

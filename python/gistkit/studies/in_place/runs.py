@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
 
 from gistkit.compress import GistPool, start_as_means
-from gistkit.compress.in_place import InPlace
+from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, alone, fit
 from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model, tokenizer

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gistkit import compress
-from gistkit.compress.in_place import InPlace
+from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies.fitting import Training
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistkit.compress import Dodo, MixedResolution
-from gistkit.compress.in_place import InPlace
-from gistkit.compress.language import LanguageModel
+from gistkit.compress.methods.in_place import InPlace
+from gistkit.compress.reading.language import LanguageModel
 from gistkit.evaluate import bleu4
 from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
@@ -140,7 +140,7 @@ def _train_reconstruction(
             written += [corpus.text(row) for row in answer.cpu()]
         run.test["bleu"] = bleu4(written, [corpus.text(row) for row in splits["test"].cpu()])
         if isinstance(compressor, Dodo) and compressor.selection != "none":
-            read = compressor.behind_bos(compressor.contexts(splits["held_out"]))
+            read = compressor.with_bos(compressor.contexts(splits["held_out"]))
             scores = compressor.whole_scores(read)
             chosen = torch.zeros_like(scores, dtype=torch.bool)
             chosen.scatter_(1, compressor.nuggets(read, scores).index, True)

@@ -20,8 +20,8 @@ from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
-from gistkit.compress.adapters import lora_config
-from gistkit.compress.language import LanguageModel
+from gistkit.compress.model import lora_config
+from gistkit.compress.reading.language import LanguageModel
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.studies.fitting import Training
 

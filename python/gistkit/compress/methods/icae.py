@@ -1,9 +1,11 @@
-"""ChunkCompressor: chunks of a context encoded into learned memory tokens behind them."""
+"""ICAE and 500xCompressor: chunks of a context are encoded into learned memory tokens behind them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +13,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.base import Compressor
-from gistkit.compress.checks import check_divides
-from gistkit.compress.codec import Task, draw_like
+from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.memory import Memory
+from gistkit.compress.model import adapter_config
 from gistkit.compress.plans import encoder_pass
-from gistkit.compress.shared import adapter_config
-from gistkit.compress.tokens import Rows
+from gistkit.compress.tokens import Rows, check_count
 from gistkit.hf.keep import Layers
 from gistkit.layouts.positions import SCHEMES
 
@@ -108,16 +108,16 @@ class ChunkCompressor(Compressor):
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over all chunks of all rows."""
         batch = encoder_pass(
-            rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.windows, str(self.device)
+            rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.lm.windows, str(self.device)
         )
-        self.check_positions("input_ids", batch.last)
+        self.lm.check_positions("input_ids", batch.last)
         columns = rows.ids.shape[1]
         embedded = self.embed(rows.ids)
         slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
         inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         use = ENCODER if self.adapters is not None else None
-        out = self.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
+        out = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
         hidden = out.last_hidden_state[:, columns:]
         memory = Memory(
             source=self.source,
@@ -134,3 +134,43 @@ class ChunkCompressor(Compressor):
         """[B, 1, d], the learned [AE] or [LM] token."""
         embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
         return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
+
+
+class ICAE(ChunkCompressor):
+    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`."""
+
+    method = "icae"
+    carrier = "embedding"
+
+    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+        # Without gradients a copy, for a view would keep the hidden states of the context alive.
+        return {"embeddings": hidden if torch.is_grad_enabled() else hidden.clone()}
+
+
+class FiveHundredX(ChunkCompressor):
+    """500xCompressor (Li et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`.
+
+    Keys keep the rotation of their encoder position ids; the decoder's tokens take theirs from the layout.
+    """
+
+    method = "x500"
+    carrier = "kv"
+
+    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+        return {"layers": layers}
+
+
+def check_divides(chunk: int, ratio: float) -> int:
+    """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
+    check_count("chunk", chunk)
+    if not isinstance(ratio, Real) or not 1 <= ratio < float("inf"):
+        raise ValueError(f"ratio: expected a number >= 1, got {ratio!r}")
+    tokens = int(chunk) / Fraction(float(ratio)).limit_denominator(10**6)
+    if tokens.denominator != 1:
+        whole = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
+        near = sorted(sorted(whole, key=lambda divisor: abs(divisor - ratio))[:2])
+        raise ValueError(
+            f"ratio: expected one that divides chunk {chunk} into whole memory tokens, such as "
+            f"{' or '.join(map(str, near))}, got {ratio}"
+        )
+    return int(tokens)

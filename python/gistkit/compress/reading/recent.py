@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from gistkit import hf, layouts
-from gistkit.compress.held import Held, padded
-from gistkit.compress.in_place import InPlace
-from gistkit.compress.language import LanguageModel, keys_seen
-from gistkit.compress.streaming import Stream
+from gistkit.compress.methods.in_place import InPlace
+from gistkit.compress.model import Use
+from gistkit.compress.reading.cache import StreamCache, padded
+from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
-
-if TYPE_CHECKING:
-    from gistkit.compress.adapters import Use
 
 
 class Recent(LanguageModel):
@@ -41,9 +37,9 @@ class Recent(LanguageModel):
 
     def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
-        its = self.compressor
-        with hf.attach(its.model):
-            out = its.run(None, inputs_embeds=its.embed(read.ids), plan=self._plan(read), keep=keep)
+        compressor = self.compressor
+        with hf.attach(compressor.model):
+            out = compressor.lm.run(None, inputs_embeds=compressor.embed(read.ids), plan=self._plan(read), keep=keep)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
     def states(self, read: Rows) -> Tensor:
@@ -55,7 +51,7 @@ class Recent(LanguageModel):
 
     def _plan(self, read: Rows) -> layouts.Plan:
         layout = layouts.dodo(np.zeros(read.ids.shape[1], bool), self.tau, segment=1, bos=True)
-        return layout.compile(windows=self.compressor.windows, device=self.compressor.device)
+        return layout.compile(windows=self.compressor.lm.windows, device=self.compressor.device)
 
 
 class _RecentStream(Stream):
@@ -63,12 +59,12 @@ class _RecentStream(Stream):
 
     reader: Recent
 
-    def _read(self, read: Rows) -> tuple[Tensor, Held]:
+    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
         left = self._recent()
         keep = hf.KeptKeys(padded(left, self.reader.compressor.device))
         hidden = self.reader.hidden(read, keep=keep)
         # Dropping copies all that is left.
-        held = Held(keep.close(), left, [()] * len(left), self.reader.first, self.ends, room=64, lag=63)
+        held = StreamCache(keep.close(), left, [()] * len(left), self.reader.first, self.ends, room=64, lag=63)
         return hidden, held
 
     def _served(self, chosen: Sequence[bool]) -> Use:

@@ -1,4 +1,4 @@
-"""Held: the keys and values of a stream's tokens that can still be seen."""
+"""StreamCache: the keys and values of a stream's tokens that can still be seen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 
 
-class Held:
+class StreamCache:
     """The keys of a batch's tokens that can still be seen; those that cannot are dropped, many at a time.
 
     The first columns of the cache hold what was left of each row when it was last cleared, at the row's first columns;
@@ -63,8 +63,8 @@ class Held:
             return
         held, left = self._left(firsts)
         self.firsts = firsts
-        self.old, self.new = [[it for _, it in row] for row in left], [[] for _ in left]
-        index = padded([[at for at, _ in row] for row in left], held[0][0].device)[:, None, :, None]
+        self.old, self.new = [[position for _, position in row] for row in left], [[] for _ in left]
+        index = padded([[column for column, _ in row] for row in left], held[0][0].device)[:, None, :, None]
         self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in held])
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
@@ -102,7 +102,11 @@ class Held:
     def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
         """Layers, and which of their columns stay of each row, with their positions, as tokens from `firsts` on do."""
         stay = [
-            [(at, it) for at, it in self._columns(row) if it >= first or it in self.for_good[row]]
+            [
+                (column, position)
+                for column, position in self._columns(row)
+                if position >= first or position in self.for_good[row]
+            ]
             for row, first in enumerate(firsts)
         ]
         return self.cache.held, stay

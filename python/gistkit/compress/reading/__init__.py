@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistkit.compress.avgpool import AvgPool
-from gistkit.compress.base import Compressor
-from gistkit.compress.compressive import Compressive
-from gistkit.compress.dodo import Dodo
-from gistkit.compress.language import LanguageModel
-from gistkit.compress.mixed import MixedResolution
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.methods.avgpool import AvgPool
+from gistkit.compress.methods.dodo import Dodo
+from gistkit.compress.reading.compressive import Compressive
+from gistkit.compress.reading.language import LanguageModel
+from gistkit.compress.reading.mixed import MixedResolution
 
 READERS: dict[str, type[LanguageModel]] = {Dodo.method: MixedResolution, AvgPool.method: Compressive}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -13,18 +13,21 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.checks import check_count
-from gistkit.compress.in_place import GISTS, TEXT, Common, InPlace, whole
 from gistkit.compress.memory import Memory
-from gistkit.compress.selection import RULES, Rule, rule_scores, rule_threshold
-from gistkit.compress.tokens import Rows
+from gistkit.compress.methods.in_place import GISTS, TEXT, Common, InPlace, whole
+from gistkit.compress.tokens import Rows, check_count
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from gistkit.compress.adapters import Use
+    from gistkit.compress.model import Use
+
+
+Rule = Literal["learned", "strided", "random", "delimiters", "none"]
+RULES = ("learned", "strided", "random", "delimiters", "none")
+_MASK = 2**24 - 1
 
 
 class Dodo(InPlace):
@@ -134,7 +137,7 @@ class Dodo(InPlace):
         """Scores [B, N] of the tokens of rows behind BOS, whose own is no one's; gradients reach the scorer alone.
 
         Args:
-            rows: what `behind_bos` returned.
+            rows: what `with_bos` returned.
             plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
             keep: is given what these layers make, if there is such a pass.
         """
@@ -142,21 +145,21 @@ class Dodo(InPlace):
             places = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.selection, rows.ids, places, self.chunk, self.delimiters)
         with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
-            hidden = self.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
+            hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
         return self.scorer(hidden)  # type: ignore[no-any-return]
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
-        read = self.behind_bos(rows)
-        self.check_positions("input_ids", max(read.lengths) - 1)
-        plan = self.causal_plan(read.ids.shape[1])
+        read = self.with_bos(rows)
+        self.lm.check_positions("input_ids", max(read.lengths) - 1)
+        plan = self.lm.causal_plan(read.ids.shape[1])
         scores = self.scores(read, plan)
         return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan)
 
     @torch.no_grad()
     def whole_scores(self, read: Rows) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS, as `encode` makes them: each token has read all before it."""
-        return self.scores(read, self.causal_plan(read.ids.shape[1]))
+        return self.scores(read, self.lm.causal_plan(read.ids.shape[1]))
 
     def nuggets(self, read: Rows, scores: Tensor) -> Nuggets:
         """The tokens of rows behind BOS that stay, by their scores [B, N]; indices count BOS, which is none of them."""
@@ -182,11 +185,11 @@ class Dodo(InPlace):
             scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
             plan: causal attention over the rows, with the model's sliding windows; None: is made.
         """
-        read = self.behind_bos(rows)
-        plan = self.causal_plan(read.ids.shape[1]) if plan is None else plan
+        read = self.with_bos(rows)
+        plan = self.lm.causal_plan(read.ids.shape[1]) if plan is None else plan
         index = F.pad(chosen.index, (1, 0))
         keep = hf.KeptKeys(index)
-        out = self.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, keep=keep)
+        out = self.lm.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, keep=keep)
         hidden = out.last_hidden_state.take_along_dim(index[..., None], 1)
         last = torch.tensor(read.lengths, device=index.device)[:, None] - 1
         bias = None
@@ -194,12 +197,12 @@ class Dodo(InPlace):
             # BOS and the last token stay whatever their scores, and get no gradient.
             bias = straight_through(scores.gather(1, index)).masked_fill((index == last) | (index == 0), 0)
         lengths = tuple(count + 1 for count in chosen.counts)
-        there = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
+        real = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         memory = Memory(
             source=self.source,
             lengths=lengths,
             context_lengths=rows.lengths,
-            positions=index.cpu().where(there, 0),
+            positions=index.cpu().where(real, 0),
             starts=read.lengths,
             layers=keep.close(),
             last=out.last_hidden_state.take_along_dim(last[..., None], 1)[:, 0],
@@ -225,3 +228,39 @@ def _number(name: str, value: float | None) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real) or math.isnan(value):
         raise ValueError(f"{name}: expected a number or None, got {value!r}")
     return float(value)
+
+
+def rule_scores(rule: Rule, ids: Tensor, places: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
+    """Scores of a rule that is not learned; each token's depends on itself and its place alone.
+
+    Args:
+        rule: "strided": every `ratio`-th token; "random": any, the same ones whenever the text is the same;
+            "delimiters": tokens of `delimiters`, and at random among them or beyond them; "none": no token.
+        ids, places: int64 of one shape, tokens and their places in the context, from 0.
+        ratio: tokens a nugget.
+        delimiters: token ids.
+
+    Returns:
+        float32 of that shape, in [0, 2).
+    """
+    if rule == "none":
+        return torch.zeros(ids.shape, device=ids.device)
+    if rule == "strided":
+        return ((places + 1) % ratio == 0).float()
+    score = _uniform(ids, places)
+    if rule == "delimiters":
+        score = score + torch.isin(ids, torch.tensor(delimiters, device=ids.device))
+    return score
+
+
+def rule_threshold(rule: Rule, ratio: int) -> float | None:
+    """The threshold that a rule's selected tokens are above; None where sampled text has to tell."""
+    return {"strided": 0.5, "random": math.nextafter(1 - 1 / ratio, -1), "none": math.inf}.get(rule)
+
+
+def _uniform(ids: Tensor, places: Tensor) -> Tensor:
+    """Numbers in [0, 1) that look drawn, by a token and its place (the finaliser of MurmurHash3)."""
+    mixed = ids * 0x9E3779B1 + places * 0x85EBCA77 + 1
+    for factor in (0x7F51AFD7ED558CCD - 2**62, 0x44CEB9FE1A85EC53):
+        mixed = (mixed ^ (mixed >> 33 & 0x7FFFFFFF)) * factor
+    return (mixed >> 29 & _MASK).float() / (_MASK + 1)

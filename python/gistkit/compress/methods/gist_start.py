@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit import ops
-from gistkit.compress.copies import Copies, plain_map
-from gistkit.compress.gistpool import GistPool
+from gistkit.compress.methods.gist import GistPool
+from gistkit.compress.model import Copies, plain_map
 from gistkit.compress.plans import InPlacePass
-from gistkit.hf.families import decoder_of
+from gistkit.hf.attach import decoder_of
 from gistkit.hf.modes import eval_mode
 
 # Of layers that add to their input what attention's and the MLP's last maps give, and nothing else.
@@ -60,7 +60,7 @@ def start_as_means(
     if not 0 < ridge < float("inf"):
         raise ValueError(f"ridge: expected above 0, got {ridge}")
     contexts, _ = compressor.cut(compressor.contexts(input_ids, attention_mask))
-    batch = compressor.pass_over(compressor.behind_bos(contexts))
+    batch = compressor.pass_over(compressor.with_bos(contexts))
     if sum(batch.lengths) - len(batch.lengths) < 2:
         raise ValueError("input_ids: expected contexts of at least 2 gists, got 1 gist")
     before = {name: tensor.clone() for name, tensor in copies.state_dict().items()}
@@ -134,14 +134,14 @@ class _Fit:
         return rows[self.real].to(self.precision)
 
     def _solve(self, last: nn.Linear, args: tuple[Any, ...]) -> None:
-        given = self._real(args[0])
-        rows, missing = given * self.share, (self.mean - self.made) * self.share
+        inputs = self._real(args[0])
+        rows, missing = inputs * self.share, (self.mean - self.made) * self.share
         gram = (rows.T @ rows).double()
         gram.diagonal().add_(self.ridge * gram.diagonal().mean())
         last.weight.copy_(torch.linalg.solve(gram, (rows.T @ missing).double()).T)
         if last.bias is not None:
             last.bias.zero_()
-        self.made = self.made + given @ last.weight.to(given.dtype).T
+        self.made = self.made + inputs @ last.weight.to(inputs.dtype).T
 
     def _leave(self, layer: Any, args: tuple[Any, ...], out: Tensor) -> None:
         both = self._real(out[:, self.batch.gists]), self.mean
@@ -155,13 +155,13 @@ def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
     """The model's layers and the gists' copies of their maps, where all is as it must be."""
     if not isinstance(compressor, GistPool):
         raise TypeError(f"compressor: expected a GistPool, got {type(compressor).__name__}")
-    its = compressor.settings
+    settings = compressor.settings
     wanted = {
         "windows": 1, "offset": True, "separate": True, "memory_sees_memory": False, "context_sees_memory": False,
     }  # fmt: skip
     for name, value in wanted.items():
-        if its[name] != value:
-            raise ValueError(f"compressor: expected one with {name}={value}, got {name}={its[name]}")
+        if settings[name] != value:
+            raise ValueError(f"compressor: expected one with {name}={value}, got {name}={settings[name]}")
     if compressor.copies is None:
         raise ValueError("compressor: expected one with full_copy=True or lora=None, got adapters for gists")
     layers: Any = decoder_of(compressor.model).layers

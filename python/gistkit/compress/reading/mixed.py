@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,17 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, layouts
-from gistkit.compress.dodo import Dodo
-from gistkit.compress.in_place import GISTS, TEXT
-from gistkit.compress.language import LanguageModel, keys_seen
-from gistkit.compress.mixed_stream import NuggetStream
-from gistkit.compress.streaming import Stream
+from gistkit.compress.methods.dodo import Dodo, rule_scores
+from gistkit.compress.methods.in_place import GISTS, TEXT
+from gistkit.compress.model import Use
+from gistkit.compress.reading.cache import StreamCache, padded
+from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan, Role
 from gistkit.nn import nuggets_above, straight_through, threshold_for
-
-if TYPE_CHECKING:
-    from gistkit.compress.adapters import Use
 
 
 class MixedResolution(LanguageModel):
@@ -57,8 +54,8 @@ class MixedResolution(LanguageModel):
         """Scores [B, N] of the tokens of rows behind BOS; `keep` sees the pass through the lower layers, if any."""
         nobody = np.zeros(read.ids.shape[1], bool)
         layout = layouts.dodo(nobody, self.tau, segment=self.segment, bos=True)
-        its = self.compressor
-        return its.scores(read, layout.compile(windows=its.windows, device=its.device), keep)
+        compressor = self.compressor
+        return compressor.scores(read, layout.compile(windows=compressor.lm.windows, device=compressor.device), keep)
 
     def nuggets(self, read: Rows, scores: Tensor | None = None) -> Tensor:
         """bool [B, N], the tokens of rows behind BOS that are nuggets; BOS is none."""
@@ -88,8 +85,8 @@ class MixedResolution(LanguageModel):
         """The plan of one pass in which the tokens of `chosen` [B, N] are nuggets; each role the same rows in all."""
         # The choice goes to the host once, for all layers.
         parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in chosen.cpu().numpy()]
-        its = self.compressor
-        return layouts.compile_batch(parts, aligned=True, windows=its.windows, device=its.device)
+        compressor = self.compressor
+        return layouts.compile_batch(parts, aligned=True, windows=compressor.lm.windows, device=compressor.device)
 
     def hidden(
         self,
@@ -107,7 +104,7 @@ class MixedResolution(LanguageModel):
             keep: as in `gistkit.hf.attach`; it sees the rows of `plan`.
             plan: what `plan(chosen)` returned, where it is there already.
         """
-        its, bias = self.compressor, None
+        compressor, bias = self.compressor, None
         if chosen is None:
             scores = self.scores(read)
             chosen = self.nuggets(read, scores)
@@ -120,8 +117,10 @@ class MixedResolution(LanguageModel):
         ids = plan.arrange(F.pad(read.ids, (0, extra)))
         if bias is not None:
             bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
-        with hf.attach(its.model):
-            out = its.run(self._served(plan), inputs_embeds=its.embed(ids), plan=plan, key_bias=bias, keep=keep)
+        with hf.attach(compressor.model):
+            out = compressor.lm.run(
+                self._served(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
+            )
         return plan.restore(out.last_hidden_state)[:, : read.ids.shape[1]]
 
     def states(self, read: Rows, chosen: Tensor | None = None) -> Tensor:
@@ -138,3 +137,61 @@ class MixedResolution(LanguageModel):
         rows = plan.num_queries
         nuggets = (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
         return {TEXT: slice(0, nuggets.start), GISTS: nuggets}
+
+
+class NuggetStream(Stream):
+    """What a `MixedResolution` reads on, with a cache of about n / ratio + tau of n tokens."""
+
+    reader: MixedResolution
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values held, those that scores are made with too."""
+        return super().nbytes + (0 if self._scored is None else self._scored.nbytes)
+
+    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+        reader, device = self.reader, self.reader.compressor.device
+        self._scored: StreamCache | None = None
+        keep, recent = None, self._recent()
+        if reader.compressor.scorer is not None:
+            keep = hf.KeptKeys(padded(recent, device))
+        scores = reader.scores(read, keep=keep)
+        if keep is not None:
+            self._scored = self._holding(keep, recent, [()] * len(recent))
+        chosen = reader.nuggets(read, scores)
+        nuggets = [row.nonzero()[0].tolist() for row in chosen.cpu().numpy()]
+        left = [sorted({*row, *chosen_row}) for row, chosen_row in zip(recent, nuggets, strict=True)]
+        plan = reader.plan(chosen)
+        where = padded(left, device)
+        keep = hf.KeptKeys(where if plan.inverse is None else plan.inverse.gather(1, where))
+        return reader.hidden(read, chosen, plan=plan, keep=keep), self._holding(keep, left, nuggets)
+
+    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+        compressor = self.reader.compressor
+        chosen = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
+        return chosen[:, 0].tolist()
+
+    def _scores(self, tokens: Tensor, inputs: Tensor) -> Tensor:
+        """Scores [B] of the next tokens."""
+        compressor = self.reader.compressor
+        if compressor.scorer is None or self._scored is None:
+            places = torch.tensor(self.ends, device=compressor.device) - 1
+            return rule_scores(compressor.selection, tokens, places, compressor.chunk, compressor.delimiters)
+        self._scored.clear(self.ends)
+        plan = self._scored.plan(self.ends, compressor.lm.windows)
+        with hf.first_layers(compressor.model, compressor.layer):
+            out = compressor.lm.run(None, inputs_embeds=inputs, plan=plan, past_key_values=self._scored.cache)
+        self._scored.add(self.ends, [False] * len(self.ends))
+        scores: Tensor = compressor.scorer(out.last_hidden_state)
+        return scores[:, 0]
+
+    def _served(self, chosen: Sequence[bool]) -> Use:
+        if not self.reader.compressor.separate:
+            return TEXT
+        roles = tuple(GISTS if nugget else TEXT for nugget in chosen)
+        return roles if len(set(roles)) > 1 or self.reader.compressor.adapters is None else roles[0]
+
+    def _holding(
+        self, keep: hf.KeptKeys, left: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
+    ) -> StreamCache:
+        return StreamCache(keep.close(), left, nuggets, self.reader.first, self.ends, self.reader.segment)

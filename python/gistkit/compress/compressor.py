@@ -1,0 +1,557 @@
+"""Compressor: the one interface of all methods, from contexts to memories, losses and answers, and its files."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit.compress.files import load_compressor, save_compressor
+from gistkit.compress.generation import generate
+from gistkit.compress.joining import join
+from gistkit.compress.losses import (
+    CompressionHead,
+    JointHead,
+    check_losses,
+    divergence_loss,
+    segment_targets,
+    token_loss,
+)
+from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
+from gistkit.compress.model import Adapters, Copies, SharedModel, Use
+from gistkit.compress.plans import ReadingRow, decoder_plan
+from gistkit.compress.tokens import IGNORE, Rows, as_rows, check_count, check_rows, join_rows, label_rows, pad
+from gistkit.hf.attach import Standing
+from gistkit.layouts import Plan
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
+    """New embeddings [rows, d] with the mean and spread of those of the vocabulary, fp32."""
+    table = embed.weight.detach().float() * float(getattr(embed, "embed_scale", 1.0))
+    return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1], device=table.device))
+
+
+class _Weights(NamedTuple):
+    """The parameters of the base model, and those of its own by name, with the modules that hold them."""
+
+    standing: Standing
+    base: list[nn.Parameter]
+    own: dict[str, nn.Parameter]
+
+
+class Compressor(nn.Module, ABC):
+    """What all methods share: losses from one compression, generation, joining, and their files.
+
+    Args:
+        model: a transformers causal language model; its one copy of the weights serves all passes.
+        chunk, memory_tokens: every chunk of so many context tokens, and a shorter last one, has so many memory tokens.
+        layout: see `Source`.
+        reader: the role whose adapter the decoder runs with; None: none.
+        window: a longer context is compressed in its first `window` tokens. None: all of it is compressed.
+        losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
+            "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
+            it as the base model does that reads the whole context).
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
+        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+    """
+
+    method: ClassVar[str]
+    carrier: ClassVar[str]
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        chunk: int,
+        memory_tokens: int,
+        layout: str,
+        losses: Iterable[str] | Mapping[str, float],
+        reader: str | None = None,
+        window: int | None = None,
+        end_token: int | None = None,
+        joint_head: bool = False,
+    ) -> None:
+        loss_weights = check_losses(losses)
+        if window is not None:
+            check_count("window", window)
+        super().__init__()
+        self.lm = SharedModel(model)
+        # Registered here, for the names that parameters have in checkpoints.
+        self.model = model
+        self.copies: Copies | None = None
+        self._fingerprint: tuple[Any, str] | None = None
+        self._own_fingerprint: tuple[Any, str] | None = None
+        self._found_weights: _Weights | None = None
+        self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
+        self.reader = reader
+        self.loss_weights = loss_weights
+        if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
+            raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
+        self.end_token = end_token
+        self.joint_head = bool(joint_head)
+        self.compression_head: CompressionHead | JointHead | None = None
+        if "compression" in loss_weights:
+            width, offsets = self.embed.embedding_dim, -(-self.chunk // self.memory_tokens)
+            head = JointHead(width, offsets, self.vocabulary) if joint_head else CompressionHead(width, offsets)
+            self.compression_head = head.to(self.device)
+
+    @property
+    def embed(self) -> nn.Embedding:
+        """The model's input embedding."""
+        return self.lm.embed
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        return self.lm.config
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.lm.device
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows."""
+        return self.lm.vocabulary
+
+    @property
+    def adapters(self) -> Adapters | None:
+        """The LoRA adapters that are its own, by role; None where the model's own weights train."""
+        return self.lm.adapters
+
+    def using(self, use: Use) -> AbstractContextManager[None]:
+        """See `SharedModel.using`."""
+        return self.lm.using(use)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
+        return self.lm.logits(hidden)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
+        self.lm.gradient_checkpointing_enable()
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Undoes `gradient_checkpointing_enable`."""
+        self.lm.gradient_checkpointing_disable()
+
+    @abstractmethod
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
+        """The memory of rows that fit the window, and the hidden states [B, K, d] at their learned memory tokens."""
+
+    @abstractmethod
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 0 or 1, d]: the task token between memory and text; without one `Memory.last` predicts the text."""
+
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """Where memory tokens [B, K] and each row's text stand in logical order, by which sliding windows count."""
+        return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
+
+    @property
+    def ratio(self) -> float:
+        """Context tokens a memory token stands for, L / M."""
+        return self.chunk / self.memory_tokens
+
+    @property
+    def shortest(self) -> int:
+        """Tokens a context has at least."""
+        return -(-self.chunk // self.memory_tokens)
+
+    def fingerprint(self) -> str:
+        """The base model's, computed again only where its weights have changed."""
+        return self.fingerprints()[0]
+
+    def own_fingerprint(self) -> str:
+        """Of the weights that are the compressor's and not the base model's, computed again only where they changed."""
+        return self.fingerprints()[1]
+
+    def fingerprints(self) -> tuple[str, str]:
+        """`fingerprint` and `own_fingerprint`, from one look at the weights."""
+        weights = self._weights()
+        base, own = _versions(weights.base), _versions(weights.own.values())
+        if self._fingerprint is None or self._fingerprint[0] != base:
+            self._fingerprint = base, hf.fingerprint(self.model)
+        if self._own_fingerprint is None or self._own_fingerprint[0] != own:
+            self._own_fingerprint = own, hf.digest(weights.own.items())
+        return self._fingerprint[1], self._own_fingerprint[1]
+
+    def _weights(self) -> _Weights:
+        """The base model's weights and the compressor's own, found again only where one is another parameter."""
+        found = self._found_weights
+        if found is None or not found.standing.unchanged:
+            base, own = [], {}
+            for name, parameter in self.named_parameters():
+                adapter = self.adapters is not None and self.adapters.owns(name)
+                if self.adapters is not None and adapter:
+                    own[self.adapters.plain(name)] = parameter
+                elif name.startswith("model."):
+                    base.append(parameter)
+                else:
+                    own[name] = parameter
+            found = self._found_weights = _Weights(Standing(self.modules()), base, own)
+        return found
+
+    @property
+    def source(self) -> Source:
+        """What a memory must share to be readable."""
+        heads, head_dim = self.lm.head_shape
+        width = 2 * self.config.num_hidden_layers * heads * head_dim
+        return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.lm.structure, width)
+
+    def encode(self, input_ids: Any, attention_mask: Any = None) -> Memory:
+        """Compresses a batch of contexts in one pass over all their chunks.
+
+        Args:
+            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. At least `ratio` tokens a
+                row, what one memory token stands for.
+            attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
+        """
+        memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
+        fingerprint, maker = self.fingerprints()
+        return replace(memory, fingerprint=fingerprint, maker=maker)
+
+    def decode(
+        self,
+        memory: Memory,
+        task: Task,
+        input_ids: Any,
+        attention_mask: Any = None,
+    ) -> Tensor:
+        """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
+
+        Args:
+            memory: what `encode` returned; where it has a rest, the decoder reads that between task token and text.
+            task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
+            input_ids, attention_mask: as in `encode`; rows may be empty.
+        """
+        return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask))
+
+    def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
+        """Token ids as users have them, checked and padded at the end of rows."""
+        return as_rows(name, ids, attention_mask, vocabulary=self.vocabulary, device=self.device, shortest=shortest)
+
+    def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
+        """`rows` of contexts, at least as long as what one memory token stands for."""
+        return self.rows("input_ids", input_ids, attention_mask, shortest=self.shortest)
+
+    def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
+        """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
+        self.lm.refuse_foreign_checkpointing()
+        rows, rest = self.cut(rows)
+        memory, hidden = self.encode_rows(rows)
+        return replace(memory, rest=rest or memory.rest), hidden, rows
+
+    def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
+        """What is compressed of contexts, and the tokens behind the window of each row; () where there are none."""
+        if self.window is None or max(rows.lengths) <= self.window:
+            return rows, ()
+        limits = self.limits(rows, self.window)
+        rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
+        lengths = tuple(map(min, rows.lengths, limits))
+        return Rows(rows.ids[:, : max(lengths)], lengths), rest
+
+    def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
+        """How many tokens of each row a window compresses."""
+        return (window,) * rows.batch_size
+
+    def read(self, memory: Memory, task: Task, rows: Rows) -> Tensor:
+        """`decode` of checked rows."""
+        check_memory(memory)
+        check_rows("input_ids", rows, memory.batch_size)
+        rest = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
+        plan = self.reading_plan(memory, task, (rest, rows))
+        inputs = torch.cat([self.task_embedding(task, memory), self.embed(rest.ids), self.embed(rows.ids)], 1)
+        tokens, skip = inputs.shape[1], 0
+        if memory.embeddings is not None:
+            skip = memory.num_tokens
+            inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
+        hidden = inputs
+        if inputs.shape[1]:
+            bias = None
+            if memory.key_bias is not None and torch.is_grad_enabled():
+                # The text's keys have none. Without gradients it is zeros.
+                bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
+            out = self.lm.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
+            hidden = out.last_hidden_state[:, skip:]
+        if tokens == rest.ids.shape[1] + rows.ids.shape[1]:
+            hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)
+        if not rest.ids.shape[1]:
+            return hidden
+        last = torch.tensor(rest.lengths, device=hidden.device)[:, None, None]
+        return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + rest.ids.shape[1] :]], 1)
+
+    def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
+        """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys.
+
+        `name` is the argument that says how long the text is.
+        """
+        if task not in TASKS:
+            raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
+        self.check_readable(memory)
+        self.rows("memory", memory.rest)
+        cached = self.carrier == "kv"
+        ordinals, behind = self.ordinals(memory)
+        tasks = self.task_embedding(task, memory).shape[1]
+        reading = tuple(
+            ReadingRow(
+                memory.lengths[row],
+                # Cached keys are rotated already.
+                b"" if cached else memory.positions[row].numpy().tobytes(),
+                ordinals[row].numpy().tobytes(),
+                0 if task == "ae" and memory.source.consistent else memory.starts[row],
+                behind[row],
+                (tasks, *(text.lengths[row] for text in texts)),
+            )
+            for row in range(memory.batch_size)
+        )
+        self.lm.check_positions(name, max(row.start + sum(row.text) - 1 for row in reading))
+        widths = (tasks, *(text.ids.shape[1] for text in texts))
+        return decoder_plan(reading, memory.num_tokens, widths, cached, self.lm.windows, str(self.device))
+
+    def last_of(self, memory: Memory) -> Tensor:
+        """`Memory.last`, which a memory without task token must have."""
+        if memory.last is None:
+            raise ValueError("memory: expected one with the output that predicts what follows it, got one without")
+        return memory.last
+
+    def check_readable(self, memory: Memory) -> None:
+        """Refuses a memory of another method, shape or model, or on another device."""
+        if memory.source != self.source:
+            raise ValueError(f"memory: expected one made with {self.source}, got one made with {memory.source}")
+        memory.check_shapes(self.config.num_hidden_layers, self.lm.head_shape, self.embed.embedding_dim)
+        if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
+            raise ValueError(
+                f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "
+                "a model of the same shape with other weights"
+            )
+        if memory.maker is not None and memory.maker != self.own_fingerprint():
+            warnings.warn(
+                f"memory: expected one of this compressor's own weights, {self.own_fingerprint()}, got one of "
+                f"{memory.maker}: another compressor, or this one before it was trained further",
+                stacklevel=3,
+            )
+        if memory.device != self.device:
+            raise ValueError(f"memory: expected it on {self.device}, got it on {memory.device}; use memory.to(device)")
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """What a table calls it, such as FiveHundredX EPL 5x."""
+
+    def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
+        """Changes what `forward` returns; a compressor made without the compression loss has no head for it."""
+        wanted = check_losses(losses)
+        self._check_base(wanted, self.adapters is not None)
+        if "compression" in wanted and self.compression_head is None:
+            raise ValueError("losses: expected no 'compression' for a compressor made without it, got it")
+        self.loss_weights = wanted
+
+    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
+        """See `SharedModel.install`."""
+        self._check_base(self.loss_weights, lora is not None)
+        self.lm.install(lora)
+
+    def install_copies(self, role: str) -> None:
+        """Gives the tokens of a role a copy of the layers' linear maps."""
+        self.copies = self.lm.copies = Copies(self.model, role)
+
+    @staticmethod
+    def _check_base(losses: Mapping[str, float], kept: bool) -> None:
+        if "kl" in losses and not kept:
+            raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The keyword arguments that make one around a model."""
+        parameters = inspect.signature(cls).parameters.values()
+        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+    @classmethod
+    @abstractmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose adapters one made with these settings has, where it has any."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that made it, but `lora`; JSON values."""
+        return {"losses": dict(self.loss_weights), "end_token": self.end_token}
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        continuation_ids: Any = None,
+        question_ids: Any = None,
+        answer_ids: Any = None,
+    ) -> dict[str, Tensor]:
+        """The losses named at construction, from one shared compression, and their weighted mean as "loss".
+
+        Args:
+            input_ids, attention_mask: the contexts, as in `encode`.
+            continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; needed
+                for the "lm" loss alone.
+            question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
+
+        Returns:
+            fp32 scalars in nats a token, one for each loss and "loss".
+        """
+        rows = self.contexts(input_ids, attention_mask)
+        answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
+        labels = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),
+                 "answer_ids": (answers, answer_ids)}  # fmt: skip
+        texts = {
+            name: self._text(name, *value, rows) for name, value in labels.items() if value[0] in self.loss_weights
+        }
+        losses: dict[str, Tensor] = {}
+        with hf.attach(self.model):
+            memory, hidden, compressed = self.compress(rows)
+            for name in self.loss_weights:
+                if name == "compression" and self.compression_head is not None:
+                    targets = self._segments(compressed)
+                    losses[name] = self.compression_head(
+                        self.lm.readout(hidden), targets=targets, **self.output_embedding
+                    )
+                elif name == "ae":
+                    losses[name] = self._loss(memory, "ae", self._ended(compressed))
+                elif name == "lm":
+                    losses[name] = self._loss(memory, "lm", texts["continuation_ids"])
+            if answers:
+                losses |= self._answer_losses(memory, rows, texts["question_ids"], texts["answer_ids"])
+        weighted = [weight * losses[name] for name, weight in self.loss_weights.items()]
+        losses["loss"] = torch.stack(weighted).sum() / sum(self.loss_weights.values())
+        return losses
+
+    def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that train, by name; other adapters in the model are not this compressor's."""
+        for name, parameter in self.named_parameters():
+            own = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
+            if parameter.requires_grad and (own or not name.startswith("model.")):
+                yield name, parameter
+
+    def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
+        """The parameters for an optimizer, those of the gists with a learning rate `memory_factor` times as high.
+
+        GistPool, Section 5.2: parameters that compress need a higher learning rate.
+        """
+        if not memory_factor > 0:
+            raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
+        own: list[nn.Parameter] = []
+        text: list[nn.Parameter] = []
+        for name, parameter in self.trainable():
+            (own if self.of_gists(name) else text).append(parameter)
+        groups = [{"params": text, "lr": learning_rate}, {"params": own, "lr": learning_rate * memory_factor}]
+        return [group for group in groups if group["params"]]
+
+    def of_gists(self, name: str) -> bool:
+        """Whether a parameter, by its name, serves gists alone."""
+        return False
+
+    def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
+        """Tokens that follow [memory][task token][prompt]; see `gistkit.compress.generation.generate`."""
+        return generate(self, memory, prompt_ids, attention_mask, **options)
+
+    def join(self, memories: Sequence[Memory]) -> Memory:
+        """Several documents, a memory each, as one context in that order; see `gistkit.compress.joining.join`."""
+        return join(self, memories)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes what training changed: safetensors, the PEFT adapter, and compressor.json with the settings."""
+        save_compressor(self, Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None) -> Compressor:
+        """The compressor that `save_pretrained` wrote, around its base model.
+
+        Args:
+            folder: what `save_pretrained` wrote.
+            model: the base model; None where the folder holds one (a compressor without LoRA).
+
+        Raises:
+            FileNotFoundError, ValueError: if the folder holds none, or one of another model, method or version.
+        """
+        return cast(Compressor, load_compressor(cls, Path(folder), model))
+
+    def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
+        if ids is None:
+            raise ValueError(f"{name}: expected int64 [B, t] for the {task} loss, got None")
+        rows = label_rows(name, ids, vocabulary=self.vocabulary, device=self.device)
+        if rows.batch_size != contexts.batch_size:
+            raise ValueError(f"{name}: expected {contexts.batch_size} rows as input_ids has, got {rows.batch_size}")
+        if not rows.ids.shape[1] and name != "question_ids":
+            raise ValueError(f"{name}: expected tokens to predict, got empty rows")
+        return rows
+
+    def _ended(self, rows: Rows) -> Rows:
+        if self.end_token is None:
+            return rows
+        return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
+
+    @property
+    def output_embedding(self) -> dict[str, Any]:
+        """What the losses make logits with."""
+        return {"weight": self.lm.head.weight, "bias": self.lm.head.bias, "softcap": self.lm.softcap}
+
+    def _segments(self, compressed: Rows) -> Tensor:
+        """The context tokens that each memory token's compression loss asks for."""
+        return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
+
+    def _loss(self, memory: Memory, task: Task, text: Rows) -> Tensor:
+        """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
+        hidden = self.read(memory, task, _but_last(text))
+        targets = text.ids.where(text.valid, IGNORE)
+        return token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
+
+    def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
+        """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
+        text = join_rows(question, answer)
+        hidden = self.read(memory, "qa", _but_last(text))
+        columns = torch.arange(text.ids.shape[1], device=text.ids.device)
+        asked = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
+        losses = {}
+        if "qa" in self.loss_weights:
+            targets = text.ids.where(asked, IGNORE)
+            losses["qa"] = token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
+        if "kl" in self.loss_weights:
+            teacher = self._taught(self.uncompressed(contexts), text)
+            states = (self.lm.readout(each[asked]) for each in (hidden, teacher))
+            losses["kl"] = divergence_loss(*states, **self.output_embedding)
+        return losses
+
+    @torch.no_grad()
+    def _taught(self, contexts: Rows, text: Rows) -> Tensor:
+        """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
+        rows = _but_last(join_rows(contexts, text))
+        plan = self.lm.causal_plan(rows.ids.shape[1])
+        hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
+        start = torch.tensor(contexts.lengths, device=hidden.device)[:, None] - 1
+        index = start + torch.arange(text.ids.shape[1], device=hidden.device)
+        return hidden.take_along_dim(index.clamp(max=hidden.shape[1] - 1)[..., None], 1)
+
+    def uncompressed(self, contexts: Rows) -> Rows:
+        """Contexts as the base model reads them whole."""
+        return contexts
+
+
+def _but_last(rows: Rows) -> Rows:
+    return Rows(rows.ids[:, :-1], tuple(max(length - 1, 0) for length in rows.lengths))
+
+
+def _versions(weights: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
+    # Weights made in inference mode count no versions, and cannot be changed outside it.
+    return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)

@@ -1,0 +1,144 @@
+"""Gist and GistPool: learned memory tokens, the gists, read the context, and the text reads the gists alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Unpack
+
+from transformers import PreTrainedModel
+
+from gistkit.compress.methods.in_place import Common, InPlace, Reads
+
+
+class WithGists(InPlace):
+    """What compressors whose gists are tokens of the pass share; see `InPlace`.
+
+    Args:
+        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
+        model, layout, separate, full_copy, gists, common: as in `InPlace`.
+    """
+
+    has_gists = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        layout: Mapping[str, Any],
+        offset: bool,
+        separate: bool,
+        full_copy: bool = False,
+        gists: int | None,
+        **common: Any,
+    ) -> None:
+        options = {"offset": offset, "separate": separate, "gists": gists}
+        # A method may do without this choice.
+        if "full_copy" in self.arguments():
+            options["full_copy"] = full_copy
+        reads: Reads = "outputs" if offset else "keys"
+        super().__init__(
+            model,
+            layout=layout,
+            options=options,
+            reads=reads,
+            gists=gists,
+            separate=separate,
+            full_copy=full_copy,
+            **common,
+        )
+        self.offset = offset
+
+
+class Gist(WithGists):
+    """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
+
+    Args:
+        ratio: context tokens a gist, a whole number >= 1; there are ceil(n / ratio) gists after n context tokens.
+        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
+        separate, full_copy: gists have parameters of their own, as in `InPlace`.
+        separate_positions: gists have a counter of position ids of their own, and do not count for other tokens.
+        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
+    """
+
+    method = "gist"
+
+    @property
+    def title(self) -> str:
+        """The paper's name of the variant, and the ratio."""
+        return f"{'Sep' * self.separate}{'Offset' * self.offset}Gist {self.chunk}x"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int = 5,
+        offset: bool = False,
+        separate: bool = False,
+        full_copy: bool = False,
+        separate_positions: bool = False,
+        gists: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            model,
+            ratio=ratio,
+            layout={"separate_positions": separate_positions},
+            offset=offset,
+            separate=separate,
+            full_copy=full_copy,
+            gists=gists,
+            **common,
+        )
+
+
+class GistPool(WithGists):
+    """GistPool (Getting to the Gist of Gisting, Section 5.3), with the variants of Table 10.
+
+    Args:
+        ratio: context tokens a window, a whole number >= 1; there are ceil(n / ratio) gists among n context tokens.
+        windows: windows a gist sees, its own and those before; None: all up to its own.
+        memory_sees_memory, memory_sees_itself, memory_sees_bos, context_sees_memory, separate_positions: as in
+            `gistkit.layouts.gistpool`.
+        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
+        separate, full_copy: gists have parameters of their own, as in `InPlace`; `start_as_means` needs a copy.
+        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
+    """
+
+    method = "gistpool"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int = 5,
+        windows: int | None = 5,
+        memory_sees_memory: bool = False,
+        memory_sees_itself: bool = True,
+        memory_sees_bos: bool = True,
+        context_sees_memory: bool = False,
+        separate_positions: bool = False,
+        offset: bool = True,
+        separate: bool = True,
+        full_copy: bool = False,
+        gists: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            model,
+            ratio=ratio,
+            layout={
+                "windows": windows,
+                "memory_sees_memory": memory_sees_memory,
+                "memory_sees_itself": memory_sees_itself,
+                "memory_sees_bos": memory_sees_bos,
+                "context_sees_memory": context_sees_memory,
+                "separate_positions": separate_positions,
+            },
+            offset=offset,
+            separate=separate,
+            full_copy=full_copy,
+            gists=gists,
+            **common,
+        )

@@ -1,0 +1,386 @@
+"""InPlace: one pass over [BOS][context][gists], a part of whose activations the text reads in the context's place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf, ops
+from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.files import LATER
+from gistkit.compress.memory import Memory
+from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
+from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
+from gistkit.compress.tokens import Rows, join_rows
+from gistkit.hf.keep import Rope
+from gistkit.layouts import Role
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+TEXT, GISTS = "text", "memory"
+# What the text reads, in each layer, for a compressed token: its keys and values as the layer made them; those that the
+# layer makes of its own output there; of means of its input; or means of keys and values.
+Reads = Literal["keys", "outputs", "means", "means_of_keys"]
+FLAGS = {
+    "offset", "separate", "full_copy", "separate_positions", "memory_sees_memory", "memory_sees_itself",
+    "memory_sees_bos", "context_sees_memory", "train_scorer",
+}  # fmt: skip
+
+
+class Common(TypedDict, total=False):
+    """The keyword arguments that all in-place methods share, as `InPlace` tells; NoContext has no window."""
+
+    losses: Iterable[str] | Mapping[str, float]
+    lora: int | LoraConfig | None
+    window: int | None
+    end_token: int | None
+    bos_token: int | None
+
+
+class InPlace(Compressor):
+    """What methods that compress in place share: Gist, AvgPool and GistPool (Getting to the Gist of Gisting), Dodo.
+
+    The context is read once, behind BOS; of it remain the keys and values of BOS and of one compressed token for every
+    `ratio` context tokens. The text follows them directly, at the position ids of the uncompressed order; only a
+    reconstruction is asked for by a learned [AE] token.
+
+    Args:
+        model: a transformers causal language model; one copy of its weights reads context and text.
+        ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
+        layout: what the layout's builder takes beside context and ratio, by name, where the length of a context decides
+            its layout; None: the method encodes otherwise (Dodo).
+        options: what else of its arguments a method has, by name; JSON values.
+        reads: what of a layer the text reads for a compressed token, see `Reads`.
+        gists: gist embeddings, one for each place; None: one for all.
+        separate: what compresses has parameters of its own.
+        full_copy: with `separate`, those are a copy of the layers' linear maps, whatever `lora` is.
+        losses, end_token: as in `Compressor`.
+        lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
+            `separate` one for context and text and, without `full_copy`, one for gists. The base weights are frozen.
+            None: the model's own weights train, and with `separate` a copy of its linear maps.
+        window: a longer context is compressed in its first `window` tokens, and the others are read as they are.
+        bos_token: id of the token that all others see; None: the first token, or else the end token, of the model's
+            configuration. A context that begins with it is not given another.
+    """
+
+    carrier = "kv"
+    # Compressed tokens are learned tokens of the pass, beside the context's.
+    has_gists = False
+    # Which linear maps a rank given as `lora` is of.
+    maps: Maps = "all"
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        ratio: int,
+        layout: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any],
+        reads: Reads = "keys",
+        gists: int | None = None,
+        separate: bool = False,
+        full_copy: bool = False,
+        losses: Iterable[str] | Mapping[str, float] = ("qa",),
+        lora: int | LoraConfig | None = 64,
+        window: int | None = None,
+        end_token: int | None = None,
+        bos_token: int | None = None,
+    ) -> None:
+        ratio = whole("ratio", ratio)
+        gists = None if gists is None else whole("gists", gists)
+        builder = None
+        if layout is not None:
+            builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
+            # Options that the layout does not take are refused here rather than at the first context.
+            check_text(self.method, builder(3 * ratio))
+        options = {**(layout or {}), **options}
+        for name in FLAGS & options.keys():
+            if not isinstance(options[name], bool):
+                raise ValueError(f"{name}: expected True or False, got {options[name]!r}")
+        super().__init__(
+            model,
+            chunk=ratio,
+            memory_tokens=1,
+            layout=json.dumps(_of_layout(options), sort_keys=True),
+            losses=losses,
+            reader=TEXT,
+            window=window,
+            end_token=end_token,
+        )
+        self._options, self.builder, self.reads, self.gists = options, builder, reads, gists
+        if full_copy and not separate:
+            raise ValueError("full_copy: expected separate=True with it, got separate=False")
+        if reads != "keys" or separate:
+            hf.check_projects(model)
+        if window is not None and window < ratio:
+            raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
+        if "compression" in self.loss_weights and not self.has_gists:
+            raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
+        self.bos_token = self.lm.first_token("bos_token", bos_token)
+        self.separate = separate
+        config = adapter_config(model, lora, self.maps)
+        if full_copy and config is not None:
+            _check_copied(model, config)
+        self.install(None if config is None else dict.fromkeys(self.roles(options), config))
+        if separate and (config is None or full_copy):
+            self.install_copies(GISTS)
+        self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
+        self.memory_embeddings = draw_like(self.embed, gists or 1) if self.has_gists else None
+
+    @classmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose adapters one made with these settings has, where it has any."""
+        return (TEXT, GISTS) if settings.get("separate") and not settings.get("full_copy") else (TEXT,)
+
+    @classmethod
+    def arguments(cls) -> set[str]:
+        """The keyword arguments that make one around a model."""
+        return super().arguments() | Common.__annotations__.keys()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that made it, but `lora`; JSON values."""
+        own = {"ratio": self.chunk, "window": self.window, "bos_token": self.bos_token} | self._options
+        return own | super().settings
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{type(self).__name__} {self.chunk}x"
+
+    def contexts(self, input_ids: Any, attention_mask: Any = None, shortest: int | None = None) -> Rows:
+        """`rows` of contexts, each of `shortest` tokens beside BOS; None: of as many as are compressed."""
+        shortest = self.shortest if shortest is None else shortest
+        rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
+        least = min(length - begins for length, begins in zip(rows.lengths, self._begins_with_bos(rows), strict=True))
+        if least < shortest:
+            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {least}")
+        return rows
+
+    def uncompressed(self, contexts: Rows) -> Rows:
+        """Contexts as the base model reads them whole."""
+        return self.with_bos(contexts)
+
+    def with_bos(self, rows: Rows) -> Rows:
+        """The rows with BOS before them, where they do not begin with it."""
+        begins = self._begins_with_bos(rows)
+        if all(begins):
+            return rows
+        first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - begun for begun in begins))
+        return join_rows(first, rows)
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 1, d], the learned [AE] token, or [B, 0, d]: any other text follows the memory directly."""
+        embedding = self.task_embeddings["ae"][: int(task == "ae")]
+        return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
+
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
+        """One pass over BOS, all contexts, and their gists where there are any."""
+        read = self._read(self.with_bos(rows))
+        batch = self.pass_over(read)
+        self.lm.check_positions("input_ids", max(batch.starts) - 1)
+        inputs = self.embed(read.ids)
+        if self.memory_embeddings is not None:
+            inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
+        keep = self._keeper(batch)
+        out = self.lm.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
+        hidden = out.last_hidden_state
+        memory = Memory(
+            source=self.source,
+            lengths=batch.lengths,
+            context_lengths=rows.lengths,
+            positions=batch.positions.clone(),
+            starts=batch.starts,
+            layers=keep.close(),
+            last=hidden[torch.arange(rows.batch_size), batch.last_rows],
+        )
+        return memory, hidden[:, batch.gists]
+
+    def pass_over(self, read: Rows) -> InPlacePass:
+        """The plan of a pass over BOS and contexts, and what is kept of it."""
+        if self.builder is None:
+            raise TypeError(f"{self.method}: expected a method with a layout of its own for each length of a context")
+        lengths = tuple(length - 1 for length in read.lengths)
+        return in_place_pass(self.builder, lengths, not self.has_gists, self.lm.windows, str(self.device))
+
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """Places in the uncompressed order, gists and all: what position ids are where all tokens share a counter."""
+        if self.builder is None or not self._options.get("separate_positions"):
+            return memory.positions.floor().long(), memory.starts
+        ordinals = torch.zeros(memory.positions.shape, dtype=torch.int64)
+        behind = []
+        for row, start in enumerate(memory.starts):
+            # The context has the positions between BOS and the text.
+            layout = self.builder(start - 1)
+            kept = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
+            ordinals[row, : int(kept.sum())] = torch.from_numpy(layout.ordinals[kept])
+            behind.append(int(layout.ordinals[-1]))
+        return ordinals, tuple(behind)
+
+    def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
+        """How many tokens of each row a window compresses; BOS is none of them."""
+        return tuple(window + begins for begins in self._begins_with_bos(rows))
+
+    def as_text(self) -> AbstractContextManager[None]:
+        """A context in which a layer of the pass has the text's parameters for all rows that it is given."""
+        return self.lm.all_rows_as(TEXT) if self.separate else nullcontext()
+
+    def of_gists(self, name: str) -> bool:
+        """Whether a parameter, by its name, serves gists alone."""
+        if name.startswith(("memory_embeddings", "copies.")):
+            return True
+        adapter = None if self.adapters is None else self.adapters.names.get(GISTS)
+        return adapter is not None and adapter in name.split(".")
+
+    def join(self, memories: Sequence[Memory]) -> NoReturn:
+        """Refused: a document compressed in place has read those before it."""
+        raise ValueError(
+            f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
+            "the documents as one context"
+        )
+
+    def _read(self, whole: Rows) -> Rows:
+        """What is read of BOS and context."""
+        return whole
+
+    def _slots(self, count: int, rows: int) -> Tensor:
+        embeddings: Any = self.memory_embeddings
+        if self.gists is not None and count > self.gists:
+            raise ValueError(
+                f"input_ids: expected contexts of at most {self.gists} gists x {self.chunk} tokens, got {count} gists"
+            )
+        return (embeddings[:count] if self.gists is not None else embeddings.expand(count, -1)).expand(rows, -1, -1)
+
+    def _served(self, batch: InPlacePass) -> Use:
+        if not self.separate:
+            return TEXT
+        return {TEXT: slice(0, batch.gists.start), GISTS: batch.gists}
+
+    def _keeper(self, batch: InPlacePass) -> hf.Keeper:
+        """What keeps [BOS][compressed tokens] of every layer of the pass."""
+        if self.reads == "outputs":
+            return OffsetKeys(batch.gists, self.as_text)
+        if self.reads == "keys":
+            rows = [0, *range(batch.gists.start, batch.gists.stop)]
+            return hf.KeptKeys(torch.tensor(rows, device=batch.plan.spans.device))
+        positions = batch.positions[:, 1:].to(self.device)
+        return PooledKeys(batch.context, batch.windows, positions, self.reads == "means", self.as_text)
+
+    def _begins_with_bos(self, rows: Rows) -> list[int]:
+        """1 for each row that begins with BOS, 0 for the others."""
+        return (rows.ids[:, 0] == self.bos_token).int().tolist()  # type: ignore[no-any-return]
+
+    def _segments(self, compressed: Rows) -> Tensor:
+        context = self.with_bos(compressed)
+        return super()._segments(Rows(context.ids[:, 1:], tuple(length - 1 for length in context.lengths)))
+
+
+def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
+    # Memories that are older than a choice name the same layout.
+    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
+
+
+def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:
+    """Refuses adapters that the gists' copies of the linear maps would be without."""
+    if active := active_adapters(model):
+        raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
+    if config.modules_to_save:
+        raise ValueError(f"lora: expected no modules_to_save beside full_copy, got {sorted(config.modules_to_save)}")
+
+
+def whole(name: str, value: Any) -> int:
+    """`value` as an int of at least 1; a float that is one will do."""
+    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
+    if not number or not 1 <= value < math.inf or value != int(value):
+        raise ValueError(f"{name}: expected a whole number >= 1, got {value!r}")
+    return int(value)
+
+
+# A context in which a layer's own projections are those of the text, whatever adapters the pass runs with.
+AsText = Callable[[], AbstractContextManager[None]]
+
+
+class _WithBos(hf.Keeper):
+    """Keeps the first row's keys as attention made them, and beside them what `_made` makes of a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._given: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
+        """Holds key and value until the layer is left."""
+        self._given[layer_idx] = key, value
+
+    def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
+        """Keeps [BOS][made rows]; only the first call of a layer counts."""
+        key, value = self._given.pop(layer_idx)
+        made_key, made_value = self._made(layer, before, after, key, value, rope)
+        self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
+
+    def _made(
+        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
+    ) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class OffsetKeys(_WithBos):
+    """Keys and values of layer l made of the gists' OUTPUT of layer l, by the text's norm and projections of layer l.
+
+    The last layer's output is taken before the model's final norm; BOS is not offset (GistPool, Section 5.1, Figure 3).
+
+    Args:
+        rows: of the gists.
+        as_text: see `AsText`.
+    """
+
+    def __init__(self, rows: slice, as_text: AsText) -> None:
+        super().__init__()
+        self.rows, self.as_text = rows, as_text
+
+    def _made(
+        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
+    ) -> tuple[Tensor, Tensor]:
+        positions, inv_freq, scaling = rope
+        with self.as_text():
+            return hf.project_keys(layer, after[:, self.rows], positions[..., self.rows], inv_freq, scaling)
+
+
+class PooledKeys(_WithBos):
+    """Keys and values of means over windows of the context (GistPool, Section 4).
+
+    Args:
+        rows: of the context.
+        windows: int64 [W + 1] or [B, W + 1], where windows begin and end among these rows.
+        positions: int64 or float64 [W] or [B, W], position ids of the pooled keys.
+        of_hidden: means of a layer's input hidden states, through the layer's norm and projections; otherwise of the
+            layer's values and of its keys as they are before rotation.
+        as_text: see `AsText`.
+    """
+
+    def __init__(self, rows: slice, windows: Tensor, positions: Tensor, of_hidden: bool, as_text: AsText) -> None:
+        super().__init__()
+        self.rows, self.windows, self.positions = rows, windows, positions
+        self.of_hidden, self.as_text = of_hidden, as_text
+
+    def _made(
+        self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
+    ) -> tuple[Tensor, Tensor]:
+        positions, inv_freq, scaling = rope
+        if self.of_hidden:
+            pooled = ops.window_pool(before[:, self.rows], windows=self.windows)
+            with self.as_text():
+                return hf.project_keys(layer, pooled, self.positions, inv_freq, scaling)
+        # Keys carry the factor `scaling` once: turning them back and on again must not apply it twice.
+        plain = ops.rerotate(key[:, :, self.rows], -positions[..., self.rows], inv_freq)
+        return ops.window_pool(
+            plain, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
+        )

@@ -1,0 +1,563 @@
+"""SharedModel: one transformers model in all passes, each with the adapters, or the copied maps, of its rows."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from gistkit import hf, layouts
+from gistkit.hf import forwards
+from gistkit.hf.attach import checkpointed, decoder_of
+from gistkit.layouts import Plan
+from gistkit.nn import LowRank, RoleLinear
+
+if TYPE_CHECKING:
+    from peft import LoraConfig, PeftModel
+
+# Which adapter serves a pass: one by role, each role's own for its tokens, that of the role of each row of the batch,
+# or none.
+Use = str | Mapping[str, slice] | tuple[str, ...] | None
+Maps = Literal["query_value", "query_key_value", "all"]
+
+
+class SharedModel:
+    """A causal language model that encodes and decodes, on gistkit's attention, with LoRA adapters by role.
+
+    Args:
+        model: a transformers causal language model; its one copy of the weights serves all passes. It is changed by
+            `install` alone, which comes after everything that may be refused.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected a transformers causal language model, got {type(model).__name__}")
+        self.structure = hf.structure(model)
+        self.model = model
+        if self.head is None:
+            raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
+        if self.logit_scale != 1.0 and self.head.bias is not None:
+            raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
+        self.vocabulary = self.embed.weight.shape[0]
+        self.windows = hf.sliding_windows(model)
+        self._use: Use = None
+        self.adapters: Adapters | None = None
+        self.copies: Copies | None = None
+
+    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
+        """Puts LoRA adapters {role: config} into the model; None: its own weights train, beside no adapters."""
+        if lora is not None:
+            self.adapters = Adapters(cast(Any, self.model), lora)
+        elif (found := tuned(self.model)) is not None:
+            raise ValueError(
+                f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
+                f"an adapter at {found}"
+            )
+
+    @property
+    def embed(self) -> nn.Embedding:
+        """The model's input embedding."""
+        return cast(Any, self.model).get_input_embeddings()
+
+    @property
+    def head(self) -> nn.Linear:
+        """The model's output embedding, weight [V, d]."""
+        return cast(Any, self.model).get_output_embeddings()
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The decoder stack, without the language model head."""
+        return cast(Any, self.model).get_decoder()  # type: ignore[no-any-return]
+
+    @property
+    def config(self) -> Any:
+        """The text model's configuration."""
+        return cast(Any, self.model).config.get_text_config()
+
+    @property
+    def head_shape(self) -> tuple[int, int]:
+        """Key heads of a layer, and the head dim."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.embed.weight.device
+
+    def causal_plan(self, length: int) -> Plan:
+        """Plain causal attention with the model's sliding windows; rows padded at their end need no other."""
+        return layouts.causal(length).compile(windows=self.windows, device=self.device)
+
+    def no_keys(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [1, Hk, 0, D] of a layer that nothing is cached for."""
+        heads, head_dim = self.head_shape
+        empty = self.embed.weight.new_empty(1, heads, 0, head_dim)
+        return empty, empty
+
+    @property
+    def softcap(self) -> float | None:
+        """The model's cap on its final logits, if it has one."""
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    @property
+    def logit_scale(self) -> float:
+        """The model's factor of its logits (Cohere's logit_scale, Granite's 1 / logits_scaling)."""
+        scale = getattr(self.config, "logit_scale", None)
+        divisor = getattr(self.config, "logits_scaling", None)
+        return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
+
+    def first_token(self, name: str, token: int | None) -> int:
+        """`token`, or where it is None the first token, or else the end token, of the model's configuration.
+
+        `name` is the argument that errors are about.
+        """
+        if token is None:
+            named = (getattr(self.config, f"{kind}_token_id", None) for kind in ("bos", "eos"))
+            found = (each[0] if isinstance(each, list) and each else each for each in named)
+            token = next((each for each in found if isinstance(each, int)), None)
+            if token is None:
+                raise ValueError(
+                    f"{name}: expected a token id, as the model's configuration names no first and no end token, "
+                    "got None"
+                )
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < self.vocabulary:
+            raise ValueError(f"{name}: expected a token id in [0, {self.vocabulary}), got {token!r}")
+        return token
+
+    def readout(self, hidden: Tensor) -> Tensor:
+        """Hidden states as the losses take them, of which the output embedding and its bias make the logits."""
+        return hidden if self.logit_scale == 1.0 else hidden * self.logit_scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
+        logits = self.head(self.readout(hidden)).float()
+        return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
+
+    def run(self, use: Use, **inputs: Any) -> Any:
+        """One pass of the decoder stack; takes and returns what the model does.
+
+        `use` is the role whose adapter serves the pass, or {role: rows}, or None: the base model.
+        """
+        with self.using(use):
+            return self.decoder(use_cache="past_key_values" in inputs, **inputs)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
+        # The name differs between releases of transformers.
+        enable = getattr(self.model, "activation_checkpointing_enable", None)
+        (enable or self.model.gradient_checkpointing_enable)(
+            {"use_reentrant": False, "context_fn": self._checkpoint_contexts}
+        )
+
+    def gradient_checkpointing_disable(self) -> None:
+        """Undoes `gradient_checkpointing_enable`."""
+        disable = getattr(self.model, "activation_checkpointing_disable", None)
+        (disable or self.model.gradient_checkpointing_disable)()
+
+    @contextmanager
+    def without_checkpointing(self) -> Iterator[None]:
+        """Inside, layers keep their cache, which gradient checkpointing takes from them in training mode."""
+        modules: list[Any] = checkpointed(self.decoder)
+        for module in modules:
+            module.gradient_checkpointing = False
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.gradient_checkpointing = True
+
+    def refuse_foreign_checkpointing(self) -> None:
+        """Refuses gradient checkpointing that would run layers again without the state they first ran in."""
+        for module in checkpointed(self.decoder):
+            if module.training:
+                function = getattr(module, "_gradient_checkpointing_func", None)
+                if getattr(function, "keywords", {}).get("context_fn") != self._checkpoint_contexts:
+                    raise ValueError(
+                        "model: expected gradient checkpointing to be off or switched on by the compressor's own "
+                        "gradient_checkpointing_enable(), got it switched on by the model's"
+                    )
+
+    def check_positions(self, name: str, last: int) -> None:
+        """Warns of position ids that the model was not made for; an error where it has a table of them."""
+        limit = getattr(self.config, "max_position_embeddings", None)
+        if limit is not None and last >= limit:
+            if not hasattr(self.decoder, "rotary_emb"):
+                raise ValueError(
+                    f"{name}: expected position ids below {limit}, of which the model has a table, got {last} as the "
+                    "last"
+                )
+            warnings.warn(
+                f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
+            )
+
+    @contextmanager
+    def using(self, use: Use) -> Iterator[None]:
+        """The model attached, and what `run` says in use."""
+        before = self._use
+        with ExitStack() as stack:
+            stack.enter_context(hf.attach(self.model))
+            if self.adapters is not None:
+                stack.enter_context(self.adapters.using(use))
+            if self.copies is not None:
+                stack.enter_context(self.copies.using(use))
+            self._use = use
+            try:
+                yield
+            finally:
+                self._use = before
+
+    @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside a pass by role, the layers' maps serve `role` alone, for whatever rows they are given."""
+        with ExitStack() as stack:
+            for each in (self.adapters, self.copies):
+                if each is not None:
+                    stack.enter_context(each.all_rows_as(role))
+            yield
+
+    def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        # A layer that runs again in the backward pass does so as it ran: attached, the same adapters in use.
+        return nullcontext(), self.using(self._use)
+
+
+def adapter_config(
+    model: PreTrainedModel, lora: int | LoraConfig | None, maps: Maps = "query_value"
+) -> LoraConfig | None:
+    """The LoRA configuration that a compressor's `lora` stands for: a rank, one as it is, or None.
+
+    `maps` says which linear maps of the layers a rank is that of.
+    """
+    if isinstance(lora, bool | str | float):
+        raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
+    if not isinstance(lora, int):
+        # PEFT writes into what it is given.
+        return copy.deepcopy(lora)
+    if not isinstance(model, nn.Module):
+        return None
+    return lora_config(model, lora, maps)
+
+
+def tuned(model: nn.Module) -> str | None:
+    """The name of a module in `model` that PEFT has put an adapter around; None if there is none."""
+    return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)
+
+
+def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -> LoraConfig:
+    """LoRA on linear maps of the decoder layers, with alpha 2 rank.
+
+    Args:
+        maps: "query_value", the projections that Position IDs Matter trains its encoders with; "query_key_value", three
+            of the attention's, as many weights as Dodo's Table 5 counts; "all", for a model fine-tuned as a whole.
+
+    Raises:
+        ValueError: if the rank is below 1, or no projection of the model has a known name.
+    """
+    from peft import LoraConfig
+
+    if rank < 1:
+        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
+    transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    if maps == "all":
+        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
+    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    wanted = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
+    targets = next((known for known in (wanted, ["c_attn"]) if names >= set(known)), None)
+    if targets is None:
+        raise ValueError(
+            f"lora: expected a model with {' and '.join(wanted)} (or c_attn), got {type(model).__name__}; "
+            "pass a peft.LoraConfig with its target_modules"
+        )
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
+
+
+def active_adapters(model: nn.Module) -> list[str]:
+    """The adapters that a pass of the model runs with as it is."""
+    return sorted({name for layer in _tuned(model) if not layer._disable_adapters for name in layer.active_adapters})
+
+
+class Adapters:
+    """LoRA adapters of its own in a model, one for each role, all off except inside `using`.
+
+    Args:
+        model: changed in place: its target modules get the adapters beside their frozen weights.
+        configs: {role: what PEFT makes the role's adapter from}.
+    """
+
+    def __init__(self, model: PreTrainedModel, configs: Mapping[str, LoraConfig]) -> None:
+        # PEFT is slow to import, and needed only where there are adapters.
+        from peft import get_peft_model
+
+        for config in configs.values():
+            _check_config(config)
+        taken = {name for layer in _tuned(model) for name in layer.active_adapters}
+        taken |= set(getattr(model, "peft_config", None) or {})
+        free = (number for number in range(len(taken) + 1) if not taken & set(_names(number, configs).values()))
+        self.names = _names(next(free), configs)
+        self._before = active_adapters(model)
+        trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        with warnings.catch_warnings():
+            # Two compressors may share one model: each has adapters under its own names.
+            warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
+            # PEFT asks transformers by a name that it deprecates.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+            warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
+            (first, config), *others = configs.items()
+            self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
+            for role, other in others:
+                self.peft.add_adapter(self.names[role], other)
+        self._layers = _tuned(model)
+        self._set(self._before)
+        own = set(self.names.values())
+        for name, parameter in model.named_parameters():
+            parts = set(name.split("."))
+            # Other adapters are left as they were; the base weights are frozen.
+            parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
+        self._maps: dict[nn.Module, partial[Tensor]] = {}
+        self._use: Use = None
+        if others:
+            try:
+                targets = [layer for layer in self._layers if self._targets(layer)]
+                self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
+            except ValueError:
+                self._remove(bool(taken), trained)
+                raise
+
+    def owns(self, name: str) -> bool:
+        """Whether a parameter of the model, by its name, is one of these adapters'."""
+        return not set(self.names.values()).isdisjoint(name.split("."))
+
+    def plain(self, name: str) -> str:
+        """A parameter's name with its role in place of the adapter's name, which depends on what else there is."""
+        roles = {adapter: role for role, adapter in self.names.items()}
+        return ".".join(roles.get(part, part) for part in name.split("."))
+
+    @contextmanager
+    def using(self, use: Use) -> Iterator[None]:
+        """The adapter of one role for all tokens, of several for those of each, or the model as it was before.
+
+        Those that were active before the adapters were made are active beside the adapter of one role, and alone.
+        """
+        if isinstance(use, Mapping | tuple) and len(self.names) == 1:
+            # Beside copies of the maps for all other roles.
+            (use,) = self.names
+        # Within a pass by role the target modules ask who serves them: a layer may change that for a moment.
+        if isinstance(use, Mapping | tuple) or self._use is not None:
+            with self._by_rows({} if use is None else use):
+                yield
+            return
+        with self.switched(self._before if use is None else [*self._before, self.names[use]]):
+            yield
+
+    @contextmanager
+    def switched(self, names: list[str]) -> Iterator[None]:
+        """Inside, PEFT's adapters of these names serve all rows together, and no others."""
+        layer = self._layers[0]
+        before = layer.active_adapters if not layer._disable_adapters else []
+        if before == names:
+            yield
+            return
+        self._set(names)
+        try:
+            yield
+        finally:
+            self._set(before)
+
+    @contextmanager
+    def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
+        """Every target module maps rows by role; a role alone is that of all rows."""
+        before = self._use
+        with forwards(self._maps if before is None else {}):
+            self._use = use
+            try:
+                yield
+            finally:
+                self._use = before
+
+    @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside a pass by role, the adapter of `role` serves all rows; a lone adapter does so anyway."""
+        before = self._use
+        if before is not None:
+            self._use = role
+        try:
+            yield
+        finally:
+            self._use = before
+
+    def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        use: Any = self._use
+        if isinstance(use, tuple):
+            return by_role.of_rows(x, use)
+        if isinstance(use, str):
+            return by_role.all_rows(x, use)
+        return by_role(x, use)  # type: ignore[no-any-return]
+
+    def _targets(self, layer: Any) -> bool:
+        held = ("lora_A", "lora_embedding_A", "modules_to_save")
+        return any(name in getattr(layer, part, ()) for part in held for name in self.names.values())
+
+    def _remove(self, others: bool, trained: Mapping[str, bool]) -> None:
+        """Leaves the model as it was found."""
+        for name in self.names.values():
+            self.peft.delete_adapter(name)
+        base: Any = self.peft.base_model
+        model = base.model
+        if not others:
+            base.unload()
+            vars(model).pop("peft_config", None)
+        for name, parameter in model.named_parameters():
+            # Beside other adapters the maps stay in PEFT's modules.
+            parameter.requires_grad_(trained.get(name, trained.get(name.replace(".base_layer.", "."), False)))
+
+    def _roles_of(self, layer: Any) -> RoleLinear:
+        from peft.tuners.lora import Linear as LoraLinear
+
+        if self._before or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
+            raise ValueError(
+                "lora: expected plain LoRA on linear maps, and no other active adapter, for adapters by role, got "
+                f"{self._before or type(layer).__name__}"
+            )
+        roles = {
+            role: LowRank(layer.lora_A[name], layer.lora_B[name], layer.scaling[name], layer.lora_dropout[name])
+            for role, name in self.names.items()
+        }
+        return RoleLinear(layer.base_layer, roles)
+
+    def _set(self, names: Sequence[str]) -> None:
+        # PEFT's own switches change requires_grad too, which an optimizer and a running backward pass rely on.
+        for layer in self._layers:
+            active = list(names) if names else list(self.names.values())
+            vars(layer).update(_active_adapter=active, _disable_adapters=not names)
+
+
+def _check_config(config: LoraConfig) -> None:
+    """Refuses what makes an adapter of another model than the one it is put into."""
+    start = config.init_lora_weights
+    if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq")):
+        raise ValueError(f"lora: expected a start that leaves the base model as it is, got init_lora_weights {start!r}")
+    if config.use_dora:
+        raise ValueError("lora: expected plain LoRA, got use_dora=True")
+
+
+def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
+    return {role: f"gistkit_{number}_{role}" for role in roles}
+
+
+def _tuned(model: nn.Module) -> list[Any]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    return [module for module in model.modules() if isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper)]
+
+
+class Copies(nn.Module):
+    """A copy of every linear map of a decoder's layers, in use for one role's rows where a pass says which those are.
+
+    Args:
+        model: holds the maps that are copied, without any adapters around them; norms and embeddings are shared.
+        role: whose copies they are.
+    """
+
+    def __init__(self, model: nn.Module, role: str) -> None:
+        super().__init__()
+        self.role = role
+        decoder = decoder_of(model)
+        linear = _linear_maps(decoder)
+        # A module's name may have no dots.
+        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
+        self.maps.requires_grad_(True)
+        self._by_role = {
+            module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
+        }
+        self._use: Mapping[str, slice] | tuple[str, ...] | None = None
+
+    @contextmanager
+    def using(self, use: Use) -> Iterator[None]:
+        """The copies for their role's tokens of `use`, where it is {role: tokens}, or for its rows of the batch."""
+        served: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
+        if isinstance(use, Mapping):
+            served = {self.role: use[self.role]}
+        before = self._use
+        if before is None and not served:
+            yield
+            return
+        with nullcontext() if before is not None else self._mapped():
+            self._use = served
+            try:
+                yield
+            finally:
+                self._use = before
+
+    @contextmanager
+    def all_rows_as(self, role: str) -> Iterator[None]:
+        """Inside `using`, the maps of `role` serve all rows: the copies, or the originals."""
+        before = self._use
+        self._use = {role: slice(None)} if role == self.role else {}
+        try:
+            yield
+        finally:
+            self._use = before
+
+    @contextmanager
+    def _mapped(self) -> Iterator[None]:
+        """The originals' modules map each token as `_use` says."""
+        self._check_dtype()
+        plain = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
+        for holder, module in zip(plain, self._by_role, strict=True):
+            holder.plain = module.forward
+        try:
+            with forwards({module: partial(self._map, by_role) for module, by_role in self._by_role.items()}):
+                yield
+        finally:
+            for holder in plain:
+                holder.plain = None
+
+    def _check_dtype(self) -> None:
+        module, by_role = next(iter(self._by_role.items()))
+        ours, theirs = by_role.roles[self.role].weight, plain_map(module).weight
+        if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+            raise ValueError(
+                f"model: expected {ours.dtype} on {ours.device}, as the gists' copies of its weights are, got "
+                f"{theirs.dtype} on {theirs.device}; move the compressor rather than the model"
+            )
+
+    def _map(self, by_role: RoleLinear, x: Tensor) -> Tensor:
+        if isinstance(self._use, tuple):
+            return by_role.of_rows(x, self._use)
+        return by_role(x, self._use)  # type: ignore[no-any-return]
+
+
+def plain_map(module: nn.Module) -> Any:
+    """The linear map that PEFT has put an adapter around, or the module itself."""
+    return getattr(module, "base_layer", module)
+
+
+def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
+    """The modules that map linearly, with the adapters around them where there are any."""
+    found: dict[str, nn.Module] = {}
+    last = "no module's name"
+    for name, module in decoder.named_modules():
+        # What PEFT puts a map into comes before the map and the adapter's own.
+        if not name.startswith(f"{last}.") and isinstance(plain_map(module), nn.Linear):
+            found[name], last = module, name
+    return found
+
+
+class _Plain(nn.Module):
+    """A module as it was found, while it has another forward; no parent of it."""
+
+    plain: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map of x."""
+        return self.plain(x)  # type: ignore[no-any-return]

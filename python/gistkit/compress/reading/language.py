@@ -1,0 +1,213 @@
+"""LanguageModel: a compressor as a language model that reads recent tokens whole and less of what came before.
+
+It reads a text in one pass, or goes on token by token in a `Stream`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistkit import hf
+from gistkit.compress.generation import Streamer, chooser, stop_ids, write
+from gistkit.compress.losses import token_loss
+from gistkit.compress.methods.in_place import InPlace
+from gistkit.compress.model import Use
+from gistkit.compress.reading.cache import StreamCache
+from gistkit.compress.tokens import IGNORE, Rows
+from gistkit.layouts import Plan
+from gistkit.layouts.dodo import check_segment
+
+
+class LanguageModel(ABC):
+    """Reads on with its recent tokens as they are, and of the past what a subclass keeps.
+
+    All parameters are the compressor's.
+
+    Args:
+        compressor: whose model, adapters and BOS serve.
+        tau, segment: see `gistkit.layouts.dodo`.
+    """
+
+    def __init__(self, compressor: InPlace, tau: int, segment: int) -> None:
+        self.compressor = compressor
+        self.tau, self.segment = check_segment(tau, segment)
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{self.compressor.title}, tau {self.tau}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides its losses beside parameters and text; JSON values."""
+        return self.compressor.settings | {"tau": self.tau, "segment": self.segment}
+
+    def first(self, position: int) -> int:
+        """Where what a token at `position` sees uncompressed begins; the same for all tokens of a segment."""
+        return max(0, position // self.segment * self.segment - (self.tau - self.segment))
+
+    @abstractmethod
+    def hidden(self, read: Rows) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
+
+    @abstractmethod
+    def states(self, read: Rows) -> Tensor:
+        """int64 [B, N]: how many states each token of rows behind BOS sees in a layer, its own included."""
+
+    def __call__(self, input_ids: Any, attention_mask: Any = None) -> dict[str, Tensor]:
+        """{"loss": nats a token} of texts, each token after BOS predicted from those before it (Equation 11).
+
+        Args:
+            input_ids, attention_mask: as in `Compressor.encode`.
+        """
+        compressor = self.compressor
+        compressor.lm.refuse_foreign_checkpointing()
+        read = self.rows(input_ids, attention_mask)
+        hidden = self.hidden(read)
+        targets = read.ids.where(read.valid, IGNORE)[:, 1:]
+        return {
+            "loss": token_loss(compressor.lm.readout(hidden[:, :-1]), targets=targets, **compressor.output_embedding)
+        }
+
+    def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
+        """Reads texts in one pass, and is ready to read on token by token; see `gistkit.compress.streaming.Stream`."""
+        return self._start(self.rows(input_ids, attention_mask))
+
+    def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Tensor:
+        """Tokens that follow the texts; see `gistkit.compress.streaming.generate`."""
+        return generate(self, input_ids, attention_mask, **options)
+
+    @abstractmethod
+    def _start(self, read: Rows) -> Stream:
+        """A stream behind rows that are checked."""
+
+    def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
+        """Texts as users have them, checked, behind BOS; of at least one token beside it."""
+        compressor = self.compressor
+        read = compressor.with_bos(compressor.contexts(input_ids, attention_mask, shortest=1))
+        compressor.lm.check_positions("input_ids", max(read.lengths) - 1)
+        return read
+
+
+def keys_seen(plan: Plan) -> Tensor:
+    """int64 [B, Nq]: how many keys each query of a plan sees."""
+    return (plan.spans[..., 1] - plan.spans[..., 0]).sum(-1).long()
+
+
+class Stream(ABC):
+    """Texts that a `LanguageModel` reads on token by token, with a cache of what it still sees.
+
+    What a token sees, and its position, are those of one pass over the whole text; RoPE types that go by a text's
+    length rotate each token by the length so far. A loop of steps is faster inside `hf.attach(model)`, which each step
+    opens otherwise.
+
+    Args:
+        reader: whose parameters and sizes serve.
+        read: texts behind BOS, which are read in one pass.
+    """
+
+    last: Tensor
+    """Hidden states [B, d] of each row's last token."""
+
+    @torch.no_grad()
+    def __init__(self, reader: LanguageModel, read: Rows) -> None:
+        self.reader = reader
+        self.ends = list(read.lengths)
+        hidden, self._cache = self._read(read)
+        ends = torch.tensor(self.ends, device=hidden.device)[:, None, None] - 1
+        self.last = hidden.take_along_dim(ends, 1)[:, 0]
+
+    @property
+    def states(self) -> tuple[int, ...]:
+        """Keys of each row that are held in every layer; a mean is one, and those that wait to be dropped count."""
+        return self._cache.counts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values held."""
+        return self._cache.nbytes
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Reads one token a row, int64 [B], and returns its hidden states [B, d], which `last` is from then on."""
+        compressor = self.reader.compressor
+        if not isinstance(tokens, Tensor) or tokens.shape != (len(self.ends),):
+            got = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {got}")
+        with hf.attach(compressor.model), compressor.lm.without_checkpointing():
+            return self.read_on(compressor.rows("tokens", tokens[:, None]).ids[:, 0])
+
+    @torch.no_grad()
+    def read_on(self, tokens: Tensor) -> Tensor:
+        """`step` of checked tokens, inside `attach` and without gradient checkpointing."""
+        compressor = self.reader.compressor
+        compressor.lm.check_positions("tokens", max(self.ends))
+        inputs = compressor.embed(tokens[:, None])
+        chosen = self._chosen(tokens, inputs)
+        self._cache.clear(self.ends)
+        plan = self._cache.plan(self.ends, compressor.lm.windows)
+        out = compressor.lm.run(
+            self._served(chosen), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache
+        )
+        self._cache.add(self.ends, chosen)
+        self.ends = [end + 1 for end in self.ends]
+        self.last = out.last_hidden_state[:, 0]
+        return self.last
+
+    def _recent(self) -> list[list[int]]:
+        """Positions of BOS and of the tokens of each row that its next token sees as they are."""
+        return [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
+
+    @abstractmethod
+    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+        """Hidden states [B, N, d] of the texts, and what is held of them."""
+
+    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+        """Which rows' next tokens, with input embeddings [B, 1, d], stay for good."""
+        return [False] * len(self.ends)
+
+    @abstractmethod
+    def _served(self, chosen: Sequence[bool]) -> Use:
+        """The role of each row's next token."""
+
+
+@torch.no_grad()
+def generate(
+    reader: LanguageModel,
+    input_ids: Any,
+    attention_mask: Any = None,
+    *,
+    max_new_tokens: int = 256,
+    do_sample: bool = False,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_tokens: int | Iterable[int] = (),
+    pad_token: int = 0,
+    streamer: Streamer | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Tokens int64 [B, n] that follow the texts, n <= max_new_tokens; the cache drops what is not seen any more.
+
+    Args:
+        input_ids, attention_mask: texts, as in `Compressor.encode`.
+        others: as in `gistkit.compress.generation.generate`.
+    """
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
+    choose = chooser(do_sample, temperature, top_k, top_p, generator)
+    stops, compressor = stop_ids(stop_tokens), reader.compressor
+    stream, answer = reader.start(input_ids, attention_mask), list[Tensor]()
+
+    def states() -> Iterator[Tensor]:
+        yield stream.last
+        for _ in range(max_new_tokens - 1):
+            # Rows that have ended are fed any token.
+            yield stream.read_on(answer[-1].clamp(0, compressor.vocabulary - 1))
+
+    with hf.attach(compressor.model), compressor.lm.without_checkpointing():
+        return write(compressor.lm, states(), answer, choose, stops, pad_token, streamer)
