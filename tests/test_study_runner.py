@@ -159,5 +159,7 @@ def test_results_go_on_with_resume_and_begin_anew_without(tmp_path, capsys):
     text.write_text("Another text. " * 200)
     assert cli.main([*words, "epl", "--resume", "--text", str(text)]) == 2
     assert "results.jsonl: the saved runs have another text" in capsys.readouterr().err
+    assert cli.main(["study", "compression-loss", "--steps", "2", "--out", str(tmp_path), "--resume"]) == 2
+    assert "results.jsonl: the saved runs are of the study epl; use another --out folder" in capsys.readouterr().err
     assert cli.main([*words, "upl"]) == 0
     assert [one.run.layout for one in read(path)] == ["upl"]

@@ -126,12 +126,14 @@ def known(path: Path, study: Study, plan: Plan, there: Sequence[Line]) -> dict[s
 
     asked = {job.name for job in plan.jobs}
     found: dict[str, Line] = {}
-    runs = registry.decoded(path, list(there))[1] if there else []
+    of, runs = registry.decoded(path, list(there)) if there else (study, [])
+    if of.name != study.name:
+        raise ValueError(f"{path}: the saved runs are of the study {of.name}; use another --out folder")
     for line, (run, recipe, *_) in zip(there, runs, strict=True):
         if study.variant(recipe) != study.variant(plan.recipe):
             continue
-        if line["study"] != study.name or recipe != plan.recipe:
-            what = changes(plan.recipe, recipe) if line["study"] == study.name else f"the study, {line['study']}"
+        if recipe != plan.recipe:
+            what = changes(plan.recipe, recipe)
             raise ValueError(f"{path}: the saved runs differ in {what}; use the same settings, or another --out folder")
         if plan.source is not None and line.get(study.kind, {}).get("digest") != plan.source.digest:
             raise ValueError(f"{path}: the saved runs have another {study.kind}; use the same, or another --out folder")
