@@ -101,19 +101,24 @@ def test_small_models_train_on_one_thread(plan, tmp_path, small):
 
 def test_an_interrupt_ends_all_processes(tmp_path):
     words = ["study", "epl", "--layouts", "dpl,epl", "--steps", "5000", "--processes", "2", "--out", str(tmp_path)]
-    code = "import sys; from gistkit import cli; sys.exit(cli.main())"
+    # Whoever runs the tests in the background has it ignored.
+    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{handled}; import sys; from gistkit import cli; sys.exit(cli.main())"
     process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
-    for _ in range(600):
-        if len(list(tmp_path.glob("*-0.safetensors"))) == 2:
-            break
-        time.sleep(0.2)
-    children = [
-        int(path.parent.name)
-        for path in Path("/proc").glob("[0-9]*/stat")
-        if path.read_text().rpartition(")")[2].split()[1] == str(process.pid)
-    ]
-    process.send_signal(signal.SIGINT)
-    shown = process.communicate(timeout=60)[1]
+    try:
+        for _ in range(600):
+            if len(list(tmp_path.glob("*-0.safetensors"))) == 2:
+                break
+            time.sleep(0.2)
+        children = [
+            int(path.parent.name)
+            for path in Path("/proc").glob("[0-9]*/stat")
+            if path.read_text().rpartition(")")[2].split()[1] == str(process.pid)
+        ]
+        process.send_signal(signal.SIGINT)
+        shown = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
     assert process.returncode == 130 and "interrupted; --resume goes on from the last evaluation" in shown
     assert len(children) >= 2
     # The one that looks after shared memory ends by itself, when nobody is left.
