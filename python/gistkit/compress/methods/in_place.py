@@ -314,15 +314,15 @@ class _WithBos(hf.Keeper):
 
     def __init__(self) -> None:
         super().__init__()
-        self._given: dict[int, tuple[Tensor, Tensor]] = {}
+        self._pending: dict[int, tuple[Tensor, Tensor]] = {}
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Holds key and value until the layer is left."""
-        self._given[layer_idx] = key, value
+        self._pending[layer_idx] = key, value
 
     def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
         """Keeps [BOS][made rows]; only the first call of a layer counts."""
-        key, value = self._given.pop(layer_idx)
+        key, value = self._pending.pop(layer_idx)
         made_key, made_value = self._made(layer, before, after, key, value, rope)
         self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
 
