@@ -255,7 +255,7 @@ def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
         monkeypatch.setattr("gistkit.cli.study.device", lambda name: name)
     out = tmp_path / "demo"
     assert main(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]) == 0
-    assert (out / "results.json").exists() and "EPL" in capsys.readouterr().out
+    assert (out / "results.jsonl").exists() and "EPL" in capsys.readouterr().out
 
 
 def test_what_is_pretended_refuses_what_a_gpu_does() -> None:
