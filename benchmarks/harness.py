@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import os
 import re
@@ -125,7 +124,7 @@ def parser(description: str | None, example: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--quick", action="store_true", help="few cases and a tenth of the time, noisier")
     options.add_argument("--threads", type=int, default=2, help="torch's threads (default: %(default)s)")
-    options.add_argument("--json", type=Path, help="write the figures to this file, and beside it as .csv")
+    options.add_argument("--json", type=Path, help="write the figures to this file")
     options.add_argument(
         "--save",
         action="store_true",
@@ -206,16 +205,13 @@ def run(
     if roof:
         print("\n".join(roof_lines(roof)))
     timings: list[Timing] = []
-    rows: list[dict[str, object]] = []
     for case in tqdm(cases, desc=suite, unit="case", dynamic_ncols=True):
         torch.manual_seed(0)
         torch.compiler.reset()
         tqdm.write(f"\n{case.name}")
         turns = take_turns(case.name, case.make(), seconds=seconds, least=least)
         for timing in turns:
-            derived = figures(case, timing, turns[0], roof)
-            rows.append({**case.facts, **asdict(timing), **derived})
-            tqdm.write(line(timing, turns[0].form, derived))
+            tqdm.write(line(timing, turns[0].form, figures(case, timing, turns[0], roof)))
         timings += turns
     if path:
         content: dict[str, object] = {"suite": suite, "machine": found}
@@ -230,19 +226,12 @@ def run(
             content["cases"] = [case for case in earlier["cases"] if case["name"] not in again] + content["cases"]
             kept = [timing for timing in earlier["milliseconds"] if timing["case"] not in again]
             content["milliseconds"] = kept + content["milliseconds"]
-            with path.with_suffix(".csv").open(newline="") as file:
-                rows = [row for row in csv.DictReader(file) if row["case"] not in again] + rows
-        write(path, content, rows)
+        write(path, content)
     return timings
 
 
-def write(path: Path, content: Mapping[str, object], rows: Sequence[Mapping[str, object]]) -> None:
-    """Writes a suite's JSON, and its rows beside it as CSV."""
+def write(path: Path, content: Mapping[str, object]) -> None:
+    """Writes a suite's figures as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with path.with_suffix(".csv").open("w", newline="") as file:
-        table = csv.DictWriter(file, columns, lineterminator="\n")
-        table.writeheader()
-        table.writerows({key: f"{x:.6g}" if isinstance(x, float) else x for key, x in row.items()} for row in rows)
-    print(f"wrote {path} and {path.with_suffix('.csv').name}")
+    print(f"wrote {path}")

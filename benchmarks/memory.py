@@ -121,7 +121,7 @@ def main() -> None:
         mark = f"  above the target of {TARGET_MIB} MiB" if case.form == FORMS[0] and mib > TARGET_MIB else ""
         tqdm.write(f"  {case.name:60} {case.form:18} {mib:8.1f} MiB{mark}")
     if path := harness.output("memory", options):
-        harness.write(path, {"suite": "memory", "machine": found, "target": TARGET_MIB, "mebibytes": rows}, rows)
+        harness.write(path, {"suite": "memory", "machine": found, "target": TARGET_MIB, "mebibytes": rows})
 
 
 if __name__ == "__main__":

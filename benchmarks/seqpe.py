@@ -122,7 +122,7 @@ def main() -> None:
         found = harness.environment()
         rows = measure_memory(options.threads)
         if path := harness.output("seqpe-memory", options):
-            harness.write(path, {"suite": "seqpe-memory", "machine": found, "mebibytes": rows}, rows)
+            harness.write(path, {"suite": "seqpe-memory", "machine": found, "mebibytes": rows})
     else:
         harness.run("seqpe", list(cases(options.quick)), options, seconds=8, least=3)
 

@@ -161,7 +161,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Times a window of tokens around each length, and writes streaming.json, .csv and .png where asked."""
+    """Times a window of tokens around each length, and writes streaming.json and .png where asked."""
     parser = harness.parser(__doc__, "python benchmarks/streaming.py --selection strided learned")
     parser.add_argument(
         "--selection", nargs="+", choices=("strided", "learned"), default=["strided"],
@@ -210,7 +210,7 @@ def main() -> int:
             "suite": "streaming", "machine": found, "text": [corpus.name, corpus.digest], "ratio": RATIO, "tau": TAU,
             "segment": SEGMENT, "window": window, "milliseconds": rows,
         }  # fmt: skip
-        harness.write(path, content, rows)
+        harness.write(path, content)
         from picture import draw
 
         print(f"wrote {draw(path)}")
