@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether attention over spans in this tensor goes by lists of tiles."""
+    """Whether a plan with its spans in this tensor gets lists of tiles."""
     return tensor.is_cuda
 
 

@@ -15,7 +15,7 @@ def differentiable(
     """The op with its gradient registered, for whoever calls it, and a function of the same arguments for its door.
 
     torch.library walks schema and arguments on every call, some 20 us of Python; a Function of one's own does not. What
-    is compiled sees the op.
+    is compiled sees the op. A door that gradients are off for may call the op itself.
 
     Args:
         op: an overload, such as `torch.ops.gistkit.rope.default`.

@@ -75,9 +75,10 @@ def attention(
         if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
             raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
     spans, tiles = plan.spans, None
-    if _gpu.on_gpu(spans):
+    if _by_lists(spans):
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
-    out, lse = _attend(
+    run = _attend if torch.is_grad_enabled() else _ATTENTION
+    out, lse = run(
         _contiguous_last(query),
         _contiguous_last(key),
         _contiguous_last(value),
@@ -88,6 +89,10 @@ def attention(
         tiles,
     )
     return (out, lse) if return_lse else out
+
+
+def _by_lists(spans: Tensor) -> bool:
+    return spans.is_cuda
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:

@@ -86,7 +86,8 @@ def window_pool(
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
     else:
         values = value[:, None] if hidden else value
-    pooled = _pool(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    run = _pool if torch.is_grad_enabled() else _POOL
+    pooled = run(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]
     elif hidden:

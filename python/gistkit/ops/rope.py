@@ -57,7 +57,8 @@ def rope(
     """
     positions, inv_freq = _check(query, key, positions, inv_freq)
     if not inplace:
-        return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
+        run = _rotate if torch.is_grad_enabled() else _ROPE
+        return run(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
     _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
     _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
     if not torch.compiler.is_compiling():
