@@ -45,7 +45,9 @@ class Known:
         return token + 1 if token % 5 == 0 else token
 
     def logits(self, hidden):
-        return torch.where(hidden > 0, math.log(SURE), math.log((1 - SURE) / (VOCABULARY - 1)))
+        # In double precision: two numbers alone would give the default's.
+        sure, other = (torch.full_like(hidden, math.log(p)) for p in (SURE, (1 - SURE) / (VOCABULARY - 1)))
+        return torch.where(hidden > 0, sure, other)
 
     def generate(self, memory, prompts=None, mask=None, *, task, max_new_tokens, stop_tokens, pad_token):
         made = torch.full((len(memory.rows), max_new_tokens), pad_token)
