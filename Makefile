@@ -94,7 +94,7 @@ sanitize: $(SANITIZED)/ready
 	$(MAKE) -j2 sanitize-attention sanitize-others
 
 sanitize-attention: SANITIZED_TESTS := $(wildcard tests/test_attention*.py)
-sanitize-others: SANITIZED_TESTS := $(wildcard tests/test_rope*.py tests/test_pool.py tests/test_pool_*.py tests/test_layout*.py tests/test_planner*.py tests/test_trie*.py)
+sanitize-others: SANITIZED_TESTS := $(wildcard tests/test_plan_lists.py tests/test_rope*.py tests/test_pool.py tests/test_pool_*.py tests/test_layout*.py tests/test_planner*.py tests/test_trie*.py)
 sanitize-attention sanitize-others:
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest $(SANITIZED_TESTS) -o cache_dir=$(SANITIZED)/$@ -k "not compiles and not opcheck and not torch_compile" $(ARGS)
