@@ -197,6 +197,7 @@ void pool_windows(const PoolParams& p, const RopeFrequencies& freqs, const PoolI
   }
   for (int i = 0; i < 2; ++i) {
     const PoolTensor& x = p.tensors[i];
+    if (x.dim == 0) continue;  // no memory to write
     const Rows<T> rows(p, x, item, rest);
     const int64_t first = x.heads * item.part / item.parts, last = x.heads * (item.part + 1) / item.parts;
     const bool rotated = i == 0 && p.angles.freqs > 0;
