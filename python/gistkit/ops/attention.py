@@ -105,16 +105,15 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
     if torch.compiler.is_compiling():
         return (plan.spans, None) if lists is None else (lists.spans, lists.tiles)
     spans = plan.spans
-    if lists is None or lists.stream is not None or not lists.serve(spans, gradient):
-        # A graph outlives lists that a later call may replace: it makes its own.
-        if _gpu.capturing():
-            return spans, None
-        if lists is not None and lists.serve(spans, gradient):
-            return lists.spans, lists.tiles
+    kept = lists if lists is not None and lists.serve(spans, gradient) else None
+    # A graph outlives lists that a later call may replace: it takes those that came with the plan, or makes its own.
+    if (kept is None or kept.stream is not None) and _gpu.capturing():
+        return spans, None
+    if kept is None:
         ordered, tiles = _TILES(spans, plan.num_keys, gradient)
-        lists = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
-        plan._keep(lists)
-    return lists.spans, lists.tiles
+        kept = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
+        plan._keep(kept)
+    return kept.spans, kept.tiles
 
 
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
