@@ -28,8 +28,8 @@ test: $(VENV)/installed
 # inductor keeps what it compiled without asking which instructions torch may use: it gets a folder of its own.
 AVX2 := GISTKIT_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
   TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/avx2
-AVX2_TESTS := $(wildcard $(patsubst %,tests/test_%.py, attention* rope* pool* trie* seqpe* physical_order recorder \
-  position_encodings gpt vit hf* compress_families evaluate baselines reading train_reader study_length))
+AVX2_TESTS := tests/ops tests/inspect tests/nn tests/hf tests/compress/test_families.py tests/evaluate \
+  tests/train/test_reader.py tests/studies/test_length.py
 avx2: $(VENV)/installed
 	$(AVX2) $(BIN)/python -m pytest $(AVX2_TESTS) $(ARGS)
 
@@ -93,8 +93,8 @@ sanitize: $(SANITIZED)/ready
 	PYTHONPATH=$(SANITIZED)/site $(BIN)/python -c "import importlib.util as u; path = u.find_spec('gistkit').origin; print(path); exit('$(SANITIZED)' not in path)"
 	$(MAKE) -j2 sanitize-attention sanitize-others
 
-sanitize-attention: SANITIZED_TESTS := $(wildcard tests/test_attention*.py)
-sanitize-others: SANITIZED_TESTS := $(wildcard tests/test_plan_lists.py tests/test_rope*.py tests/test_pool.py tests/test_pool_*.py tests/test_layout*.py tests/test_planner*.py tests/test_trie*.py)
+sanitize-attention: SANITIZED_TESTS := $(wildcard tests/ops/test_attention*.py)
+sanitize-others: SANITIZED_TESTS := tests/layouts $(wildcard $(patsubst %,tests/ops/test_%*.py, rope pool trie))
 sanitize-attention sanitize-others:
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest $(SANITIZED_TESTS) -o cache_dir=$(SANITIZED)/$@ -k "not compiles and not opcheck and not torch_compile" $(ARGS)

@@ -176,7 +176,7 @@ def build(run: Run, architectures: str) -> bool:
 
 def test_files() -> list[Path]:
     """Primitives first: what fails there explains the rest."""
-    return [ROOT / "tests/cuda_on_cpu/test_primitives.py", *sorted((ROOT / "tests").glob("test_cuda*.py"))]
+    return [ROOT / "tests/cuda_on_cpu/test_primitives.py", *sorted((ROOT / "tests/cuda").glob("test_*.py"))]
 
 
 def tests(run: Run, rehearse: bool) -> None:
@@ -218,7 +218,7 @@ def join(reports: Sequence[Path], path: Path) -> dict[str, int]:
 
 def sanitize(run: Run, rehearse: bool) -> None:
     """Small cases of all ops, forward and backward, under memcheck and racecheck."""
-    cases = [sys.executable, ROOT / "tests" / "small_cases.py"]
+    cases = [sys.executable, ROOT / "tests/helpers/small_cases.py"]
     if rehearse:
         run.stage("small cases", {"cpu": [*cases, "--device", "cpu"]})
         return

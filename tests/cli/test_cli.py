@@ -1,0 +1,625 @@
+"""The command `gistkit` on a small random model: compress, ask, and what is said of mistakes."""
+
+import argparse
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from gistkit import cli, compress
+from gistkit.cli import overview
+from gistkit.compress import Compressor, FiveHundredX, Memory, language_model
+from gistkit.evaluate import Markers, SummaryContext
+from gistkit.evaluate.data import QUESTION
+from gistkit.layouts.positions import SCHEMES
+from gistkit.options import arguments
+from gistkit.options.models import METHODS, new_compressor
+from gistkit.studies.epl import PURPOSE as EPL
+from gistkit.train import read_metrics
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = "Memory tokens stand for the text before them, and are asked in its place. " * 2
+
+
+def small_llama(**changes):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=257, bos_token_id=None, eos_token_id=256, initializer_range=0.3, **sizes | changes)
+    return LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model and its tokenizer as a user has them, and a compressor of each method around it."""
+    root = tmp_path_factory.mktemp("model")
+    small_llama().save_pretrained(root)
+    byte_tokenizer().save_pretrained(root)
+    model = AutoModelForCausalLM.from_pretrained(root)
+    for method in ("x500", "icae"):
+        compressor = new_compressor(model, method, chunk=20, ratio=5, layout="epl", lora=4)
+        with torch.no_grad():
+            for name, parameter in compressor.trainable():
+                if "lora_B" in name:
+                    parameter.normal_(std=0.1)
+        compressor.save_pretrained(root / method)
+    return root
+
+
+@pytest.fixture
+def run(folder, capsys, monkeypatch):
+    """Runs a command on the small model; returns (status, standard output, standard error)."""
+
+    def call(command, *words, stdin=None):
+        if stdin is not None:
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+        status = cli.main([command, *map(str, words), "--model", str(folder)])
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return call
+
+
+@pytest.fixture
+def report(tmp_path):
+    path = tmp_path / "report.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def load(folder, method="x500"):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return Compressor.from_pretrained(folder / method, model).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+def expected(folder, prompt, *, method="x500", task="qa", text=TEXT, tokens=12, **settings):
+    """The answer as the Python API gives it."""
+    compressor, tokenizer = load(folder, method)
+    ids = None if prompt is None else [tokenizer(prompt)["input_ids"]]
+    memory = compressor.encode([tokenizer(text)["input_ids"]])
+    answer = compressor.generate(memory, ids, task=task, max_new_tokens=tokens, stop_tokens=[256], **settings)
+    return tokenizer.decode(answer[0].tolist(), skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("method", ["x500", "icae"])
+def test_compress_then_ask_is_the_python_api(folder, run, report, method):
+    memory = report.with_suffix(".gist")
+    status, shown, complaints = run("compress", report, "-o", memory, "--compressor", folder / method)
+    assert status == 0 and "UNTRAINED" not in complaints
+    loaded = Memory.load(memory)
+    tokens = len(TEXT)
+    assert loaded.lengths == (-(-tokens // 20) * 4,) and loaded.context_lengths == (tokens,)
+    assert f"{report} -> {memory}: {tokens} tokens to {loaded.lengths[0]} memory tokens" in shown
+    assert f"{loaded.nbytes / 1e3:.3g} kB, the full cache has {loaded.full_cache_bytes / 1e3:.3g} kB" in shown
+
+    words = ("--compressor", folder / method, "--max-new-tokens", 12)
+    status, shown, _ = run("ask", memory, "Who asks?", *words)
+    answer = expected(folder, QUESTION.format(question="Who asks?"), method=method)
+    assert status == 0 and shown == answer + "\n" and answer.strip()
+    _, shown, _ = run("ask", memory, "Who asks?", *words, "--template", "{question} - ")
+    assert shown == expected(folder, "Who asks? - ", method=method) + "\n"
+    _, shown, _ = run("ask", memory, "--task", "ae", *words)
+    assert shown == expected(folder, None, method=method, task="ae") + "\n"
+
+
+def test_five_lines_of_python(folder, tmp_path):
+    model, tokenizer, text = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), TEXT
+    compressor = Compressor.from_pretrained(folder / "x500", model)
+    memory = compressor.encode(tokenizer(text))
+    memory.save(tmp_path / "report.gist")
+    answer = compressor.generate(Memory.load(tmp_path / "report.gist"), tokenizer("Who?"), task="qa", max_new_tokens=5)
+    assert isinstance(compressor, FiveHundredX) and answer.shape[0] == 1 and 1 <= answer.shape[1] <= 5
+
+
+def test_questions_come_from_arguments_or_lines(folder, run, report):
+    memory, words = report.with_suffix(".gist"), ("--compressor", folder / "x500", "--max-new-tokens", 6)
+    run("compress", report, *words[:2])
+    answers = [expected(folder, QUESTION.format(question=q), tokens=6) for q in ("Who?", "When?")]
+    wanted = f"> Who?\n{answers[0]}\n> When?\n{answers[1]}\n"
+    assert run("ask", memory, "Who?", "When?", *words)[1] == wanted
+    assert run("ask", memory, "Who?", *words, "When?")[1] == run("ask", memory, *words, "Who?", "When?")[1] == wanted
+    with pytest.raises(SystemExit):
+        run("ask", memory, *words, "Who?", "--wrong")
+    assert run("ask", memory, *words, stdin="Who?\n\n When?")[1] == wanted
+
+
+def test_several_memories_are_one_context(folder, run, tmp_path):
+    words = ("--compressor", folder / "x500", "--max-new-tokens", 10)
+    for name, text in (("a", TEXT), ("b", "Another text altogether, short.")):
+        (tmp_path / f"{name}.txt").write_text(text)
+    assert run("compress", tmp_path / "a.txt", tmp_path / "b.txt", *words[:2])[0] == 0
+    paths = [tmp_path / "a.gist", tmp_path / "b.gist"]
+    _, shown, _ = run("ask", paths[0], "--with", paths[1], "--task", "lm", *words)
+    compressor, tokenizer = load(folder)
+    joined = compressor.join([Memory.load(path) for path in paths])
+    answer = compressor.generate(joined, task="lm", max_new_tokens=10, stop_tokens=[256])
+    assert shown == tokenizer.decode(answer[0].tolist(), skip_special_tokens=True) + "\n"
+    assert shown != run("ask", paths[0], "--task", "lm", *words)[1]
+
+
+def test_samples_depend_on_the_seed_alone(folder, run, report):
+    words = ("--compressor", folder / "x500", "--task", "lm", "--max-new-tokens", 12)
+    run("compress", report, *words[:2])
+    sample = lambda *more: run("ask", report.with_suffix(".gist"), *words, *more)[1]  # noqa: E731
+    greedy = sample()
+    assert greedy == sample("--temperature", 0, "--seed", 1) == sample("--top-p", 1e-6)
+    assert sample("--temperature", 2) == sample("--temperature", 2) != greedy
+    assert sample("--temperature", 2) != sample("--temperature", 2, "--seed", 1)
+
+
+def same(first, second):
+    assert (first.source, first.lengths, first.context_lengths) == (
+        second.source,
+        second.lengths,
+        second.context_lengths,
+    )
+    for ours, theirs in zip(first.tensors, second.tensors, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["x500", "icae"])
+def test_a_folder_in_batches_equals_one_by_one(folder, run, tmp_path, method):
+    texts = tmp_path / "texts"
+    (texts / "deep").mkdir(parents=True)
+    for index, length in enumerate((7, 90, 40, 5, 130, 41)):
+        (texts / ("deep" if index % 2 else ".") / f"{index}.txt").write_text((TEXT * 2)[index : index + length])
+    (texts / "other.md").write_text("not asked for")
+    words = ("--compressor", folder / method)
+    status, shown, _ = run("compress", texts, "-o", tmp_path / "batched", *words, "--batch-tokens", 200)
+    assert status == 0 and "6 texts: 313 tokens to " in shown
+    written = sorted(path.relative_to(tmp_path / "batched") for path in (tmp_path / "batched").rglob("*.gist"))
+    assert len(written) == 6 and Path("deep/1.gist") in written
+    for path in written:
+        run("compress", (texts / path).with_suffix(".txt"), *words)
+        same(Memory.load(tmp_path / "batched" / path), Memory.load(texts / path))
+
+
+def test_batches_hold_every_row_once_within_the_limit():
+    lengths = [5, 100, 30, 31, 2, 2, 400, 70]
+    found = list(cli.compress.batches(lengths, 120))
+    assert found == [[6], [1], [7], [3, 2, 0], [4, 5]]
+
+
+def test_standard_input_and_untrained_compressors(run, tmp_path, report):
+    memories = []
+    for name in ("first", "second"):
+        status, shown, complaints = run(
+            "compress", "-", "-o", tmp_path / f"{name}.gist", "--ratio", 4, "--chunk", 20, "--layout", "dpl", stdin=TEXT
+        )
+        assert status == 0 and "gistkit: warning: the compressor is UNTRAINED" in complaints
+        assert "standard input -> " in shown
+        memories.append(Memory.load(tmp_path / f"{name}.gist"))
+    same(*memories)
+    source = memories[0].source
+    assert (source.method, source.layout, source.chunk, source.memory_tokens) == ("x500", "dpl", 20, 5)
+    status, shown, complaints = run("ask", tmp_path / "first.gist", "Who?", "--max-new-tokens", 3)
+    assert status == 0 and "UNTRAINED" in complaints and shown.strip()
+
+
+def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys):
+    words = ("--compressor", folder / "x500")
+    run("compress", report, *words)
+    memory = report.with_suffix(".gist")
+    other = tmp_path / "other"
+    small_llama(hidden_size=48).save_pretrained(other)
+    byte_tokenizer().save_pretrained(other)
+    assert cli.main(["ask", str(memory), "Who?", "--model", str(other)]) == 2
+    assert one_line(capsys.readouterr().err.splitlines()[-1:], f"{memory}: expected one made with ")
+    status, _, complaints = run("ask", memory, "Who?", "--compressor", folder / "icae")
+    assert status == 2 and one_line(complaints.splitlines()[-1:], f"{memory}: expected one made with ")
+    memory.write_bytes(memory.read_bytes()[:-9])
+    status, _, complaints = run("ask", memory, "Who?", *words)
+    assert status == 2 and one_line(complaints.splitlines(), f"{memory}: expected a memory file")
+    status, _, complaints = run("ask", report, "Who?", *words)
+    assert status == 2 and one_line(complaints.splitlines(), f"{report}: expected a memory file")
+
+
+def one_line(lines, text):
+    return len(lines) == 1 and lines[0].startswith("gistkit: ") and text in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compress", "{tmp}/none.txt"], "none.txt: expected a text file or a folder of them, got none there"),
+        (["compress", "{tmp}/empty.txt"], "empty.txt: expected a text to compress, got an empty one"),
+        (["compress", "{tmp}/latin.txt"], "latin.txt: expected UTF-8 text, got byte 0xe9 at 3"),
+        (["compress", "{tmp}/ok.txt"], "ok.txt: expected at least 5 tokens, what one memory token stands for, got 4"),
+        (["compress", "{tmp}/bare"], "bare: expected files that match '**/*.txt', got none; --glob says which to take"),
+        (["compress", "-"], "-o: expected a file for the memory of standard input, got none"),
+        (["compress", "{tmp}/ok.txt", "-o", "{tmp}/ok.txt"], "-o: expected another file than the texts, got "),
+        (["compress", "{tmp}/ok.txt", "{tmp}/ok.md"], "ok.md: its memory would overwrite that of "),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/no"], "--compressor: expected a folder with a trained"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}/bare"], "bare"),
+        (["compress", "{tmp}/ok.txt", "--compressor", "{tmp}", "--ratio", "4"], "--ratio: expected none beside"),
+        (["compress", "{tmp}/ok.txt", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
+        (["ask", "{tmp}/none.gist", "Who?"], "none.gist: expected a memory file, got none there"),
+        (["ask", "{tmp}/none.gist", "Who?", "--task", "ae"], "QUESTION: expected none with --task ae, got 'Who?'"),
+        (["ask", "{tmp}/none.gist", "Who?", "--template", "x"], "--template: expected a text with {question} in it"),
+    ],
+)
+def test_mistakes_end_in_one_line_and_status_2(run, tmp_path, words, message):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "latin.txt").write_bytes("caf\u00e9".encode("latin-1"))
+    (tmp_path / "bare").mkdir()
+    for name in ("ok.txt", "ok.md"):
+        (tmp_path / name).write_text("text")
+    status, shown, complaints = run(*(word.replace("{tmp}", str(tmp_path)) for word in words))
+    assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
+    assert not list(tmp_path.glob("*.gist"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compress", "x", "--ratio", "0.5"], "expected a number of at least 1, got '0.5'"),
+        (["compress", "x", "--ratio", "nan"], "expected a number of at least 1, got 'nan'"),
+        (["ask", "x", "--top-p", "1.5"], "expected a number from 0 to 1, got '1.5'"),
+        (["ask", "x", "--max-new-tokens", "0"], "expected a whole number of at least 1, got '0'"),
+        (["compress", "x", "--layout", "rope"], "invalid choice: 'rope'"),
+    ],
+)
+def test_wrong_values_are_told_by_the_parser(run, words, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run(*words)
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_models_that_are_not_there(report, tmp_path, capsys):
+    assert cli.main(["compress", str(report), "--model", str(tmp_path / "none")]) == 2
+    assert one_line(capsys.readouterr().err.splitlines(), "--model: expected a folder with a model, got ")
+    assert cli.main(["compress", str(report), "--model", str(tmp_path)]) == 2
+    assert one_line(capsys.readouterr().err.splitlines(), "--model: expected smollm2, or a decoder model that ")
+
+
+def test_a_missing_package_is_named_with_what_brings_it(monkeypatch, capsys):
+    for module, told in (("peft", "pip install 'gistkit[hf]' brings it"), ("nowhere", "pip install nowhere brings it")):
+
+        def fail(_, name=module):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=f"{name}.part")
+
+        monkeypatch.setattr("gistkit.cli.info._run", fail)
+        assert cli.main(["info"]) == 2
+        assert one_line(capsys.readouterr().err.splitlines(), f"{module} is missing; {told}")
+
+
+def test_train_evaluate_compress_ask(run, tmp_path):
+    book, out = tmp_path / "book.txt", tmp_path / "run"
+    book.write_text(" ".join(f"{TEXT}{number}" for number in range(60)))
+    schedule = ("--batch", 2, "--min-length", 40, "--max-length", 40, "--learning-rate", 1e-3, "--warmup", 0)
+    size = ("--chunk", 20, "--ratio", 5, "--lora", 4, "--losses", "ae=1,compression=0.5", "--eval-every", 2)
+    words = ("--text", book, "--out", out, "--device", "cpu", *schedule, *size)
+    status, shown, _ = run("train", *words, "--steps", 3)
+    assert status == 0 and "3 steps, " in shown and f"{out / 'metrics.jsonl'}, {out / 'compressor'}" in shown
+    status, shown, _ = run("train", *words, "--steps", 4, "--resume")
+    steps = [record["step"] for record in read_metrics(out / "metrics.jsonl") if "loss" in record]
+    assert status == 0 and "4 steps, " in shown and steps == [1, 2, 3, 4]
+
+    trained = ("--compressor", out / "compressor")
+    measured = tmp_path / "found" / "evaluation.json"
+    words = (*trained, "--text", book, "--examples", 3, "--max-new-tokens", 4, "--out", measured)
+    status, shown, _ = run("evaluate", *words, "--continuation", 10, "--baselines", "full")
+    report = json.loads(measured.read_text())
+    assert status == 0 and [row["method"] for row in report["rows"]] == ["FiveHundredX EPL 5x", "FullContext"]
+    assert report["rows"][0]["counts"] == {
+        "examples": 3,
+        "ae_examples": 3,
+        "ae_tokens": 60,
+        "lm_examples": 3,
+        "lm_tokens": 30,
+    }
+    assert f"{report['rows'][0]['metrics']['ae_loss']:.3f}" in shown and "| FullContext " in shown
+    status, shown, _ = run("evaluate", *words, "--cloze", "--tasks", "qa", "--baselines", "")
+    assert status == 0 and "QA EM" in shown
+
+    assert run("compress", book, *trained)[0] == 0
+    assert run("ask", book.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "option", "title"),
+    [("gistpool", ("windows", 1), "GistPool 4x"), ("dodo", ("layer", 1), "Dodo 4x")],
+)
+def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_path, method, option, title):
+    questions, out, text = tmp_path / "questions.jsonl", tmp_path / "run", tmp_path / "a.txt"
+    rows = [{"context": f"{TEXT} The {n}.", "question": "Which?", "answers": [str(n)]} for n in range(12)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text.write_text(TEXT)
+    words = ("--questions", questions, "--out", out, "--device", "cpu", "--preset", "finetune", "--method", method)
+    words += (
+        "--ratio",
+        4,
+        "--lora",
+        2,
+        "--batch",
+        2,
+        "--steps",
+        2,
+        "--option",
+        "=".join(map(str, option)),
+        "--losses",
+        "qa,kl",
+    )
+    status, shown, complaints = run("train", *words)
+    assert status == 0 and "2 steps, " in shown, complaints
+    trained = ("--compressor", out / "compressor")
+    measured = tmp_path / "evaluation.json"
+    status, shown, _ = run(
+        "evaluate", *trained, "--questions", questions, "--examples", 2, "--baselines", "full", "--out", measured
+    )
+    rows = json.loads(measured.read_text())["rows"]
+    assert status == 0 and [row["method"] for row in rows] == [title, "FullContext"]
+    assert run("compress", text, *trained)[0] == 0
+    memory = Memory.load(text.with_suffix(".gist"))
+    assert memory.source.method == method and json.loads(memory.source.layout)[option[0]] == option[1]
+    assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
+
+
+@pytest.mark.parametrize(("method", "options"), [("dodo", ("--option", "layer=1")), ("avgpool", ())])
+def test_a_language_model_that_reads_with_a_compressor(run, folder, tmp_path, method, options):
+    book, out = tmp_path / "book.txt", tmp_path / "run"
+    book.write_text(" ".join(f"{TEXT}{number}" for number in range(60)))
+    words = ("--text", book, "--out", out, "--device", "cpu", "--batch", 2, "--min-length", 30, "--max-length", 40)
+    words += ("--method", method, "--ratio", 4, "--lora", 2, *options, "--tau", 8, "--segment", 4)
+    status, shown, complaints = run("train", *words, "--steps", 1)
+    assert status == 0 and re.search(r"1 steps, .* in nats a token: loss \d+\.\d{3} \(perplexity ", shown), complaints
+    status, shown, complaints = run("train", *words, "--steps", 2, "--resume")
+    assert status == 0 and "2 steps, " in shown, complaints
+    model, prompt = AutoModelForCausalLM.from_pretrained(folder), byte_tokenizer()(TEXT)["input_ids"]
+    reader = language_model(Compressor.from_pretrained(out / "compressor", model).eval(), tau=8, segment=4)
+    assert reader([prompt])["loss"].isfinite()
+    assert reader.generate([prompt], max_new_tokens=3).shape == (1, 3)
+    title = {"dodo": "Dodo 4x", "avgpool": "Compressive 4x"}[method]
+    measured = tmp_path / "measured.json"
+    words = ("--text", book, "--tau", 8, "--segment", 4, "--context", 20, "--continuation", 6, "--examples", 3)
+    for given in (("--compressor", out / "compressor"), ("--method", method, "--ratio", 4, *options)):
+        status, shown, complaints = run("evaluate", *words, *given, "--device", "cpu", "--out", measured)
+        names = [row["method"] for row in json.loads(measured.read_text())["rows"]]
+        assert status == 0 and names[0] == f"{title}, tau 8" and names[2] == "FullContext", complaints
+        assert re.fullmatch(r"last \d+ tokens", names[1]) and "| LM PPL " in shown and "| states a layer " in shown
+    # From a trained compressor, whose settings are its own.
+    words = ("--text", book, "--out", tmp_path / "on", "--device", "cpu", "--batch", 2, "--max-length", 40)
+    words += ("--min-length", 30, "--compressor", out / "compressor", "--tau", 12, "--segment", 4, "--steps", 1)
+    status, shown, complaints = run("train", *words)
+    assert status == 0 and "1 steps, " in shown, complaints
+
+
+def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2)
+    dodo.save_pretrained(tmp_path / "dodo")
+    new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
+    text = tmp_path / "a.txt"
+    text.write_text(TEXT)
+    status, shown, complaints = run("nuggets", text, "--compressor", tmp_path / "dodo")
+    assert status == 0, complaints
+    count = -(-len(TEXT) // 4)
+    assert f"{count} of {len(TEXT)} tokens kept, {len(TEXT) / count:.1f}x" in shown
+    assert (tmp_path / "a.html").read_text().count("<mark") >= count
+    # The table counts what the memory holds.
+    kept = [TEXT[place - 1] for place in dodo.encode(byte_tokenizer()(TEXT)["input_ids"]).positions[0, 1:].tolist()]
+    first = shown.splitlines()[4].split("|")
+    assert first[1].strip() == repr(max(kept, key=lambda it: (kept.count(it), TEXT.count(it))))
+    assert float(first[2]) == pytest.approx(max(map(kept.count, kept)) / count, abs=5e-4)
+    picture = tmp_path / "b.png"
+    status, _, _ = run("nuggets", "-", "-o", picture, "--compressor", tmp_path / "dodo", stdin=TEXT)
+    assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
+    for words, message in (
+        ((text, "--compressor", tmp_path / "avgpool"), "--compressor: expected one of dodo, .* got avgpool"),
+        ((text, "-o", "a.txt", "--compressor", tmp_path / "dodo"), "-o: expected a file that ends in .html or .png"),
+        (("-", "--compressor", tmp_path / "dodo"), "-o: expected a file for the picture of standard input"),
+    ):
+        status, _, complaints = run("nuggets", *words, stdin=TEXT)
+        assert status == 2 and re.search(message, complaints), complaints
+
+
+def test_untrained_methods_that_compress_in_place(run, tmp_path):
+    text = tmp_path / "a.txt"
+    text.write_text(TEXT)
+    status, _, complaints = run("compress", text, "--method", "gistpool", "--layout", "epl")
+    assert status == 2 and "--layout: expected some of bos_token, " in complaints
+    with pytest.raises(SystemExit):
+        run("compress", text, "--option", "window")
+    # Without a compressor one is made as the memory says, whatever the method.
+    for method in ("avgpool", "gist", "dodo", "no_context"):
+        options = () if method == "no_context" else ("--ratio", 2)
+        options += ("--option", "layer=2") if method == "dodo" else ()
+        assert run("compress", text, "--method", method, *options)[0] == 0
+        assert run("ask", text.with_suffix(".gist"), "Who?", "--max-new-tokens", 2)[0] == 0
+
+
+def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsys):
+    questions, measured, chat = tmp_path / "questions.jsonl", tmp_path / "evaluation.json", tmp_path / "chat"
+    shutil.copytree(folder, chat)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = "<u>{{ messages[0]['content'] }}</u>{{ '<m>' if add_generation_prompt }}"
+    tokenizer.save_pretrained(chat)
+    rows = [{"context": f"{TEXT} The {n}.", "question": f"Which {n}?", "answers": [str(n)]} for n in range(3)]
+    questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["--model", chat, "--compressor", folder / "x500", "--questions", questions, "--prompt", "dodo"]
+    words += ["--tasks", "qa", "--baselines", "none,full,summary", "--max-new-tokens", 8, "--out", measured]
+    assert cli.main(["evaluate", *map(str, words), "--keep-examples"]) == 0
+    assert " QA accuracy " in capsys.readouterr().out
+    found = {row["method"]: row["examples"] for row in json.loads(measured.read_text())["rows"]}
+    assert list(found) == ["NoContext", "FiveHundredX EPL 5x", "SummaryContext 5x", "FullContext"]
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for row, example in zip(rows, found["FullContext"], strict=True):
+        prompt = (
+            f"<u>{row['context']}\nBased on the provided document, answer the following question:\n"
+            f"{row['question']}</u><m>"
+        )
+        ids = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        made = model.generate(**ids, max_new_tokens=8, do_sample=False, pad_token_id=256)
+        answer = tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        assert example["output"] == answer.strip() and example["answers"] == row["answers"]
+        assert example["tokens_read"] == len("<u>" + row["context"])
+    # The opening marker, and the summary of what follows it.
+    reader = SummaryContext(model, tokenizer, ratio=5, markers=Markers("<u>", "</u><m>"))
+    summaries = reader.summaries([tokenizer(row["context"])["input_ids"] for row in rows])
+    read = [example["tokens_read"] for example in found["SummaryContext 5x"]]
+    assert read == [len(tokenizer(f"<u>{summary}")["input_ids"]) for summary in summaries]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["train", "--compressor", "x", "--chunk", "9"],
+            "--chunk: expected none beside --compressor, which has its own",
+        ),
+        (["train", "--preset", "x"], "preset: expected one of pretrain, "),
+        (["train", "--text", "{tmp}/none"], "none"),
+        (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
+        (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
+        (["train", "--segment", "9"], "segment: expected none without tau, got 9"),
+        (["train", "--tau", "9", "--losses", "ae"], "losses: expected none beside tau, for which passages are read on"),
+        (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),
+        (["evaluate", "--questions", "x", "--context", "9"], "--context: expected none beside --questions, got 9"),
+        (["evaluate", "--questions", "{tmp}/none"], "none"),
+        (["evaluate", "--prompt", "dodo"], "--prompt: expected plain without --questions and --cloze, got dodo"),
+        (["evaluate", "--baselines", "recent"], "--baselines: expected some of none, full, summary without --tau"),
+        (["evaluate", "--segment", "4"], "--segment: expected none without --tau, got 4"),
+        (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: expected none beside --tau, got True"),
+        (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: expected none beside --tau, got ['lm']"),
+        (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full beside --tau"),
+        (["evaluate", "--tau", "4"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
+        (
+            [
+                "evaluate",
+                "--tau",
+                "64",
+                "--method",
+                "avgpool",
+                "--ratio",
+                "4",
+                "--context",
+                "40",
+                "--continuation",
+                "9",
+            ],
+            "--tau: expected less than a passage, 49 tokens, got 64",
+        ),
+        (["evaluate", "--context", "900000"], "--context: expected at most the held-out tenth of pydoc_data.topics "),
+    ],
+)
+def test_mistakes_of_training_and_evaluation(run, tmp_path, words, message):
+    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
+    status, shown, complaints = run(*words, "--out", tmp_path / "out")
+    assert status == 2 and not shown and one_line(complaints.splitlines()[-1:], message), complaints
+
+
+def commands(parser=None, path=()):
+    """Every command, as the words that call it."""
+    parser = parser or cli.parser()
+    groups = [action for action in parser._actions if isinstance(action.choices, dict)]
+    return [
+        found for group in groups for name, sub in group.choices.items() for found in commands(sub, (*path, name))
+    ] or [path]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_help_has_an_example_that_the_parser_takes(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*command, "--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and f"gistkit {' '.join(command)}" in shown.split("example: ", 1)[1]
+
+
+def parsers(parser=None):
+    """Every parser, those of groups of commands among them."""
+    parser = parser or cli.parser()
+    yield parser
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for child in action.choices.values():
+                yield from parsers(child)
+
+
+def test_every_parser_has_an_example():
+    found = list(parsers())
+    assert {"gistkit", "gistkit study", "gistkit study epl", "gistkit ask"} <= {parser.prog for parser in found}
+    for parser in found:
+        assert f"example: {parser.prog}" in (parser.epilog or ""), parser.prog
+
+
+def test_the_map_has_every_command_with_its_line(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and max(map(len, shown.splitlines())) <= overview.WIDTH
+    words = " ".join(shown.split())
+    for path in commands():
+        assert f"\n  {' '.join(path)} " in shown
+    assert f"study epl {EPL}" in words and "info what is installed and what is missing" in words
+    headings = [line for line in shown.splitlines() if line in overview.GROUPS]
+    assert headings == list(overview.GROUPS)
+    assert shown.index("\n  demo ") < shown.index("\n  study ") < shown.index("\n  ask ") < shown.index("\n  info ")
+
+
+def test_the_map_is_printed_without_a_command(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([])
+    shown = capsys.readouterr()
+    assert stop.value.code == 2 and not shown.out and shown.err == cli.parser().format_help()
+
+
+def test_a_command_of_no_group_is_listed_last():
+    root = argparse.ArgumentParser()
+    added = root.add_subparsers()
+    view = added.add_parser("other", help="something else").add_subparsers()
+    view.add_parser("part", help="a part of it")
+    added.add_parser("demo", help="try it")
+    shown = overview.command_map(root)
+    assert shown == "try\n  demo        try it\n\nlook\n  other       something else\n  other part  a part of it"
+
+
+def test_the_parser_loads_nothing_heavy():
+    code = "import sys; from gistkit import cli; cli.parser(); print({'torch', 'transformers'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert shown.stdout.strip() == "set()", shown.stderr
+
+
+def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
+    calls = []
+    monkeypatch.setattr("gistkit.cli.study.run", lambda options: calls.append(vars(options)) or 0)
+    assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
+    common = {"study": "smollm2", "out": tmp_path, "device": "cpu", "seeds": 1, "method": "x500", "learning_rate": None}
+    expected = {**common, "layouts": ["dpl", "upl", "epl"], "text": None, "preset": "short", "resume": True}
+    assert {name: calls[0][name] for name in expected} == expected
+    # What the study asks for is there.
+    given = vars(cli.parser().parse_args(["study", "smollm2", "--out", str(tmp_path)]))
+    assert set(given) <= set(calls[0])
+    words = ["--layouts", "dpl,epl", "--text", "book.txt", "--preset", "long", "--out", str(tmp_path)]
+    assert cli.main(["demo", "--model", "smollm2", *words]) == 0
+    expected = {**common, "layouts": ["dpl", "epl"], "text": Path("book.txt"), "preset": "long", "resume": False}
+    assert {name: calls[1][name] for name in expected} == expected
+    assert cli.main(["demo", "--model", "smollm2", "--steps", "5"]) == 2
+    assert cli.main(["demo", "--preset", "short"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert one_line(lines[:1], "--steps: expected it with --model tiny alone, got 5")
+    assert one_line(lines[1:], "--preset: expected it with --model smollm2 alone, got 'short'")
+
+
+def test_names_are_those_of_the_package():
+    assert arguments.LAYOUTS == SCHEMES and set(METHODS) == set(compress.METHODS)
+
+
+def test_a_memory_of_an_unknown_method_is_refused(run, report, tmp_path):
+    from dataclasses import replace
+
+    from gistkit.compress import Memory
+
+    assert run("compress", report, "-o", tmp_path / "a.gist")[0] == 0
+    memory = Memory.load(tmp_path / "a.gist")
+    replace(memory, source=replace(memory.source, method="other")).save(tmp_path / "b.gist")
+    status, _, complaints = run("ask", tmp_path / "b.gist", "Who?")
+    assert status == 2 and "MEMORY: expected one made by x500 or icae or " in complaints
+    assert "got method 'other'" in complaints

@@ -1,0 +1,157 @@
+"""`gistkit view attention` on a small random model: which weights, of which tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("bokeh", reason="the viz extra is not installed")
+
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from gistkit import cli, layouts
+from gistkit.layouts import Role
+from gistkit.options.models import new_compressor
+from tests.helpers.models import byte_tokenizer, eager
+
+TEXT = "Memory tokens stand\nfor the text before them."
+COUNT = len(TEXT)
+IDS = byte_tokenizer()(TEXT)["input_ids"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model, a trained compressor around it, and a text."""
+    root = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlamaConfig(vocab_size=257, bos_token_id=256, eos_token_id=256, initializer_range=0.3, **sizes)
+    LlamaForCausalLM(config).save_pretrained(root)
+    byte_tokenizer().save_pretrained(root)
+    new_compressor(AutoModelForCausalLM.from_pretrained(root), "icae", chunk=16, ratio=4, lora=4).save_pretrained(
+        root / "icae"
+    )
+    (root / "text.txt").write_text(TEXT)
+    return root
+
+
+@pytest.fixture
+def view(folder, tmp_path, monkeypatch):
+    """Runs the command with some words; returns the page's (title, {name: weights}, tokens)."""
+    shown = []
+
+    def page(weights, *, queries, title):
+        shown.append((title, weights, queries))
+        return "<html>"
+
+    def call(*words):
+        monkeypatch.setattr("gistkit.viz.page.attention_page", page)
+        files = ["--text", str(folder / "text.txt"), "--model", str(folder), "-o", str(tmp_path / "view.html")]
+        assert cli.main(["view", "attention", *files, *words]) == 0
+        assert (tmp_path / "view.html").read_text() == "<html>"
+        return shown[-1]
+
+    return call
+
+
+def eager_weights(folder):
+    """[layers, heads, N, N] as transformers computes them."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.tensor([IDS])
+    with torch.no_grad(), eager(model):
+        return torch.stack(model(ids, output_attentions=True).attentions)[:, 0].numpy()
+
+
+def test_a_model_by_itself_shows_its_eager_weights(folder, view):
+    expected = eager_weights(folder)
+    title, maps, tokens = view("--layer", "1,0", "--head", "1,0")
+    assert title == f"{folder} reads {folder / 'text.txt'}" and list(tokens.texts) == list(TEXT)
+    names = [(layer, head) for layer in (0, 1) for head in (0, 1)]
+    assert list(maps) == [f"layer {layer}, head {head}" for layer, head in names]
+    for (layer, head), weights in zip(names, maps.values(), strict=True):
+        np.testing.assert_allclose(weights, expected[layer, head], rtol=1e-4, atol=1e-6)
+    assert set(tokens.roles) == {Role.TEXT} and tokens.positions.tolist() == list(range(COUNT))
+    _, maps, _ = view()
+    assert list(maps) == ["layer 1, mean of 2 heads"]
+    np.testing.assert_allclose(maps["layer 1, mean of 2 heads"], expected[1].mean(0), rtol=1e-4, atol=1e-6)
+
+
+def fed(layout, *left_out):
+    """The layout of what the encoder reads."""
+    return layout.take(~np.isin(layout.roles, left_out))
+
+
+CASES = {
+    "gistpool": (("--ratio", "8"), fed(layouts.gistpool(COUNT, 8, 1, windows=5), Role.TEXT)),
+    "gist": (("--ratio", "8"), fed(layouts.gist(COUNT, 8, 1), Role.TEXT)),
+    "avgpool": (("--ratio", "8"), fed(layouts.avgpool(COUNT, 8, 1), Role.TEXT, Role.MEMORY)),
+    "x500": (("--chunk", "16", "--ratio", "4"), layouts.icae_encoder(COUNT, 16, 4)),
+    "no_context": ((), fed(layouts.no_context(1), Role.TEXT)),
+}
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_an_encoder_shows_what_its_layout_sees(method, view):
+    words, layout = CASES[method]
+    title, maps, tokens = view("--method", method, *words)
+    (weights,) = maps.values()
+    assert " encodes " in title
+    assert ((weights > 0) == layout.dense_mask()).all()
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+    assert (tokens.roles == layout.roles).all() and (tokens.positions == layout.positions).all()
+    memory = layout.roles == Role.MEMORY
+    texts = np.array(tokens.texts)
+    assert texts[memory].tolist() == [f"[memory {slot}]" for slot in range(memory.sum())]
+    assert "".join(texts[layout.roles == Role.CONTEXT]) in (TEXT, "")
+
+
+def test_a_dodo_shows_its_encoder_and_its_nuggets(folder, view):
+    """Its scorer runs a layer first; without adapters of its own the encoder is the base model."""
+    _, maps, tokens = view("--method", "dodo", "--ratio", "8", "--layer", "0,1", "--option", "layer=1")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    compressor = new_compressor(model, "dodo", ratio=8, layer=1)
+    with torch.no_grad():
+        kept = compressor.encode([IDS]).positions[0].tolist()
+    assert len(kept) > 3 and np.flatnonzero(tokens.roles == Role.MEMORY).tolist() == kept[1:]
+    assert tokens.roles[0] == Role.BOS and list(tokens.texts[1:]) == list(TEXT)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad(), eager(model):
+        expected = model(torch.tensor([[256, *IDS]]), output_attentions=True).attentions
+    for weights, its in zip(maps.values(), expected, strict=True):
+        np.testing.assert_allclose(weights, its[0].mean(0), rtol=1e-4, atol=1e-6)
+
+
+def test_a_saved_compressor_is_loaded(folder, view, capsys):
+    title, maps, tokens = view("--compressor", str(folder / "icae"))
+    assert title.startswith("ICAE EPL 4x encodes") and "UNTRAINED" not in capsys.readouterr().err
+    layout = layouts.icae_encoder(COUNT, 16, 4)
+    assert ((maps["layer 1, mean of 2 heads"] > 0) == layout.dense_mask()).all()
+    assert (tokens.positions == layout.positions).all()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
+        (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
+        (["--text", "{folder}/none.txt"], "none.txt: expected a text file"),
+        (["--method", "x500", "--ratio", "9999", "--chunk", "9999"], "expected at least 9999 tokens"),
+        (["--text", "{folder}/long.txt"], "--text: expected at most 4096 tokens, got 5000; show a part of it"),
+    ],
+)
+def test_mistakes_are_one_line(words, message, folder, capsys, monkeypatch):
+    (folder / "long.txt").write_text("a" * 5000)
+    words = [word.replace("{folder}", str(folder)) for word in words]
+    files = ["--text", str(folder / "text.txt"), "--model", str(folder)]
+    monkeypatch.chdir(folder)
+    assert cli.main(["view", "attention", *files, *words]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("gistkit: ") and message in lines[-1], lines
+    assert not (folder / "view.html").exists()
+
+
+def test_more_maps_than_a_page_holds_are_refused_before_they_are_made(folder, capsys, monkeypatch):
+    monkeypatch.setattr("gistkit.viz.page.MOST_CELLS", 3 * COUNT**2)
+    words = ["--text", str(folder / "text.txt"), "--model", str(folder), "--layer", "0,1", "--head", "0,1"]
+    assert cli.main(["view", "attention", *words, "-o", str(folder / "no.html")]) == 2
+    message = f"gistkit: --layer, --head: expected at most 3 maps of {COUNT} tokens, got 4"
+    assert capsys.readouterr().err.splitlines()[-1] == message

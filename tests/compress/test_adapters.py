@@ -1,0 +1,202 @@
+"""LoRA on for the encoder and off for the decoder, gradient checkpointing, and compressors on disk."""
+
+import copy
+import json
+
+import pytest
+import torch
+from peft import LoraConfig
+
+from gistkit.compress import ICAE, Compressor, FiveHundredX
+from gistkit.hf import attach
+from tests.helpers.models import tiny_llama
+
+METHODS = [ICAE, FiveHundredX]
+IDS = torch.arange(2 * 13).view(2, 13) % 50
+
+
+def build(method, model=None, **settings):
+    return method(tiny_llama() if model is None else model, **{"chunk": 6, "ratio": 3, "lora": 4, **settings})
+
+
+def randomise(compressor):
+    """LoRA starts as nothing: its second factor is zero."""
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_B" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    return compressor
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_adapter_changes_the_encoder_alone(method):
+    torch.manual_seed(1)
+    compressor = randomise(build(method))
+    plain = build(method, lora=None)
+    plain.memory_embeddings, plain.task_embeddings = compressor.memory_embeddings, compressor.task_embeddings
+    memory, without = compressor.encode(IDS), plain.encode(IDS)
+    assert not any(map(torch.equal, memory.tensors[-1:], without.tensors[-1:]))
+    # Merged by hand, the adapter is part of the encoder's weights.
+    merged = build(method, lora=None)
+    merged.memory_embeddings, merged.task_embeddings = compressor.memory_embeddings, compressor.task_embeddings
+    weights = dict(compressor.model.named_parameters())
+    with torch.no_grad():
+        for name, weight in merged.model.named_parameters():
+            prefix = name.removesuffix(".weight")
+            a, b = (weights.get(f"{prefix}.lora_{x}.{compressor.adapters.names['encoder']}.weight") for x in "AB")
+            if a is not None:
+                weight += 2 * b @ a
+    for a, b in zip(memory.tensors, merged.encode(IDS).tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    # The decoder reads it without the adapter.
+    a, b = compressor.decode(memory, "lm", IDS), plain.decode(memory, "lm", IDS)
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_model_itself_stays_as_it_was():
+    model = tiny_llama()
+    expected = model(IDS).logits
+    first = randomise(build(ICAE, model))
+    second = randomise(build(FiveHundredX, model))
+    assert first.adapters.names != second.adapters.names
+    torch.testing.assert_close(model(IDS).logits, expected)
+    before = first.encode(IDS)
+    randomise(second)
+    assert all(map(torch.equal, before.tensors, first.encode(IDS).tensors))
+    torch.testing.assert_close(model(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_only_adapter_and_new_embeddings_train(method):
+    compressor = build(method, losses=("ae", "lm", "compression"))
+    names = [name for name, _ in compressor.trainable()]
+    assert all(
+        "lora_" in n or n.split(".")[0] in ("memory_embeddings", "task_embeddings", "compression_head") for n in names
+    )
+    randomise(compressor)(IDS, continuation_ids=IDS)["loss"].backward()
+    for name, parameter in compressor.named_parameters():
+        got = parameter.grad is not None and bool(parameter.grad.abs().sum() > 0)
+        # Nothing reads the last layer's queries of a memory of keys, but the compression loss reads its output.
+        assert got == (name in names), name
+
+
+def test_a_lora_config_says_which_modules():
+    compressor = build(ICAE, lora=LoraConfig(r=2, lora_alpha=2, target_modules=["up_proj"]))
+    assert {name.split(".")[-4] for name, _ in compressor.trainable() if "lora" in name} == {"up_proj"}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("lora", [None, 4])
+@pytest.mark.parametrize("outside", [False, True])
+def test_gradient_checkpointing_gives_the_same_gradients(method, lora, outside):
+    gradients = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        compressor = build(method, lora=lora, losses=("ae", "lm", "compression")).train()
+        torch.manual_seed(1)
+        randomise(compressor)
+        if checkpointing:
+            compressor.gradient_checkpointing_enable()
+        loss = compressor(IDS, continuation_ids=IDS)["loss"]
+        if outside:
+            loss.backward()
+        else:
+            with attach(compressor.model):
+                loss.backward()
+        gradients.append({name: p.grad for name, p in compressor.trainable()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+
+
+def test_checkpointing_by_the_model_alone_is_refused():
+    compressor = build(ICAE).train()
+    enable = getattr(compressor.model, "activation_checkpointing_enable", None)
+    (enable or compressor.model.gradient_checkpointing_enable)()
+    with pytest.raises(ValueError, match="model: expected gradient checkpointing to be off or switched on by the comp"):
+        compressor(IDS, continuation_ids=IDS)
+    compressor.gradient_checkpointing_enable()
+    assert compressor(IDS, continuation_ids=IDS)["loss"].isfinite()
+    compressor.gradient_checkpointing_disable()
+    assert compressor(IDS, continuation_ids=IDS)["loss"].isfinite()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("lora", [None, 4])
+def test_save_and_load(method, lora, tmp_path):
+    torch.manual_seed(3)
+    compressor = randomise(build(method, lora=lora, losses={"ae": 1.0, "compression": 2.0}, window=12, end_token=9))
+    if lora is None:
+        with torch.no_grad():
+            compressor.model.lm_head.weight.mul_(1.5)
+    compressor.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, None if lora is None else tiny_llama())
+    loaded.model.double()
+    assert type(loaded) is method and loaded.source == compressor.source
+    assert (loaded.window, loaded.end_token, loaded.loss_weights) == (12, 9, {"ae": 1.0, "compression": 2.0})
+    memory = compressor.encode(IDS)
+    for a, b in zip(memory.tensors, loaded.encode(IDS).tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(loaded(IDS)["loss"], compressor(IDS)["loss"], rtol=1e-5, atol=1e-5)
+
+
+def test_folders_that_are_no_compressor_are_refused(tmp_path):
+    compressor = build(ICAE)
+    with pytest.raises(FileNotFoundError, match=r"expected a folder with compressor.json, got none there"):
+        Compressor.from_pretrained(tmp_path, compressor.model)
+    compressor.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected a compressor of method x500, got icae"):
+        FiveHundredX.from_pretrained(tmp_path, tiny_llama())
+    with pytest.raises(ValueError, match=r"expected the base model of .* another architecture or size"):
+        Compressor.from_pretrained(tmp_path, tiny_llama(num_hidden_layers=1))
+    other = tiny_llama()
+    with torch.no_grad():
+        other.lm_head.weight.add_(1.0)
+    with pytest.raises(ValueError, match=r"expected the base model of .* other weights"):
+        Compressor.from_pretrained(tmp_path, other)
+    with pytest.raises(ValueError, match=r"model: expected the base model of .*, which does not hold one, got None"):
+        Compressor.from_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "compressor.json").read_text())
+    (tmp_path / "compressor.json").write_text(json.dumps(settings | {"version": 7}))
+    with pytest.raises(
+        ValueError, match="expected format gistkit-compressor, version 2, got gistkit-compressor, version 7"
+    ):
+        Compressor.from_pretrained(tmp_path, tiny_llama())
+
+
+@pytest.mark.parametrize("lora", [None, 4])
+def test_a_refused_model_stays_as_it_was(lora, tmp_path):
+    FiveHundredX(tiny_llama(), chunk=4, ratio=2, lora=lora).save_pretrained(tmp_path)
+    wrong = tiny_llama(hidden_size=16) if lora is None else tiny_llama()
+    torch.nn.init.normal_(wrong.lm_head.weight)
+    before = {name: weight.clone() for name, weight in wrong.state_dict().items()}
+    with pytest.raises(ValueError, match=r"model: expected the base model of .* with (structure|fingerprint)"):
+        Compressor.from_pretrained(tmp_path, wrong)
+    assert all(torch.equal(weight, before[name]) for name, weight in wrong.state_dict().items())
+    assert all(parameter.requires_grad for parameter in wrong.parameters())
+
+
+def test_odd_settings_files_are_refused(tmp_path):
+    model = tiny_llama()
+    FiveHundredX(model, chunk=4, ratio=2, lora=4).save_pretrained(tmp_path)
+    path = tmp_path / "compressor.json"
+    settings = json.loads(path.read_text())
+
+    def with_own(**changes):
+        own = settings["settings"] | changes
+        return settings | {
+            "settings": {name: value for name, value in own.items() if value is not None or name != "chunk"}
+        }
+
+    for odd, error, message in [
+        ([1], ValueError, "expected settings by name, got list"),
+        ({key: value for key, value in settings.items() if key != "method"}, ValueError, "got none for method"),
+        (with_own(chunk=None), ValueError, "got none for chunk"),
+        (with_own(chunks=4), ValueError, "got one that it does not have for chunks"),
+        (with_own(chunk=0), ValueError, "chunk: expected at least 1 token"),
+        (settings | {"settings": 3}, ValueError, "expected settings and adapters by name, got 3"),
+        (settings | {"adapters": {"encoder": "other"}}, FileNotFoundError, "expected the adapter other in it"),
+        (settings | {"adapters": None}, FileNotFoundError, "expected the trained model of a compressor without LoRA"),
+    ]:
+        path.write_text(json.dumps(odd))
+        with pytest.raises(error, match=message):
+            Compressor.from_pretrained(tmp_path, copy.deepcopy(model))

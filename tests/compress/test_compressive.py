@@ -1,0 +1,202 @@
+"""The Compressive Transformer's means as keys of a language model, against the dense form."""
+
+from unittest import mock
+
+import pytest
+import torch
+from transformers.models.llama import modeling_llama
+
+from gistkit import hf
+from gistkit.compress import AvgPool, Compressive, Dodo
+from tests.helpers.in_place_oracle import rotate, unsettle
+from tests.helpers.models import eager, tiny, tiny_llama
+from tests.helpers.streams import read_on
+
+BOS = 1
+
+
+def make(model=None, tau=6, segment=6, ratio=3, lora=2):
+    model = tiny_llama() if model is None else model
+    return Compressive(
+        unsettle(AvgPool(model, ratio=ratio, bos_token=BOS, lora=lora).double()), tau=tau, segment=segment
+    )
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def seen_by(count, reader):
+    """bool [N, N + W] and the windows: who sees which token, and which mean."""
+    ratio, tau, segment = reader.compressor.chunk, reader.tau, reader.segment
+    windows = [[i for i in range(a, a + ratio) if i] for a in range(0, count - ratio + 1, ratio)]
+    windows = [window for window in windows if window]
+    mask = torch.zeros(count, count + len(windows), dtype=torch.bool)
+    for i in range(count):
+        first = max(0, i // segment * segment - (tau - segment))
+        for j in range(i + 1):
+            mask[i, j] = j == 0 or j >= first
+        for w, window in enumerate(windows):
+            mask[i, count + w] = window[-1] < first
+    return mask, windows
+
+
+def dense(reader, ids):
+    """Hidden states [N, d] with means made in each layer of transformers' own attention."""
+    model, count = reader.compressor.model, len(ids)
+    mask, windows = seen_by(count, reader)
+    inv_freq = model.get_decoder().rotary_emb.inv_freq
+    places = list(range(count))
+    middle = [sum(window) / len(window) for window in windows]
+    plain = modeling_llama.eager_attention_forward
+
+    def attend(module, query, key, value, attention_mask, **kwargs):
+        turned = rotate(key, [-place for place in places], inv_freq)
+        means = [torch.stack([x[:, :, w].mean(2) for w in windows], 2) for x in (turned, value)]
+        keys = torch.cat([key, rotate(means[0], middle, inv_freq)], 2)
+        return plain(module, query, keys, torch.cat([value, means[1]], 2), attention_mask, **kwargs)
+
+    added = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, torch.finfo(torch.float64).min)
+    patch = pytest.MonkeyPatch()
+    try:
+        patch.setattr(modeling_llama, "eager_attention_forward", attend)
+        reader.compressor.adapters._set([reader.compressor.adapters.names["text"]])
+        with eager(model):
+            return model.get_decoder()(
+                inputs_embeds=reader.compressor.embed(torch.tensor([ids])), attention_mask=added[None, None],
+                position_ids=torch.tensor([places]), use_cache=False,
+            ).last_hidden_state[0]  # fmt: skip
+    finally:
+        reader.compressor.adapters._set([])
+        patch.undo()
+
+
+@pytest.mark.parametrize(
+    ("tau", "segment", "ratio"), [(6, 6, 3), (6, 3, 3), (8, 4, 2), (5, 5, 5), (4, 2, 1), (64, 32, 4)]
+)
+def test_one_pass_equals_the_dense_form(tau, segment, ratio):
+    reader = make(tau=tau, segment=segment, ratio=ratio)
+    ids = [BOS, *tokens(22).tolist()]
+    torch.testing.assert_close(reader.hidden(reader.rows([ids]))[0], dense(reader, ids), rtol=1e-9, atol=1e-9)
+
+
+def test_gradients_are_those_of_the_dense_form():
+    reader = make()
+    ids = [BOS, *tokens(22).tolist()]
+    weight = torch.randn(23, 48, dtype=torch.float64)
+    gradients = []
+    for run in (lambda: reader.hidden(reader.rows([ids]))[0], lambda: dense(reader, ids)):
+        reader.compressor.zero_grad()
+        (run() * weight).sum().backward()
+        gradients.append({n: p.grad.clone() for n, p in reader.compressor.trainable() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert len(gradients[0]) > 4
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-8, atol=1e-9, msg=name)
+
+
+def test_states_are_the_tokens_and_means_seen():
+    reader = make(tau=6, segment=3)
+    mask, _ = seen_by(23, reader)
+    assert reader.states(reader.rows(tokens(1, 22)))[0].tolist() == mask.sum(1).tolist()
+
+
+def test_a_text_too_short_for_a_mean():
+    reader = make(ratio=6)
+    ids = tokens(1, 3)
+    with reader.compressor.using("text"):
+        whole = reader.rows(ids)
+        wanted = reader.compressor.model.get_decoder()(input_ids=whole.ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(reader.hidden(whole), wanted, rtol=1e-7, atol=1e-7)
+    assert reader([[5]])["loss"].isfinite()
+
+
+def test_ragged_rows_are_each_row_by_itself():
+    reader = make()
+    rows = [tokens(n).tolist() for n in (20, 7)]
+    together = reader.hidden(reader.rows(rows))
+    states = reader.states(reader.rows(rows))
+    assert states[1, 8:].tolist() == [0] * 13
+    alone = reader.hidden(reader.rows(rows[1:]))[0]
+    torch.testing.assert_close(together[1, :8], alone, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3"])
+def test_a_sliding_window_leaves_what_ends_in_it(family):
+    reader = make(tiny(family), tau=4, segment=2, ratio=2)
+    (window,) = reader.compressor.lm.windows
+    count = 17
+    plan = reader.plan(count)
+    mask, windows = seen_by(count, reader)
+    for i in range(count):
+        for at, last in [*enumerate(range(count)), *((count + w, its[-1]) for w, its in enumerate(windows))]:
+            mask[i, at] &= i - last < window
+    compiled = torch.zeros_like(mask)
+    for row, intervals in enumerate(plan.windowed[window].spans[0].tolist()):
+        for start, end in intervals:
+            compiled[row, start:end] = True
+    assert torch.equal(compiled, mask)
+    assert reader.hidden(reader.rows(tokens(2, 16))).isfinite().all()
+
+
+def test_the_model_is_searched_for_its_frequencies_once_a_pass(monkeypatch):
+    reader = make()
+    counted = mock.Mock(side_effect=hf.frequencies)
+    monkeypatch.setattr(hf, "frequencies", counted)
+    reader.hidden(reader.rows(tokens(1, 16)))
+    assert counted.call_count == 1
+
+
+def test_at_one_token_a_mean_nothing_is_lost():
+    reader = make(tau=4, segment=2, ratio=1)
+    ids = tokens(1, 15)
+    whole = reader.compressor.with_bos(reader.compressor.contexts(ids))
+    model = reader.compressor.model
+    with reader.compressor.using("text"):
+        wanted = model.get_decoder()(input_ids=whole.ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(reader.hidden(reader.rows(ids)), wanted, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(("tau", "segment", "ratio"), [(6, 6, 3), (6, 3, 3), (4, 2, 1), (8, 4, 4), (64, 32, 4)])
+def test_reading_token_by_token_equals_one_pass(family, tau, segment, ratio):
+    reader = make(tiny(family), tau=tau, segment=segment, ratio=ratio)
+    for stream, seen in read_on(reader, tokens(3, 33), (13, 5, 1)):
+        # The cache holds what the token saw, but for what a sliding window leaves.
+        assert reader.compressor.lm.windows or list(stream.states) == seen
+
+
+def test_a_pass_of_another_length_does_not_change_the_means():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, "factor": 4.0}
+    rope |= {"short_factor": [1.0] * 6, "long_factor": [3.0] * 6}
+    reader = make(tiny_llama(rope_parameters=rope, max_position_embeddings=96))
+    ids = tokens(1, 60)
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start(ids[:, :40])
+    for at in range(40, 60):
+        # RoPE types that go by the length hold the frequencies of the last pass, whose ever it was.
+        reader.compressor.model(input_ids=tokens(1, 5))
+        torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], rtol=1e-9, atol=1e-9)
+
+
+def test_memory_is_bounded_by_means_and_the_recent_tokens():
+    reader = make(tau=8, segment=4, ratio=4)
+    stream = reader.start(tokens(1, 3))
+    for count in range(4, 90):
+        stream.step(tokens(1))
+        assert stream.states[0] <= 1 + count / 4 + 8
+
+
+def test_greedy_generation_is_what_one_pass_predicts():
+    reader = make()
+    prompts = [tokens(17).tolist(), tokens(4).tolist()]
+    for prompt, given in zip(prompts, reader.generate(prompts, max_new_tokens=12).tolist(), strict=True):
+        hidden = reader.hidden(reader.rows([prompt + given]))[0]
+        assert reader.compressor.logits(hidden[len(prompt) : -1]).argmax(-1).tolist() == given
+
+
+def test_bad_input_is_named():
+    with pytest.raises(TypeError, match="compressor: expected an AvgPool, got Dodo"):
+        Compressive(Dodo(tiny_llama(), layer=1, bos_token=BOS))
+    with pytest.raises(ValueError, match="segment: expected a multiple of the ratio, 3, got 4"):
+        make(tau=8, segment=4)

@@ -1,0 +1,284 @@
+"""Dodo as a compressor of contexts, against the same written out on transformers' own attention."""
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch.nn import functional as F
+
+from gistkit.compress import Compressor, Dodo, Memory
+from gistkit.nn import Nuggets
+from tests.helpers.dodo_oracle import best, read, scores_of
+from tests.helpers.in_place_oracle import unsettle
+from tests.helpers.models import tiny, tiny_llama
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def make(model=None, **options):
+    model = tiny_llama() if model is None else model
+    options = {"ratio": 3, "layer": 1, "bos_token": BOS, "lora": 2, **options}
+    return unsettle(Dodo(model, **options).double())
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def behind_bos(ids):
+    return [BOS, *ids.tolist()]
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("lora", [2, None])
+def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
+    compressor = make(lora=lora, separate=separate, layer=layer)
+    ids, text = tokens(1, 13), tokens(1, 6)
+    memory = compressor.encode(ids)
+    kept = best(scores_of(compressor, behind_bos(ids[0])), 3)
+    assert memory.positions.tolist() == [kept]
+    assert (memory.lengths, memory.starts) == ((6,), (14,))
+    ours = compressor.decode(memory, "lm", text)[0]
+    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
+def test_families_with_norms_softcaps_and_sliding_windows(family):
+    compressor = make(tiny(family))
+    ids, text = tokens(1, 17), tokens(1, 9)
+    kept = best(scores_of(compressor, behind_bos(ids[0])), 3)
+    ours = compressor.decode(compressor.encode(ids), "qa", text)[0]
+    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
+
+
+def test_a_model_with_a_table_of_positions():
+    compressor = make(
+        tiny("gpt2"), lora=LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True), separate=False
+    )
+    ids = tokens(1, 12)
+    memory = compressor.encode(ids)
+    assert memory.lengths == (5,)
+    assert compressor.decode(memory, "lm", tokens(1, 4)).isfinite().all()
+
+
+def test_ragged_rows_padded_at_either_end_are_each_row_by_itself():
+    compressor = make()
+    rows = [tokens(n) for n in (13, 5, 1, 8)]
+    alone = [compressor.encode(row[None]) for row in rows]
+    left = torch.stack([F.pad(row, (13 - len(row), 0)) for row in rows])
+    mask = torch.stack([F.pad(torch.ones(len(row)), (13 - len(row), 0)) for row in rows])
+    for batch in (compressor.encode([row.tolist() for row in rows]), compressor.encode(left, mask)):
+        assert batch.lengths == (6, 3, 2, 4)
+        assert not any(row[length:].any() for row, length in zip(batch.positions, batch.lengths, strict=True))
+        for row, one in enumerate(alone):
+            assert torch.equal(batch[row].positions, one.positions)
+            text = tokens(1, 3)
+            torch.testing.assert_close(
+                compressor.decode(batch[row], "lm", text), compressor.decode(one, "lm", text), **TOLERANCE
+            )
+
+
+def test_a_token_that_begins_the_context_as_bos_is_not_given_another():
+    compressor = make()
+    ids = tokens(1, 9)
+    with_bos = torch.cat([torch.tensor([[BOS]]), ids], 1)
+    assert torch.equal(compressor.encode(ids).layers[1][0], compressor.encode(with_bos).layers[1][0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_scores_change_no_value_to_the_bit(dtype):
+    compressor = make().to(dtype)
+    ids, text = tokens(2, 13), tokens(2, 6)
+    with torch.no_grad():
+        plain = compressor.decode(compressor.encode(ids), "lm", text)
+    memory, _, _ = compressor.compress(compressor.contexts(ids))
+    assert memory.key_bias is not None
+    assert not memory.key_bias.any()
+    assert torch.equal(compressor.decode(memory, "lm", text), plain)
+
+
+@pytest.mark.parametrize("task", ["ae", "lm"])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(family, task):
+    compressor = make(tiny(family))
+    ids = tokens(1, 13)
+    memory, _, _ = compressor.compress(compressor.contexts(ids))
+    start = compressor.task_embeddings["ae"].double()[None] if task == "ae" else None
+    whole = behind_bos(ids[0])
+    scores = scores_of(compressor, whole)
+    kept = best(scores, 3)
+    # Dense logits with a bias that has a value, so that autograd itself sums over queries, heads and layers.
+    bias = (scores[kept] - scores[kept].detach()) * torch.tensor([0.0] + [1.0] * (len(kept) - 2) + [0.0])
+    ours = compressor.decode(memory, task, ids[:, :-1])[0]
+    dense = read(compressor, whole, kept, ids[0, :-1].tolist(), bias, start)
+    gradients = []
+    for hidden in (ours, dense):
+        compressor.zero_grad()
+        F.cross_entropy(compressor.lm.head(hidden), ids[0]).backward()
+        gradients.append({name: p.grad.clone() for name, p in compressor.trainable() if p.grad is not None})
+        # An [AE] token that is not read may have a gradient of zeros.
+        if task == "lm":
+            gradients[-1].pop("task_embeddings.ae", None)
+    assert gradients[0]["scorer.up.weight"].abs().max() > 1e-6
+    roles = {role for name in gradients[0] if "lora" in name for role in ("memory", "text") if f"_{role}." in name}
+    assert roles == {"memory", "text"}
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
+
+
+def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
+    compressor = make()
+    contexts, text = [tokens(13).tolist(), tokens(5).tolist()], tokens(2, 6)
+    weight = torch.randn(48, dtype=torch.float64)
+    memory, _, _ = compressor.compress(compressor.contexts(contexts))
+    # Another form of the same memory, its texts, and which of the two rows reads each.
+    forms = [
+        (memory, text, (0, 1)),
+        (Memory.stack([memory[1], memory[0]]), text.flip(0), (1, 0)),
+        (memory[1].repeat(3), text[[1, 1, 1]], (1, 1, 1)),
+    ]
+    of_row = []
+    for row in (0, 1):
+        loss = compressor.decode(memory, "lm", text)[row] @ weight
+        of_row.append(torch.autograd.grad(loss.sum(), compressor.scorer.up.weight, retain_graph=True)[0])
+        assert of_row[row].abs().max() > 1e-6
+    for form, texts, rows in forms:
+        loss = compressor.decode(form, "lm", texts) @ weight
+        (found,) = torch.autograd.grad(loss.sum(), compressor.scorer.up.weight, retain_graph=True)
+        torch.testing.assert_close(found, sum(of_row[row] for row in rows), **TOLERANCE)
+
+
+def test_a_frozen_scorer_gets_no_gradient_and_no_bias():
+    compressor = make(train_scorer=False)
+    memory, _, _ = compressor.compress(compressor.contexts(tokens(1, 9)))
+    assert memory.key_bias is None
+    assert not any(name.startswith("scorer") for name, _ in compressor.trainable())
+    assert any(name.startswith("scorer") for name, _ in make().trainable())
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_gradient_checkpointing_gives_the_same_gradients(lora):
+    gradients = []
+    ids = tokens(2, 12)
+    for checkpointing in (False, True):
+        compressor = make(lora=lora).train()
+        if checkpointing:
+            compressor.gradient_checkpointing_enable()
+        compressor(ids)["loss"].backward()
+        gradients.append({name: p.grad for name, p in compressor.trainable()})
+    assert gradients[0]["scorer.up.weight"].abs().max() > 0
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, **TOLERANCE, msg=name)
+
+
+def test_strided_random_and_delimiter_nuggets():
+    ids = tokens(1, 20)
+    places = make(selection="strided").encode(ids).positions[0].tolist()
+    assert places == [0, 3, 6, 9, 12, 15, 18, 20]
+    # As many, others, the same ones again.
+    once, again = (make(selection="random").encode(ids).positions[0].tolist() for _ in range(2))
+    assert once == again
+    assert len(once) == len(places)
+    assert once != places
+    delimiters = sorted(set(ids[0, [2, 5, 11]].tolist()))
+    among = make(selection="delimiters", delimiters=delimiters).encode(ids).positions[0].tolist()
+    wanted = {place for place, token in enumerate(ids[0].tolist(), 1) if token in delimiters}
+    assert wanted <= set(among) if len(wanted) < 7 else set(among[1:-1]) <= wanted
+    assert make(selection="none").encode([ids[0].tolist(), [3, 4]]).positions.tolist() == [[0, 20], [0, 2]]
+
+
+def test_random_nuggets_are_spread_over_the_text():
+    ids = torch.randint(2, 50, (4, 400))
+    positions = make(selection="random", ratio=10).encode(ids).positions
+    assert positions.shape == (4, 41)
+    assert (positions[:, 1:-1].float().mean(1) - 200).abs().max() < 80
+    assert len({tuple(row.tolist()) for row in positions}) == 4
+    # Of one token repeated too.
+    assert make(selection="random", ratio=10).encode(torch.full((1, 400), 7)).positions[0, 1:-1].max() > 200
+
+
+def test_a_long_context_is_compressed_in_its_first_tokens():
+    compressor = make(window=9)
+    ids = tokens(1, 14)
+    memory = compressor.encode(ids)
+    assert memory.context_lengths == (9,)
+    assert memory.rest == (tuple(ids[0, 9:].tolist()),)
+    assert memory.positions[0, -1] == 9
+
+
+def test_files_of_memory_and_compressor(tmp_path):
+    compressor = make(threshold=0.25)
+    ids, text = tokens(2, 13), tokens(2, 5)
+    memory = compressor.encode(ids)
+    memory.save(tmp_path / "memory.gist")
+    wanted = compressor.decode(memory, "lm", text)
+    assert torch.equal(compressor.decode(Memory.load(tmp_path / "memory.gist"), "lm", text), wanted)
+    compressor.threshold = 0.5
+    compressor.save_pretrained(tmp_path / "dodo")
+    again = Compressor.from_pretrained(tmp_path / "dodo", tiny_llama()).double()
+    assert isinstance(again, Dodo)
+    assert again.threshold == 0.5
+    torch.testing.assert_close(again.decode(again.encode(ids), "lm", text), wanted, **TOLERANCE)
+
+
+def test_one_memory_answers_many_prompts_as_reading_them_does():
+    compressor = make()
+    memory = compressor.encode(tokens(1, 13))
+    prompts = tokens(3, 4)
+    answers = compressor.generate(memory, prompts, task="qa", max_new_tokens=5)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = torch.cat([prompt, answer])[None]
+        logits = compressor.logits(compressor.decode(memory, "qa", text)[0, len(prompt) : -1])
+        assert torch.equal(logits.argmax(-1), answer)
+
+
+def test_nuggets_of_ones_own_choice():
+    compressor = make()
+    ids, text = tokens(1, 9), tokens(1, 4)
+    rows = compressor.contexts(ids)
+    chosen = Nuggets(torch.tensor([[2, 7, 9]]), (3,))
+    memory, _ = compressor.encode_nuggets(rows, chosen)
+    ours = compressor.decode(memory, "lm", text)[0]
+    torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), [0, 2, 7, 9], text[0].tolist()), **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),
+        ({"ratio": 2.5}, "ratio: expected a whole number >= 1, got 2.5"),
+        ({"selection": "best"}, "selection: expected one of learned, strided, .*, got 'best'"),
+        ({"layer": 0}, "layer: expected at least 1"),
+        ({"layer": 3}, "layer: expected 1 to 2, got 3"),
+        ({"threshold": "0.5"}, "threshold: expected a number or None, got '0.5'"),
+        ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
+        ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
+        ({"delimiters": [3]}, "delimiters: expected token ids for selection='delimiters' alone"),
+        ({"selection": "delimiters"}, "delimiters: expected token ids for selection='delimiters' alone"),
+        ({"losses": ("compression",)}, "losses: expected no 'compression' for dodo"),
+    ],
+)
+def test_bad_settings_are_named_and_leave_the_model_as_it_was(options, message):
+    model = tiny_llama()
+    names = [name for name, _ in model.named_parameters()]
+    with pytest.raises(ValueError, match=message):
+        make(model, **options)
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_an_empty_context_is_refused():
+    compressor = make()
+    with pytest.raises(ValueError, match="input_ids: expected at least 1 tokens"):
+        compressor.encode([[BOS, 3], []])
+    with pytest.raises(ValueError, match="input_ids: expected at least 1 tokens beside the first token, got 0"):
+        compressor.encode([[BOS]])
+
+
+def test_nan_scores_are_named():
+    compressor = make()
+    with torch.no_grad():
+        compressor.scorer.down.bias.fill_(float("nan"))
+    with pytest.raises(ValueError, match="scores: expected numbers, got NaN at token 0 of row 0"):
+        compressor.encode(tokens(1, 9))

@@ -1,0 +1,374 @@
+"""ICAE and 500xCompressor against a chunk-by-chunk form on transformers' own eager attention."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, token_loss
+from gistkit.compress.losses import segment_targets
+from tests.helpers.models import additive, double_angles, tiny_llama
+
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+METHODS = [ICAE, FiveHundredX]
+
+
+def spread(first, last, memory):
+    """Uniform ids by the paper's Algorithm 1, in exact fractions, ties to even."""
+    from fractions import Fraction
+
+    ratio = Fraction(last - first + 1, memory)
+    return [round(first + (ratio - 1) / 2 + ratio * slot) for slot in range(memory)]
+
+
+def plain_positions(scheme, carrier, context, chunk, memory, task, text):
+    """Position ids of Tables 1-3 written out: per chunk (context, memory), then decoder (memory, task and text)."""
+    starts = range(0, context, chunk)
+    total = memory * len(starts)
+    encoder = []
+    for start in starts:
+        stop = min(start + chunk, context)
+        if scheme in ("dpl", "cpl"):
+            encoder.append((list(range(stop - start)), list(range(stop - start, stop - start + memory))))
+        else:
+            encoder.append((list(range(start + 1, stop + 1)), spread(start + 1, stop, memory)))
+    if scheme in ("epl", "cpl"):
+        # Embeddings take the uniform ids; cached keys keep theirs, and `ids` is not used.
+        ids = [i for start in starts for i in spread(start + 1, min(start + chunk, context), memory)]
+        first = 0 if task == "ae" else context
+    else:
+        ids = list(range(total)) if carrier == "embedding" else None
+        first = total
+    return encoder, ids, list(range(first, first + 1 + text))
+
+
+def plain_decode(compressor, ids, task, tokens):
+    """Hidden states at the task token and `tokens`: one plain forward for each chunk, one for the decoder."""
+    model, memory = compressor.model, compressor.memory_tokens
+    embed = model.get_input_embeddings()
+    encoder, decoder_memory, rest = plain_positions(
+        compressor.layout, compressor.carrier, ids.shape[1], compressor.chunk, memory, task, tokens.shape[1]
+    )
+    batch = ids.shape[0]
+    slots = compressor.memory_embeddings.double().expand(batch, -1, -1)
+    caches, outputs = [], []
+    ones = lambda n: torch.ones(batch, n, dtype=torch.long)  # noqa: E731
+    with double_angles(model):
+        for number, (context_ids, memory_ids) in enumerate(encoder):
+            part = ids[:, number * compressor.chunk :][:, : len(context_ids)]
+            position_ids = torch.tensor([context_ids + memory_ids]).expand(batch, -1)
+            cache = DynamicCache(config=model.config)
+            out = model.model(
+                inputs_embeds=torch.cat([embed(part), slots], 1),
+                position_ids=position_ids,
+                attention_mask=ones(position_ids.shape[1]),
+                past_key_values=cache,
+                use_cache=True,
+            )
+            outputs.append(out.last_hidden_state[:, -memory:])
+            caches.append([(layer.keys[:, :, -memory:], layer.values[:, :, -memory:]) for layer in cache.layers])
+        task_embedding = compressor.task_embeddings["ae" if task == "ae" else "lm"].double().expand(batch, 1, -1)
+        inputs, position_ids, cache = (
+            torch.cat([task_embedding, embed(tokens)], 1),
+            rest,
+            DynamicCache(config=model.config),
+        )
+        if compressor.carrier == "embedding":
+            inputs, position_ids = torch.cat([*outputs, inputs], 1), decoder_memory + rest
+        else:
+            for layer in range(model.config.num_hidden_layers):
+                for one in caches:
+                    cache.update(*one[layer], layer)
+        out = model.model(
+            inputs_embeds=inputs,
+            position_ids=torch.tensor([position_ids]).expand(batch, -1),
+            attention_mask=ones(inputs.shape[1] + cache.get_seq_length()),
+            past_key_values=cache,
+            use_cache=True,
+        )
+    return out.last_hidden_state[:, -1 - tokens.shape[1] :]
+
+
+@pytest.mark.parametrize("scheme", ["dpl", "upl", "epl", "cpl"])
+@pytest.mark.parametrize("task", ["ae", "lm", "qa"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("context", "chunk", "ratio"), [(10, 10, 5), (23, 10, 2.5), (13, 12, 4)])
+def test_decoding_equals_plain_forwards(method, scheme, task, context, chunk, ratio):
+    compressor = method(tiny_llama(), chunk=chunk, ratio=ratio, layout=scheme, lora=None)
+    ids, tokens = torch.randint(0, 50, (2, context)), torch.randint(0, 50, (2, 7))
+    ours = compressor.decode(compressor.encode(ids), task, tokens)
+    torch.testing.assert_close(ours, plain_decode(compressor, ids, task, tokens), **TOLERANCE)
+
+
+@pytest.mark.parametrize("task", ["ae", "lm"])
+def test_keys_in_the_memory_are_those_of_one_uncompressed_sequence(task):
+    # [chunk 1][memory 1][chunk 2][memory 2][task token][text] in one pass under a dense mask: text sees no context.
+    compressor = FiveHundredX(tiny_llama(), chunk=10, ratio=5, layout="epl", lora=None)
+    model, chunks, slots = compressor.model, (10, 7), 2
+    ids, text = torch.randint(0, 50, (2, 17)), torch.randint(0, 50, (2, 6))
+    encoder, _, rest = plain_positions("epl", "kv", 17, 10, slots, task, 6)
+    embed = model.get_input_embeddings()
+    memory = compressor.memory_embeddings.double().expand(2, -1, -1)
+    parts = [part for chunk in ids.split(chunks, 1) for part in (embed(chunk), memory)]
+    parts += [compressor.task_embeddings[task].double().expand(2, 1, -1), embed(text)]
+    kind = torch.tensor([0] * 10 + [1] * slots + [2] * 7 + [3] * slots + [4] * 7)
+    causal = torch.ones(len(kind), len(kind)).tril().bool()
+    query, key = kind[:, None], kind[None, :]
+    mask = causal & (
+        (query == key) | ((query == 1) & (key == 0)) | ((query == 3) & (key == 2)) | ((query == 4) & (key % 2 == 1))
+    )
+    positions = [i for context_ids, memory_ids in encoder for i in context_ids + memory_ids] + rest
+    with double_angles(model):
+        whole = model.model(
+            inputs_embeds=torch.cat(parts, 1),
+            position_ids=torch.tensor([positions]).expand(2, -1),
+            attention_mask=additive(mask),
+            use_cache=False,
+        ).last_hidden_state
+    ours = compressor.decode(compressor.encode(ids), task, text)
+    torch.testing.assert_close(ours, whole[:, -7:], **TOLERANCE)
+    greedy = compressor.generate(compressor.encode(ids), text, task=task, max_new_tokens=1)
+    assert torch.equal(greedy[:, 0], model.lm_head(whole[:, -1]).argmax(-1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scheme", ["dpl", "epl"])
+def test_ragged_rows_equal_each_row_alone(method, scheme):
+    compressor = method(tiny_llama(), chunk=6, ratio=3, layout=scheme, lora=None)
+    contexts = [torch.randint(0, 50, (n,)).tolist() for n in (13, 6, 9, 3)]
+    texts = [torch.randint(0, 50, (n,)).tolist() for n in (2, 5, 0, 4)]
+    memory = compressor.encode(contexts)
+    assert memory.lengths == (6, 2, 4, 2) and memory.num_tokens == 6
+    for task in ("ae", "lm"):
+        together = compressor.decode(memory, task, texts)
+        for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+            alone = plain_decode(compressor, torch.tensor([context]), task, torch.tensor([text], dtype=torch.long))
+            torch.testing.assert_close(together[row : row + 1, : len(text) + 1], alone, **TOLERANCE)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_padding_at_either_end_and_a_tokenizers_output(method):
+    compressor = method(tiny_llama(), chunk=6, ratio=3, lora=None)
+    rows = [torch.randint(1, 50, (n,)).tolist() for n in (7, 4)]
+    expected = compressor.encode(rows)
+    for left in (False, True):
+        ids = torch.zeros(2, 7, dtype=torch.long)
+        mask = torch.zeros(2, 7, dtype=torch.long)
+        for row, tokens in enumerate(rows):
+            place = slice(7 - len(tokens), None) if left else slice(len(tokens))
+            ids[row, place], mask[row, place] = torch.tensor(tokens), 1
+        for memory in (compressor.encode(ids, mask), compressor.encode({"input_ids": ids, "attention_mask": mask})):
+            assert memory.lengths == expected.lengths
+            assert all(map(torch.equal, memory.tensors, expected.tensors))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_losses_and_gradients(method):
+    names = ("ae", "lm", "compression", "qa")
+    compressor = method(tiny_llama(), chunk=8, ratio=4, losses=names, lora=None).double()
+    ids, after = torch.randint(0, 50, (2, 12)), torch.randint(0, 50, (2, 5))
+    question, answer = torch.randint(0, 50, (2, 3)), torch.randint(0, 50, (2, 4))
+    losses = compressor(ids, continuation_ids=after, question_ids=question, answer_ids=answer)
+    head = compressor.model.lm_head
+    for name, targets, skip in (("ae", ids, 0), ("lm", after, 0), ("qa", torch.cat([question, answer], 1), 3)):
+        logits = head(plain_decode(compressor, ids, name, targets[:, :-1]))[:, skip:]
+        expected = F.cross_entropy(logits.float().flatten(0, 1), targets[:, skip:].flatten())
+        torch.testing.assert_close(losses[name], expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(losses["loss"], sum(losses[name] for name in names) / 4)
+    losses["loss"].backward()
+    for name, parameter in compressor.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
+
+
+def test_losses_are_weighted_and_padding_is_left_out():
+    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, losses={"lm": 3.0, "ae": 1.0}, lora=None, end_token=7)
+    contexts = [torch.randint(0, 50, (n,)) for n in (8, 5)]
+    after = torch.tensor([[1, 2, 3, 4], [5, 6, -100, -100]])
+    losses = compressor([c.tolist() for c in contexts], continuation_ids=after)
+    torch.testing.assert_close(losses["loss"], (losses["ae"] + 3 * losses["lm"]) / 4)
+    head, total, count = compressor.model.lm_head, {"ae": 0.0, "lm": 0.0}, {"ae": 0, "lm": 0}
+    for context, row in zip(contexts, after, strict=True):
+        for task, targets in (("ae", torch.cat([context, torch.tensor([7])])), ("lm", row[row >= 0])):
+            logits = head(plain_decode(compressor, context[None], task, targets[None, :-1]))[0]
+            total[task] += F.cross_entropy(logits.float(), targets, reduction="sum")
+            count[task] += len(targets)
+    for task in total:
+        torch.testing.assert_close(losses[task], total[task] / count[task], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_beyond_the_window_the_rest_is_read_as_it_is(method):
+    compressor = method(tiny_llama(), chunk=6, ratio=3, window=12, lora=None)
+    ids, text = torch.randint(0, 50, (1, 17)), torch.randint(0, 50, (1, 4))
+    memory = compressor.encode(ids)
+    assert memory.context_lengths == (12,) and memory.rest == (tuple(ids[0, 12:].tolist()),)
+    plain = plain_decode(compressor, ids[:, :12], "lm", torch.cat([ids[:, 12:], text], 1))
+    torch.testing.assert_close(compressor.decode(memory, "lm", text), plain[:, 5:], **TOLERANCE)
+    ragged = compressor.encode([ids[0].tolist(), ids[0, :9].tolist()])
+    both = compressor.decode(ragged, "lm", text.expand(2, -1))
+    torch.testing.assert_close(both[:1], plain[:, 5:], **TOLERANCE)
+    alone = plain_decode(compressor, ids[:, :9], "lm", text)
+    torch.testing.assert_close(both[1:], alone, **TOLERANCE)
+    plain = plain_decode(compressor, ids[:, :12], "ae", text)
+    torch.testing.assert_close(compressor.decode(memory, "ae", text), plain, **TOLERANCE)
+
+
+def test_segment_targets_are_the_tokens_around_each_memory_id():
+    # Ids 2 and 5 own tokens 1-3 and 4-6.
+    assert segment_targets(torch.arange(1, 7)[None], 6, 2).tolist() == [[[1, 2, 3], [4, 5, 6]]]
+    # The second chunk is short: two tokens for two memory tokens.
+    assert segment_targets(torch.arange(1, 7)[None], 4, 2)[0].tolist() == [[1, 2], [3, 4], [5, -100], [6, -100]]
+    assert segment_targets(torch.arange(1, 8)[None], 7, 3)[0].tolist() == [[1, 2, -100], [3, 4, -100], [5, 6, 7]]
+    # A row of four tokens beside one of six.
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 0, 0]])
+    ragged = segment_targets(ids, 4, 2, [6, 4])
+    assert torch.equal(ragged[0], segment_targets(ids[:1], 4, 2)[0])
+    assert ragged[1].tolist() == [[7, 8], [9, 10], [-100, -100], [-100, -100]]
+
+
+def test_compression_head_predicts_each_offset():
+    head, hidden, weight = CompressionHead(6, 3), torch.randn(2, 4, 6), torch.randn(11, 6)
+    targets = torch.randint(0, 11, (2, 4, 3))
+    targets[0, 0, 2] = -100
+    maps = head.projection.weight.view(3, 6, 6)
+    logits = torch.einsum("bmd,oed,ve->bmov", hidden, maps, weight)
+    expected = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), ignore_index=-100)
+    torch.testing.assert_close(head(hidden, weight, targets), expected)
+
+
+def test_joint_head_is_one_map_to_all_logits_of_a_segment():
+    head, hidden = JointHead(6, 3, 11), torch.randn(2, 4, 6)
+    targets = torch.randint(0, 11, (2, 4, 3))
+    targets[1, 3, 1:] = -100
+    logits = head.projection(hidden).view(2, 4, 3, 11)
+    expected = F.cross_entropy(logits.flatten(0, 2), targets.flatten(), ignore_index=-100)
+    torch.testing.assert_close(head(hidden, None, targets), expected)
+    compressor = ICAE(tiny_llama(), chunk=6, ratio=3, losses=("compression",), joint_head=True, lora=None)
+    assert compressor(torch.randint(0, 50, (1, 9)))["compression"].isfinite()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100, None])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_token_loss_is_cross_entropy_in_chunks(chunk, softcap):
+    hidden, weight = torch.randn(2, 5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    targets = torch.randint(0, 9, (2, 5))
+    targets[1, 2] = -100
+    logits = hidden @ weight.T
+    logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    ours = token_loss(hidden, weight, targets, chunk=chunk, softcap=softcap)
+    torch.testing.assert_close(ours, expected)
+    for a, b in zip(
+        torch.autograd.grad(ours, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight)), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+    assert token_loss(hidden, weight, torch.full_like(targets, -100)) == 0
+
+
+def test_settings_say_what_was_expected():
+    model = tiny_llama()
+    for settings, message in [
+        ({"chunk": 0}, "chunk: expected at least 1 token, a whole number, got 0"),
+        ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
+        ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
+        ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
+        ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
+        ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
+        ({"layout": "xyz"}, "xyz"),
+        ({"window": 0}, "window: expected at least 1 token, a whole number, got 0"),
+        ({"end_token": 50}, r"end_token: expected a token id in \[0, 50\), got 50"),
+        ({"lora": 0}, "lora: expected a rank >= 1, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            ICAE(model, **settings)
+
+
+def test_inputs_say_what_was_expected():
+    compressor = ICAE(tiny_llama(), chunk=4, ratio=2, losses=("lm",), lora=None)
+    zeros = lambda *shape: torch.zeros(shape, dtype=torch.long)  # noqa: E731
+    for ids, mask, message in [
+        (zeros(2, 0), None, "input_ids: expected at least 2 tokens, got 0 in row 0"),
+        ([[1, 2, 3], [4]], None, "input_ids: expected at least 2 tokens, got 1 in row 1"),
+        (zeros(2, 4) + 50, None, r"input_ids: expected token ids in \[0, 50\), got 50"),
+        ([[1, -3]], None, r"input_ids: expected token ids in \[0, 50\), got -3"),
+        (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),
+        (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding at the ends of rows alone"),
+        (zeros(1, 4), torch.ones(1, 3), r"attention_mask: expected the shape \(1, 4\) of input_ids, got \(1, 3\)"),
+        ({"ids": []}, None, "input_ids: expected a mapping with input_ids, got the keys"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            compressor.encode(ids, mask)
+    for ids in ("text", zeros(1, 4).float(), [["a", "b"]], []):
+        with pytest.raises(TypeError, match="input_ids: expected"):
+            compressor.encode(ids)
+    with pytest.raises(ValueError, match="continuation_ids: expected"):
+        compressor(zeros(2, 4))
+    with pytest.raises(ValueError, match="continuation_ids: expected 2 rows as input_ids has, got 3"):
+        compressor(zeros(2, 4), continuation_ids=zeros(3, 2))
+    memory = compressor.encode(zeros(2, 4))
+    with pytest.raises(ValueError, match="task: expected one of ae, lm, qa, got 'sum'"):
+        compressor.decode(memory, "sum", zeros(2, 1))
+    with pytest.raises(ValueError, match="input_ids: expected 2 rows as the memory has, got 3"):
+        compressor.decode(memory, "lm", zeros(3, 1))
+    with pytest.raises(ValueError, match=r"targets: expected shape \(2, 3\) as hidden has, got \(2, 4\)"):
+        token_loss(torch.zeros(2, 3, 4), torch.zeros(5, 4), zeros(2, 4))
+
+
+def test_positions_beyond_the_models_range_are_warned_of():
+    compressor = ICAE(tiny_llama(max_position_embeddings=16), chunk=20, ratio=5, lora=None)
+    with pytest.warns(UserWarning, match="position ids reach 20, beyond the model's max_position_embeddings of 16"):
+        compressor.encode(torch.zeros(1, 20, dtype=torch.long))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_after_inference_mode(method):
+    compressor = method(tiny_llama(), chunk=6, ratio=3, losses=("ae",), lora=None)
+    ids = torch.randint(0, 50, (1, 9))
+    with torch.inference_mode():
+        compressor.generate(compressor.encode(ids), task="ae", max_new_tokens=9)
+    compressor(ids)["loss"].backward()
+    assert compressor.memory_embeddings.grad.abs().sum() > 0
+
+
+def test_odd_settings_name_the_argument():
+    for settings, error, message in [
+        ({"chunk": 2.5}, ValueError, "chunk: expected at least 1 token, a whole number, got 2.5"),
+        ({"window": 2.5}, ValueError, "window: expected at least 1 token, a whole number, got 2.5"),
+        ({"ratio": float("inf")}, ValueError, "ratio: expected a number >= 1, got inf"),
+        ({"ratio": "5"}, ValueError, "ratio: expected a number >= 1, got '5'"),
+        ({"layout": "EPL"}, ValueError, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
+        ({"losses": {"ae": "1"}}, ValueError, "losses: expected weights > 0"),
+        ({"losses": {"ae": float("inf")}}, ValueError, "losses: expected weights > 0"),
+        ({"losses": None}, ValueError, "losses: expected some of"),
+        ({"end_token": 2.5}, ValueError, "end_token: expected a token id"),
+        ({"lora": "128"}, TypeError, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
+    ]:
+        with pytest.raises(error, match=message):
+            ICAE(tiny_llama(), **settings)
+    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
+        ICAE("llama")
+    with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):
+        ICAE(tiny_llama().model)
+    assert ICAE(tiny_llama(), chunk=np.int64(20), ratio=np.float32(5), losses="ae").memory_tokens == 4
+
+
+def test_odd_inputs_name_the_argument():
+    compressor = ICAE(tiny_llama(), chunk=4, ratio=2, losses=("lm",), lora=None)
+    for ids, error, message in [
+        ([], TypeError, "got an empty list"),
+        ([[1, 2, 3], 4], TypeError, "got 4 in a list"),
+        ([[2**70] * 4], ValueError, r"token ids in \[0, 50\), got one beyond 64 bits"),
+    ]:
+        with pytest.raises(error, match=f"input_ids: expected .*{message}"):
+            compressor.encode(ids)
+    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
+        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
+    assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
+        compressor(ids, continuation_ids=ids[:, :0])
+    # Nothing is asked in this batch, as in a process's share of a larger one.
+    loss = compressor(ids, continuation_ids=torch.full((2, 3), -100))["loss"]
+    loss.backward()
+    assert float(loss.detach()) == 0.0

@@ -1,0 +1,465 @@
+"""Gist, AvgPool and GistPool on Hugging Face models, against the same written out on transformers' own attention."""
+
+import gc
+import json
+import math
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from gistkit import evaluate, hf, layouts
+from gistkit.compress import AvgPool, Compressor, Gist, GistPool, Memory, NoContext
+from gistkit.compress.plans import Builder, check_text
+from gistkit.layouts import Role
+from tests.helpers.in_place_oracle import states, unsettle
+from tests.helpers.models import double_angles, eager, tiny, tiny_llama
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+VARIANTS = {
+    "gist": (Gist, {}),
+    "offset gist": (Gist, {"offset": True}),
+    "separate gist": (Gist, {"separate": True}),
+    "separate offset gist": (Gist, {"offset": True, "separate": True, "gists": 5}),
+    "gist, own counter": (Gist, {"separate_positions": True}),
+    "avgpool": (AvgPool, {}),
+    "avgpool kv": (AvgPool, {"pool": "kv"}),
+    "gistpool": (GistPool, {}),
+    "gistpool, copied": (GistPool, {"full_copy": True}),
+    "gistpool, one window": (GistPool, {"windows": 1, "memory_sees_bos": False, "separate": False}),
+    "gistpool, all windows": (GistPool, {"windows": None, "memory_sees_memory": True, "offset": False}),
+    "gistpool, seen": (GistPool, {"context_sees_memory": True, "memory_sees_itself": False, "windows": 2}),
+}
+
+
+PLAIN = {Gist: {}, GistPool: {"offset": False, "separate": False}}
+
+
+def make(name, model=None, lora=2, ratio=3, **more):
+    method, options = VARIANTS[name]
+    model = tiny_llama() if model is None else model
+    return unsettle(method(model, ratio=ratio, bos_token=BOS, lora=lora, **options, **more).double())
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_reading_a_memory_equals_the_method_written_out(name, lora):
+    compressor = make(name, lora=lora)
+    ids, text = tokens(1, 13), tokens(1, 6)
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("name", ["gist", "separate offset gist", "avgpool", "avgpool kv", "gistpool"])
+def test_families_with_norms_softcaps_and_sliding_windows(family, name):
+    compressor = make(name, tiny(family))
+    ids, text = tokens(1, 13), tokens(1, 6)
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradients_are_those_of_the_method_written_out(name, monkeypatch):
+    # The model's own norm rounds to single precision.
+    norm = lambda self, x: x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight  # noqa: E731
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
+    compressor = make(name)
+    ids, text = tokens(1, 11), tokens(1, 5)
+    upstream = torch.randn(6, 48, dtype=torch.float64)
+    parameters = {n: p for n, p in compressor.trainable() if not n.startswith("task_embeddings")}
+    ours = torch.autograd.grad(
+        (compressor.decode(compressor.encode(ids), "lm", text)[0] * upstream).sum(),
+        parameters.values(),
+        allow_unused=True,
+    )
+    expected = torch.autograd.grad(
+        (states(compressor, ids[0].tolist(), text[0].tolist()) * upstream).sum(), parameters.values(), allow_unused=True
+    )
+    for parameter, a, b in zip(parameters, ours, expected, strict=True):
+        assert a is not None, parameter
+        torch.testing.assert_close(a, b, msg=lambda m, p=parameter: f"{p}: {m}", **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3"])
+@pytest.mark.parametrize("pool", ["hidden", "kv"])
+def test_avgpool_at_ratio_1_is_the_model_that_reads_the_whole_context(family, pool):
+    model = tiny(family)
+    ids, text = tokens(2, 12), tokens(2, 7)
+    with eager(model):
+        whole = torch.cat([torch.full((2, 1), BOS), ids, text], 1)
+        expected = model(whole, use_cache=False).logits[:, 12:]
+    compressor = AvgPool(model, ratio=1, pool=pool, bos_token=BOS, lora=4)
+    ours = compressor.logits(compressor.decode(compressor.encode(ids), "lm", text))
+    torch.testing.assert_close(ours, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ragged_rows_are_as_they_are_alone(name):
+    compressor = make(name)
+    contexts = [tokens(n).tolist() for n in (13, 3, 7, 12)]
+    contexts[2] = [BOS, *contexts[2]]
+    texts = [tokens(n).tolist() for n in (2, 5, 1, 0)]
+    memory = compressor.encode(contexts)
+    both = compressor.decode(memory, "qa", texts)
+    answers = compressor.generate(memory, texts, task="qa", max_new_tokens=4)
+    for row, (context, text) in enumerate(zip(contexts, texts, strict=True)):
+        alone = compressor.encode([context])
+        assert alone.lengths[0] == memory.lengths[row] == 1 + math.ceil((len(context) - (row == 2)) / 3)
+        torch.testing.assert_close(both[row, : 1 + len(text)], compressor.decode(alone, "qa", [text])[0], **TOLERANCE)
+        read = list(text)
+        for _ in range(4):
+            read.append(int(compressor.logits(compressor.decode(memory[row], "qa", [read])[:, -1]).argmax(-1)))
+        assert answers[row].tolist() == read[len(text) :]
+
+
+def test_a_context_with_its_own_first_token_gets_no_other():
+    compressor, ids = make("gistpool"), tokens(2, 9)
+    plain, given = compressor.encode(ids), compressor.encode(torch.cat([torch.full((2, 1), BOS), ids], 1))
+    for a, b in zip(plain.tensors, given.tensors, strict=True):
+        torch.testing.assert_close(a, b)
+    assert given.context_lengths == (10, 10) and given.starts == plain.starts
+
+
+def test_a_window_leaves_the_rest_as_tokens():
+    compressor, ids, text = make("gistpool", window=9), tokens(1, 14), tokens(1, 4)
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    rest = states(compressor, ids[0, :9].tolist(), [*ids[0, 9:].tolist(), *text[0].tolist()])
+    torch.testing.assert_close(ours, rest[5:], **TOLERANCE)
+
+
+@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize("name", ["gist", "separate offset gist", "avgpool", "gistpool", "gistpool, copied"])
+def test_gradient_checkpointing_gives_the_same_gradients(name, lora):
+    losses = ("qa", "ae") if lora is None else ("qa", "ae", "kl")
+    compressor = make(name, lora=lora, losses=losses).train()
+    batch = {"input_ids": tokens(2, 8), "question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)}
+    found = []
+    for checkpointed in (False, True):
+        if checkpointed:
+            compressor.gradient_checkpointing_enable()
+        compressor.zero_grad()
+        compressor(**batch)["loss"].backward()
+        found.append({n: p.grad for n, p in compressor.trainable() if p.grad is not None})
+    assert found[0].keys() == found[1].keys() and len(found[0]) > 4
+    for name_, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name_], gradient, **TOLERANCE)
+
+
+def test_losses_are_of_the_answers_tokens():
+    compressor = make("gistpool", losses=("qa", "kl", "compression"))
+    ids, question, answer = tokens(2, 9), [[5, 6], [7]], [[8, 9, 10], [11]]
+    pad = lambda rows: torch.tensor([row + [-100] * (3 - len(row)) for row in rows])  # noqa: E731
+    losses = compressor(ids, question_ids=pad(question), answer_ids=pad(answer))
+    memory, nats, divergence = compressor.encode(ids), [], []
+    for row in range(2):
+        text = question[row] + answer[row]
+        first = len(question[row])
+        found = compressor.logits(compressor.decode(memory[row], "qa", [text]))[0].log_softmax(-1)
+        whole = torch.tensor([[BOS, *ids[row].tolist(), *text]])
+        with compressor.using(None):
+            wanted = compressor.model(whole, use_cache=False).logits[0, 9:].float().log_softmax(-1)
+        nats += [-found[at, token] for at, token in enumerate(text) if at >= first]
+        divergence += [(w.exp() * (w - f)).sum() for f, w in list(zip(found, wanted, strict=True))[first:-1]]
+    torch.testing.assert_close(losses["qa"], torch.stack(nats).mean())
+    torch.testing.assert_close(losses["kl"], torch.stack(divergence).mean())
+    assert losses["compression"] > 0
+
+
+def test_full_context_diverges_from_the_base_model_by_nothing_before_training():
+    compressor = AvgPool(tiny_llama(), ratio=1, bos_token=BOS, lora=4, losses=("kl",))
+    loss = compressor(tokens(2, 6), question_ids=tokens(2, 2), answer_ids=tokens(2, 3))["kl"]
+    assert abs(float(loss)) < 1e-6
+    with pytest.raises(ValueError, match="losses: expected 'kl' beside LoRA"):
+        AvgPool(tiny_llama(), ratio=1, bos_token=BOS, lora=None, losses=("kl",))
+
+
+def test_no_context_reads_the_first_token_alone():
+    compressor = NoContext(tiny_llama(), bos_token=BOS)
+    text = tokens(2, 5)
+    memory = compressor.encode(tokens(2, 9))
+    assert memory.lengths == (1, 1)
+    with double_angles(compressor.model):
+        expected = compressor.model.get_decoder()(torch.cat([torch.full((2, 1), BOS), text], 1)).last_hidden_state
+    torch.testing.assert_close(compressor.decode(memory, "qa", text), expected, **TOLERANCE)
+
+
+def test_no_context_is_loaded_beside_the_baseline_of_that_name(tmp_path):
+    assert evaluate.NoContext.method == NoContext.method
+    NoContext(tiny_llama(), bos_token=BOS, lora=2).save_pretrained(tmp_path)
+    assert type(Compressor.from_pretrained(tmp_path, tiny_llama())) is NoContext
+
+
+def test_copies_say_that_the_model_was_moved_alone():
+    compressor = make("gistpool", lora=None)
+    compressor.model.float()
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"model: expected torch.float64 on cpu, as the gists' copies"):
+            compressor.encode(tokens(1, 9))
+    assert not any("forward" in vars(module) for module in compressor.model.modules())
+
+
+@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize("name", ["gist", "avgpool", "gistpool", "gistpool, copied", "separate offset gist"])
+def test_save_and_load(name, lora, tmp_path):
+    compressor, ids, text = make(name, lora=lora), tokens(2, 10), tokens(2, 3)
+    compressor.save_pretrained(tmp_path / "compressor")
+    loaded = Compressor.from_pretrained(tmp_path / "compressor", tiny_llama()).double()
+    assert type(loaded) is type(compressor) and loaded.settings == compressor.settings
+    expected = compressor.decode(compressor.encode(ids), "lm", text)
+    memory = compressor.encode(ids)
+    memory.save(tmp_path / "memory")
+    found = Memory.load(tmp_path / "memory")
+    torch.testing.assert_close(loaded.decode(found, "lm", text), expected, **TOLERANCE)
+    torch.testing.assert_close(loaded.decode(loaded.encode(ids), "lm", text), expected, **TOLERANCE)
+    assert found.nbytes == 2 * memory.lengths[0] * 2 * 2 * 2 * 12 * 8
+
+
+def test_each_role_is_a_peft_adapter_by_itself(tmp_path):
+    from peft import PeftModel
+
+    compressor, ids = make("gistpool"), tokens(2, 9)
+    compressor.save_pretrained(tmp_path)
+    folders = sorted(path.parent.name for path in tmp_path.glob("*/adapter_config.json"))
+    assert folders == sorted(compressor.adapters.names.values()) and len(folders) == 2
+    for role, name in compressor.adapters.names.items():
+        alone = PeftModel.from_pretrained(tiny_llama(), str(tmp_path / name)).eval()
+        with compressor.using(role):
+            expected = compressor.model(ids).logits
+        with double_angles(alone.get_base_model()):
+            torch.testing.assert_close(alone(ids).logits, expected, **TOLERANCE)
+
+
+def test_beside_a_full_copy_the_text_alone_has_an_adapter(tmp_path):
+    compressor = make("gistpool, copied")
+    assert list(compressor.adapters.names) == ["text"]
+    assert {path.replace("/", ".") for path in compressor.copies.maps} == {
+        name for name, module in tiny_llama().model.named_modules() if isinstance(module, nn.Linear)
+    }
+    trained = {name: parameter for name, parameter in compressor.trainable()}
+    assert not any(name.startswith("model.") and "lora_" not in name for name in trained)
+    own = [parameter for name, parameter in trained.items() if compressor.of_gists(name)]
+    assert sum(p.numel() for p in own) == sum(p.numel() for p in compressor.copies.parameters()) + 48
+    compressor.save_pretrained(tmp_path)
+    assert len(list(tmp_path.glob("*/adapter_config.json"))) == 1
+
+
+def test_a_full_copy_is_of_all_that_the_text_reads_with():
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny_llama()
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="full_copy: expected a model without other active adapters, got default"):
+        make("gistpool, copied", model)
+    with pytest.raises(ValueError, match="lora: expected plain LoRA on linear maps, and no other active adapter"):
+        make("gistpool", model)
+    saving = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["down_proj"])
+    with pytest.raises(ValueError, match=r"lora: expected no modules_to_save beside full_copy, got \['down_proj'\]"):
+        make("gistpool, copied", lora=saving)
+
+
+def test_compressors_that_are_older_than_a_setting_load(tmp_path):
+    compressor, ids = make("gistpool"), tokens(1, 9)
+    compressor.save_pretrained(tmp_path)
+    path = tmp_path / "compressor.json"
+    saved = json.loads(path.read_text())
+    assert saved["settings"].pop("full_copy") is False
+    path.write_text(json.dumps(saved))
+    loaded = Compressor.from_pretrained(tmp_path, tiny_llama()).double()
+    torch.testing.assert_close(loaded.encode(ids).layers, compressor.encode(ids).layers, **TOLERANCE)
+    assert "full_copy" not in compressor.source.layout and "full_copy" in make("gistpool, copied").source.layout
+
+
+def test_gists_have_a_learning_rate_of_their_own():
+    compressor = make("gistpool")
+    text, own = compressor.parameter_groups(1e-3, 4.0)
+    assert text["lr"] == 1e-3 and own["lr"] == 4e-3
+    names = {id(parameter): name for name, parameter in compressor.trainable()}
+    assert {names[id(p)].split(".")[-2] for p in own["params"] if "lora" in names[id(p)]} == {
+        compressor.adapters.names["memory"]
+    }
+    assert len(text["params"]) + len(own["params"]) == len(names)
+    assert any("memory_embeddings" in names[id(p)] for p in own["params"])
+    copied = make("gistpool", lora=None)
+    assert sum(p.numel() for p in copied.parameter_groups(1.0)[1]["params"]) > 10_000
+
+
+def test_the_base_model_is_as_it_was():
+    model, ids = tiny_llama(), tokens(2, 9)
+    with double_angles(model):
+        before = model(ids).logits
+    compressor = make("gistpool", model)
+    compressor.encode(ids)
+    with compressor.using(None):
+        torch.testing.assert_close(model(ids).logits, before, **TOLERANCE)
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+def test_a_layout_whose_text_reads_other_than_decoding_is_refused():
+    seen = r"\{'BOS': '1 of 1', 'CONTEXT': '6 of 6', 'TEXT': '1 of 1'\}"
+    with pytest.raises(ValueError, match=f"own: expected a layout whose text sees BOS, all memory .* sees {seen}"):
+        check_text("own", layouts.full_context(6, 1))
+    for name, options in (("gist", ()), ("avgpool", ()), ("gistpool", (("windows", 3),)), ("no_context", ())):
+        check_text(name, Builder(name, 5, options)(12))
+
+
+def test_odd_arguments_say_what_was_expected():
+    model = tiny_llama()
+    for method, settings, error, message in [
+        (GistPool, {"ratio": 0}, ValueError, "ratio: expected a whole number >= 1, got 0"),
+        (Gist, {"ratio": 2.5}, ValueError, "ratio: expected a whole number >= 1, got 2.5"),
+        (GistPool, {"windows": 0}, ValueError, "expected windows >= 1, got 0"),
+        (GistPool, {"gists": 0}, ValueError, "gists: expected a whole number >= 1, got 0"),
+        (
+            NoContext,
+            {"window": 3},
+            TypeError,
+            "window: expected some of bos_token, end_token, lora, losses, got window",
+        ),
+        (Gist, {"ratio": float("inf")}, ValueError, "ratio: expected a whole number >= 1, got inf"),
+        (GistPool, {"memory_sees_bos": 1}, ValueError, "memory_sees_bos: expected True or False, got 1"),
+        (GistPool, {"full_copy": "yes"}, ValueError, "full_copy: expected True or False, got 'yes'"),
+        (Gist, {"full_copy": True}, ValueError, "full_copy: expected separate=True with it, got separate=False"),
+        (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
+        (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),
+        (AvgPool, {"losses": ("compression",)}, ValueError, "losses: expected no 'compression' for avgpool"),
+        (Gist, {"bos_token": None}, ValueError, "bos_token: expected a token id, as the model's configuration"),
+        (Gist, {"bos_token": 50}, ValueError, r"bos_token: expected a token id in \[0, 50\), got 50"),
+    ]:
+        with pytest.raises(error, match=message):
+            method(model, **{"bos_token": BOS, "lora": None} | settings)
+    with pytest.raises(TypeError, match="model: expected one of the families with RoPE"):
+        GistPool(tiny("gpt2"), bos_token=BOS)
+    compressor = make("gistpool", gists=2)
+    with pytest.raises(ValueError, match="input_ids: expected at least 3 tokens beside the first token, got 2"):
+        compressor.encode([[BOS, 5, 6]])
+    with pytest.raises(ValueError, match=r"input_ids: expected contexts of at most 2 gists x 3 tokens, got 3 gists"):
+        compressor.encode(tokens(1, 7))
+    memory = compressor.encode(tokens(1, 6))
+    with pytest.raises(ValueError, match="memories: expected those of a method that compresses chunks by themselves"):
+        compressor.join([memory])
+    with pytest.raises(ValueError, match="memory: expected one made with"):
+        make("gistpool, one window").decode(memory, "qa", tokens(1, 2))
+
+
+def test_gist_needs_no_rope_without_offset():
+    compressor = Gist(tiny("gpt2"), ratio=2, bos_token=BOS, lora=None)
+    text = tokens(2, 3)
+    assert compressor.decode(compressor.encode(tokens(2, 8)), "qa", text).isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma2"])
+@pytest.mark.parametrize("method", [Gist, GistPool])
+def test_gists_with_a_counter_of_their_own_keep_their_place_for_sliding_windows(family, method):
+    model = tiny(family)
+    compressor = method(model, ratio=3, bos_token=BOS, lora=None, separate_positions=True, **PLAIN[method]).double()
+    ids, text = tokens(2, 11), tokens(2, 4)
+    layout = compressor.builder(11)
+    full = getattr(layouts, compressor.method)(11, 3, 4, separate_positions=True)
+    assert len(full) == len(layout) + 3
+    plan = full.compile(windows=(model.config.sliding_window,))
+    parts = [torch.full((2, 1), BOS), ids]
+    inputs = torch.zeros(2, len(full), 48, dtype=torch.float64)
+    with torch.no_grad():
+        for role, value in zip((Role.BOS, Role.CONTEXT, Role.TEXT), (*parts, text), strict=True):
+            inputs[:, full.roles == role] = compressor.embed(value)
+        inputs[:, full.roles == Role.MEMORY] = compressor.memory_embeddings.double()
+        with hf.attach(model):
+            out = model.get_decoder()(inputs_embeds=plan.arrange(inputs), plan=plan, use_cache=False).last_hidden_state
+    expected = plan.restore(out)[:, full.roles == Role.TEXT]
+    ours = compressor.decode(compressor.encode(ids), "lm", text)[:, 1:]
+    torch.testing.assert_close(ours, expected, **TOLERANCE)
+
+
+REFUSED = [
+    (Gist, {"bos_token": None}),
+    (GistPool, {"windows": 0}),
+    (GistPool, {"windows": "4"}),
+    (AvgPool, {"losses": ("compression",)}),
+    (Gist, {"end_token": 50}),
+    (GistPool, {"offset": "False"}),
+    (GistPool, {"window": 2}),
+    (GistPool, {"lora": "dora"}),
+    (GistPool, {"lora": "pissa"}),
+    (GistPool, {"lora": "embedding"}),
+]
+
+
+@pytest.mark.parametrize(("method", "settings"), REFUSED)
+def test_a_refused_model_stays_as_it_was(method, settings):
+    from peft import LoraConfig
+
+    made = {
+        "dora": LoraConfig(r=2, target_modules=["q_proj"], use_dora=True),
+        "pissa": LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa"),
+        "embedding": LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"]),
+    }
+    model = tiny_llama()
+    names, ids = [name for name, _ in model.named_modules()], tokens(1, 9)
+    before = model(ids).logits
+    settings = {"bos_token": BOS, "lora": 2} | settings
+    settings["lora"] = made.get(settings["lora"], settings["lora"])
+    with pytest.raises((ValueError, TypeError)):
+        method(model, ratio=3, **settings)
+    assert [name for name, _ in model.named_modules()] == names and not hasattr(model, "peft_config")
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_the_models_own_weights_train_beside_no_adapters(tmp_path):
+    model = tiny_llama()
+    first = AvgPool(model, ratio=2, bos_token=BOS, lora=None)
+    names = [name for name, _ in first.trainable()]
+    second = AvgPool(model, ratio=2, bos_token=BOS, lora=2)
+    assert not any("lora" in name for name, _ in first.trainable()) and len(names) > 10
+    with pytest.raises(ValueError, match="model: expected no adapters in a model whose own weights were trained"):
+        first.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="lora: expected a model without adapters for None"):
+        GistPool(model, ratio=2, bos_token=BOS, lora=None)
+    second.save_pretrained(tmp_path)
+    frozen = tiny_llama().requires_grad_(False)
+    own = GistPool(frozen, ratio=2, bos_token=BOS, lora=None)
+    assert any(name.startswith("copies.") for name, _ in own.trainable())
+
+
+@pytest.mark.parametrize("losses", [("compression",), ("qa",)])
+def test_a_step_under_checkpointing_holds_nothing_afterwards(losses):
+    compressor = make("gistpool" if "qa" in losses else "gist", losses=losses).train()
+    compressor.gradient_checkpointing_enable()
+    keepers, kept = [], compressor._keeper
+
+    def watched(batch):
+        keeper = kept(batch)
+        keepers.append(weakref.ref(keeper))
+        return keeper
+
+    compressor._keeper = watched
+    batch = {"question_ids": tokens(2, 3), "answer_ids": tokens(2, 2)} if "qa" in losses else {}
+    for _ in range(3):
+        compressor(tokens(2, 9), **batch)["loss"].backward()
+    del batch
+    gc.collect()
+    assert len(keepers) == 3 and not any(keeper() for keeper in keepers)
+
+
+def test_separate_parameters_need_tokens_in_a_row():
+    # Some families flatten a batch before their linear maps, where a slice of tokens is no slice of rows.
+    with pytest.raises(TypeError, match="model: expected one of the families with RoPE"):
+        Gist(tiny("gpt2"), ratio=2, bos_token=BOS, separate=True)
+
+
+def test_a_users_own_forward_is_called_and_comes_back():
+    compressor, ids = make("gistpool", lora=None), tokens(1, 9)
+    plain = compressor.encode(ids)
+    module = compressor.model.model.layers[0].self_attn.q_proj
+    module.forward = lambda x: 2 * nn.Linear.forward(module, x)
+    patched, mine = compressor.encode(ids), module.forward
+    assert vars(module)["forward"] is mine
+    assert not torch.equal(plain.layers[1][0], patched.layers[1][0])

@@ -1,0 +1,260 @@
+"""Memory: rows, joining, bytes, and files that are refused when they are not what they should be."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from gistkit.compress import ICAE, FiveHundredX, Memory
+from tests.helpers.models import tiny_llama
+
+METHODS = [ICAE, FiveHundredX]
+
+
+def build(method, **settings):
+    return method(tiny_llama(), **{"chunk": 6, "ratio": 3, "lora": None, **settings})
+
+
+def encode(compressor, contexts):
+    with torch.no_grad():
+        return compressor.encode(contexts)
+
+
+def assert_same(a, b):
+    for name in ("source", "lengths", "context_lengths", "starts", "rest", "fingerprint", "maker"):
+        assert getattr(a, name) == getattr(b, name), name
+    assert torch.equal(a.positions, b.positions)
+    assert len(a.tensors) == len(b.tensors) and all(map(torch.equal, a.tensors, b.tensors))
+
+
+CONTEXTS = [list(range(1, 14)), list(range(20, 26)), list(range(30, 39))]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_file_round_trip_loses_nothing(method, tmp_path):
+    compressor = build(method, window=12)
+    memory = encode(compressor, CONTEXTS)
+    path = tmp_path / "folder" / "report.gist"
+    memory.save(path)
+    loaded = Memory.load(path)
+    assert_same(memory, loaded)
+    assert [file.name for file in path.parent.iterdir()] == ["report.gist"]
+    assert torch.equal(compressor.generate(loaded, max_new_tokens=3), compressor.generate(memory, max_new_tokens=3))
+    assert Memory.load(path, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rows_stack_and_repeat(method):
+    compressor = build(method)
+    memory = encode(compressor, CONTEXTS)
+    rows = [memory[row] for row in range(3)]
+    for row, context in zip(rows, CONTEXTS, strict=True):
+        alone = encode(compressor, [context])
+        assert row.lengths == alone.lengths and row.num_tokens == alone.num_tokens
+        for a, b in zip(row.tensors, alone.tensors, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert_same(memory[1:], memory[[1, 2]])
+    stacked = Memory.stack(rows)
+    assert stacked.lengths == memory.lengths
+    assert torch.equal(compressor.generate(stacked, max_new_tokens=3), compressor.generate(memory, max_new_tokens=3))
+    assert torch.equal(compressor.generate(rows[1].repeat(2), max_new_tokens=3)[1:],
+                       compressor.generate(rows[1], max_new_tokens=3))  # fmt: skip
+    with pytest.raises(ValueError, match="repeat: expected a memory of one row and count >= 1, got 3 rows"):
+        memory.repeat(2)
+    with pytest.raises(ValueError, match="rows: expected at least one of 3 rows, got none"):
+        memory[3:]
+    with pytest.raises(ValueError, match="stack: expected memories of one source"):
+        Memory.stack([rows[0], encode(build(method, layout="dpl"), CONTEXTS)])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scheme", ["dpl", "upl", "epl", "cpl"])
+def test_joined_documents_equal_chunks_of_one_context(method, scheme):
+    compressor = build(method, layout=scheme)
+    whole = encode(compressor, [list(range(12)) + list(range(20, 29))])
+    parts = [encode(compressor, [list(range(12))]), encode(compressor, [list(range(20, 29))])]
+    joined = compressor.join(parts)
+    assert joined.starts == whole.starts and joined.context_lengths == whole.context_lengths
+    assert torch.equal(joined.positions, whole.positions)
+    for a, b in zip(joined.tensors, whole.tensors, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    ragged = compressor.join([encode(compressor, CONTEXTS), encode(compressor, CONTEXTS[::-1])])
+    for row, (first, second) in enumerate(zip(CONTEXTS, CONTEXTS[::-1], strict=True)):
+        alone = compressor.join([encode(compressor, [first]), encode(compressor, [second])])
+        assert ragged[row].lengths == alone.lengths and torch.equal(ragged[row].positions, alone.positions)
+        for a, b in zip(ragged[row].tensors, alone.tensors, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    with pytest.raises(ValueError, match="memories: expected at least one, got none"):
+        compressor.join([])
+
+
+def test_bytes_against_the_full_cache():
+    compressor = build(FiveHundredX)
+    memory = encode(compressor, CONTEXTS)
+    # Two layers, keys and values, two heads of 12 numbers of 8 bytes.
+    assert memory.nbytes == (6 + 2 + 4) * 2 * 2 * 2 * 12 * 8
+    assert memory.full_cache_bytes == (13 + 6 + 9) * 2 * 2 * 2 * 12 * 8
+    assert (
+        encode(build(FiveHundredX), [list(range(12))]).full_cache_bytes
+        == 3 * encode(build(FiveHundredX), [list(range(12))]).nbytes
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_files_that_are_no_memory_are_refused(method, tmp_path):
+    path = tmp_path / "m.gist"
+    encode(build(method), CONTEXTS).save(path)
+    whole = path.read_bytes()
+    with pytest.raises(FileNotFoundError, match="expected a memory file, got none there"):
+        Memory.load(tmp_path / "none.gist")
+    for size in (0, 7, 100, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match="expected a memory file, got one that is cut short or no safetensors"):
+            Memory.load(path)
+    path.write_bytes(b"PK\x03\x04" * 50)
+    with pytest.raises(ValueError, match="expected a memory file"):
+        Memory.load(path)
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(ValueError, match="expected a file of format gistkit-memory, got format None"):
+        Memory.load(path)
+    path.write_bytes(whole)
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    content = json.loads(header["memory"])
+
+    def write(tensors, **changes):
+        save_file(
+            tensors, path, metadata=header | {k: v if isinstance(v, str) else json.dumps(v) for k, v in changes.items()}
+        )
+
+    write(tensors, version="2")
+    with pytest.raises(ValueError, match="expected version 1 of gistkit-memory, got version 2"):
+        Memory.load(path)
+    for broken in (
+        {key: value for key, value in content.items() if key != "starts"},
+        content | {"lengths": [1, 2]},
+        content | {"lengths": [100, 1, 1]},
+        content | {"layers": 9},
+        content | {"source": {}},
+    ):
+        write(tensors, memory=broken)
+        with pytest.raises(ValueError, match="expected the contents of a memory"):
+            Memory.load(path)
+    write({"positions": tensors["positions"]}, memory=content | {"layers": 0})
+    with pytest.raises(ValueError, match="expected the contents of a memory"):
+        Memory.load(path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_memory_of_another_kind_or_model_is_refused(method, tmp_path):
+    memory = encode(build(method), CONTEXTS)
+    readers = [build(next(other for other in METHODS if other is not method)), build(method, layout="dpl")]
+    readers.append(method(tiny_llama(num_hidden_layers=1), chunk=6, ratio=3, lora=None))
+    for reader in readers:
+        with pytest.raises(ValueError, match=r"memory: expected one made with Source\(method="):
+            reader.generate(memory, max_new_tokens=2)
+    other = build(method)
+    with torch.no_grad():
+        other.model.lm_head.weight.add_(1.0)
+    with pytest.raises(
+        ValueError, match=r"memory: expected one of the base model .*of the same shape with other weights"
+    ):
+        other.generate(memory, max_new_tokens=2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_memory_holds_no_more_than_itself_and_knows_its_model(method):
+    compressor = build(method)
+    ids = torch.randint(0, 50, (2, 24))
+    assert compressor.encode(ids).fingerprint == compressor.fingerprint()
+    memory = encode(compressor, ids)
+    for tensor in memory.tensors:
+        assert tensor.untyped_storage().nbytes() == tensor.nbytes
+    expected = memory.positions.clone()
+    memory.positions.zero_()
+    assert torch.equal(encode(compressor, ids).positions, expected)
+
+
+def test_rows_that_are_not_there_are_named():
+    memory = encode(build(ICAE), CONTEXTS)
+    assert memory[np.int64(1)].lengths == memory.lengths[1:2]
+    for rows, error in ((3, IndexError), ([0, 7], IndexError), (0.5, TypeError)):
+        with pytest.raises(error, match="rows: expected some of 3 rows"):
+            memory[rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tensors_and_tokens_that_a_model_cannot_read_are_refused(method):
+    compressor = build(method)
+    memory = encode(compressor, CONTEXTS)
+    short = memory._with(lambda tensor: tensor[..., :-1])
+    other = next(kind for kind in METHODS if kind is not method)
+    swapped = encode(build(other), CONTEXTS)
+    for wrong in (short, replace(memory, embeddings=swapped.embeddings, layers=swapped.layers)):
+        with pytest.raises(ValueError, match=r"memory: expected .* tensors"):
+            compressor.generate(wrong, max_new_tokens=2)
+    with pytest.raises(ValueError, match=r"memory: expected token ids in \[0, 50\), got 50"):
+        compressor.generate(replace(memory, rest=((50,), (), ())), max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "change", [{"chunk": 0}, {"chunk": "6"}, {"memory_tokens": 0}, {"layout": None}, {"starts": 1e400}, {"starts": -1}]
+)
+def test_numbers_in_a_file_are_checked(change, tmp_path):
+    path = tmp_path / "m.gist"
+    encode(build(ICAE), CONTEXTS).save(path)
+    with safe_open(path, framework="pt") as file:
+        header, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    content = json.loads(header["memory"])
+    if "starts" in change:
+        content["starts"] = [change["starts"]] * 3
+    else:
+        content["source"] |= change
+    save_file(tensors, path, metadata=header | {"memory": json.dumps(content)})
+    with pytest.raises(ValueError, match="expected the contents of a memory"):
+        Memory.load(path)
+
+
+def test_only_like_memories_are_put_together():
+    compressor = build(FiveHundredX)
+    memory = encode(compressor, CONTEXTS)
+    with pytest.raises(ValueError, match=r"stack: expected memories of one device and dtype, got .*use memory\.to"):
+        Memory.stack([memory, memory.to(dtype=torch.float16)])
+    with pytest.raises(ValueError, match=r"stack: expected memories of one base model, got .* and other"):
+        Memory.stack([memory, replace(memory, fingerprint="other")])
+    with pytest.raises(ValueError, match=r"memories: expected torch\.float64 in each, got one of torch\.float16"):
+        compressor.join([memory, memory.to(dtype=torch.float16)])
+
+
+def test_a_memory_says_which_weights_made_it(tmp_path):
+    compressor, ids = build(FiveHundredX), torch.randint(0, 50, (1, 8))
+    memory = compressor.encode(ids)
+    assert memory.maker == compressor.own_fingerprint() == build(FiveHundredX).own_fingerprint()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compressor.decode(memory, "lm", ids)
+    with torch.no_grad():
+        compressor.memory_embeddings.mul_(2)
+    assert compressor.own_fingerprint() != memory.maker
+    with pytest.warns(UserWarning, match="memory: expected one of this compressor's own weights"):
+        compressor.decode(memory, "lm", ids)
+    with pytest.raises(ValueError, match="stack: expected memories of one compressor"):
+        Memory.stack([memory, compressor.encode(ids)])
+
+
+def test_a_weight_that_another_takes_the_place_of_counts():
+    compressor = build(ICAE)
+    before, own = compressor.fingerprint(), compressor.own_fingerprint()
+    layer = compressor.model.model.layers[1].mlp
+    layer.up_proj.weight = torch.nn.Parameter(layer.up_proj.weight.detach() + 1)
+    changed = compressor.fingerprint()
+    assert changed != before and compressor.own_fingerprint() == own
+    layer.down_proj = torch.nn.Linear(layer.down_proj.in_features, layer.down_proj.out_features, bias=False).double()
+    assert compressor.fingerprint() not in (before, changed)
+    compressor.memory_embeddings = torch.nn.Parameter(compressor.memory_embeddings.detach() + 1)
+    assert compressor.own_fingerprint() != own

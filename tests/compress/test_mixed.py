@@ -1,0 +1,295 @@
+"""Dodo as a language model of mixed resolution: one pass against the dense form, and reading on token by token."""
+
+import math
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch.nn import functional as F
+
+from gistkit.compress import AvgPool, Dodo, MixedResolution
+from tests.helpers.dodo_oracle import mixed, mixed_mask, scores_of
+from tests.helpers.in_place_oracle import unsettle
+from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.streams import read_on
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def make(model=None, tau=6, segment=3, **options):
+    model = tiny_llama() if model is None else model
+    options = {"ratio": 3, "layer": 1, "bos_token": BOS, "lora": 2, **options}
+    compressor = unsettle(Dodo(model, **options).double())
+    reader = MixedResolution(compressor, tau=tau, segment=segment)
+    if options.get("selection", "learned") in ("learned", "delimiters"):
+        reader.calibrate([torch.randint(2, 50, (4, 40))])
+    return reader
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def behind_bos(ids):
+    return [BOS, *ids.tolist()]
+
+
+def recent_mask(count, tau, segment):
+    return mixed_mask(torch.zeros(count, dtype=torch.bool), tau, segment)
+
+
+def chosen_of(reader, ids):
+    """Scores and nuggets of `ids`, which begin with BOS, written out."""
+    scores = scores_of(reader.compressor, ids, recent_mask(len(ids), reader.tau, reader.segment))
+    chosen = scores.detach() > reader.compressor.threshold
+    chosen[0] = False
+    return scores, chosen
+
+
+@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (4, 1), (5, 5), (64, 32), (1, 1)])
+@pytest.mark.parametrize("separate", [True, False])
+@pytest.mark.parametrize("lora", [2, None])
+def test_one_pass_equals_the_dense_form(lora, separate, tau, segment):
+    reader = make(tau=tau, segment=segment, lora=lora, separate=separate)
+    ids = tokens(2, 19)
+    ours = reader.hidden(reader.rows(ids))
+    for row in range(2):
+        whole = behind_bos(ids[row])
+        _, chosen = chosen_of(reader, whole)
+        assert chosen.any()
+        torch.testing.assert_close(ours[row], mixed(reader.compressor, whole, chosen, tau, segment), **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
+def test_families_with_norms_softcaps_and_sliding_windows(family):
+    reader = make(tiny(family), tau=6, segment=2)
+    whole = behind_bos(tokens(21))
+    _, chosen = chosen_of(reader, whole)
+    ours = reader.hidden(reader.rows([whole]))[0]
+    torch.testing.assert_close(ours, mixed(reader.compressor, whole, chosen, 6, 2), **TOLERANCE)
+
+
+def test_all_gradients_are_those_of_the_dense_form():
+    reader = make()
+    whole = behind_bos(tokens(19))
+    scores, chosen = chosen_of(reader, whole)
+    bias = (scores - scores.detach()) * chosen
+    gradients = []
+    for dense in (False, True):
+        reader.compressor.zero_grad()
+        hidden = mixed(reader.compressor, whole, chosen, 6, 3, bias) if dense else None
+        hidden = reader.hidden(reader.rows([whole]))[0] if hidden is None else hidden
+        F.cross_entropy(reader.compressor.lm.head(hidden[:-1]), torch.tensor(whole[1:])).backward()
+        gradients.append({n: p.grad.clone() for n, p in reader.compressor.trainable() if p.grad is not None})
+    assert gradients[0]["scorer.up.weight"].abs().max() > 1e-6
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
+
+
+def test_the_loss_is_that_of_every_token_after_bos():
+    reader = make()
+    rows = [tokens(14), tokens(9)]
+    loss = reader([row.tolist() for row in rows])["loss"]
+    nats = []
+    for row in rows:
+        hidden = reader.hidden(reader.rows(row[None]))[0]
+        nats.append(F.cross_entropy(reader.compressor.logits(hidden[:-1]), row, reduction="none"))
+    torch.testing.assert_close(loss, torch.cat(nats).mean(), rtol=1e-5, atol=1e-6)
+
+
+def test_ragged_rows_are_each_row_by_itself():
+    reader = make()
+    rows = [tokens(n).tolist() for n in (17, 4, 1, 11)]
+    together = reader.hidden(reader.rows(rows))
+    states = reader.states(reader.rows(rows))
+    for row, ids in enumerate(rows):
+        alone = reader.hidden(reader.rows([ids]))[0]
+        torch.testing.assert_close(together[row, : len(ids) + 1], alone, **TOLERANCE)
+        assert states[row].tolist() == reader.states(reader.rows([ids]))[0].tolist() + [0] * (17 - len(ids))
+
+
+def test_as_many_nuggets_as_the_ratio_says_on_the_text_it_was_calibrated_on():
+    reader = make()
+    # Padding counts for nothing, and is no nugget.
+    texts = [tokens(4, 40), [tokens(75).tolist(), tokens(3).tolist(), tokens(42).tolist()]]
+    reader.calibrate(texts)
+    chosen = [reader.nuggets(reader.rows(text)) for text in texts]
+    assert sum(int(row.sum()) for row in chosen) == round(280 / 3)
+    assert not chosen[1][1, 4:].any()
+    assert reader.calibrate(texts, ratio=1) == -math.inf
+    assert reader.nuggets(reader.rows(texts[0])).sum() == 160
+
+
+def test_states_are_the_tokens_seen():
+    reader = make()
+    whole = behind_bos(tokens(19))
+    _, chosen = chosen_of(reader, whole)
+    assert reader.states(reader.rows([whole]))[0].tolist() == mixed_mask(chosen, 6, 3).sum(1).tolist()
+
+
+def test_without_nuggets_it_is_a_sliding_window_beside_bos():
+    reader = make(selection="none", tau=4, segment=1)
+    ids = tokens(1, 15)
+    assert reader.states(reader.rows(ids))[0].tolist() == [1, 2, 3, 4, *[5] * 12]
+    nobody = torch.zeros(16, dtype=torch.bool)
+    wanted = mixed(reader.compressor, behind_bos(ids[0]), nobody, 4, 1)
+    torch.testing.assert_close(reader.hidden(reader.rows(ids))[0], wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (3, 1), (4, 4), (64, 32)])
+def test_reading_token_by_token_equals_one_pass(family, tau, segment):
+    reader = make(tiny(family), tau=tau, segment=segment)
+    for stream, seen in read_on(reader, tokens(3, 31), (12, 5, 1)):
+        # The cache holds what the token saw, and nothing else.
+        assert list(stream.states) == seen
+
+
+@pytest.mark.parametrize(
+    "options", [{"lora": None}, {"separate": False}, {"selection": "strided"}, {"selection": "none"}]
+)
+def test_reading_on_with_other_parameters_and_rules(options):
+    reader = make(**options)
+    ids = tokens(2, 26)
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start(ids[:, :7])
+    for at in range(7, 26):
+        torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
+
+
+def test_memory_does_not_grow_with_the_text_where_there_are_no_nuggets():
+    reader = make(selection="none", tau=4, segment=2)
+    stream = reader.start(tokens(1, 9))
+    sizes = []
+    for at in range(60):
+        stream.step(tokens(1))
+        assert max(stream.states) <= 5
+        sizes.append((at, stream.nbytes))
+    assert max(size for at, size in sizes if at > 30) <= max(size for at, size in sizes if at < 30)
+
+
+def test_memory_is_bounded_by_nuggets_and_the_recent_tokens():
+    reader = make(selection="strided", ratio=5, tau=8, segment=4)
+    stream = reader.start(tokens(1, 3))
+    for count in range(4, 90):
+        stream.step(tokens(1))
+        assert stream.states[0] <= 1 + count / 5 + 8
+
+
+def test_greedy_generation_is_what_one_pass_predicts():
+    reader = make()
+    prompts = [tokens(9).tolist(), tokens(4).tolist()]
+    answer = reader.generate(prompts, max_new_tokens=12)
+    for prompt, given in zip(prompts, answer.tolist(), strict=True):
+        hidden = reader.hidden(reader.rows([prompt + given]))[0]
+        logits = reader.compressor.logits(hidden[len(prompt) : -1])
+        assert logits.argmax(-1).tolist() == given
+    # A row ends behind its stop token.
+    stop = int(answer[0, 2])
+    shorter = reader.generate(prompts[:1], max_new_tokens=12, stop_tokens=stop)
+    first = answer[0].tolist().index(stop)
+    assert shorter[0].tolist() == answer[0, : first + 1].tolist()
+
+
+def test_reading_on_in_training_mode_with_gradient_checkpointing():
+    reader = make()
+    ids = tokens(2, 20)
+    wanted = reader.hidden(reader.rows(ids))
+    reader.compressor.gradient_checkpointing_enable()
+    stream = reader.start(ids[:, :7])
+    reader.compressor.train()
+    for at in range(7, 20):
+        torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
+    assert any(getattr(module, "gradient_checkpointing", False) for module in reader.compressor.model.modules())
+
+
+@pytest.mark.parametrize("lora", [2, None])
+def test_gradient_checkpointing_gives_the_same_gradients(lora):
+    gradients = []
+    ids = tokens(2, 20)
+    for checkpointing in (False, True):
+        reader = make(lora=lora, threshold=0.0)
+        reader.compressor.train()
+        if checkpointing:
+            reader.compressor.gradient_checkpointing_enable()
+        reader(ids)["loss"].backward()
+        gradients.append({name: p.grad for name, p in reader.compressor.trainable() if p.grad is not None})
+    assert gradients[0]["scorer.up.weight"].abs().max() > 0
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, **TOLERANCE, msg=name)
+
+
+def test_the_models_own_gradient_checkpointing_is_refused():
+    reader = make()
+    reader.compressor.train()
+    reader.compressor.model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match=r"compressor's own gradient_checkpointing_enable\(\)"):
+        reader(tokens(1, 9))
+
+
+def test_position_ids_beyond_the_models_are_told_of():
+    model = tiny("gpt2", max_position_embeddings=16)
+    lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    reader = make(model, lora=lora, separate=False, selection="strided")
+    with pytest.raises(ValueError, match=r"input_ids: expected position ids below 16, .* got 20 as the last"):
+        reader(tokens(1, 20))
+    stream = reader.start(tokens(1, 15))
+    with pytest.raises(ValueError, match=r"tokens: expected position ids below 16, .* got 16 as the last"):
+        stream.step(tokens(1))
+    with pytest.warns(UserWarning, match="position ids reach 20, beyond the model's max_position_embeddings of 16"):
+        make(tiny_llama(max_position_embeddings=16), selection="strided")(tokens(1, 20))
+
+
+def test_training_the_reader_trains_the_compressor():
+    reader = make(layer=2)
+    optimizer = torch.optim.AdamW([p for _, p in reader.compressor.trainable()], lr=1e-2)
+    ids = tokens(4, 24)
+    first = last = None
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = reader(ids)["loss"]
+        loss.backward()
+        optimizer.step()
+        first, last = first or loss.item(), loss.item()
+    assert last < first - 0.1
+
+
+def test_bad_input_is_named():
+    compressor = make().compressor
+    with pytest.raises(TypeError, match="compressor: expected a Dodo, got AvgPool"):
+        MixedResolution(AvgPool(tiny_llama(), lora=None, bos_token=BOS))
+    with pytest.raises(ValueError, match="expected tau >= 1, got 0"):
+        MixedResolution(compressor, tau=0)
+    with pytest.raises(ValueError, match="expected tau to be a multiple of segment, 32, got 100"):
+        MixedResolution(compressor, tau=100)
+    with pytest.raises(ValueError, match="texts: expected at least one batch, got none"):
+        MixedResolution(compressor).calibrate([])
+    compressor.threshold = None
+    with pytest.raises(ValueError, match="threshold: expected one for this selection"):
+        MixedResolution(compressor)(tokens(1, 9))
+    stream = make().start(tokens(2, 5))
+    with pytest.raises(ValueError, match=r"tokens: expected one for each of 2 rows, got shape \(3,\)"):
+        stream.step(tokens(3))
+    with pytest.raises(ValueError, match="tokens: expected one for each of 2 rows, got list"):
+        stream.step([3, 4])
+    with pytest.raises(ValueError, match=r"tokens: expected token ids in \[0, 50\), got 50"):
+        stream.step(torch.tensor([3, 50]))
+    with pytest.raises(TypeError, match=r"tokens: expected integer token ids, got dtype torch.float32"):
+        stream.step(torch.tensor([3.0, 4.0]))
+    reader = make()
+    for width in (8, 12):
+        with pytest.raises(ValueError, match=rf"chosen: expected bool \[2, 10\], got shape \(2, {width}\)"):
+            reader.hidden(reader.rows(tokens(2, 9)), torch.zeros(2, width, dtype=torch.bool))
+
+
+def test_a_threshold_that_no_score_exceeds_leaves_the_recent_tokens():
+    reader = make()
+    reader.compressor.threshold = math.inf
+    ids = tokens(1, 15)
+    assert not reader.nuggets(reader.rows(ids)).any()
+    nobody = torch.zeros(16, dtype=torch.bool)
+    wanted = mixed(reader.compressor, behind_bos(ids[0]), nobody, 6, 3)
+    torch.testing.assert_close(reader.hidden(reader.rows(ids))[0], wanted, **TOLERANCE)

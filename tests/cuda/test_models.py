@@ -1,0 +1,275 @@
+"""Whole models on a GPU: position encodings, the recorder, compressors, training, streams, the demo.
+
+Without a GPU the same bodies run on one that is pretended (`pretend_gpu`): it is the CPU, and refuses what a GPU would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gistkit import hf
+from gistkit.cli import main
+from gistkit.compress import Memory
+from gistkit.evaluate import Example, evaluate
+from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositions, ViT, position_encoding
+from gistkit.ops.recorder import AttentionRecorder
+from gistkit.train import checkpoint, read_metrics
+from gistkit.train.trainer import Trainer
+from tests.helpers import train_worker
+from tests.helpers.devices import ON_CUDA
+from tests.helpers.models import tiny
+from tests.helpers.pretend_gpu import NAME, pretending
+from tests.helpers.small_cases import CASES
+
+HEADS, HEAD_DIM, LAYERS = 4, 12, 2
+COMPRESSORS = {
+    "500x": train_worker.make_compressor,
+    "gistpool": train_worker.make_gistpool,
+    "dodo": train_worker.make_dodo,
+}
+READERS = {"mixed": train_worker.make_reader, "compressive": train_worker.make_compressive}
+
+
+@pytest.fixture(params=[NAME, ON_CUDA])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    with pretending() if request.param == NAME else nullcontext():
+        yield request.param
+
+
+def there(tensor: Tensor, device: str) -> Tensor:
+    """The tensor, which is on the device."""
+    assert tensor.device.type == device, f"expected a tensor on {device}, got one on {tensor.device}"
+    return tensor
+
+
+def close(found: Tensor, exact: Tensor) -> None:
+    """Within float32's rounding: of two layers of sums of 48 products, 1e-6 of the largest; here ten times that."""
+    found, exact = found.detach().cpu().double(), exact.detach().cpu().double()
+    assert (found - exact).abs().max() <= 1e-5 * exact.abs().max()
+
+
+def text(rows: int = 2, tokens: int = 24) -> Tensor:
+    return torch.randint(32, 127, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_small_cases(device: str, name: str) -> None:
+    """Those that compute-sanitizer runs."""
+    assert all(bool(there(x, device).isfinite().all()) for x in CASES[name](device))
+
+
+def encoding(name: str, **options: Any) -> PositionEncoding:
+    torch.manual_seed(0)
+    encoder = SeqPE(16, digits=4, layers=2, heads=2, std=0.3)
+    return position_encoding(
+        name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, length=200, encoder=encoder, **options
+    )
+
+
+def logits_and_gradients(
+    device: str, dtype: torch.dtype, name: str, training: bool, positions: Tensor | None
+) -> list[Tensor]:
+    model = tiny("gpt2", pad_token_id=0).to(device, dtype).train(training)
+    position = encoding(name).to(device, dtype).train(training)
+    ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(1)).to(device)
+    with hf.encode_positions(model, position):
+        logits = model(ids, position_ids=None if positions is None else positions.to(device)).logits
+        weights = [*position.parameters(), model.transformer.h[0].attn.c_attn.weight]
+        gradients = torch.autograd.grad(logits.square().mean(), weights) if training else ()
+    return [there(x, device) for x in (logits, *gradients)]
+
+
+@pytest.mark.parametrize("positions", [None, torch.arange(90, 99)[None]], ids=["counted", "given"])
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
+@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+def test_encode_positions(device: str, name: str, training: bool, positions: Tensor | None) -> None:
+    """SeqPE in training too, whose positions are read on the CPU."""
+    found = logits_and_gradients(device, torch.float32, name, training, positions)
+    for mine, exact in zip(found, logits_and_gradients("cpu", torch.float64, name, training, positions), strict=True):
+        close(mine, exact)
+
+
+@pytest.mark.parametrize("name", ["seqpe-bias", "alibi", "rope-1e4"])
+def test_generate_inside_encode_positions(device: str, name: str) -> None:
+    answers = []
+    for where in (device, "cpu"):
+        model, position = tiny("gpt2", pad_token_id=0).float().to(where), encoding(name).to(where).eval()
+        ids = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(1)).to(where)
+        mask = torch.ones_like(ids)
+        mask[1, :4] = 0
+        with hf.encode_positions(model, position):
+            answers.append(model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False))
+    assert torch.equal(there(answers[0], device).cpu(), answers[1])
+
+
+def positions_copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The devices of the positions that SeqPE's encoder is given from now on."""
+    seen: list[str] = []
+    forward = SeqPE.forward
+
+    def watched(self: SeqPE, positions: Tensor, **options: Any) -> Tensor:
+        seen.append(positions.device.type)
+        return forward(self, positions, **options)
+
+    monkeypatch.setattr(SeqPE, "forward", watched)
+    return seen
+
+
+def test_positions_that_the_host_knows_are_not_copied(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a model without positions of its own SeqPE gets them on the CPU; given on a device they are copied."""
+    seen = positions_copied(monkeypatch)
+    ids = torch.randint(0, 50, (2, 9)).to(device)
+    with hf.encode_positions(
+        tiny("gpt2", pad_token_id=0).float().to(device), encoding("seqpe-bias").to(device)
+    ) as model:
+        model(ids)
+        model(ids, position_ids=torch.arange(9, device=device)[None])
+    GPT.gpt2(encoding("seqpe-sum"), vocab_size=50, dim=48, layers=2, heads=4).to(device)(ids)
+    encoder = SeqPE(16, digits=3, axes=2, layers=2, heads=2)
+    position = SeqPEPositions(encoder, 2, 16, extra_tokens=1)
+    images = ViT(4, 3, 5, 32, 2, 2, position).to(device)
+    images(torch.randn(2, 3, 16, 16).to(device)).sum().backward()
+    assert seen == ["cpu", device, "cpu", "cpu"]
+
+
+def test_recorder(device: str) -> None:
+    ids = text() % 50
+    maps = []
+    for where, dtype in ((device, torch.float32), ("cpu", torch.float64)):
+        model = tiny("llama").to(where, dtype)
+        with AttentionRecorder(layers_per_pass=2, blocks=4) as recorder, hf.attach(model):
+            model(ids.to(where))
+        assert len(recorder.maps) == 2
+        maps.append([there(its.weights, "cpu") for its in recorder.maps])
+    for mine, exact in zip(*maps, strict=True):
+        close(mine, exact)
+
+
+@pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_compressor_encodes_decodes_and_generates(device: str, make: Callable[[], Any]) -> None:
+    """As on the CPU: hidden states within rounding, the same tokens."""
+    rows, prompts = text().tolist(), [[5, 6, 7], [9]]
+    found = []
+    for where in (device, "cpu"):
+        compressor = make().to(where).eval()
+        with torch.no_grad():
+            memory = compressor.encode(rows)
+            hidden = there(compressor.decode(memory, "lm", text(tokens=5)), where)
+            answer = there(compressor.generate(memory, prompts, max_new_tokens=4), where)
+        found.append((hidden, answer.cpu()))
+    (mine, answer), (expected, plain) = found
+    close(mine, expected)
+    assert torch.equal(answer, plain)
+
+
+@pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
+def test_a_memory_goes_to_disk_and_a_compressor_is_evaluated(
+    device: str, make: Callable[[], Any], tmp_path: Path
+) -> None:
+    compressor, rows = make().to(device).eval(), text()
+    with torch.no_grad():
+        memory = compressor.encode(rows)
+        memory.save(tmp_path / "memory.gist")
+        again = Memory.load(tmp_path / "memory.gist", device=device)
+        found = [compressor.decode(its, "lm", rows[:, :3]) for its in (memory, again, again.to("cpu").to(device))]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    examples, losses = [Example(row, [40, 41, 42]) for row in rows.tolist()], []
+    for its in (compressor, make().double().eval()):
+        metrics = evaluate(its, examples, tasks=["lm"], progress=False).rows[0].metrics
+        losses.append(next(value for name, value in metrics.items() if "loss" in name))
+    # As close as their logits (see `close`), of which none is above 10.
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+
+
+def trained(
+    monkeypatch: pytest.MonkeyPatch, device: str, out: Path, make: Callable[[], Any], *, resume: bool = False
+) -> list[dict[str, Any]]:
+    """Three steps on the device; the records without their times."""
+    recipe = dataclasses.replace(train_worker.RECIPE, steps=3)
+    options = {"cpu": device != "cuda", "progress": False, "eval_every": 3, "held_out": 4, "save_every": 1, "keep": 9}
+    compressor = make()
+    if device == NAME:
+        # Here `to` makes new parameters, which an optimizer would not know.
+        getattr(compressor, "compressor", compressor).to(device)
+    trainer = Trainer(compressor, train_worker.make_batches(recipe), recipe, out, **options)
+    with monkeypatch.context() as patch:
+        if device == NAME:
+            patch.setattr(type(trainer.accelerator), "device", torch.device(device, 0))
+        trainer.train(resume=resume)
+    assert all(parameter.device.type == device for _, parameter in trainer.compressor.trainable())
+    return train_worker.numbers(read_metrics(out / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize("make", [*COMPRESSORS.values(), READERS["mixed"]], ids=[*COMPRESSORS, "mixed"])
+def test_training_goes_on_bit_for_bit(
+    device: str, make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(monkeypatch, device, tmp_path / "whole", make)
+    losses = [record["loss"] for record in whole if "loss" in record]
+    assert len(losses) == 3 and losses[2] != losses[0]
+    again = tmp_path / "again"
+    shutil.copytree(tmp_path / "whole", again)
+    for path in checkpoint.find(again)[1:]:
+        path.unlink()
+    assert trained(monkeypatch, device, again, make, resume=True) == whole
+    start, *_, first = checkpoint.find(tmp_path / "whole")
+    second = checkpoint.find(again)[-1]
+    assert (first.name, _tensors(first)) == (second.name, _tensors(second)) and _tensors(first) != _tensors(start)
+
+
+def _tensors(path: Path) -> bytes:
+    """A safetensors file behind its header, which holds times."""
+    content = path.read_bytes()
+    return content[8 + int.from_bytes(content[:8], "little") :]
+
+
+@pytest.mark.parametrize("make", READERS.values(), ids=READERS)
+def test_reading_on(device: str, make: Callable[[], Any]) -> None:
+    """Token by token as in one pass on the CPU in double precision."""
+    reader, exact = make(), make()
+    reader.compressor.to(device).eval()
+    exact.compressor.double().eval()
+    ids = text(tokens=20)
+    if hasattr(reader, "calibrate"):
+        exact.calibrate([ids])
+        reader.compressor.threshold = exact.compressor.threshold
+    with torch.no_grad():
+        expected = exact.hidden(exact.rows(ids))
+        stream = reader.start([row[:6].tolist() for row in ids])
+        close(there(stream.last, device), expected[:, 6])
+        for step in range(6, 20):
+            close(stream.step(ids[:, step]), expected[:, step + 1])
+
+
+def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    if device == NAME:
+        monkeypatch.setattr("gistkit.cli.study.device", lambda name: name)
+    out = tmp_path / "demo"
+    assert main(["demo", "--device", device, "--steps", "2", "--layouts", "epl", "--out", str(out)]) == 0
+    assert (out / "results.jsonl").exists() and "EPL" in capsys.readouterr().out
+
+
+def test_what_is_pretended_refuses_what_a_gpu_does() -> None:
+    with pretending() as name:
+        a, b = torch.ones(3, device=name), torch.ones(3)
+        with pytest.raises(RuntimeError, match="expected all tensors on one device, got pretend and cpu"):
+            a + b
+        with pytest.raises(TypeError, match="can't convert pretend:0 device type tensor to numpy"):
+            a.numpy()
+        with pytest.raises(RuntimeError, match="device type for generator"):
+            torch.rand(3, device=name, generator=torch.Generator())
+        with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+            torch.nn.functional.embedding(torch.tensor([1]), torch.ones(3, 2, device=name))
+        moved = b.to(name).requires_grad_()
+        (moved * a).sum().backward()
+        assert moved.grad is not None and moved.grad.device.type == name and moved.sum().item() == 3
+        assert torch.equal((moved * 2).cpu(), torch.full((3,), 2.0)) and b[torch.arange(2)].device.type == "cpu"

@@ -1,0 +1,354 @@
+"""Evaluation of real compressors and of the plain model, against one example at a time and transformers' own model."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gistkit.compress import ICAE, Compressor, FiveHundredX
+from gistkit.evaluate import Example, FullContext, Markers, NoContext, SummaryContext, compare, evaluate, run
+from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
+
+START = 3
+
+
+def examples(count=5):
+    """Contexts of different lengths; the first has no continuation, the second no question."""
+    made = []
+    for index in range(count):
+        length = 5 + 3 * index
+        ids = torch.randint(0, 50, (2 * length,)).tolist()
+        made.append(
+            Example(
+                ids[:length],
+                continuation=ids[length : 2 * length - index] if index else None,
+                question=None if index == 1 else ids[: 2 + index % 3],
+                answers=[ids[4:6], ids[2:3]],
+            )
+        )
+    return made
+
+
+def own_loss(model, rows):
+    """Mean nats a token of the plain model over [(tokens before, tokens predicted)]."""
+    total = count = 0
+    for before, tokens in rows:
+        ids = torch.tensor([[*before, *tokens]])
+        logits = model(ids).logits[0, len(before) - 1 : -1]
+        total += F.cross_entropy(logits, torch.tensor(tokens), reduction="sum").item()
+        count += len(tokens)
+    return total / count
+
+
+@torch.no_grad()
+def check_baseline(model, reader, data, before):
+    """The reader's row is the plain model's own, where `before(context)` is what stands before the text."""
+    row = evaluate(reader, data, batch_size=3, max_new_tokens=6, progress=False).rows[0]
+    lm = [(before(e.context), e.continuation) for e in data if e.continuation]
+    assert row.metrics["lm_loss"] == pytest.approx(own_loss(model, lm), rel=1e-5)
+    ae = [(before(e.context), e.context) for e in data]
+    assert row.metrics["ae_loss"] == pytest.approx(own_loss(model, ae), rel=1e-5)
+    for example, result in zip(data, row.examples, strict=True):
+        for prompt, made in ((example.question, result.prediction), ([], result.reconstruction)):
+            if prompt is not None:
+                ids = torch.tensor([[*before(example.context), *prompt]])
+                new = min(6, len(example.context)) if prompt == [] else 6
+                expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+                assert made == " ".join(map(str, expected[0, ids.shape[1] :].tolist()))
+    return row
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma2", "gemma3", "gpt2"])
+def test_full_context_is_the_plain_model(family):
+    # The contexts are longer than the sliding windows of these models, and one is a single token.
+    model, data = tiny(family), [*examples(3), Example([7], continuation=[8, 9], question=[1], answers=[[2]])]
+    row = check_baseline(model, FullContext(model), data, lambda context: list(context))
+    assert [result.tokens_read for result in row.examples] == [len(example.context) for example in data]
+    if family == "llama":
+        # Two layers of two key-value heads of 12, keys and values, in double precision.
+        assert row.examples[0].cache_bytes == 5 * 2 * 2 * 2 * 12 * 8
+
+
+def test_no_context_is_the_plain_model_without_the_context():
+    model, data = tiny_llama(), examples()
+    row = check_baseline(model, NoContext(model, start_token=START), data, lambda context: [START])
+    assert row.metrics["tokens_read"] == row.metrics["cache_bytes"] == 0
+
+
+def test_the_start_token_of_no_context():
+    assert NoContext(tiny_llama(bos_token_id=4, eos_token_id=5)).start_token == 4
+    assert NoContext(tiny_llama(eos_token_id=[6, 7])).start_token == 6
+    assert NoContext(tiny_llama(bos_token_id=0)).start_token == 0
+    with pytest.raises(ValueError, match="start_token: expected a token id, as the model's configuration names no"):
+        NoContext(tiny_llama())
+    with pytest.raises(ValueError, match=r"start_token: expected a token id in \[0, 50\), got 50"):
+        NoContext(tiny_llama(), start_token=50)
+    NoContext(tiny_llama(), task_tokens=True)
+
+
+@pytest.mark.parametrize("method", [ICAE, FiveHundredX])
+@torch.no_grad()
+def test_evaluation_equals_one_example_at_a_time(method):
+    compressor, data = method(tiny_llama(), chunk=8, ratio=4, lora=2, end_token=49), examples()
+    row = evaluate(compressor, data, batch_size=2, max_new_tokens=6, stop_tokens=(7, 8), progress=False).rows[0]
+    totals = {"ae": [0.0, 0, 0], "lm": [0.0, 0, 0]}
+    compressor.eval()
+    for example, result in zip(data, row.examples, strict=True):
+        memory = compressor.encode(torch.tensor([example.context]))
+        for task, tokens in (("ae", example.context), ("lm", example.continuation)):
+            if tokens:
+                targets = torch.tensor(tokens)
+                logits = compressor.logits(compressor.decode(memory, task, targets[None, :-1]))[0]
+                sums = (
+                    F.cross_entropy(logits, targets, reduction="sum"),
+                    len(targets),
+                    (logits.argmax(-1) == targets).sum(),
+                )
+                totals[task] = [a + float(b) for a, b in zip(totals[task], sums, strict=True)]
+        made = compressor.generate(memory, task="ae", max_new_tokens=min(6, len(example.context)))[0].tolist()
+        assert result.reconstruction == " ".join(map(str, made[: made.index(49)] if 49 in made else made))
+        if example.question:
+            prompt = torch.tensor([example.question])
+            made = compressor.generate(memory, prompt, task="qa", max_new_tokens=6)[0].tolist()
+            end = next((place for place, token in enumerate(made) if token in (7, 8)), 6)
+            assert result.prediction == " ".join(map(str, made[:end]))
+        assert result.tokens_read == 2 * -(-len(example.context) // 8)
+    for task, (nats, tokens, correct) in totals.items():
+        assert row.metrics[f"{task}_loss"] == pytest.approx(nats / tokens, rel=1e-6)
+        assert row.counts[f"{task}_tokens"] == tokens
+        if task == "ae":
+            assert row.metrics["ae_accuracy"] == correct / tokens
+
+
+def test_figures_do_not_depend_on_the_batch_size():
+    model, data = tiny_llama(), examples()
+    methods = [FiveHundredX(model, chunk=8, ratio=2, lora=2), NoContext(model, start_token=START), FullContext(model)]
+    one, many = (compare(methods, data, batch_size=size, max_new_tokens=5, progress=False) for size in (1, 4))
+    for a, b in zip(one.rows, many.rows, strict=True):
+        assert a.metrics == pytest.approx(b.metrics, rel=1e-6)
+        assert a.counts == b.counts
+        for x, y in zip(a.examples, b.examples, strict=True):
+            assert (x.prediction, x.reconstruction, x.ae_correct) == (y.prediction, y.reconstruction, y.ae_correct)
+
+
+def test_baselines_run_without_the_adapter():
+    model, data = tiny_llama(), examples()
+    before = evaluate(FullContext(model), data, tasks=("ae", "lm"), max_new_tokens=2, progress=False).rows[0]
+    compressor = FiveHundredX(model, chunk=8, ratio=4, lora=2)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter)
+    report = run(compressor, None, data, tasks=("ae", "lm"), start_token=START, max_new_tokens=2, progress=False)
+    assert report["FullContext"].metrics == pytest.approx(before.metrics, rel=1e-9)
+    assert [row.method for row in report.rows] == ["NoContext", "FiveHundredX EPL 4x", "FullContext"]
+    described = report.settings["methods"]
+    assert described["NoContext"]["start_token"] == START and "chunk" not in described["FullContext"]
+    assert (described["FiveHundredX EPL 4x"]["chunk"], described["FiveHundredX EPL 4x"]["layout"]) == (8, "epl")
+
+
+def test_run_takes_the_tasks_that_there_is_data_for():
+    compressor = ICAE(tiny_llama(eos_token_id=9), chunk=8, ratio=4, lora=None)
+    report = run(compressor, None, [Example([1] * 9, continuation=[2, 3])], baselines=("full",), progress=False)
+    assert report.settings["tasks"] == ["ae", "lm"]
+    assert [row.method for row in report.rows] == ["ICAE EPL 4x", "FullContext"]
+    assert "| FullContext | " in report.table()
+    with pytest.raises(ValueError, match="baselines: expected some of none, full, summary, got 'full'"):
+        run(compressor, None, examples(), baselines="full", progress=False)
+    with pytest.raises(ValueError, match="tokenizer: expected one for the baseline 'summary', which writes text, got"):
+        run(compressor, None, examples(), baselines=["summary"], progress=False)
+
+
+def test_run_summarises_at_the_compressors_ratio():
+    compressor = ICAE(tiny_llama(vocab_size=258, eos_token_id=256), chunk=8, ratio=4, lora=None)
+    data = [Example("a b c d e f g h i", continuation="xyz")]
+    settings = {"tasks": ("lm",), "markers": Markers("<", ">"), "progress": False}
+    report = run(compressor, byte_tokenizer(), data, baselines=["full", "summary"], **settings)
+    assert [row.method for row in report.rows] == ["ICAE EPL 4x", "SummaryContext 4x", "FullContext"]
+    described = report.settings["methods"]
+    assert described["SummaryContext 4x"]["ratio"] == 4 and "ratio" not in described["FullContext"]
+    summary = SummaryContext(compressor.model, byte_tokenizer(), ratio=4, markers=Markers("<", ">"))
+    alone = compare([summary], data, tokenizer=byte_tokenizer(), tasks=("lm",), progress=False).rows[0]
+    assert report["SummaryContext 4x"].metrics == pytest.approx(alone.metrics)
+
+
+TEXTS = (
+    "It rained in the night, and the river rose.",
+    "One",
+    "The old bridge had stood there for more than two hundred years before anyone thought of counting its arches, "
+    "and nobody had agreed on their number since then.",
+    "a b c d e",
+)
+
+
+@torch.no_grad()
+def written_by_hand(model, tokenizer, text, stops, *, ratio=10, slack=2, brackets=("[INST]\n", "\n[/INST]")):
+    """The tokens of a summary, and the most there may be."""
+    count = len(text.split(" "))
+    words = -(-count // ratio)
+    prompt = f"{brackets[0]}Please summarize the following text into {words} words: {text}{brackets[1]}"
+    limit = math.ceil(slack * words * len(text.encode()) / count)
+    made = model.generate(
+        **tokenizer(prompt, return_tensors="pt", return_token_type_ids=False),
+        max_new_tokens=limit,
+        do_sample=False,
+        eos_token_id=list(stops) or None,
+        pad_token_id=0,
+    )
+    made = made[0, len(tokenizer(prompt)["input_ids"]) :].tolist()
+    return made[:-1] if made[-1] in stops else made, limit
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gpt2"])
+def test_a_summary_is_what_the_plain_model_writes_and_then_reads(family):
+    model, tokenizer = tiny(family, vocab_size=257), byte_tokenizer()
+    # A token that ends some summaries early, and not all of them.
+    whole = [set(written_by_hand(model, tokenizer, text, ())[0]) for text in TEXTS]
+    stops = (min(set.union(*whole) - set.intersection(*whole)), 256)
+    made = [written_by_hand(model, tokenizer, text, stops) for text in TEXTS]
+    assert any(len(tokens) < limit for tokens, limit in made) and any(len(tokens) == limit for tokens, limit in made)
+    summaries = [tokenizer.decode(tokens).strip() for tokens, _ in made]
+    reader = SummaryContext(model, tokenizer, stop_tokens=stops)
+    contexts = [tokenizer(text)["input_ids"] for text in TEXTS]
+    assert reader.summaries(contexts) == summaries
+    data = [
+        Example(ids, continuation=[8, 9, 10 + index], question=[1] * (1 + index), answers=[[2]])
+        for index, ids in enumerate(contexts)
+    ]
+    read = {tuple(ids): tokenizer(text)["input_ids"] for ids, text in zip(contexts, summaries, strict=True)}
+    row = check_baseline(model, reader, data, lambda context: read[tuple(context)])
+    assert [result.tokens_read for result in row.examples] == [len(read[tuple(ids)]) for ids in contexts]
+    assert len(set(map(len, read.values()))) > 1
+    if family == "llama":
+        # Two layers of two key-value heads of 12, keys and values, in double precision.
+        assert row.examples[2].cache_bytes == len(read[tuple(contexts[2])]) * 2 * 2 * 2 * 12 * 8
+
+
+def test_a_summary_leaves_the_first_token_and_the_opening_marker_in_place():
+    model, tokenizer, brackets = tiny_llama(vocab_size=258), byte_tokenizer(start=True), Markers("<user>", "<model>")
+    reader = SummaryContext(model, tokenizer, ratio=4, slack=1.5, markers=brackets, stop_tokens=())
+    settings = {"ratio": 4, "slack": 1.5, "brackets": brackets}
+    rows = [
+        tokenizer(TEXTS[0])["input_ids"],
+        tokenizer("<user>" + TEXTS[2])["input_ids"],
+        tokenizer(TEXTS[3], add_special_tokens=False)["input_ids"],
+    ]
+    made = [written_by_hand(model, tokenizer, TEXTS[index], (), **settings)[0] for index in (0, 2, 3)]
+    texts = [tokenizer.decode(tokens).strip() for tokens in made]
+    assert reader.summaries(rows) == texts
+    read = [
+        tokenizer(texts[0])["input_ids"],
+        tokenizer("<user>" + texts[1])["input_ids"],
+        tokenizer(texts[2], add_special_tokens=False)["input_ids"],
+    ]
+    assert [ids[0] == 257 for ids in read] == [True, True, False]
+    ours, plain = reader.encode(rows), FullContext(model).encode(read)
+    assert ours.lengths == plain.lengths and ours.context_lengths == tuple(map(len, rows))
+    for mine, theirs in zip(ours.tensors, plain.tensors, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    # A task token follows what is read, and has no part in the writing.
+    reader = SummaryContext(model, tokenizer, ratio=4, slack=1.5, markers=brackets, stop_tokens=(), task_tokens=True)
+    assert reader.encode(rows).lengths == tuple(map(len, read)) and len(dict(reader.trainable())) == 2
+
+
+def test_a_marker_may_begin_with_the_first_token():
+    model, tokenizer = tiny_llama(vocab_size=258), byte_tokenizer(start=True)
+    reader = SummaryContext(model, tokenizer, markers=Markers("<start>user\n", "<end>"), stop_tokens=())
+    rows = [tokenizer("<start>user\n" + TEXTS[3], add_special_tokens=False)["input_ids"]]
+    memory, (summary,) = reader.encode(rows), reader.summaries(rows)
+    (read,) = FullContext(model).encode(tokenizer("<start>user\n" + summary, add_special_tokens=False)).context_lengths
+    assert memory.tokens_read == (read,) and rows[0][0] == 257
+
+
+def test_of_an_empty_summary_the_first_token_is_read():
+    model, tokenizer = tiny_llama(vocab_size=257), byte_tokenizer()
+    reader = SummaryContext(model, tokenizer, stop_tokens=range(257))
+    rows = [tokenizer(text)["input_ids"] for text in TEXTS]
+    assert reader.summaries(rows) == [""] * 4
+    memory = reader.encode(rows)
+    assert memory.tokens_read == (1,) * 4 and memory.lead == tuple(row[0] for row in rows)
+
+
+def test_a_summary_needs_a_tokenizer_and_sensible_numbers():
+    model = tiny_llama(vocab_size=257, eos_token_id=[250, 251])
+    with pytest.raises(ValueError, match="tokenizer: expected one that makes and reads the text of contexts, got None"):
+        SummaryContext(model, None)
+    for name, value in (("ratio", 0.5), ("slack", 0), ("ratio", math.inf), ("slack", math.nan)):
+        with pytest.raises(ValueError, match=f"{name}: expected a number of at least 1, got {value}"):
+            SummaryContext(model, byte_tokenizer(), **{name: value})
+    reader = SummaryContext(model, byte_tokenizer(), ratio=7.5)
+    assert reader.stop_tokens == (250, 251, 256)
+    assert (reader.ratio, reader.title) == (7.5, "SummaryContext 7.5x")
+    assert len(dict(reader.named_parameters())) == len(dict(FullContext(model).named_parameters()))
+
+
+@pytest.mark.parametrize("method", [NoContext, FullContext])
+def test_task_tokens_are_all_that_trains(method, tmp_path):
+    model = tiny_llama()
+    baseline = method(model, task_tokens=True)
+    named = dict(baseline.trainable())
+    assert sorted(named) == ["task_embeddings.ae", "task_embeddings.lm"]
+    assert not list(method(model, **({"start_token": 1} if method is NoContext else {})).trainable())
+    context, after = torch.randint(0, 50, (3, 9)), torch.randint(0, 50, (3, 4))
+    optimizer = torch.optim.SGD(named.values(), lr=0.5)
+    losses = []
+    for _ in range(4):
+        loss = baseline(context, continuation_ids=after)["loss"]
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    baseline.save_pretrained(tmp_path)
+    fresh = method(model, task_tokens=True)
+    fresh.load_task_tokens(tmp_path)
+    assert fresh(context, continuation_ids=after)["loss"] == baseline(context, continuation_ids=after)["loss"]
+    other = FullContext if method is NoContext else NoContext
+    with pytest.raises(ValueError, match=f"expected task tokens of {other.method} .* of {method.method}"):
+        other(model, task_tokens=True).load_task_tokens(tmp_path)
+    with pytest.raises(ValueError, match=r"shapes .*'ae': \(1, 32\).* got .*'ae': \(1, 48\)"):
+        method(tiny_llama(hidden_size=32), task_tokens=True).load_task_tokens(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"expected a folder with task_tokens\.safetensors, got none there"):
+        fresh.load_task_tokens(tmp_path / "none")
+    (tmp_path / "task_tokens.safetensors").write_bytes(b"not this")
+    with pytest.raises(ValueError, match="expected task tokens, got a file that cannot be read"):
+        fresh.load_task_tokens(tmp_path)
+
+
+def test_baselines_are_no_methods_that_a_saved_compressor_names(tmp_path):
+    model = tiny_llama()
+    FiveHundredX(model, chunk=8, ratio=4, lora=2).save_pretrained(tmp_path)
+    assert type(Compressor.from_pretrained(tmp_path, tiny_llama())) is FiveHundredX
+    with pytest.raises(
+        ValueError, match="task_tokens: expected a baseline made with task_tokens=True, got one without"
+    ):
+        FullContext(model).save_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def test_task_tokens_stand_between_context_and_text():
+    model = tiny_llama()
+    baseline = FullContext(model, task_tokens=True)
+    context, text = [[1, 2, 3, 4, 5], [6, 7, 8]], torch.randint(0, 50, (2, 4))
+    hidden = baseline.decode(baseline.encode(context), "lm", text)
+    embed = model.get_input_embeddings()
+    for row, ids in enumerate(context):
+        token = baseline.task_embeddings["lm"].double()
+        inputs = torch.cat([embed(torch.tensor(ids)), token, embed(text[row])])[None]
+        expected = model.model(inputs_embeds=inputs).last_hidden_state[0, len(ids) :]
+        torch.testing.assert_close(hidden[row], expected, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_window_leaves_the_rest_out_of_the_reconstruction():
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None, window=10)
+    data = [Example(list(range(25)), continuation=[4, 5]), Example(list(range(8)), continuation=[6])]
+    row = evaluate(compressor, data, tasks=("ae", "lm"), progress=False).rows[0]
+    assert row.counts["ae_tokens"] == 18
+    assert row.examples[0].original == " ".join(map(str, range(10)))
+    # Two chunks of two memory tokens and 15 tokens as they are; one chunk.
+    assert [result.tokens_read for result in row.examples] == [19, 2]
+    memory = compressor.encode([data[0].context])
+    logits = compressor.logits(compressor.decode(memory, "lm", torch.tensor([[4]])))[0]
+    expected = F.cross_entropy(logits, torch.tensor([4, 5]), reduction="sum").item()
+    assert row.examples[0].lm_nats == pytest.approx(expected, rel=1e-6)

@@ -1,0 +1,200 @@
+"""Gist, AvgPool and GistPool written out on transformers' own attention, a row at a time, parameters by row."""
+
+import contextlib
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import DynamicCache
+
+from gistkit.compress import AvgPool
+from tests.helpers.models import additive, eager
+
+
+def rotate(x, positions, inv_freq):
+    """Rotary embedding of x [1, H, N, D] at positions [N]."""
+    angles = torch.tensor(positions, dtype=torch.float64)[:, None] * inv_freq.double()
+    cos, sin = (torch.cat([f(angles), f(angles)], -1) for f in (torch.cos, torch.sin))
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+def written_out(method, context, ratio, options):
+    """Positions of (context, compressed, first text) and mask [1 + n + m, 1 + n + m] of pass 1, by hand."""
+    m = -(-context // ratio)
+    ends = [min((j + 1) * ratio, context) for j in range(m)]
+    if method == "gistpool" and not options.get("separate_positions"):
+        ctx = [1 + i + i // ratio for i in range(context)]
+        memory, text = [end + j + 1 for j, end in enumerate(ends)], 1 + context + m
+    elif method == "gist" and not options.get("separate_positions"):
+        ctx, memory, text = list(range(1, context + 1)), list(range(context + 1, context + m + 1)), 1 + context + m
+    elif method == "avgpool":
+        ctx, text = list(range(1, context + 1)), context + 1
+        memory = [(1 + j * ratio + end) / 2 for j, end in enumerate(ends)]
+    else:
+        ctx, memory, text = list(range(1, context + 1)), list(range(1, m + 1)), context + 1
+    size = 1 + context + m
+    mask = torch.zeros(size, size, dtype=torch.bool)
+    mask[0, 0] = True
+    for i in range(context):
+        mask[1 + i, : 2 + i] = True
+        if options.get("context_sees_memory"):
+            mask[1 + i, 1 + context : 1 + context + i // ratio] = True
+    for j in range(m):
+        row = mask[1 + context + j]
+        first = 0
+        if method == "gistpool" and options.get("windows", 5) is not None:
+            first = max(0, (j - options.get("windows", 5) + 1) * ratio)
+        row[0] = options.get("memory_sees_bos", True)
+        row[1 + first : 1 + (ends[j] if method == "gistpool" else context)] = True
+        row[1 + context + j] = options.get("memory_sees_itself", True)
+        if method == "gist" or options.get("memory_sees_memory"):
+            row[1 + context : 1 + context + j] = True
+    return ctx, memory, text, mask
+
+
+def merged(layer, name):
+    """One LoRA adapter's whole map."""
+    weight = layer.base_layer.weight + layer.scaling[name] * layer.lora_B[name].weight @ layer.lora_A[name].weight
+    return lambda x: F.linear(x, weight, layer.base_layer.bias)
+
+
+@contextlib.contextmanager
+def maps_by_row(compressor, is_gist):
+    """Every linear map of the layers as torch.where of two whole maps; `is_gist` bool [N]."""
+    patched = []
+    copies = {} if compressor.copies is None else compressor.copies.maps
+    own = {compressor.model.get_decoder().get_submodule(path.replace("/", ".")): its for path, its in copies.items()}
+    if compressor.adapters is not None:
+        names = compressor.adapters.names
+        for layer in compressor.model.modules():
+            if hasattr(layer, "lora_A"):
+                memory = own.get(layer) or merged(layer, names.get("memory", names["text"]))
+                patched.append((layer, merged(layer, names["text"]), memory))
+    else:
+        for module, its in own.items():
+            patched.append((module, lambda x, m=module: F.linear(x, m.weight, m.bias), its))
+    for module, text, memory in patched:
+        module.forward = lambda x, t=text, m=memory: torch.where(is_gist[:, None], m(x), t(x))
+    try:
+        yield
+    finally:
+        for module, _, _ in patched:
+            del module.forward
+
+
+def masks_of(model, mask, places):
+    """`mask` for each kind of layer; sliding windows cut by places [keys], the queries being the last ones."""
+    full = additive(mask)
+    width = getattr(model.config, "sliding_window", None)
+    if width is None:
+        return full
+    rows = torch.tensor(places)[-mask.shape[0] :, None]
+    cut = additive(mask & (rows - torch.tensor(places)[None] < width))
+    if getattr(model.config, "layer_types", None):
+        return {"full_attention": full, "sliding_attention": cut}
+    return cut
+
+
+def projected(compressor, layer, hidden, positions):
+    """Keys and values of hidden [1, K, d] by a layer's own norm and projections."""
+    attention, rotary = layer.self_attn, compressor.model.get_decoder().rotary_emb
+    kinds = getattr(compressor.model.config, "layer_types", None)
+    inv_freq = getattr(rotary, "inv_freq", None)
+    if inv_freq is None:
+        inv_freq = getattr(rotary, f"{kinds[attention.layer_idx]}_inv_freq")
+    normed = layer.input_layernorm(hidden)
+    key, value = (
+        p(normed).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2) for p in (attention.k_proj, attention.v_proj)
+    )
+    if hasattr(attention, "k_norm"):
+        key = attention.k_norm(key)
+    return key, value, lambda k: rotate(k, positions, inv_freq)
+
+
+def means(hidden, ratio):
+    return torch.stack([part.mean(-2) for part in hidden.split(ratio, -2)], -2)
+
+
+def states(compressor, ids, text):
+    """Hidden states [T + 1, d] after the memory and at each token of `text`; ids and text are lists of token ids."""
+    model, ratio, method = compressor.model, compressor.chunk, compressor.method
+    layers = model.get_decoder().layers
+    options = {k: v for k, v in compressor.settings.items() if k not in ("ratio", "window", "losses")}
+    ctx, memory, start, mask = written_out(method, len(ids), ratio, options)
+    count, pooled = len(memory), isinstance(compressor, AvgPool)
+    embed = compressor.embed
+    inputs = embed(torch.tensor([[compressor.bos_token, *ids]]))
+    if pooled:
+        positions, mask = [0, *ctx], mask[: 1 + len(ids), : 1 + len(ids)]
+    else:
+        slots = compressor.memory_embeddings.double()
+        slots = slots[:count] if slots.shape[0] > 1 else slots.expand(count, -1)
+        inputs, positions = torch.cat([inputs, slots[None]], 1), [0, *ctx, *memory]
+    # Places in logical order: GistPool's gists stand among the context.
+    places = [0, *ctx, *memory][: len(positions)]
+    if method == "gistpool" and options.get("separate_positions"):
+        places = written_out(method, len(ids), ratio, {})
+        places = [0, *places[0], *places[1]]
+    is_gist = torch.arange(len(positions)) > len(ids)
+    befores, afters, kept = [], [], {}
+
+    def hook(_, args, out):
+        befores.append(args[0])
+        afters.append(out)
+
+    handles = [layer.register_forward_hook(hook) for layer in layers]
+    cache = DynamicCache()
+    try:
+        with maps_by_row(compressor, is_gist), eager(model):
+            out = model.get_decoder()(
+                inputs_embeds=inputs, attention_mask=masks_of(model, mask, places),
+                position_ids=torch.tensor([positions]), past_key_values=cache, use_cache=True,
+            ).last_hidden_state  # fmt: skip
+    finally:
+        for handle in handles:
+            handle.remove()
+    last = out[:, -1:]
+    nobody = lambda n: torch.zeros(n, dtype=torch.bool)  # noqa: E731
+    for index, layer in enumerate(layers):
+        own = cache.layers[index]
+        first = own.keys[:, :, :1], own.values[:, :, :1]
+        if pooled:
+            hidden = befores[index][:, 1:]
+            if compressor.pool == "hidden":
+                with maps_by_row(compressor, nobody(count)):
+                    key, value, turn = projected(compressor, layer, means(hidden, ratio), memory)
+            else:
+                with maps_by_row(compressor, nobody(len(ids))):
+                    key, value, turn = projected(compressor, layer, hidden, memory)
+                key, value = means(key, ratio), means(value, ratio)
+            rest = turn(key), value
+        elif getattr(compressor, "offset", False):
+            with maps_by_row(compressor, nobody(count)):
+                key, value, turn = projected(compressor, layer, afters[index][:, 1 + len(ids) :], memory)
+            rest = turn(key), value
+        else:
+            rest = own.keys[:, :, -count:], own.values[:, :, -count:]
+        kept[index] = [torch.cat(pair, 2) for pair in zip(first, rest, strict=True)]
+    reading = DynamicCache()
+    for index, (key, value) in kept.items():
+        reading.update(key, value, index)
+    text_positions = list(range(start, start + len(text)))
+    seen = torch.ones(len(text), 1 + count + len(text)).tril(1 + count).bool()
+    # Sliding windows count the places of the uncompressed order.
+    places = [0, *[int(p) for p in memory], *text_positions]
+    with maps_by_row(compressor, nobody(len(text))), eager(model):
+        out = model.get_decoder()(
+            inputs_embeds=embed(torch.tensor([text])), attention_mask=masks_of(model, seen, places),
+            position_ids=torch.tensor([text_positions]), past_key_values=reading, use_cache=True,
+        ).last_hidden_state  # fmt: skip
+    return torch.cat([last, out], 1)[0]
+
+
+def unsettle(compressor):
+    """Trained-like weights: adapters that change something, copies that differ from what they copy."""
+    torch.manual_seed(1)
+    for name, parameter in compressor.named_parameters():
+        if "lora_B" in name or name.startswith("copies."):
+            nn.init.normal_(parameter, std=0.1)
+    return compressor

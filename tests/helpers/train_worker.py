@@ -1,0 +1,205 @@
+"""A tiny compressor and its training, for tests of training in processes of their own.
+
+example: python tests/helpers/train_worker.py killed runs/killed
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+from peft import LoraConfig
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
+from gistkit.evaluate import Example
+from gistkit.hf import attach
+from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
+from gistkit.train.batches import texts
+from gistkit.train.passes import Losses
+from gistkit.train.sharding import gathers_kept_keys
+
+RECIPE = Recipe(steps=8, batch=4, learning_rate=1e-2, warmup=3, clip=1.0, min_length=16, max_length=40)
+# Of a step and of an evaluation: whatever else a record holds are seconds.
+NUMBERS = ("step", "loss", "ae", "lm", "qa", "lr", "grad_norm", "held_out")
+
+
+def make_model(dtype=torch.float32):
+    """The same weights at every call."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.2,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def make_compressor(losses=("ae", "lm"), *, lora=4, dropout=0.0, dtype=torch.float32, method=FiveHundredX):
+    """The same weights at every call."""
+    model = make_model(dtype)
+    if lora and dropout:
+        lora = LoraConfig(r=lora, lora_alpha=2 * lora, lora_dropout=dropout, target_modules=["q_proj", "v_proj"])
+    return method(model, chunk=8, ratio=4, layout="epl", losses=losses, lora=lora)
+
+
+def make_gistpool():
+    """One that makes keys of a layer's output, with adapters by role."""
+    return GistPool(make_model(), ratio=4, losses=("ae", "lm"), lora=4, bos_token=0)
+
+
+def make_dodo():
+    """One that runs the lower layers of the base model by themselves, and learns through the bias of its keys."""
+    return Dodo(make_model(), ratio=4, layer=1, losses=("ae", "lm"), lora=4, bos_token=0)
+
+
+def make_reader(tau=8, segment=4, **options):
+    """A Dodo that reads on, whose threshold training finds."""
+    dodo = Dodo(make_model(), **{"ratio": 4, "layer": 1, "lora": 4, "bos_token": 0} | options)
+    return MixedResolution(dodo, tau=tau, segment=segment)
+
+
+def make_compressive():
+    """An AvgPool that reads on."""
+    return Compressive(AvgPool(make_model(), ratio=4, lora=4, bos_token=0), tau=8, segment=4)
+
+
+def make_batches(recipe=RECIPE):
+    return Pretraining(load_corpus(), recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+
+
+def make_questions(recipe=RECIPE):
+    """Contexts, questions and answers of lengths that differ within a batch."""
+    examples = [
+        Example(
+            f"{'word ' * (1 + number % 7)}number {number}.",
+            question="Which?" * (1 + number % 3),
+            answers=(f"It is {number}{'!' * (number % 5)}",),
+        )
+        for number in range(40)
+    ]
+    return QuestionAnswering(examples, None, recipe.batch, recipe.seed)
+
+
+def train(out, compressor=None, batches=None, recipe=RECIPE, *, resume=False, **options):
+    options = {"cpu": True, "progress": False, "eval_every": 4, "held_out": 10, "save_every": 2} | options
+    compressor = compressor or make_compressor()
+    return Trainer(compressor, batches or make_batches(recipe), recipe, out, **options).train(resume=resume)
+
+
+def numbers(records):
+    """The part of metrics that does not depend on the clock."""
+    return [{name: value for name, value in record.items() if name in NUMBERS} for record in records]
+
+
+def killed(out):
+    """Training with dropout that dies while the checkpoint of step 6 is written."""
+    replace = os.replace
+
+    def die(source, target):
+        if Path(target) == checkpoint.path_of(out, 6):
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+
+    os.replace = die
+    train(out, make_compressor(dropout=0.1))
+
+
+def processes(out):
+    """The runs that must not depend on the number of processes."""
+    train(out / "passages")
+    state = PartialState()
+    (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
+    train(out / "accumulated", accumulate=2)
+    train(out / "questions", make_compressor(("ae", "qa")), make_questions())
+    train(out / "reader", make_reader(), accumulate=2)
+    sharded(out / "sharded.safetensors", make_compressor)
+    sharded(out / "sharded-gistpool.safetensors", make_gistpool)
+    sharded(out / "sharded-dodo.safetensors", make_dodo)
+    sharded_reader(out / "sharded-reader.json")
+
+
+def steps(compressor, count=2):
+    """Updates of the weights outside a Trainer; the optimizer."""
+    optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+    batches = make_batches()
+    with attach(compressor.model), gathers_kept_keys(compressor):
+        for step in range(count):
+            compressor(**batches(step))["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return optimizer
+
+
+def sharded(path, build):
+    """Training of weights that are sharded, layer by layer, to a checkpoint and back."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def make():
+        compressor = build()
+        compressor.gradient_checkpointing_enable()
+        for layer in compressor.model.model.layers:
+            fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+        return fully_shard(compressor, mesh=mesh)
+
+    compressor, again = make(), make()
+    optimizer = steps(compressor)
+    checkpoint.save(path, {}, {"step": 2}, compressor.trainable(), optimizer, write=PartialState().is_main_process)
+    PartialState().wait_for_everyone()
+    other = RECIPE.optimizer(parameter for _, parameter in again.trainable())
+    checkpoint.load(path, {}, again.trainable(), other)
+    for (_, ours), (_, theirs) in zip(compressor.trainable(), again.trainable(), strict=True):
+        pairs = [(ours, theirs), *((value, other.state[theirs][key]) for key, value in optimizer.state[ours].items())]
+        for first, second in pairs:
+            assert type(first) is type(second) and torch.equal(whole(first), whole(second))
+
+
+def reading(reader, module, count=2):
+    """Losses and thresholds of updates of the weights outside a Trainer; `module` is the reader's `Losses`."""
+    compressor, found = reader.compressor, []
+    optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+    batches = make_batches()
+    with attach(compressor.model), gathers_kept_keys(compressor):
+        for step in range(count):
+            batch = texts(batches(step))
+            with torch.no_grad():
+                module(batch, calibrate=True)
+            loss = module(batch)["loss"]
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            found += [loss.item(), compressor.threshold]
+    return found
+
+
+def sharded_reader(path):
+    """A reader whose weights are sharded, layer by layer; `path` gets its losses and thresholds."""
+    mesh, reader = init_device_mesh("cpu", (2,)), make_reader()
+    for layer in reader.compressor.model.model.layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+    found = reading(reader, fully_shard(Losses(reader), mesh=mesh))
+    if PartialState().is_main_process:
+        path.write_text(json.dumps(found))
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"killed": killed, "processes": processes}[sys.argv[1]](Path(sys.argv[2]))

@@ -1,0 +1,256 @@
+"""gistkit inside a transformers Llama: its logits, its training, and that nothing stays behind."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from transformers import DynamicCache, StaticCache
+from transformers.models.llama.modeling_llama import LlamaAttention
+
+import gistkit
+from gistkit.hf import KeptKeys, attach, first_layers
+from gistkit.layouts import causal_plan
+from tests.helpers.models import additive, double_angles, tiny_llama
+
+TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def causal(length):
+    return gistkit.layouts.causal(length).compile()
+
+
+def own_logits(model, ids, mask, positions):
+    with double_angles(model):
+        return model(ids, attention_mask=additive(mask), position_ids=positions, use_cache=False).logits
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("length", [1, 13])
+def test_causal_logits_equal_the_models_own(training, batch, length):
+    model = tiny_llama().train(training)
+    ids = torch.randint(0, 50, (batch, length))
+    positions = torch.arange(length)[None].expand(batch, -1)
+    expected = own_logits(model, ids, torch.ones(length, length).tril().bool(), positions)
+    with attach(model):
+        torch.testing.assert_close(model(ids, plan=causal(length)).logits, expected, **TOLERANCE)
+        torch.testing.assert_close(model(ids).logits, expected, **TOLERANCE)
+
+
+def test_causal_logits_equal_eager_attention():
+    model = tiny_llama(attn_implementation="eager").float()
+    ids = torch.randint(0, 50, (2, 13))
+    expected = model(ids, attention_mask=torch.ones_like(ids)).logits
+    exact = tiny_llama()(ids, attention_mask=torch.ones_like(ids)).logits
+    with attach(model):
+        error = (model(ids, plan=causal(13)).logits - exact).abs().max()
+    assert error <= 2 * (expected - exact).abs().max()
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_disordered_position_ids_are_not_read_as_packed_sequences(training, batch):
+    ids = torch.randint(0, 50, (batch, 9))
+    positions = torch.tensor([1, 2, 3, 4, 5, 6, 2, 5, 0])[None].expand(batch, -1)
+    model = tiny_llama().train(training)
+    expected = own_logits(model, ids, torch.ones(9, 9).tril().bool(), positions)
+    with double_angles(model):
+        trapped = model(ids, position_ids=positions, use_cache=False).logits
+    assert not torch.allclose(trapped, expected), "transformers no longer falls into the trap this test guards against"
+    with attach(model):
+        ours = model(ids, position_ids=positions, plan=causal(9), use_cache=False).logits
+    torch.testing.assert_close(ours, expected, **TOLERANCE)
+
+
+def test_a_layout_decides_mask_and_positions():
+    model = tiny_llama()
+    layout = gistkit.layouts.gistpool(12, 3, 6, windows=2)
+    plan = layout.compile()
+    ids = torch.randint(0, 50, (2, len(layout)))
+    mask = torch.from_numpy(layout.dense_mask(order="physical"))
+    expected = own_logits(model, ids, mask, plan.positions[None].expand(2, -1))
+    with attach(model):
+        torch.testing.assert_close(model(ids, plan=plan, use_cache=False).logits, expected, **TOLERANCE)
+
+
+def test_gradients_equal_the_models_own():
+    model = tiny_llama().train()
+    ids = torch.randint(0, 50, (2, 11))
+    positions = torch.arange(11)[None].expand(2, -1)
+    own_logits(model, ids, torch.ones(11, 11).tril().bool(), positions).logsumexp(-1).sum().backward()
+    expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    for checkpointing in (False, True):
+        model.zero_grad()
+        if checkpointing:
+            # The name differs between releases of transformers.
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable()
+        with attach(model):
+            model(ids, plan=causal(11), use_cache=False).logits.logsumexp(-1).sum().backward()
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(parameter.grad, expected[name], **TOLERANCE)
+
+
+def test_decoding_with_a_cache_equals_one_pass():
+    model = tiny_llama()
+    ids = torch.randint(0, 50, (2, 10))
+    plan = causal(10)
+    with attach(model):
+        whole = model(ids, plan=plan, use_cache=False).logits
+        cache = DynamicCache(config=model.config)
+        parts = [
+            model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), past_key_values=cache, use_cache=True).logits
+            for a, b in ((0, 6), (6, 7), (7, 10))
+        ]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **TOLERANCE)
+
+
+def test_generate_follows_the_models_own():
+    model = tiny_llama()
+    ids = torch.randint(0, 50, (2, 5))
+    with double_angles(model):
+        expected = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    with attach(model):
+        ours = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert torch.equal(ours, expected)
+
+
+def test_compiles_without_a_graph_break():
+    model = tiny_llama()
+    ids = torch.randint(0, 50, (2, 8))
+    plan = causal(8)
+    with attach(model):
+        expected = model(ids, plan=plan, use_cache=False).logits
+        compiled = torch.compile(model.model, fullgraph=True)
+        hidden = compiled(ids, plan=plan, use_cache=False).last_hidden_state
+        # Llama's norms are single precision in every model, and compiled sums round differently.
+        torch.testing.assert_close(model.lm_head(hidden), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_stays_behind():
+    model = tiny_llama()
+    ids = torch.randint(0, 50, (1, 7))
+    before = model(ids).logits
+    with pytest.raises(RuntimeError, match="inside"), attach(model):
+        with attach(model):
+            pass
+        assert model.config._attn_implementation == gistkit.hf.ATTENTION_NAME
+        raise RuntimeError("inside")
+    assert model.config._attn_implementation == "sdpa"
+    assert not model.model._forward_pre_hooks
+    for module in model.modules():
+        assert "forward" not in vars(module)
+        if isinstance(module, LlamaAttention):
+            assert module.config._attn_implementation == "sdpa"
+    assert torch.equal(model(ids).logits, before)
+
+
+def test_errors_say_what_was_expected():
+    model = tiny_llama(attention_dropout=0.5)
+    ids = torch.randint(0, 50, (2, 4))
+    with attach(model):
+        with pytest.raises(ValueError, match=r"attention_mask: expected none or all ones.*compile_batch"):
+            model(ids, attention_mask=torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]))
+        with pytest.raises(ValueError, match=r"attention_mask: expected none beside a plan, got a mask of shape"):
+            model(ids, attention_mask=torch.zeros(2, 1, 4, 4))
+        with pytest.raises(ValueError, match=r"attention_dropout: expected 0 .*got 0.5"):
+            model.train()(ids)
+    with (
+        pytest.raises(TypeError, match="model: expected a transformers model, got Linear"),
+        attach(torch.nn.Linear(2, 2)),
+    ):
+        pass
+
+
+def test_arguments_that_no_layer_would_read_are_refused():
+    ids = torch.randint(0, 50, (1, 4))
+    unread = {"Plan": causal_plan(4, 4, "cpu", None), "keeper": KeptKeys(slice(2)), "recorder": print}
+    with attach(tiny_llama()) as model:
+        for name, value in unread.items():
+            message = f"{name}: expected one of the arguments plan, memory, .* for an object of type "
+            with pytest.raises(TypeError, match=message + type(value).__name__):
+                model(ids, **{name: value})
+        model(ids, labels=ids, num_items_in_batch=torch.tensor(3), output_hidden_states=True)
+
+
+def test_a_forward_of_the_instance_is_put_back():
+    model = tiny_llama()
+    layer = model.model.layers[0].self_attn
+    own = layer.forward
+    layer.forward = wrapped = lambda *args, **kwargs: own(*args, **kwargs)
+    with attach(model):
+        assert layer.forward is not wrapped
+    assert layer.forward is wrapped
+
+
+def test_a_static_cache_needs_a_plan():
+    model = tiny_llama()
+    cache = StaticCache(config=model.config, max_cache_len=12)
+    message = "past_key_values: expected a cache that grows, such as DynamicCache, or a plan"
+    with attach(model), pytest.raises(ValueError, match=message):
+        model(torch.randint(0, 50, (1, 5)), past_key_values=cache, use_cache=True)
+
+
+def test_positions_of_several_axes_are_refused():
+    layout = gistkit.layouts.causal(3)
+    layout = dataclasses.replace(layout, positions=np.zeros((2, 3), np.int64))
+    with attach(tiny_llama()) as model, pytest.raises(ValueError, match=r"expected position ids \[N\] or \[B, N\]"):
+        model(torch.randint(0, 50, (1, 3)), plan=layout.compile())
+
+
+def test_the_first_layers_of_a_model_and_that_all_come_back():
+    model = tiny_llama()
+    layers, ids = model.model.layers, torch.randint(0, 50, (2, 5))
+    with attach(model), first_layers(model, 1):
+        found = model.model(ids, use_cache=False).last_hidden_state
+    expected = model.model(ids, use_cache=False, output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(found, model.model.norm(expected), rtol=1e-6, atol=1e-6)
+    with pytest.raises(KeyError), attach(model), first_layers(model, 1):
+        raise KeyError
+    assert model.model.layers is layers
+    assert len(layers) == 2
+    for count in (0, 3, True, 1.0):
+        with pytest.raises(ValueError, match=f"count: expected 1 to 2 layers, got {count}"), first_layers(model, count):
+            pass
+    message = "model: expected a decoder with a list of its 2 layers, got LlamaModel"
+    with pytest.raises(TypeError, match=message), first_layers(model, 1), first_layers(model, 1):
+        pass
+    assert model.model.layers is layers
+
+
+def test_a_layer_put_in_later_is_attached_too():
+    model, ids = tiny_llama(), torch.randint(50, (1, 12))
+    with attach(model), torch.no_grad():
+        model(ids)
+    other = tiny_llama(num_hidden_layers=1)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    model.model.layers[1] = other.model.layers[0]
+    model.model.layers[1].self_attn.layer_idx = 1
+    with torch.no_grad():
+        expected = own_logits(model, ids, torch.ones(12, 12).tril().bool(), torch.arange(12)[None])
+    keep = KeptKeys(slice(None))
+    with attach(model), torch.no_grad():
+        found = model(ids, plan=causal(12), keep=keep).logits
+    torch.testing.assert_close(found, expected)
+    assert len(keep.layers) == 2
+
+
+def test_attaching_walks_through_a_model_once(monkeypatch):
+    model, ids = tiny_llama(), torch.randint(50, (1, 4))
+    seen = []
+    named = torch.nn.Module.named_modules
+
+    def counted(self, *args, **kwargs):
+        for name, module in named(self, *args, **kwargs):
+            seen.append(module)
+            yield name, module
+
+    with attach(model), torch.no_grad():
+        model(ids)
+    monkeypatch.setattr(torch.nn.Module, "named_modules", counted)
+    with attach(model), torch.no_grad():
+        model(ids)
+    assert seen == [model]

@@ -1,0 +1,220 @@
+"""Position encodings inside transformers' GPT-2: logits of `GPT` with the same weights, caches, padding, training."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, GPT2LMHeadModel
+
+from gistkit import hf, layouts
+from gistkit.nn import GPT, TEXT_ENCODINGS, ALiBi, Learned, NoPE, PositionEncoding, RoPE2D, SeqPE, position_encoding
+from tests.helpers.models import tiny
+from tests.nn.test_gpt import same_weights
+
+HEADS, HEAD_DIM, LAYERS, VOCAB = 4, 12, 2, 50
+IDS = torch.randint(0, VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def encoding(name: str, **options: Any) -> PositionEncoding:
+    torch.manual_seed(0)
+    encoder = SeqPE(16, digits=4, layers=2, heads=2, std=0.3)
+    options |= {"std": 0.3} if name.startswith("seqpe") else {}
+    its = position_encoding(name, heads=HEADS, head_dim=HEAD_DIM, layers=LAYERS, length=200, encoder=encoder, **options)
+    return its.double()
+
+
+def gpt2(**changes: Any) -> GPT2LMHeadModel:
+    return tiny("gpt2", pad_token_id=0, **changes)
+
+
+def ours(model: GPT2LMHeadModel, position: PositionEncoding) -> GPT:
+    """`GPT` with the model's weights."""
+    its = GPT.gpt2(position, vocab_size=VOCAB, dim=HEADS * HEAD_DIM, layers=LAYERS, heads=HEADS, dropout=0.0)
+    state = same_weights(model) | {f"position.{name}": p for name, p in position.state_dict().items()}
+    # The tiny model's feed-forward networks are narrower than 4 dim.
+    for block in its.blocks:
+        block.network.up = torch.nn.Linear(48, 64)
+        block.network.down = torch.nn.Linear(64, 48)
+    its.double().load_state_dict(state)
+    return its
+
+
+@pytest.mark.parametrize(
+    "positions", [None, torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [90, 9, 0, 1, 2, 3, 4, 7, 2]])]
+)
+@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+def test_logits_are_those_of_our_gpt(name: str, positions: Tensor | None) -> None:
+    model, position = gpt2(), encoding(name)
+    with hf.encode_positions(model, position) as inside:
+        logits = inside(IDS, position_ids=positions).logits
+    close(logits, ours(model, position)(IDS, positions))
+
+
+def test_no_positions_are_a_table_of_zeros() -> None:
+    model = gpt2()
+    with hf.encode_positions(model, NoPE()):
+        logits = model(IDS).logits
+    torch.nn.init.zeros_(model.transformer.wpe.weight)
+    close(logits, model(IDS).logits)
+
+
+def test_the_models_own_table_gives_the_model() -> None:
+    model, position = gpt2(), Learned(512, HEADS * HEAD_DIM).double()
+    position.load_state_dict({"table": model.transformer.wpe.weight})
+    expected = model(IDS).logits
+    with hf.encode_positions(model, position):
+        close(model(IDS).logits, expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 4])
+@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+def test_passes_in_chunks_are_one_pass(name: str, chunk: int) -> None:
+    model, cache = gpt2(), DynamicCache()
+    with hf.encode_positions(model, encoding(name)):
+        whole = model(IDS).logits
+        parts = [model(part, past_key_values=cache).logits for part in IDS.split(chunk, 1)]
+    close(torch.cat(parts, 1), whole)
+    wide = 2 if name == "seqpe-bias" else 1
+    assert cache.layers[0].keys.shape == (2, HEADS, 9, wide * HEAD_DIM)
+    assert cache.layers[0].values.shape == (2, HEADS, 9, HEAD_DIM)
+
+
+@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
+    """Greedy and by beams, each row as it is alone."""
+    model, position = gpt2(), encoding(name)
+    settings = {"max_new_tokens": 6, "do_sample": False}
+    mask = torch.ones_like(IDS)
+    mask[1, :4] = 0
+    with hf.encode_positions(model, position):
+        cached = model.generate(IDS, attention_mask=mask, **settings)
+        assert torch.equal(cached, model.generate(IDS, attention_mask=mask, use_cache=False, **settings))
+        for row, start in ((0, 0), (1, 4)):
+            alone = model.generate(IDS[row : row + 1, start:], attention_mask=mask[row : row + 1, start:], **settings)
+            assert torch.equal(cached[row : row + 1, start:], alone)
+        beams = model.generate(IDS, attention_mask=mask, num_beams=3, **settings)
+        assert torch.equal(beams, model.generate(IDS, attention_mask=mask, num_beams=3, use_cache=False, **settings))
+    assert torch.equal(cached[:1], ours(model, position).generate(IDS[:1], 6))
+
+
+@pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "seqpe-mul", "sinusoidal"])
+def test_padding_at_either_end_changes_nothing(name: str) -> None:
+    model = gpt2()
+    padded, mask = torch.zeros(3, 12, dtype=torch.long), torch.zeros(3, 12, dtype=torch.long)
+    starts, tokens = (0, 3, 12), (9, 9, 0)
+    for row, (start, count) in enumerate(zip(starts, tokens, strict=True)):
+        padded[row, start : start + count], mask[row, start : start + count] = IDS[row % 2, :count], 1
+    position_ids = (mask.cumsum(1) - 1).clamp(min=0)
+    with hf.encode_positions(model, encoding(name)):
+        logits = model(padded, attention_mask=mask, position_ids=position_ids).logits
+        alone = model(IDS).logits
+    close(logits[0, :9], alone[0])
+    close(logits[1, 3:], alone[1])
+    assert logits.isfinite().all()
+
+
+def loss_of(logits: Tensor) -> Tensor:
+    # Transformers' own is in single precision.
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), IDS[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("name", ["seqpe-bias", "seqpe-mul", "seqpe-sum", "learned"])
+def test_training_reaches_the_encoding_and_the_model(name: str) -> None:
+    model, position = gpt2().train(), encoding(name).train()
+    parameters = [*position.parameters(), *(p for n, p in model.named_parameters() if "wpe" not in n)]
+    reference = ours(model, position)
+    expected = torch.autograd.grad(loss_of(reference(IDS)), list(reference.position.parameters()))
+    losses = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        with hf.encode_positions(model, position):
+            loss = loss_of(model(IDS).logits)
+            found = torch.autograd.grad(loss, parameters)
+        losses.append(loss)
+        assert all(gradient.abs().any() for gradient in found)
+        for ours_, its in zip(found, expected, strict=False):
+            close(ours_, its)
+    close(*losses)
+
+
+def test_what_layers_add_is_dropped_in_training_as_the_model_says() -> None:
+    model = gpt2(resid_pdrop=1.0).train()
+    with hf.encode_positions(model, encoding("seqpe-bias")):
+        logits = model(IDS).logits
+    close(logits, model.lm_head(model.transformer.ln_f(model.transformer.wte(IDS))))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = gpt2()
+    before, implementation = model(IDS).logits, model.config._attn_implementation
+    with pytest.raises(RuntimeError, match="inside"), hf.encode_positions(model, encoding("seqpe-bias")):
+        assert not torch.allclose(model(IDS).logits, before)
+        raise RuntimeError("inside")
+    assert torch.equal(model(IDS).logits, before)
+    assert model.config._attn_implementation == implementation
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert not model.transformer._forward_pre_hooks
+
+
+@pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "rope-1e4"])
+def test_attachs_arguments_pass_through(name: str) -> None:
+    """A plan with position ids of its own, a bias of keys, and kept keys as another pass's memory."""
+    model = gpt2()
+    plan = layouts.causal(9).compile()
+    with hf.encode_positions(model, encoding(name)):
+        whole = model(IDS).logits
+        close(model(IDS, plan=plan).logits, whole)
+        hidden = torch.zeros(1, 1, 9, dtype=torch.float64)
+        hidden[..., 0] = -torch.inf
+        # As without the first token, at the positions of the others.
+        rest = model(IDS[:, 1:], position_ids=torch.arange(1, 9)[None]).logits
+        close(model(IDS, key_bias=hidden).logits[:, 1:], rest)
+        keep = hf.KeptKeys(slice(None))
+        model(IDS[:, :5], keep=keep, use_cache=False)
+        options = {"memory": keep.layers, "position_ids": torch.arange(5, 9)[None], "use_cache": False}
+        if name == "alibi":
+            with pytest.raises(ValueError, match="memory: expected none with ALiBi"):
+                model(IDS[:, 5:], **options)
+        else:
+            close(model(IDS[:, 5:], **options).logits, whole[:, 5:])
+
+
+def test_what_is_refused() -> None:
+    model = gpt2()
+
+    def inside(position: PositionEncoding, its: Any = model, **call: Any) -> Any:
+        with hf.encode_positions(its, position):
+            return its(IDS, **call)
+
+    with pytest.raises(TypeError, match="model: expected a transformers GPT-2, got LlamaModel"):
+        inside(NoPE(), tiny("llama"))
+    with pytest.raises(TypeError, match="position: expected a PositionEncoding, got str"):
+        inside("alibi")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
+        inside(RoPE2D(HEAD_DIM))
+    with pytest.raises(ValueError, match="attn_pdrop of a GPT-2 too"):
+        inside(NoPE(), gpt2(attn_pdrop=0.1).train())
+    mask = torch.ones_like(IDS)
+    mask[0, 4] = 0
+    with pytest.raises(ValueError, match="attention_mask: expected padding at the ends of rows alone"):
+        inside(NoPE(), attention_mask=mask)
+    with pytest.raises(ValueError, match=r"attention_mask: expected \[2, 9\], got shape \(2, 8\)"):
+        inside(NoPE(), attention_mask=mask[:, 1:])
+    with hf.encode_positions(model, ALiBi(HEADS)):
+        cache = model(IDS[:, :5]).past_key_values
+        with pytest.raises(ValueError, match=r"position_ids: expected to grow by 1 .* got \[\[5, 7, 8, 9\]\]"):
+            model(IDS[:, 5:], past_key_values=cache, position_ids=torch.tensor([[5, 7, 8, 9]]))
+    with hf.encode_positions(model, Learned(4, HEADS * HEAD_DIM).double()):
+        cache = model(IDS[:, :4]).past_key_values
+        with pytest.raises(ValueError, match="below the table's length of 4 with a cache"):
+            model(IDS[:, 4:], past_key_values=cache)
+    model.train().gradient_checkpointing_enable({"use_reentrant": True})
+    with pytest.raises(ValueError, match="position: expected gradient checkpointing with use_reentrant=False"):
+        inside(NoPE())

@@ -1,0 +1,313 @@
+"""AttentionRecorder against softmax under a dense mask, and against transformers' own attention weights."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gistkit as gk
+from gistkit import layouts
+from gistkit.compress import ICAE
+from gistkit.hf import attach
+from gistkit.layouts import causal_plan, compile_batch
+from gistkit.nn import GPT, RoPE
+from gistkit.ops.recorder import AttentionRecorder
+from tests.helpers.models import FAMILIES, OTHERS, eager, tiny, tiny_llama
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-12}
+LAYOUTS = [layouts.gistpool(20, 3, windows=1), layouts.gistpool(11, 2, windows=1)]
+
+
+def softmax_weights(query, key, mask, scale, softcap=None, key_bias=None):
+    """[B, Hq, Nq, Nk] under a bool mask [B, Nq, Nk]; rows that see nothing are 0."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    logits = torch.einsum("bhqd,bhkd->bhqk", query, key) * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if key_bias is not None:
+        logits = logits + key_bias[:, :, None]
+    return logits.masked_fill(~mask[:, None], -torch.inf).softmax(-1).nan_to_num(0)
+
+
+def ragged():
+    """A ragged batch with padded rows: its plan, and its dense mask from the layouts alone."""
+    plan = compile_batch(LAYOUTS)
+    mask = torch.zeros(len(LAYOUTS), plan.num_queries, plan.num_keys, dtype=torch.bool)
+    for row, layout in enumerate(LAYOUTS):
+        own = torch.from_numpy(layout.dense_mask("physical"))
+        mask[row, : len(own), : len(own)] = own
+    return plan, mask
+
+
+def tensors(plan, batch=2, heads=(4, 2), dim=8, dtype=torch.float64):
+    torch.manual_seed(1)
+    query = torch.randn(batch, heads[0], plan.num_queries, dim, dtype=dtype)
+    key, value = torch.randn(2, batch, heads[1], plan.num_keys, dim, dtype=dtype)
+    return query, key, value
+
+
+@pytest.mark.parametrize("softcap", [None, 1.5])
+@pytest.mark.parametrize("bias_shape", [None, (1, 1), (2, 4)])
+def test_maps_are_the_softmax_under_the_dense_mask(softcap, bias_shape):
+    plan, mask = ragged()
+    query, key, value = tensors(plan)
+    bias = None
+    if bias_shape:
+        bias = torch.randn(*bias_shape, plan.num_keys, dtype=torch.float64)
+        bias[..., 3] = -torch.inf
+        # A row whose every key is unseen by bias, beside the padded ones that have no key.
+        bias[-1, -1, :4] = -torch.inf
+    with AttentionRecorder() as recorder:
+        out = gk.attention(query, key, value, plan, scale=0.7, softcap=softcap, key_bias=bias)
+    expected = softmax_weights(query, key, mask, 0.7, softcap, bias)
+    assert bool((expected.sum(-1) == 0).any()) and bool((expected.sum(-1) > 0.5).any())
+    (found,) = recorder.maps
+    torch.testing.assert_close(found.weights, expected, **CLOSE)
+    assert found.weights[expected == 0].count_nonzero() == 0
+    assert torch.equal(out, gk.attention(query, key, value, plan, scale=0.7, softcap=softcap, key_bias=bias))
+    _, lse = gk.attention(query, key, value, plan, scale=0.7, softcap=softcap, key_bias=bias, return_lse=True)
+    assert torch.equal(found.lse, lse)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 4, 7, 26, 1000])
+@pytest.mark.parametrize("reduce", ["none", "mean"])
+def test_blocks_are_means_over_rows_of_sums_over_keys(blocks, reduce, monkeypatch):
+    monkeypatch.setattr("gistkit.ops.recorder.CHUNK", 200)
+    plan, mask = ragged()
+    query, key, value = tensors(plan)
+    choice = {"heads": [3, 1], "rows": slice(4, None, 2), "batch": [1, 0]}
+    with AttentionRecorder(**choice, reduce=reduce, blocks=blocks) as recorder:
+        gk.attention(query, key, value, plan)
+    found = recorder[0]
+    full = softmax_weights(query, key, mask, 8**-0.5)[[1, 0]][:, [3, 1], 4::2].numpy()
+    rows, keys = found.row_edges.tolist(), found.key_edges.tolist()
+    for edges, count in ((rows, full.shape[2]), (keys, full.shape[3])):
+        sizes = np.diff(edges)
+        assert edges[0] == 0 and edges[-1] == count and len(sizes) <= blocks
+        assert (sizes[:-1] == sizes[0]).all() and 0 < sizes[-1] <= sizes[0]
+    expected = np.zeros((2, 2, len(rows) - 1, len(keys) - 1))
+    for index in np.ndindex(expected.shape):
+        b, h, i, j = index
+        block = full[b, h, rows[i] : rows[i + 1]]
+        block = block[block.sum(-1) > 0]
+        if len(block):
+            expected[index] = block[:, keys[j] : keys[j + 1]].sum(-1).mean()
+    if reduce == "mean":
+        expected = expected.mean(1, keepdims=True)
+    torch.testing.assert_close(found.weights, torch.from_numpy(expected), **CLOSE)
+    assert (found.heads, found.batch) == ((3, 1), (1, 0))
+    assert torch.equal(found.rows, torch.arange(plan.num_queries)[4::2])
+    total = found.weights.sum(-1)
+    assert bool(((total - 1).abs().lt(1e-12) | (total == 0)).all())
+
+
+def test_half_precision_under_autocast_is_exact_for_its_inputs():
+    plan = causal_plan(12, 12, "cpu", None)
+    query, key, value = tensors(plan, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode(), AttentionRecorder() as recorder:
+        gk.attention(query, key, value, plan)
+    expected = softmax_weights(query.double(), key.double(), torch.ones(2, 12, 12).tril().bool(), 8**-0.5)
+    torch.testing.assert_close(recorder[0].weights, expected.float(), rtol=1e-5, atol=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """The most elements of any tensor that an operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        made = result if isinstance(result, tuple | list) else [result]
+        self.elements = max(
+            [self.elements, *(one.untyped_storage().nbytes() // 4 for one in made if hasattr(one, "data"))]
+        )
+        return result
+
+
+def test_16384_tokens_take_memory_far_below_the_full_map():
+    length = 16384
+    plan = causal_plan(length, length, "cpu", None)
+    query, key, value = tensors(plan, 1, (4, 2), 8, torch.float32)
+    with Largest() as largest, AttentionRecorder(heads=[0, 3], blocks=64) as recorder:
+        gk.attention(query, key, value, plan)
+    assert 2**20 <= largest.elements <= 2**21 < length**2 // 100
+    weights = recorder[0].weights
+    assert weights.shape == (1, 2, 64, 64)
+    assert not weights.triu(1).any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 64), rtol=0, atol=1e-5)
+    for block in (0, 17, 63):
+        rows = slice(256 * block, 256 * (block + 1))
+        mask = (torch.arange(length) <= torch.arange(length)[rows, None])[None]
+        direct = softmax_weights(query[:, [0, 3], rows].double(), key.double(), mask, 8**-0.5)
+        expected = direct.unflatten(-1, (64, 256)).sum(-1).mean(2)
+        torch.testing.assert_close(weights[:, :, block].double(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_map_beyond_memory_is_refused():
+    plan = causal_plan(16385, 16385, "cpu", None)
+    query, key, value = tensors(plan, 1, (1, 1), 1, torch.float32)
+    message = r"blocks: expected a map of at most 2\^28 weights, got \[1, 1, 16385, 16385\] for sequences"
+    with AttentionRecorder(), pytest.raises(ValueError, match=message):
+        gk.attention(query, key, value, plan)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+def test_maps_of_a_transformers_model_are_its_eager_weights(family):
+    model = tiny(family)
+    ids = torch.randint(0, 50, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        with eager(model):
+            expected = model(ids, use_cache=False, output_attentions=True).attentions
+        with AttentionRecorder(layers_per_pass=2) as recorder, attach(model):
+            model(ids)
+            model(ids[:, :4])
+        with attach(model):
+            model(ids)
+    assert len(expected) == 2 and [(one.layer, one.forward_pass, one.call) for one in recorder.maps] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (0, 1, 2),
+        (1, 1, 3),
+    ]
+    for one, weights in zip(recorder.maps, expected, strict=False):
+        # The eager softmax is in float32, and so is what its rounding leaves for the second layer: sixteen steps.
+        torch.testing.assert_close(one.weights, weights, rtol=16 * torch.finfo(torch.float32).eps, atol=1e-8)
+
+
+def test_maps_of_gpt_follow_its_own_values():
+    torch.manual_seed(0)
+    model = GPT(40, 24, 3, 3, RoPE(8)).double().eval()
+    seen = []
+    hooks = [block.register_forward_hook(lambda *_: seen.append(len(recorder.maps))) for block in model.blocks]
+    ids = torch.randint(0, 40, (2, 7))
+    with torch.no_grad(), AttentionRecorder(layers=[0, 2]) as recorder:
+        model(ids)
+    for hook in hooks:
+        hook.remove()
+    assert seen == [1, 1, 2] and [one.layer for one in recorder.maps] == [0, 2]
+    assert recorder[2].weights.shape == (2, 3, 7, 7) and not recorder[2].weights.triu(1).any()
+    torch.testing.assert_close(recorder[2].weights.sum(-1), torch.ones(2, 3, 7).double())
+
+
+def test_encoding_and_reading_of_a_compressor_are_recorded():
+    model = tiny_llama()
+    compressor = ICAE(model, layout="epl", chunk=12, ratio=4)
+    ids = torch.randint(0, 50, (2, 12))
+    with torch.no_grad(), AttentionRecorder(reduce="mean") as encoding, attach(model):
+        memory = compressor.encode(ids)
+        with AttentionRecorder(rows=slice(-1, None)) as reading:
+            compressor.decode(memory, "ae", ids[:, :5])
+    # The outer recorder sees both.
+    assert [one.weights.shape for one in encoding.maps[:2]] == [(2, 1, 15, 15)] * 2
+    assert len(encoding.maps) == 4 and [one.layer for one in reading.maps] == [0, 1]
+    assert encoding[0].weights[:, :, :12].triu(1).count_nonzero() == 0
+    torch.testing.assert_close(reading[1].weights.mean(1), encoding[3].weights[:, 0, -1:])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_checkpointing_runs_again_are_recorded_once(reentrant):
+    ids = torch.randint(0, 50, (1, 8), generator=torch.Generator().manual_seed(0))
+    model = tiny_llama().train()
+    plain = tiny_llama().train()
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    with attach(plain):
+        plain(ids, labels=ids).loss.backward()
+    with AttentionRecorder() as recorder, attach(model):
+        for _ in range(2):
+            model.zero_grad()
+            model(ids, labels=ids).loss.backward()
+    assert [one.layer for one in recorder.maps] == [0, 1, 2, 3]
+    assert torch.equal(recorder[0].weights, recorder[2].weights)
+    assert not any(one.weights.requires_grad or one.lse.requires_grad for one in recorder.maps)
+    for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad), name
+
+
+def test_entering_again_starts_over_and_leaving_stops():
+    plan = causal_plan(4, 4, "cpu", None)
+    query, key, value = tensors(plan)
+    recorder = AttentionRecorder()
+    for _ in range(2):
+        with recorder:
+            gk.attention(query, key, value, plan)
+        gk.attention(query, key, value, plan)
+        assert [one.call for one in recorder.maps] == [0]
+
+
+def test_a_recorder_inside_itself_is_refused_and_records_after_an_error():
+    plan = causal_plan(4, 4, "cpu", None)
+    recorder = AttentionRecorder()
+    with pytest.raises(RuntimeError, match="recorder: expected one that does not record yet"), recorder, recorder:
+        pass
+    gk.attention(*tensors(plan), plan)
+    with recorder:
+        gk.attention(*tensors(plan), plan)
+    assert len(recorder.maps) == 1
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_functions_are_recorded_in_training_too(backend):
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model = GPT(40, 24, 2, 3, RoPE(8))
+    compiled, ids = torch.compile(model, backend=backend), torch.randint(0, 40, (2, 7))
+    with AttentionRecorder() as plain:
+        model(ids)
+    # Compiled with a recorder there and without.
+    for _ in range(2):
+        with AttentionRecorder() as recorder:
+            compiled(ids).sum().backward()
+        compiled(ids)
+        for one, expected in zip(recorder.maps, plain.maps, strict=True):
+            torch.testing.assert_close(one.weights, expected.weights)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"layers": [0, -1]}, ValueError, "layers: expected at least 0, got -1"),
+        ({"layers": []}, ValueError, r"layers: expected at least one number and each once, got \[\]"),
+        ({"layers": 3}, TypeError, r"layers: expected several ints, such as \[0\], got 3"),
+        ({"heads": [1, 1]}, ValueError, r"heads: expected at least one number and each once, got \[1, 1\]"),
+        ({"heads": [0.5]}, TypeError, "heads: expected an int, got float"),
+        ({"rows": "all"}, TypeError, "rows: expected several ints, such as"),
+        ({"batch": [-2]}, ValueError, "batch: expected at least 0, got -2"),
+        ({"reduce": "sum"}, ValueError, "reduce: expected one of none, mean, got 'sum'"),
+        ({"blocks": 0}, ValueError, "blocks: expected at least 1, got 0"),
+        ({"blocks": True}, TypeError, "blocks: expected an int, got bool"),
+        ({"layers": [2], "layers_per_pass": 2}, ValueError, "layers: expected numbers below layers_per_pass, 2, got 2"),
+    ],
+)
+def test_errors_name_the_argument_and_what_came(arguments, error, message):
+    with pytest.raises(error, match=message):
+        AttentionRecorder(**arguments)
+
+
+@pytest.mark.parametrize(("name", "size"), [("heads", 4), ("rows", 5), ("batch", 2)])
+def test_what_a_call_does_not_have_is_refused(name, size):
+    plan = causal_plan(5, 5, "cpu", None)
+    query, key, value = tensors(plan)
+    message = f"{name}: expected numbers below {size}, which the recorded call has, got {size}"
+    with AttentionRecorder(**{name: [0, size]}), pytest.raises(ValueError, match=message):
+        gk.attention(query, key, value, plan)
+
+
+def test_a_layer_never_or_often_recorded_is_no_single_map():
+    plan = causal_plan(5, 5, "cpu", None)
+    with AttentionRecorder(layers_per_pass=1) as recorder:
+        for _ in range(2):
+            gk.attention(*tensors(plan), plan)
+    for layer, times in ((0, 2), (1, 0)):
+        message = rf"expected a layer recorded once \(recorded layers: 0\), got {layer}, recorded {times} times"
+        with pytest.raises(LookupError, match=message):
+            recorder[layer]
+
+
+def test_no_rows_and_no_keys():
+    plan = gk.Plan.from_spans(torch.zeros(1, 3, 1, 2, dtype=torch.int32), 0)
+    with AttentionRecorder(blocks=2) as recorder:
+        gk.attention(*tensors(plan), plan)
+        empty = gk.Plan.from_spans(torch.zeros(1, 0, 1, 2, dtype=torch.int32), 4)
+        gk.attention(*tensors(empty), empty)
+    assert recorder[0].weights.shape == (2, 4, 2, 0) and recorder[0].key_edges.tolist() == [0]
+    assert recorder[1].weights.shape == (2, 4, 0, 2) and recorder[1].row_edges.tolist() == [0]

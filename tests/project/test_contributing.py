@@ -1,0 +1,106 @@
+"""CONTRIBUTING.md: the example method does what its tests say, and the patch of the example kernel applies."""
+
+import inspect
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+from gistkit import cli, layouts
+from gistkit.cli import view_layout
+from tests.layouts import test_builders as builders
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def block(beginning: str) -> str:
+    (found,) = (block for block in BLOCKS if block.startswith(beginning))
+    return found
+
+
+def test_the_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    example: dict = {}
+    exec(block('"""Relay: each window'), example)
+    monkeypatch.setattr(layouts, "relay", example["relay"], raising=False)
+    # Its test, as it stands at the end of test_layout_builders.py.
+    test = dict(vars(builders))
+    exec(block("@pytest.mark.parametrize"), test)
+    for case in test["test_relay"].pytestmark[0].args[1]:
+        test["test_relay"](*case)
+    with pytest.raises(ValueError, match="relay: expected ratio <= 3"):
+        example["relay"](3, 4)
+
+
+def test_the_example_compressor() -> None:
+    pytest.importorskip("peft", reason="the hf extra is not installed")
+    from gistkit.compress import Compressor
+
+    example: dict = {}
+    exec(block('"""Relay: windows'), example)
+    assert issubclass(example["Relay"], Compressor) and example["Relay"].method == "relay"
+    assert {"ratio", "offset", "separate", "gists", "losses", "lora"} <= example["Relay"].arguments()
+
+
+def test_the_example_oracle_is_the_example_compressor(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="the hf extra is not installed")
+    from tests.helpers.models import tiny_llama
+
+    layout, compressor, oracle = {}, {}, {}
+    exec(block('"""Relay: each window'), layout)
+    monkeypatch.setattr(layouts, "relay", layout["relay"], raising=False)
+    exec(block('"""Relay: windows'), compressor)
+    source, ending = (ROOT / "tests/helpers/in_place_oracle.py").read_text(), "    return ctx, memory, text, mask\n"
+    assert source.count(ending) == 1
+    exec(source.replace(ending, block("    if method ==") + ending), oracle)
+    relay = oracle["unsettle"](compressor["Relay"](tiny_llama(), ratio=3, bos_token=1, lora=2).double())
+    ids, text = torch.randint(2, 50, (1, 13)), torch.randint(2, 50, (1, 6))
+    ours = relay.decode(relay.encode(ids), "lm", text)[0]
+    torch.testing.assert_close(ours, oracle["states"](relay, ids[0].tolist(), text[0].tolist()), rtol=1e-9, atol=1e-9)
+
+
+def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    example: dict = {}
+    exec(block('"""Relay: each window'), example)
+    (line,) = eval("{" + block('    "relay":') + "}").items()
+    name, (_, needed, optional, words) = line
+    assert f"{needed} {optional}".split() == list(inspect.signature(example["relay"]).parameters)
+    monkeypatch.setitem(view_layout.BUILDERS, *line)
+    given = vars(cli.parser().parse_args(["view", "layout", name, *words.split()]))
+    assert [given[argument] for argument in needed.split()] == [64, 8]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_patch_of_the_example_kernel_applies() -> None:
+    patch = ROOT / "docs" / "add_a_kernel.patch"
+    command = ["git", "apply", "--check", str(patch)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    made = set(re.findall(r"^\+\+\+ b/(.+)$", patch.read_text(), re.MULTILINE))
+    for named in re.findall(r"^\| \d? ?\| `([\w/.]*/row_sum[\w.]*)`", PAGE, re.MULTILINE):
+        assert named in made
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:python|tests|csrc|docs)/[\w/.]+\.\w+)`", PAGE))))
+def test_files_that_are_named_are_there(path: str) -> None:
+    assert (ROOT / path).exists() or "relay" in path or "row_sum" in path
+
+
+def test_commands_of_make_are_there() -> None:
+    rules = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z]+)\b", PAGE)):
+        assert re.search(rf"^{target}:", rules, re.MULTILINE), target
+
+
+def test_the_citation_is_of_this_package() -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML, which transformers brings, is not installed")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    for key in ("version", "license"):
+        assert str(cited[key]) == project[key]
+    assert cited["title"] == project["name"] and len(cited["references"]) == 5

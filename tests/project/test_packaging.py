@@ -1,0 +1,158 @@
+"""What is shipped, what an import needs, and what a broken installation says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import gistkit
+from gistkit._compiled import INSTALL_AGAIN
+from gistkit.ops import _library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+
+
+def test_import_needs_torch_and_numpy_alone():
+    code = "import sys, gistkit; print(*{'transformers', 'matplotlib', 'safetensors', 'peft'} & set(sys.modules))"
+    shown = run(code)
+    assert shown.returncode == 0 and shown.stdout.strip() == "", shown.stdout + shown.stderr
+
+
+def test_layers_point_one_way():
+    order = ["layouts", "ops", "nn", "hf", "compress", "evaluate", "train", "options", "studies", "cli"]
+    package = ROOT / "python" / "gistkit"
+    for level, layer in enumerate(order):
+        for path in (package / layer).rglob("*.py"):
+            for name in re.findall(r"^\s*(?:from|import) gistkit\.(\w+)", path.read_text(), re.MULTILINE):
+                assert name not in order or order.index(name) <= level, f"{path.name} imports gistkit.{name}"
+
+
+def test_kernels_know_no_torch():
+    for folder in ("common", "cpu", "cuda", "planner"):
+        for path in (ROOT / "csrc" / folder).iterdir():
+            assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)/", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("name", _library.ISA_NAMES)
+def test_instruction_set_can_be_chosen_by_the_environment(name):
+    shown = run("import gistkit; print(gistkit.ops.cpu_isa())", GISTKIT_ISA=name)
+    if _library.ISA_NAMES.index(name) > _library.ISA_NAMES.index(gistkit.ops.best_isa()):
+        assert f"this processor offers at most {gistkit.ops.best_isa()!r}, got {name!r}" in shown.stderr
+    else:
+        assert shown.stdout.strip() == name, shown.stderr
+
+
+def test_an_unknown_instruction_set_is_refused():
+    assert (
+        "expected one of generic, avx2, avx512, got 'mmx'"
+        in run("import gistkit; gistkit.ops", GISTKIT_ISA="mmx").stderr
+    )
+
+
+@pytest.mark.parametrize(("variable", "on"), [("0", False), ("1", True)])
+def test_amx_can_be_turned_off_by_the_environment(variable, on):
+    if (there := gistkit.ops.cpu_amx()) is None:
+        with pytest.raises(ValueError, match=r"cpu_amx: expected False or None, .* got True"):
+            gistkit.ops.cpu_amx(True)
+        assert gistkit.ops.cpu_amx(False) is None
+    shown = run("import gistkit; print(gistkit.ops.cpu_amx())", GISTKIT_AMX=variable)
+    assert shown.stdout.strip() == str(None if there is None else on), shown.stderr
+
+
+def test_an_unknown_choice_of_amx_is_refused():
+    assert "GISTKIT_AMX: expected 0 or 1, got 'off'" in run("import gistkit; gistkit.ops", GISTKIT_AMX="off").stderr
+
+
+def copy_of_package(tmp_path):
+    """The installed package, Python files and libraries, in a folder of its own."""
+    target = tmp_path / "gistkit"
+    for folder in reversed(list(gistkit.__path__)):
+        shutil.copytree(folder, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    return target
+
+
+def from_copy(target, code):
+    # An editable install's finder would win over the path.
+    others = "[finder for finder in sys.meta_path if 'ScikitBuild' not in type(finder).__name__]"
+    return run(f"import sys; sys.meta_path[:] = {others}; {code}", PYTHONPATH=str(target.parent))
+
+
+def imported_from(target):
+    return from_copy(target, "import gistkit; gistkit.Plan, gistkit.attention")
+
+
+def test_a_missing_library_says_how_to_build_it(tmp_path):
+    target = copy_of_package(tmp_path)
+    assert imported_from(target).returncode == 0
+    (target / "libgistkit_ops.so").unlink()
+    shown = imported_from(target)
+    assert shown.returncode and "op library libgistkit_ops.so is missing" in shown.stderr
+    assert INSTALL_AGAIN in shown.stderr
+    next(target.glob("_planner*.so")).unlink()
+    shown = imported_from(target)
+    assert shown.returncode and "compiled planner is missing or could not be loaded" in shown.stderr
+    assert "cannot import name '_planner'" in shown.stderr and INSTALL_AGAIN in shown.stderr
+
+
+def test_info_reports_what_does_not_load(tmp_path):
+    target = copy_of_package(tmp_path)
+    report = "import runpy; runpy.run_module('gistkit.info', run_name='__main__')"
+    (target / "libgistkit_ops.so").write_bytes(b"not a library")
+    shown = from_copy(target, report).stdout
+    assert re.search(r"^op library +FAILED: .*could not load it", shown, re.MULTILINE), shown
+    assert re.search(r"^planner +/.*_planner.*\.so$", shown, re.MULTILINE), shown
+    next(target.glob("_planner*.so")).unlink()
+    shown = from_copy(target, report).stdout
+    assert re.search(r"^planner +FAILED: .*missing or could not be loaded", shown, re.MULTILINE), shown
+
+
+def test_a_broken_library_keeps_its_cause(tmp_path):
+    target = copy_of_package(tmp_path)
+    (target / "libgistkit_ops.so").write_bytes(b"not a library")
+    shown = imported_from(target)
+    assert shown.returncode and "could not load it (libgistkit_ops.so, torch " in shown.stderr
+    assert "OSError" in shown.stderr and INSTALL_AGAIN in shown.stderr
+
+
+def test_libraries_need_neither_cuda_nor_unstable_torch():
+    nm = shutil.which("nm")
+    if nm is None:
+        pytest.skip("nm is not installed")
+    library = _library.OPS_LIBRARY
+    undefined = subprocess.run([nm, "-DCu", library], capture_output=True, text=True, check=True).stdout
+    assert "aoti_torch_" in undefined
+    assert not re.search(r"\b(at|c10|torch)::", undefined), "only the C functions of the stable ABI may be used"
+    assert not re.search(r"\b(cuda[A-Z]|aoti_torch_get_current_cuda)", undefined), (
+        "CUDA belongs in a library of its own"
+    )
+
+
+def test_source_distribution_holds_what_a_build_needs(tmp_path, monkeypatch):
+    build = pytest.importorskip("scikit_build_core.build", reason="scikit-build-core is not installed")
+    monkeypatch.chdir(ROOT)
+    with tarfile.open(tmp_path / build.build_sdist(str(tmp_path))) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    for needed in (
+        "CMakeLists.txt",
+        "LICENSE",
+        "README.md",
+        "pyproject.toml",
+        "csrc/CMakeLists.txt",
+        "csrc/cpu/isa.cpp",
+        "python/gistkit/viz/matrix_page.js",
+    ):
+        assert needed in names
+    assert {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file()} <= names
+    assert {str(p.relative_to(ROOT)) for p in (ROOT / "python").rglob("*.py")} <= names
+    assert not [name for name in names if name.startswith((".venv", "build/", "runs/", "benchmarks/results"))]

@@ -1,0 +1,111 @@
+"""What README, guide and results claim: code runs and does what it says, tables are those of committed results."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gistkit.compress import AvgPool
+from gistkit.hf import attach
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "benchmarks/results/README.md")}
+README = PAGES["README.md"]
+BLOCKS = [block for page in PAGES.values() for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+
+
+def test_the_first_example_equals_dense_attention():
+    names = {}
+    exec(BLOCKS[0], names)
+    torch.testing.assert_close(names["out"], names["same"], rtol=1e-4, atol=1e-5)
+    assert names["layout"].dense_mask().shape == (names["plan"].num_keys,) * 2
+
+
+def test_the_compressor_example_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    exec(BLOCKS[1], names)
+    assert names["answer"].shape == (2, 10) and names["memory"].num_tokens == 60
+
+
+def test_the_in_place_example_runs_and_ratio_1_is_the_whole_context():
+    names = {}
+    exec(BLOCKS[2], names)
+    compressor, memory = names["compressor"], names["memory"]
+    assert names["answer"].shape == (2, 10) and memory.lengths == (51, 51)
+    assert [group["lr"] for group in names["optimizer"].param_groups] == pytest.approx([1e-4, 3e-4])
+    assert set(compressor.adapters.names) == {"text", "memory"}
+    model, text = names["LlamaForCausalLM"](names["model"].config).double(), names["text"]
+    whole = AvgPool(model, ratio=1)
+    ours = whole.decode(whole.encode(text[:, :200]), "lm", text[:, 200:])
+    with attach(model), whole.using(None):
+        ids = torch.cat([torch.full((2, 1), whole.bos_token), text], 1)
+        expected = model.get_decoder()(ids).last_hidden_state[:, 200:]
+    torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_the_start_of_gists_example_comes_near_the_means():
+    names = {}
+    exec(BLOCKS[3], names)
+    assert len(names["errors"]) == 2 and all(0 < error < 0.5 for error in names["errors"])
+    assert [group["lr"] for group in names["optimizer"].param_groups] == pytest.approx([1e-3, 1e-4])
+    assert list(names["compressor"].adapters.names) == ["text"] and names["compressor"].copies is not None
+
+
+def test_the_dodo_example_keeps_nuggets_and_reads_on():
+    names = {}
+    exec(BLOCKS[4], names)
+    compressor, reader, text = (names[name] for name in ("compressor", "reader", "text"))
+    assert names["answer"].shape == (2, 10)
+    assert names["memory"].lengths == (26, 26)
+    assert all(parameter.grad.abs().max() > 0 for parameter in compressor.scorer.parameters())
+    nuggets = reader.nuggets(reader.rows(text))
+    assert int(nuggets.sum()) == 50
+    whole = reader.hidden(reader.rows(text))
+    torch.testing.assert_close(names["hidden"], whole[:, 201], rtol=1e-4, atol=1e-4)
+    # BOS, nuggets before the recent tokens, and these: of token 201 those from 144 on.
+    held = (1 + nuggets[:, 1:144].sum(1) + 58).tolist()
+    assert list(names["stream"].states) == held
+
+
+def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
+    names = {}
+    exec(BLOCKS[5], names)
+    torch.testing.assert_close(names["encoded"], names["same"], rtol=1e-4, atol=1e-5)
+    assert all(parameter.grad is not None for parameter in names["model"].parameters())
+    assert names["longer"].shape == (8, 240)
+
+
+@pytest.mark.parametrize("block", range(len(BLOCKS)))
+def test_every_example_is_covered(block):
+    assert block < 6, "a new example needs a test of what it claims"
+
+
+def test_tables_and_pictures_are_those_of_the_committed_results():
+    code = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"]
+    assert subprocess.run(code, check=False).returncode == 0, "run: python benchmarks/readme.py"
+
+
+@pytest.mark.parametrize("name", [*PAGES, "benchmarks/README.md", "CONTRIBUTING.md"])
+def test_links_lead_somewhere(name):
+    page = (ROOT / name).read_text()
+    for picture, path in re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", page):
+        if path.startswith("https://"):
+            continue
+        path, _, section = path.partition("#")
+        target = ((ROOT / name).parent / path) if path else ROOT / name
+        assert target.exists(), path
+        assert not picture or target.read_bytes().startswith(b"\x89PNG"), path
+        if section:
+            titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert section in anchors, section
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in [*re.findall(r"`make (\w+)`", README), "demo", "test"]:
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,0 +1,380 @@
+"""Training: what a run leaves behind, resumption, processes, precision, checkpoints."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from gistkit.compress import ICAE, Compressor
+from gistkit.train import (
+    Pretraining,
+    Trainer,
+    checkpoint,
+    load_corpus,
+    read_metrics,
+)
+from gistkit.train.command import run
+from gistkit.train.passes import Losses
+from gistkit.train.trainer import Diverged
+from tests.helpers import train_worker
+from tests.helpers.train_worker import (
+    RECIPE,
+    make_batches,
+    make_compressor,
+    make_dodo,
+    make_gistpool,
+    make_questions,
+    make_reader,
+    numbers,
+    reading,
+    steps,
+    train,
+)
+
+WORKER = Path(train_worker.__file__)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """A plain run, and its metrics."""
+    out = tmp_path_factory.mktemp("unbroken")
+    torch.set_num_threads(1)
+    result = train(out)
+    return out, result, read_metrics(out / "metrics.jsonl")
+
+
+def close(records, others, rtol):
+    """Same records, numbers within rtol of each other."""
+    assert [record.keys() for record in records] == [other.keys() for other in others]
+    for record, other in zip(numbers(records), numbers(others), strict=True):
+        for name, value in record.items():
+            assert value == pytest.approx(other[name], rel=rtol), (record["step"], name)
+
+
+def test_a_run_learns_and_says_how(unbroken):
+    out, result, records = unbroken
+    steps = [record for record in records if "loss" in record]
+    held_out = [record for record in records if "held_out" in record]
+    assert [record["step"] for record in steps] == list(range(1, 9))
+    assert [record["step"] for record in held_out] == [0, 4, 8]
+    assert held_out[-1]["held_out"]["loss"] < held_out[0]["held_out"]["loss"] - 0.05
+    assert steps[3]["loss"] == pytest.approx((steps[3]["ae"] + steps[3]["lm"]) / 2)
+    assert [record["lr"] for record in steps[:4]] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2, 1e-2])
+    assert all(record["tokens_per_second"] > 0 and record["grad_norm"] > 0 for record in steps)
+    assert (result.steps, result.held_out) == (8, held_out[-1]["held_out"])
+    assert result.seconds == steps[-1]["seconds"]
+    assert [path.name for path in checkpoint.find(out)] == ["step-00000006.safetensors", "step-00000008.safetensors"]
+    with safe_open(checkpoint.find(out)[-1], framework="pt") as file:
+        assert not [name for name in file.keys() if "embed_tokens" in name], "frozen weights are not saved"  # noqa: SIM118
+
+
+def test_the_trained_compressor_is_saved(unbroken):
+    out, result, _ = unbroken
+    loaded = Compressor.from_pretrained(out / "compressor", make_compressor(lora=None).model)
+    fresh = make_compressor()
+    checkpoint.restore(checkpoint.find(out)[-1], fresh.trainable())
+    batch = make_batches().held_out(4)[0]
+    with torch.no_grad():
+        losses = [compressor.eval()(**batch)["loss"] for compressor in (loaded, fresh)]
+    assert torch.equal(*losses)
+    assert result.folder == out
+
+
+def test_a_run_killed_while_it_writes_goes_on_to_the_same_losses(tmp_path):
+    """With dropout, so that random numbers drawn in a pass count too."""
+    died = subprocess.run([sys.executable, WORKER, "killed", tmp_path / "killed"], capture_output=True, text=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    left = read_metrics(tmp_path / "killed" / "metrics.jsonl")
+    assert left[-1]["step"] == 6 and checkpoint.find(tmp_path / "killed")[-1].stem == "step-00000004"
+    assert list((tmp_path / "killed").glob("*.partial"))
+    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "lo')
+    result = train(tmp_path / "killed", make_compressor(dropout=0.1), resume=True)
+    whole = train(tmp_path / "whole", make_compressor(dropout=0.1))
+    ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("killed", "whole"))
+    assert numbers(ours) == numbers(theirs)
+    assert result.held_out == whole.held_out and not list((tmp_path / "killed").glob("*.partial"))
+    files = [checkpoint.find(tmp_path / name)[-1] for name in ("killed", "whole")]
+    weights = [make_compressor(dropout=0.1) for _ in files]
+    for path, compressor in zip(files, weights, strict=True):
+        checkpoint.restore(path, compressor.trainable())
+    for (name, first), (_, second) in zip(*(compressor.trainable() for compressor in weights), strict=True):
+        assert torch.equal(first, second), name
+
+
+def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    shown = subprocess.run(
+        [*launch, WORKER, "processes", tmp_path], capture_output=True, text=True, env=environment, check=False
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert {path.name for path in tmp_path.glob("process-*")} == {"process-0-of-2", "process-1-of-2"}
+    train(tmp_path / "one", make_compressor(("ae", "qa")), make_questions())
+    one = read_metrics(tmp_path / "one" / "metrics.jsonl")
+    close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
+    close(read_metrics(tmp_path / "accumulated" / "metrics.jsonl"), unbroken[2], 5e-6)
+    close(read_metrics(tmp_path / "questions" / "metrics.jsonl"), one, 5e-6)
+    train(tmp_path / "reading", make_reader())
+    close(*(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("reader", "reading")), 5e-6)
+    reader = make_reader()
+    found = json.loads((tmp_path / "sharded-reader.json").read_text())
+    assert found == pytest.approx(reading(reader, Losses(reader)), rel=5e-6)
+    builds = {"sharded": make_compressor, "sharded-gistpool": make_gistpool, "sharded-dodo": make_dodo}
+    for file, build in builds.items():
+        whole, gathered = build(), build()
+        steps(whole)
+        assert checkpoint.restore(tmp_path / f"{file}.safetensors", gathered.trainable()) == {"step": 2}
+        for (name, ours), (_, theirs) in zip(whole.trainable(), gathered.trainable(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=5e-6, atol=5e-7, msg=name)
+
+
+def test_accumulated_passes_equal_one(unbroken, tmp_path):
+    train(tmp_path / "passages", accumulate=2)
+    close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
+    for passes in (1, 4):
+        train(tmp_path / str(passes), make_compressor(("ae", "qa")), make_questions(), accumulate=passes)
+    close(*(read_metrics(tmp_path / passes / "metrics.jsonl") for passes in ("1", "4")), 5e-6)
+
+
+def test_gradient_checkpointing_changes_no_loss(unbroken, tmp_path):
+    compressor = make_compressor()
+    train(tmp_path, compressor, gradient_checkpointing=True)
+    assert numbers(read_metrics(tmp_path / "metrics.jsonl")) == numbers(unbroken[2])
+    assert not any(getattr(module, "gradient_checkpointing", False) for module in compressor.modules())
+
+
+@pytest.mark.parametrize("method", [None, ICAE])
+def test_bf16_trains(unbroken, tmp_path, method):
+    compressor = make_compressor(**{"method": method} if method else {})
+    train(tmp_path, compressor, precision="bf16")
+    steps = [record["loss"] for record in read_metrics(tmp_path / "metrics.jsonl") if "loss" in record]
+    assert steps[-1] < steps[0] and all(p.dtype == torch.float32 for p in compressor.parameters())
+    if method is None:
+        plain = [record["loss"] for record in unbroken[2] if "loss" in record]
+        assert steps == pytest.approx(plain, rel=2e-2) and steps != plain
+
+
+def test_the_models_own_weights_train_without_lora(tmp_path):
+    compressor = make_compressor(("ae",), lora=None)
+    before = compressor.model.model.layers[0].mlp.up_proj.weight.clone()
+    train(tmp_path, compressor, recipe=dataclasses.replace(RECIPE, steps=2))
+    assert not torch.equal(before, compressor.model.model.layers[0].mlp.up_proj.weight)
+    assert not compressor.training or compressor.model.training
+
+
+def test_more_steps_go_on_and_another_run_is_refused(unbroken, tmp_path):
+    short = dataclasses.replace(RECIPE, steps=4)
+    train(tmp_path, recipe=short)
+    with pytest.raises(ValueError, match="expected no checkpoints, got 2; resume, or use another folder"):
+        train(tmp_path, recipe=short)
+    with pytest.raises(ValueError, match="the saved run differs in recipe; use the same settings"):
+        train(tmp_path, recipe=dataclasses.replace(RECIPE, learning_rate=1e-3), resume=True)
+    with pytest.raises(ValueError, match="the saved run differs in losses; use the same settings"):
+        train(tmp_path, make_compressor(("ae",)), resume=True)
+    train(tmp_path, resume=True)
+    assert numbers(read_metrics(tmp_path / "metrics.jsonl")) == numbers(unbroken[2])
+    done = train(tmp_path, resume=True)
+    assert done.steps == 8 and done.held_out == unbroken[1].held_out
+
+
+def test_a_broken_or_foreign_checkpoint_is_refused(tmp_path):
+    train(tmp_path, recipe=dataclasses.replace(RECIPE, steps=2), keep=1, eval_every=None)
+    (path,) = checkpoint.find(tmp_path)
+    content = path.read_bytes()
+    for length in (0, 4, 100, len(content) - 10):
+        path.write_bytes(content[:length])
+        with pytest.raises(ValueError, match=r"step-00000002.safetensors: expected a training state, got a file that"):
+            train(tmp_path, resume=True)
+    save_file({"x": torch.zeros(1)}, path, metadata={"format": "other"})
+    with pytest.raises(ValueError, match=f"of format {checkpoint.FORMAT}, got other"):
+        train(tmp_path, resume=True)
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"with shape .* the state is of another compressor"):
+        checkpoint.restore(path, make_compressor(lora=8).trainable())
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_checkpoint(tmp_path):
+    compressor = make_compressor()
+
+    class Poisoned(Pretraining):
+        def __call__(self, step):
+            if step == 3:
+                with torch.no_grad():
+                    compressor.memory_embeddings.fill_(torch.nan)
+            return super().__call__(step)
+
+    batches = Poisoned(load_corpus(), RECIPE.batch, RECIPE.min_length, RECIPE.max_length)
+    with pytest.raises(
+        Diverged, match=r"got ae nan, lm nan, .* in step 4; the last good checkpoint is .*step-00000002"
+    ):
+        train(tmp_path, compressor, batches)
+    assert [path.stem for path in checkpoint.find(tmp_path)] == ["step-00000002"]
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 3
+    fresh = make_compressor()
+    checkpoint.restore(checkpoint.find(tmp_path)[0], fresh.trainable())
+    assert all(parameter.isfinite().all() for _, parameter in fresh.trainable())
+
+
+def test_mistakes_name_the_argument(tmp_path):
+    compressor, batches = make_compressor(), make_batches()
+    for options, message in [
+        ({"accumulate": 3}, "expected a multiple of 1 processes x 3 passes, got 4 rows"),
+        ({"accumulate": 0}, "accumulate: expected at least 1 pass a step, got 0"),
+        ({"precision": "fp8"}, "precision: expected one of no, bf16, got 'fp8'"),
+        ({"keep": 0}, "keep: expected at least 1, got 0"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            Trainer(compressor, batches, RECIPE, tmp_path, cpu=True, **options)
+    with pytest.raises(ValueError, match="batches: expected 5 rows as the recipe says, got 4"):
+        Trainer(compressor, batches, dataclasses.replace(RECIPE, batch=5), tmp_path, cpu=True)
+    with pytest.raises(ValueError, match="expected 2 <= min <= max, got 9 and 8"):
+        Pretraining(load_corpus(), 1, 9, 8)
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        train(tmp_path, tensorboard=True)
+    for name in ("trainer", "accelerator"):
+        monkeypatch.delitem(sys.modules, f"gistkit.train.{name}")
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    import gistkit.train
+
+    with pytest.raises(ImportError, match=r"pip install 'gistkit\[train\]'"):
+        gistkit.train.Trainer  # noqa: B018
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
+    written = {}
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            assert (folder, purge_step) == (str(tmp_path / "tensorboard"), None)
+
+        def add_scalar(self, tag, value, step):
+            written[tag, step] = value
+
+        def close(self):
+            written["closed"] = True
+
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
+    train(tmp_path, recipe=dataclasses.replace(RECIPE, steps=1), tensorboard=True)
+    before, step, after = read_metrics(tmp_path / "metrics.jsonl")
+    assert written["train/ae", 1] == step["ae"] and written["train/grad_norm", 1] == step["grad_norm"]
+    assert (written["held_out/lm", 0], written["held_out/lm", 1]) == (before["held_out"]["lm"], after["held_out"]["lm"])
+    assert written["closed"] and ("train/step", 1) not in written
+
+
+def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
+    (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
+    changes = {"steps": 2, "batch": 2, "min_length": 16, "max_length": 32}
+    shape = {"chunk": 8, "ratio": 4, "lora": 4}
+    plain = {"cpu": True, "progress": False}
+    model = make_compressor(lora=None).model
+    first = run(model, None, tmp_path / "a", text=tmp_path / "book.txt", recipe=changes, compressor=shape, **plain)
+    assert set(first.held_out) == {"loss", "ae", "lm"} and (tmp_path / "a" / "compressor").is_dir()
+    rows = [
+        {"context": f"Number {n} follows {n - 1}.", "question": f"And {n}?", "answers": [str(n)]} for n in range(20)
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    model = make_compressor(lora=None).model
+    options = {"preset": "finetune", "recipe": changes, "questions": tmp_path / "questions.jsonl", **plain}
+    second = run(model, None, tmp_path / "b", start=tmp_path / "a" / "compressor", **options)
+    assert set(second.held_out) == {"loss", "qa"}
+    for arguments, message in [
+        ({"preset": "none"}, "preset: expected one of pretrain, finetune, smollm2-small, got 'none'"),
+        (
+            {"method": "gisty"},
+            "method: expected one of icae, x500, gist, avgpool, gistpool, dodo, no_context, got 'gisty'",
+        ),
+        ({"method": "gistpool", "layout": "epl"}, "layout: expected some of bos_token, .* for gistpool, got layout"),
+        ({"method": "icae", "compressor": {"windows": 3}}, "windows: expected some of chunk, .* for icae, got windows"),
+        ({"gists_as_means": 9}, "gists_as_means: expected none but for a new gistpool, got 9 with x500"),
+        ({"method": "gistpool", "gists_as_means": 0}, "gists_as_means: expected at least 1, got 0"),
+        ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
+        ({"preset": "finetune"}, "questions: expected a file for the loss qa or kl, got None"),
+        ({"start": tmp_path, "compressor": {"chunk": 8}}, "compressor: expected losses alone beside start, .*'chunk'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run(model, None, tmp_path / "c", **arguments)
+
+
+def test_gists_may_start_as_means(tmp_path, monkeypatch):
+    rows = [
+        {"context": f"Number {n} follows {n - 1}." * (1 + n % 3), "question": "And?", "answers": [str(n)]}
+        for n in range(40)
+    ]
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shared = {"preset": "finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
+    shared |= {
+        "compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa",), "windows": 1},
+        "progress": False,
+    }
+    shared["compressor"]["full_copy"] = True
+    recipe = {"batch": 2, "learning_rate": 1e-6, "warmup": 0, "weight_decay": 0.0}
+
+    def train(name, steps, **more):
+        model = make_compressor(lora=None).model
+        return run(model, None, tmp_path / name, recipe=recipe | {"steps": steps}, **shared, **more)
+
+    train("plain", 1)
+    train("means", 1, gists_as_means=40)
+    queries = {}
+    for name in ("plain", "means"):
+        tensors = safetensors.torch.load_file(checkpoint.find(tmp_path / name)[-1])
+        # One copied map a layer, which the start sets to zero: gists attend evenly.
+        queries[name] = [
+            float(t.abs().max()) for n, t in tensors.items() if n.startswith("model.copies") and "q_proj" in n
+        ]
+    assert queries["plain"] and max(queries["means"]) < 1e-4 < min(queries["plain"])
+
+    # What goes on has its maps, and does not solve for them again.
+    whole = train("whole", 3, gists_as_means=40)
+    monkeypatch.setattr("gistkit.train.command.start_as_means", lambda *_, **__: pytest.fail("started again"))
+    assert train("means", 3, gists_as_means=40, resume=True).held_out == whole.held_out
+
+
+def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
+    (tmp_path / "questions.jsonl").write_text(
+        "".join(
+            json.dumps({"context": f"Number {n} follows {n - 1}.", "question": f"And {n}?", "answers": [str(n)]}) + "\n"
+            for n in range(20)
+        )
+    )
+    shared = {"preset": "finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
+    shared |= {"compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa", "kl")}, "progress": False}
+    recipe = {"batch": 2, "learning_rate": 1e-3, "warmup": 0, "weight_decay": 0.0, "memory_factor": 4.0}
+    whole = run(make_compressor(lora=None).model, None, tmp_path / "whole", recipe=recipe | {"steps": 4}, **shared)
+    run(make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 2}, **shared)
+    resumed = run(
+        make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 4}, resume=True, **shared
+    )
+    assert set(whole.held_out) == {"loss", "qa", "kl"} and resumed.held_out == whole.held_out
+
+    # Adam's first step moves every parameter that has a gradient by its learning rate.
+    one = tmp_path / "one"
+    run(make_compressor(lora=None).model, None, one, recipe=recipe | {"steps": 1}, **shared)
+    moved = safetensors.torch.load_file(checkpoint.find(one)[-1])
+    steps = {
+        role: max(
+            float(tensor.abs().max())
+            for name, tensor in moved.items()
+            if name.startswith("model.") and "lora_B" in name and f"_{role}." in name
+        )
+        for role in ("text", "memory")
+    }
+    assert steps["text"] == pytest.approx(1e-3, rel=1e-2) and steps["memory"] == pytest.approx(4e-3, rel=1e-2)
