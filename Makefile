@@ -1,5 +1,6 @@
 # make demo   sets up .venv, then compares position layouts on real text
-# make test   the tests
+# make test   the tests: every feature, in minutes
+# make check  all that CI runs: every test, with avx2, lint and sanitize below; half an hour on two cores
 # make avx2   those tests whose figures come from the processor, with torch and the kernels limited to AVX2
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
@@ -17,13 +18,21 @@ SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt p
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test avx2 notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
+.PHONY: demo test check avx2 notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
 
-demo: $(VENV)/installed
+demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
 
+# A process a core, up to eight: most tests are too small for two threads.
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 10
 test: $(VENV)/installed
-	$(BIN)/python -m pytest tests notebooks --nbmake $(ARGS)
+	$(PYTEST) --quick tests notebooks/0[01]_*.ipynb --nbmake $(ARGS)
+
+check: $(VENV)/installed
+	$(PYTEST) tests notebooks --nbmake $(ARGS)
+	$(MAKE) avx2
+	$(MAKE) lint
+	$(MAKE) sanitize
 
 # inductor keeps what it compiled without asking which instructions torch may use: it gets a folder of its own.
 AVX2 := GISTKIT_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
@@ -36,7 +45,7 @@ avx2: $(VENV)/installed
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/execute.py $(ARGS)
 
-lint: $(VENV)/lint
+lint: $(VENV)/packages-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
@@ -70,14 +79,29 @@ $(VENV)/torch:
 	$(PIP) install -q scikit-build-core pybind11 cmake ninja
 	@touch $@
 
-$(VENV)/installed: $(VENV)/torch $(SOURCES)
-	@echo "== building and installing gistkit"
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) install -q --no-build-isolation ".[test]"
+$(VENV)/wheel: $(VENV)/torch $(SOURCES)
+	@echo "== building gistkit: a minute or two"
+	rm -rf build/wheel
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) wheel -q --no-build-isolation --no-deps --wheel-dir build/wheel .
 	@touch $@
 
-$(VENV)/lint: $(VENV)/torch pyproject.toml
-	$(PIP) install -q $$($(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['lint'])")
+$(VENV)/packages-%: $(VENV)/torch pyproject.toml
+	@echo "== installing packages: $*"
+	$(PIP) install -q $$($(BIN)/python tools/requirements.py $*)
 	@touch $@
+
+# The build waits for compilers, the packages for the network and the disk: both at once.
+define install
+@$(MAKE) --no-print-directory -j2 $(VENV)/wheel $(VENV)/packages-$(1)
+$(PIP) install -q --no-deps --force-reinstall build/wheel/*.whl
+@touch $@
+endef
+
+$(VENV)/demo: $(VENV)/torch $(SOURCES)
+	$(call install,demo)
+
+$(VENV)/installed: $(VENV)/torch $(SOURCES)
+	$(call install,test)
 
 # A second copy of the package with instrumented libraries; PYTHONPATH puts it before the installed one. What
 # torch.compile generates is not instrumented, so those tests are left out.

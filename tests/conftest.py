@@ -2,16 +2,45 @@
 
 import os
 
-# Pool threads must not differ between machines, or timings of the suite would.
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+# Pool threads must not differ between machines, or timings of the suite would: two, or one where processes share the
+# cores. Tests of threads choose their number.
+os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from tests.quick import HEADER, quick
+
 # The same examples everywhere, however slow or busy the machine is.
 settings.register_profile("gistkit", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("gistkit")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick", action="store_true", help="every feature in minutes: see tests/quick.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Takes the tests that `--quick` leaves out."""
+    if config.getoption("quick"):
+        items[:], left_out = quick(items, best_isas())
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_report_header(config):
+    """What `--quick` runs."""
+    if config.getoption("quick"):
+        return HEADER.format(best=" and ".join(best_isas()))
+    return None
+
+
+def best_isas():
+    """The best instruction sets of this processor, or what GISTKIT_ISA bounds them to, and AMX."""
+    from gistkit.ops import best_isa
+
+    best = os.environ.get("GISTKIT_ISA", best_isa())
+    return [best, "amx"] if best == "avx512" else [best]
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,12 @@ contents. `GISTKIT_EMULATOR_SANITIZE=address` in the environment builds all with
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,28 +60,32 @@ def _call(command: Sequence[str]) -> bytes:
     return result.stdout
 
 
+def _once(path: Path, make: Callable[[Path], object]) -> Path:
+    """`path`, made where it is missing: by one process, while the others that need it wait."""
+    if not path.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                part = path.with_suffix(".part")
+                make(part)
+                part.replace(path)
+    return path
+
+
 def _object(source: str, flags: Sequence[str]) -> Path:
     """The compiled source, from `build/` when the same text was compiled before."""
     command = [_compiler(), *_flags(), *flags, "-x", "c++"]
     text = _call([*command, "-E", source])
     key = hashlib.sha256(b"\0".join([*(word.encode() for word in command), text])).hexdigest()[:24]
     path = BUILD / f"{Path(source).stem}-{key}.o"
-    if not path.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        _call([*command, "-c", source, "-o", str(part)])
-        part.replace(path)
-    return path
+    return _once(path, lambda part: _call([*command, "-c", source, "-o", str(part)]))
 
 
 def _link(name: str, objects: Sequence[Path], flags: Sequence[str]) -> Path:
     key = hashlib.sha256("\0".join([*map(str, objects), *flags, *_sanitizer()]).encode()).hexdigest()[:24]
-    path = BUILD / f"lib{name}-{key}.so"
-    if not path.exists():
-        part = path.with_suffix(f".{os.getpid()}.part")
-        _call([_compiler(), "-shared", "-Wl,-Bsymbolic", *_sanitizer(), *map(str, objects), *flags, "-o", str(part)])
-        part.replace(path)
-    return path
+    link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *_sanitizer(), *map(str, objects), *flags]
+    return _once(BUILD / f"lib{name}-{key}.so", lambda part: _call([*link, "-o", str(part)]))
 
 
 @functools.cache
@@ -114,8 +119,7 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
     flags = ["-DGISTKIT_EMULATE", *(f"-D{define}" for define in defines)]
     if layout:
         path = BUILD / f"layout-{hashlib.sha256(layout.encode()).hexdigest()[:24]}.cpp"
-        if not path.exists():
-            path.write_text(layout)
+        _once(path, lambda part: part.write_text(layout))
         # Offsets in a derived struct are well defined where g++ computes them.
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
     # Taken apart into scalars, a vector's load would look like several.

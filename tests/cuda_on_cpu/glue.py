@@ -57,17 +57,17 @@ def package() -> Path:
     key = hashlib.sha256(ops.name.encode())
     for path in (*files, Path(_planner.__file__)):
         key.update(path.read_bytes())
-    folder = BUILD / f"package-{key.hexdigest()[:24]}"
-    if not folder.exists():
-        part = folder.with_suffix(f".{os.getpid()}")
+
+    def copy(folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
         for path in files:
-            to = part / "gistkit" / path.relative_to(source)
+            to = folder / "gistkit" / path.relative_to(source)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, to)
-        shutil.copy(_planner.__file__, part / "gistkit")
-        shutil.copy(ops, part / "gistkit" / "libgistkit_ops.so")
-        part.replace(folder)
-    return folder
+        shutil.copy(_planner.__file__, folder / "gistkit")
+        shutil.copy(ops, folder / "gistkit" / "libgistkit_ops.so")
+
+    return emulation._once(BUILD / f"package-{key.hexdigest()[:24]}", copy)
 
 
 def run(code: str, *arguments: str, timeout: float = 600) -> str:

@@ -107,5 +107,5 @@ def test_links_lead_somewhere(name):
 
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
-    for target in [*re.findall(r"`make (\w+)`", README), "demo", "test"]:
+    for target in [*re.findall(r"`make (\w+)`", README), "demo", "test", "check"]:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

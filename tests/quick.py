@@ -1,0 +1,38 @@
+"""What `--quick` leaves out of the tests, so that `make test` takes minutes; `make check` runs all.
+
+No feature is without a test: of a grid over instruction sets the best one runs in full and every eighth case of the
+others; of tests marked `slow` what they hold is held by a quicker one beside them, on fewer cases or without a process
+of its own; pages are looked at as text, not in a browser.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+EVERY = 8
+HEADER = """\
+quick: every feature, on {best} in full and on other instruction sets every eighth case; no slow test, no browser
+make check runs all tests, lint and sanitizers"""
+
+
+def instruction_set(item: pytest.Item) -> str | None:
+    """The one that a test chooses by a fixture of `tests/conftest.py`."""
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return params.get("isa") or params.get("attention_isa")
+
+
+def quick(items: Sequence[pytest.Item], best: Sequence[str]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The tests that run and those that are left out; `best`: the instruction sets whose cases all run."""
+    chosen, left_out, cases = [], [], Counter[tuple[str, str]]()
+    for item in items:
+        isa = instruction_set(item)
+        runs = item.get_closest_marker("slow") is None and "chromium" not in getattr(item, "fixturenames", ())
+        if runs and isa is not None and isa not in best:
+            case = (item.nodeid.split("[")[0], isa)
+            runs = cases[case] % EVERY == 0
+            cases[case] += 1
+        (chosen if runs else left_out).append(item)
+    return chosen, left_out
