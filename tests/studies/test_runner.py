@@ -1,5 +1,6 @@
 """Runs of a study one after another and side by side, and the command that keeps them."""
 
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -110,23 +111,29 @@ def test_an_interrupt_ends_all_processes(tmp_path):
             if len(list(tmp_path.glob("*-0.safetensors"))) == 2:
                 break
             time.sleep(0.2)
-        children = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/stat")
-            if path.read_text().rpartition(")")[2].split()[1] == str(process.pid)
-        ]
+        children = descendants(process.pid)
         process.send_signal(signal.SIGINT)
         shown = process.communicate(timeout=60)[1]
     finally:
         process.kill()
     assert process.returncode == 130 and "interrupted; --resume goes on from the last evaluation" in shown
-    assert len(children) >= 2
-    # The one that looks after shared memory ends by itself, when nobody is left.
+    # Two runs and the server that they are forked from; it ends by itself, when nobody is left.
+    assert len(children) >= 3
     for _ in range(50):
         if not (left := [pid for pid in children if Path(f"/proc/{pid}").exists()]):
             break
         time.sleep(0.1)
     assert not left
+
+
+def descendants(root: int) -> list[int]:
+    """The processes that come from `root`."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    children = [pid for pid, parent in parents.items() if parent == root]
+    return children + [below for child in children for below in descendants(child)]
 
 
 def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch, capsys):

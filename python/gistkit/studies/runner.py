@@ -97,7 +97,9 @@ def threads(count: int | None) -> Iterator[None]:
 def _side_by_side(
     study: Study, plan: Plan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
 ) -> Iterator[tuple[Job, Any]]:
-    context = get_context("spawn")
+    # A server imports torch, transformers and the study once; processes forked from it begin at once.
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__, type(study).__module__])
     packed = pickle.dumps((study.name, plan, out, device, resume))
     waiting = deque(jobs)
     workers: dict[Any, _Worker] = {}
