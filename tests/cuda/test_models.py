@@ -209,6 +209,7 @@ def trained(
     return train_worker.numbers(read_metrics(out / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [*COMPRESSORS.values(), READERS["mixed"]], ids=[*COMPRESSORS, "mixed"])
 def test_training_goes_on_bit_for_bit(
     device: str, make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -250,6 +251,7 @@ def test_reading_on(device: str, make: Callable[[], Any]) -> None:
             close(stream.step(ids[:, step]), expected[:, step + 1])
 
 
+@pytest.mark.slow
 def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if device == NAME:
         monkeypatch.setattr("gistkit.cli.study.device", lambda name: name)

@@ -146,6 +146,7 @@ def test_shared_memory_is_what_is_said(name: str, limit: int) -> None:
     check_case(case, shared_limit=needed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["one", "group", "wide"])
 def test_checked(name: str, order: str) -> None:

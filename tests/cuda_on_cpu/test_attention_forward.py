@@ -150,6 +150,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", CHECKED)
 def test_checked(name: str, order: str) -> None:

@@ -133,6 +133,7 @@ def test_options(name: str) -> None:
     check_both(CASES[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_checked(order: str) -> None:
     """Every access in bounds, nothing read that was not written, no race; the same bits in each order."""
@@ -247,6 +248,7 @@ def test_the_lists_decide_what_is_looked_at(how: str) -> None:
         assert not same[changed] and same[2 - changed]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_spoiled_lists_read_nothing_else(seed: int) -> None:
     case = Case(300, 290, kind="random", dim=20)

@@ -9,6 +9,9 @@ from typing import Any
 import glue
 import pytest
 
+# All kernels and their glue are compiled for it.
+pytestmark = pytest.mark.slow
+
 LISTS = {"normalize_spans", "key_lists", "order_lists", "query_lists"}
 
 

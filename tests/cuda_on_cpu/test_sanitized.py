@@ -17,6 +17,7 @@ CASES += ["test_rope_kernels.py::test_angle_gradients", "test_tile_lists.py::tes
 FATAL = "test_sanitized.py::test_out_of_bounds"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("GISTKIT_EMULATOR_SANITIZE" in os.environ, reason="this run is sanitized already")
 def test_kernels_under_the_address_sanitizer() -> None:
     compiler = os.environ.get("CXX", "g++")

@@ -140,7 +140,10 @@ def test_half_precision_is_as_good_as_the_models_own(family, autocast, use_cache
     assert (ours - exact).norm() <= 2 * (own - exact).norm()
 
 
-@pytest.mark.parametrize(("family", "backend"), [("gemma3", "inductor"), ("gpt2", "eager"), ("phi3", "eager")])
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [pytest.param("gemma3", "inductor", marks=pytest.mark.slow), ("gpt2", "eager"), ("phi3", "eager")],
+)
 def test_compiles_without_a_graph_break(family, backend):
     model = tiny(family)
     ids = tokens(2, 8)

@@ -124,6 +124,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 def test_16384_tokens_take_memory_far_below_the_full_map():
     length = 16384
     plan = causal_plan(length, length, "cpu", None)

@@ -92,6 +92,7 @@ def imported_from(target):
     return from_copy(target, "import gistkit; gistkit.Plan, gistkit.attention")
 
 
+@pytest.mark.slow
 def test_a_missing_library_says_how_to_build_it(tmp_path):
     target = copy_of_package(tmp_path)
     assert imported_from(target).returncode == 0
@@ -105,6 +106,7 @@ def test_a_missing_library_says_how_to_build_it(tmp_path):
     assert "cannot import name '_planner'" in shown.stderr and INSTALL_AGAIN in shown.stderr
 
 
+@pytest.mark.slow
 def test_info_reports_what_does_not_load(tmp_path):
     target = copy_of_package(tmp_path)
     report = "import runpy; runpy.run_module('gistkit.info', run_name='__main__')"

@@ -84,6 +84,7 @@ def test_every_example_is_covered(block):
     assert block < 6, "a new example needs a test of what it claims"
 
 
+@pytest.mark.slow
 def test_tables_and_pictures_are_those_of_the_committed_results():
     code = [sys.executable, str(ROOT / "benchmarks" / "readme.py"), "--check"]
     assert subprocess.run(code, check=False).returncode == 0, "run: python benchmarks/readme.py"

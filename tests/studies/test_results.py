@@ -123,6 +123,7 @@ def test_attention_maps_stand_beside_in_steps_of_1e_5(tmp_path: Path) -> None:
         results.load(path)
 
 
+@pytest.mark.slow
 def test_processes_that_add_lines_to_one_file_lose_none(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     code = (

@@ -100,6 +100,7 @@ def test_small_models_train_on_one_thread(plan, tmp_path, small):
     assert found == ([1, 1] if small else [2, 2]) and torch.get_num_threads() == before
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_all_processes(tmp_path):
     words = ["study", "epl", "--layouts", "dpl,epl", "--steps", "5000", "--processes", "2", "--out", str(tmp_path)]
     # Whoever runs the tests in the background has it ignored.
@@ -159,6 +160,7 @@ def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch,
     assert "epl.jsonl: the saved runs differ in steps; use the same settings" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_results_go_on_with_resume_and_begin_anew_without(tmp_path, capsys):
     words = ["study", "epl", "--steps", "2", "--out", str(tmp_path), "--layouts"]
     path = tmp_path / "results.jsonl"

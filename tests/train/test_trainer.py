@@ -92,6 +92,7 @@ def test_the_trained_compressor_is_saved(unbroken):
     assert result.folder == out
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_writes_goes_on_to_the_same_losses(tmp_path):
     """With dropout, so that random numbers drawn in a pass count too."""
     died = subprocess.run([sys.executable, WORKER, "killed", tmp_path / "killed"], capture_output=True, text=True)
@@ -114,6 +115,7 @@ def test_a_run_killed_while_it_writes_goes_on_to_the_same_losses(tmp_path):
         assert torch.equal(first, second), name
 
 
+@pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"]

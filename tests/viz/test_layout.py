@@ -116,6 +116,7 @@ def test_the_gallery_has_every_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (mask[text] == (causal & (memory | text | (nuggets.roles == Role.BOS)))[text]).all()
 
 
+@pytest.mark.slow
 def test_the_committed_gallery_is_what_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the viz extra is not installed")
     from matplotlib.image import imread
