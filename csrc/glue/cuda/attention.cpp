@@ -1,5 +1,5 @@
 // attention on CUDA tensors: tile lists from the spans, workspace, and the launch.
-#include "torch/attention.h"
+#include "glue/attention.h"
 
 #include <torch/csrc/stable/library.h>
 
@@ -9,7 +9,7 @@
 #include "cuda/attention_forward.h"
 #include "cuda/attention_fp32.h"
 #include "cuda/tiles.h"
-#include "torch/cuda/device.h"
+#include "glue/cuda/device.h"
 
 namespace {
 

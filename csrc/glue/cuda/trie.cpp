@@ -1,12 +1,12 @@
 // The ops of a trie's transformer on CUDA tensors.
-#include "torch/trie.h"
+#include "glue/trie.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/ancestor_attention.h"
 #include "cuda/bias_gelu.h"
 #include "cuda/trie_mix.h"
-#include "torch/cuda/device.h"
+#include "glue/cuda/device.h"
 
 namespace {
 

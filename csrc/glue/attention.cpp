@@ -1,10 +1,10 @@
 // attention on CPU tensors.
-#include "torch/attention.h"
+#include "glue/attention.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/attention.h"
-#include "torch/parallel.h"
+#include "glue/parallel.h"
 
 namespace {
 

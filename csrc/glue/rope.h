@@ -12,7 +12,7 @@
 
 #include <tuple>
 
-#include "torch/checks.h"
+#include "glue/checks.h"
 
 namespace gistkit {
 

@@ -1,10 +1,10 @@
 // window_pool and window_spread on CUDA tensors.
-#include "torch/pool.h"
+#include "glue/pool.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/pool.h"
-#include "torch/cuda/device.h"
+#include "glue/cuda/device.h"
 
 namespace {
 

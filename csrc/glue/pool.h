@@ -12,7 +12,7 @@
 #include <optional>
 #include <tuple>
 
-#include "torch/checks.h"
+#include "glue/checks.h"
 
 namespace gistkit {
 

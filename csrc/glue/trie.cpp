@@ -1,10 +1,10 @@
 // The ops of a trie's transformer on CPU tensors.
-#include "torch/trie.h"
+#include "glue/trie.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/trie.h"
-#include "torch/parallel.h"
+#include "glue/parallel.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
 // The rope ops on CUDA tensors.
-#include "torch/rope.h"
+#include "glue/rope.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cuda/rope.h"
-#include "torch/cuda/device.h"
+#include "glue/cuda/device.h"
 
 namespace {
 

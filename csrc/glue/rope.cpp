@@ -1,10 +1,10 @@
 // The rope ops on CPU tensors.
-#include "torch/rope.h"
+#include "glue/rope.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/rope.h"
-#include "torch/parallel.h"
+#include "glue/parallel.h"
 
 namespace {
 

@@ -1,10 +1,10 @@
 // window_pool and window_spread on CPU tensors.
-#include "torch/pool.h"
+#include "glue/pool.h"
 
 #include <torch/csrc/stable/library.h>
 
 #include "cpu/pool.h"
-#include "torch/parallel.h"
+#include "glue/parallel.h"
 
 namespace {
 
