@@ -31,7 +31,7 @@ GLUE = (
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue/cuda").glob("*.cpp")),
     str(FOLDER / "emulator" / "torch.cpp"),
 )
-KERNELS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/cuda").glob("*.cu"))
+KERNELS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/cuda").glob("*/*.cu"))
 # What the package asks its library besides ops.
 OTHERS = ("csrc/cpu/isa.cpp",)
 

@@ -5,10 +5,10 @@
 
 #include <algorithm>
 
-#include "cuda/attention_backward.h"
-#include "cuda/attention_forward.h"
-#include "cuda/attention_fp32.h"
-#include "cuda/tiles.h"
+#include "cuda/attention/backward.h"
+#include "cuda/attention/forward.h"
+#include "cuda/attention/fp32.h"
+#include "cuda/attention/tile_lists.h"
 #include "glue/cuda/device.h"
 
 namespace {

@@ -9,8 +9,8 @@
 
 #include <cstdint>
 
-#include "cuda/attributes.h"
-#include "cuda/runtime.h"
+#include "cuda/core/attributes.h"
+#include "cuda/core/runtime.h"
 
 // Registers implementations for the tensors that the kernels run on: CUDA's, or a CPU's where the runtime is emulated.
 #define GISTKIT_CUDA_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(gistkit, GISTKIT_TENSORS, m)

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/pool.h"
+#include "cuda/pool/pool.h"
 #include "glue/cuda/device.h"
 
 namespace {

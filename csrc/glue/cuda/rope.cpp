@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/rope.h"
+#include "cuda/rope/rope.h"
 #include "glue/cuda/device.h"
 
 namespace {

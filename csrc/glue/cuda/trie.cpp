@@ -3,9 +3,9 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cuda/ancestor_attention.h"
-#include "cuda/bias_gelu.h"
-#include "cuda/trie_mix.h"
+#include "cuda/trie/ancestors.h"
+#include "cuda/trie/gelu.h"
+#include "cuda/trie/mix.h"
 #include "glue/cuda/device.h"
 
 namespace {
