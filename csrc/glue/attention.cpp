@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cpu/attention.h"
+#include "cpu/attention/attention.h"
 #include "glue/parallel.h"
 
 namespace {

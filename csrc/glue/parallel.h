@@ -2,7 +2,7 @@
 #pragma once
 #include <torch/csrc/stable/ops.h>
 
-#include "common/parallel.h"
+#include "cpu/parallel.h"
 
 namespace gistkit {
 

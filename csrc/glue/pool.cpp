@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cpu/pool.h"
+#include "cpu/pool/pool.h"
 #include "glue/parallel.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cpu/rope.h"
+#include "cpu/rope/rope.h"
 #include "glue/parallel.h"
 
 namespace {

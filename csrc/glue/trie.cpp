@@ -3,7 +3,7 @@
 
 #include <torch/csrc/stable/library.h>
 
-#include "cpu/trie.h"
+#include "cpu/trie/trie.h"
 #include "glue/parallel.h"
 
 namespace {

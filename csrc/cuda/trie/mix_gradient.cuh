@@ -1,4 +1,4 @@
-// The transposes of trie_mix.cuh. By the weights: products of a node's gradient with the table rows on its path, eight
+// The transposes of mix.cuh. By the weights: products of a node's gradient with the table rows on its path, eight
 // nodes and four heads a warp. By the table: sums over the entries of a symbol.
 #pragma once
 #include "cuda/trie/entry_lists.cuh"
