@@ -74,7 +74,7 @@ inline void rotate_halves(const In* in, Out* out, const C* cosines, const C* sin
   }
 }
 
-// Pairs (2f, 2f + 1).
+// Pairs (2f, 2f + 1). Which of two products is rounded is said here: a compiler may choose either.
 template <class In, class Out, class C>
 inline void rotate_pairs(const In* in, Out* out, const C* cosines, const C* sines, int64_t freqs) {
   using S = SimdOf<In>;
@@ -83,12 +83,12 @@ inline void rotate_pairs(const In* in, Out* out, const C* cosines, const C* sine
   for (; i + S::kWidth <= 2 * freqs; i += S::kWidth) {
     V x = S::load(in + i);
     V c = S::load(cosines + i), s = S::load(sines + i);
-    S::store(out + i, x * c + S::swap_neighbours(x) * s);
+    S::store(out + i, S::fma(x, c, S::swap_neighbours(x) * s));
   }
   if (int64_t rest = 2 * freqs - i; rest > 0) {
     V x = load_some(in + i, rest);
     V c = S::load(cosines + i), s = S::load(sines + i);
-    store_some(out + i, x * c + S::swap_neighbours(x) * s, rest);
+    store_some(out + i, S::fma(x, c, S::swap_neighbours(x) * s), rest);
   }
 }
 
