@@ -118,7 +118,7 @@ sanitize: $(SANITIZED)/ready
 	$(MAKE) -j2 sanitize-attention sanitize-others
 
 sanitize-attention: SANITIZED_TESTS := $(wildcard tests/ops/test_attention*.py)
-sanitize-others: SANITIZED_TESTS := tests/layouts $(wildcard $(patsubst %,tests/ops/test_%*.py, rope pool trie))
+sanitize-others: SANITIZED_TESTS := tests/layouts $(filter-out tests/ops/test_attention%,$(wildcard tests/ops/test_*.py))
 sanitize-attention sanitize-others:
 	PYTHONPATH=$(SANITIZED)/site ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest $(SANITIZED_TESTS) -o cache_dir=$(SANITIZED)/$@ -k "not compiles and not opcheck and not torch_compile" $(ARGS)

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 TABLE = CSRC / "cuda" / "registers.csv"
+SOURCES = sorted((CSRC / "cuda").glob("*/*.cu"))
 ARCHITECTURES = ("80", "90a")
 KEYS = ("source", "kernel", "architecture")
 SPILLS = ("spill_stores", "spill_loads")
@@ -153,6 +154,11 @@ def rows_of(source: str, architecture: str, said: str, sass: str) -> list[Row]:
     return rows
 
 
+def name_of(source: Path) -> str:
+    """Its path in csrc/cuda, such as rope/rotation."""
+    return source.relative_to(CSRC / "cuda").with_suffix("").as_posix()
+
+
 def in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: [row[key] for key in KEYS])
 
@@ -163,7 +169,7 @@ def report(sources: list[Path]) -> list[Row]:
     with ThreadPoolExecutor(2) as pool:
         found = tqdm(pool.map(lambda item: compiled(*item), work), total=len(work), desc="nvcc", unit="file")
         rows = [
-            row for (path, arch), texts in zip(work, found, strict=True) for row in rows_of(path.stem, arch, *texts)
+            row for (path, arch), texts in zip(work, found, strict=True) for row in rows_of(name_of(path), arch, *texts)
         ]
     return in_order(rows)
 
@@ -216,12 +222,12 @@ def main() -> None:
     options.add_argument(
         "--check", action="store_true", help="write nothing; fail where a kernel is worse than the table"
     )
-    options.add_argument("--only", nargs="+", metavar="SOURCE", help="these sources alone, such as rope for rope.cu")
+    options.add_argument("--only", nargs="+", metavar="SOURCE", help="these sources alone, such as rope/rotation")
     chosen = options.parse_args()
-    sources = sorted((CSRC / "cuda").glob("*.cu"))
-    if unknown := set(chosen.only or []) - {path.stem for path in sources}:
-        sys.exit(f"--only: expected some of {', '.join(path.stem for path in sources)}; got {', '.join(unknown)}")
-    sources = [path for path in sources if not chosen.only or path.stem in chosen.only]
+    names = [name_of(path) for path in SOURCES]
+    if unknown := set(chosen.only or []) - set(names):
+        sys.exit(f"--only: expected some of {', '.join(names)}; got {', '.join(unknown)}")
+    sources = [path for path in SOURCES if not chosen.only or name_of(path) in chosen.only]
     try:
         disassembler()
         rows = report(sources)
@@ -234,14 +240,14 @@ def main() -> None:
 
     with TABLE.open(newline="") as file:
         committed = list(csv.DictReader(file))
-    stems = {path.stem for path in sources}
+    compared = {name_of(path) for path in sources}
     if chosen.check:
-        if found := losses(rows, [row for row in committed if row["source"] in stems]):
+        if found := losses(rows, [row for row in committed if row["source"] in compared]):
             advice = f"{TABLE.name} says otherwise: mend this, or run `python benchmarks/registers.py` and look at it"
             sys.exit("\n".join([*found, advice]))
         return
     if chosen.only:
-        rows = in_order(rows + [row for row in committed if row["source"] not in stems])
+        rows = in_order(rows + [row for row in committed if row["source"] not in compared])
     with TABLE.open("w", newline="") as file:
         table = csv.DictWriter(file, FIELDS, lineterminator="\n")
         table.writeheader()

@@ -1,4 +1,5 @@
-// Which instruction set the CPU kernels use.
+// Which instruction set the CPU kernels use, and how an op declares its kernels for each and calls those in use. They
+// are compiled from one source, the op's kernels.h, over the vectors of cpu/simd.
 #pragma once
 
 namespace gistkit {
@@ -15,7 +16,33 @@ Isa current_isa();
 // neither GISTKIT_AMX=0 nor gistkit_cpu_amx turned it off.
 bool amx_in_use();
 
+// One of these, which are in the order of Isa.
+template <class Kernel>
+Kernel* in_use(Kernel* of_generic, Kernel* of_avx2, Kernel* of_avx512) {
+  Kernel* const kernels[] = {of_generic, of_avx2, of_avx512};
+  return kernels[static_cast<int>(current_isa())];
+}
+
 }  // namespace gistkit
+
+// The declarations, in the namespace of each instruction set.
+#define GISTKIT_BY_ISA(...) \
+  namespace generic {       \
+  __VA_ARGS__               \
+  }                         \
+  namespace avx2 {          \
+  __VA_ARGS__               \
+  }                         \
+  namespace avx512 {        \
+  __VA_ARGS__               \
+  }
+
+// The kernel of that name for the instruction set in use.
+#ifdef GISTKIT_X86
+#define GISTKIT_IN_USE(kernel) gistkit::in_use(generic::kernel, avx2::kernel, avx512::kernel)
+#else
+#define GISTKIT_IN_USE(kernel) generic::kernel
+#endif
 
 extern "C" {
 // For gistkit.info and tests. level < 0 only asks; otherwise it chooses. Returns the level in use, or -1 when the

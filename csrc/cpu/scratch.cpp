@@ -2,9 +2,6 @@
 
 #include <atomic>
 #include <new>
-#ifdef __SANITIZE_ADDRESS__
-#include <sanitizer/asan_interface.h>
-#endif
 
 namespace gistkit {
 
@@ -25,14 +22,14 @@ void release(Header* block) {
 
 }  // namespace
 
-Scratch::Scratch(size_t bytes) {
+void* Scratch::obtain(size_t bytes) {
   Header* block = kept.exchange(nullptr);
   if (!block || block->bytes < bytes) {
     if (block) release(block);
     block = static_cast<Header*>(::operator new(bytes + kAlignment, std::align_val_t{kAlignment}));
     block->bytes = bytes;
   }
-  block_ = block;
+  return block;
 }
 
 Scratch::~Scratch() {

@@ -162,7 +162,7 @@ def test_the_committed_table_is_one_of_this_form() -> None:
     assert list(rows[0]) == list(registers.FIELDS)
     kernels = [tuple(row[key] for key in registers.KEYS) for row in rows]
     assert kernels == sorted(set(kernels))
-    assert {source for source, *_ in kernels} <= {path.stem for path in registers.TABLE.parent.glob("*.cu")}
+    assert {source for source, *_ in kernels} <= {registers.name_of(path) for path in registers.SOURCES}
     assert registers.losses(rows, rows) == []
 
 

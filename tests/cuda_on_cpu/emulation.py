@@ -1,7 +1,7 @@
 """Builds CUDA sources for the CPU and runs their launchers on tensors, under the emulator.
 
     structs = [("common/rope.h", "gistkit::RopeParams", RopeParams)]
-    library = build("rope", ["csrc/cuda/rope.cu"], checked=True, structs=structs)
+    library = build("rope", ["csrc/cuda/rope/rotation.cu"], checked=True, structs=structs)
     library.run("gistkit::cuda::rope", params, inputs={"query": query}, outputs={"out": out}, order="random")
 
 A checked build looks at every access to memory and is several times slower. Libraries are kept in `build/` by their

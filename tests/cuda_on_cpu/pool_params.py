@@ -75,6 +75,6 @@ def pool(
         params.tensors[i] = PoolTensor(x.data_ptr(), y.data_ptr(), x.size(1), x.size(3), x_stride, y_stride)
     given = {"key": key, "value": value, "offsets": offsets, "positions": positions, "inv_freq": inv_freq}
     written = {"key out": out[0], "value out": out[1]}
-    library = emulation.build("pool", ["csrc/cuda/pool.cu"], checked=checked, structs=STRUCTS)
+    library = emulation.build("pool", ["csrc/cuda/pool/pool.cu"], checked=checked, structs=STRUCTS)
     library.run("gistkit::cuda::window_pool", params, inputs=given, outputs=written, **how)
     return out[0], out[1]

@@ -87,12 +87,12 @@ STRUCTS = (
     ("common/rope.h", "gistkit::RopeAngles", RopeAngles),
     ("common/rope.h", "gistkit::RopeParams", RopeParams),
     ("common/rope.h", "gistkit::RopeAngleGradParams", RopeAngleGradParams),
-    ("cuda/rope.h", "gistkit::cuda::RopeAngleGrad", RopeAngleGrad),
+    ("cuda/rope/rope.h", "gistkit::cuda::RopeAngleGrad", RopeAngleGrad),
 )
 
 
 def library(*, checked: bool = True) -> emulation.Library:
-    sources = ["csrc/cuda/rope.cu", "csrc/cuda/rope_grad.cu"]
+    sources = ["csrc/cuda/rope/rotation.cu", "csrc/cuda/rope/gradient.cu"]
     return emulation.build("rope", sources, checked=checked, structs=STRUCTS)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gistkit.ops import reference
 
-SOURCES = [f"csrc/cuda/attention_backward{part}.cu" for part in ("", "_bf16", "_fp16")]
+SOURCES = [f"csrc/cuda/attention/backward{part}.cu" for part in ("", "_bf16", "_fp16")]
 TILE_QUERIES, TILE_KEYS = 128, 64
 GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_key_bias")
 

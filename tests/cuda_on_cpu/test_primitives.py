@@ -318,7 +318,7 @@ def test_a_small_error_is_noticed(case: str) -> None:
 
 
 def test_no_primitive_of_the_kernels_is_left_out() -> None:
-    sources = {path.name: path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*.cu*")}
+    sources = {path.name: path.read_text() for path in (ROOT / "csrc" / "cuda").glob("*/*.cu*")}
     sources.pop("platform.cuh")
     used = set(re.findall(r"^GISTKIT_DEVICE \w+ (\w+)\(", sources.pop("ptx.cuh"), re.MULTILINE))
     assert "load_matrix_x4" in used

@@ -32,13 +32,13 @@ class TileParams(ctypes.Structure):
 
 
 STRUCTS = (
-    ("cuda/tiles.h", "gistkit::cuda::TileList", TileList),
-    ("cuda/tiles.h", "gistkit::cuda::TileParams", TileParams),
+    ("cuda/attention/tile_lists.h", "gistkit::cuda::TileList", TileList),
+    ("cuda/attention/tile_lists.h", "gistkit::cuda::TileParams", TileParams),
 )
 
 
 def library(*, checked: bool = True) -> emulation.Library:
-    return emulation.build("tiles", ["csrc/cuda/tiles.cu"], checked=checked, structs=STRUCTS)
+    return emulation.build("tiles", ["csrc/cuda/attention/tile_lists.cu"], checked=checked, structs=STRUCTS)
 
 
 class Lists:

@@ -148,7 +148,7 @@ def _run(
     **how: object,
 ) -> None:
     _fill(params, {**inputs, **outputs})
-    library = emulation.build(source, [f"csrc/cuda/{source}.cu"], checked=True, structs=STRUCTS)
+    library = emulation.build(source, [f"csrc/cuda/trie/{source}.cu"], checked=True, structs=STRUCTS)
     addresses = []
     if workspace:
         size = library.function(f"gistkit::cuda::{name}_workspace")
@@ -172,7 +172,7 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Tensor, **how:
     trie, more = _paths(paths, len(table), transposed(paths, len(table)))
     params = TrieMixParams(trie, DTYPES[table.dtype], *table.shape[1:])
     given = {"weights": weights, "table": table, "base": base}
-    _run("trie_mix", "trie_mix", params, given, {"out": out}, more, **how)
+    _run("mix", "trie_mix", params, given, {"out": out}, more, **how)
     return out
 
 
@@ -191,7 +191,7 @@ def trie_mix_backward(
     params = TrieMixGradParams(trie, DTYPES[table.dtype], *table.shape[1:])
     given = {"grad_out": grad, "weights": weights, "table": table}
     written = dict(zip(("grad_weights", "grad_table", "grad_base"), out, strict=True))
-    _run("trie_mix", "trie_mix_backward", params, given, written, more, workspace=True, **how)
+    _run("mix", "trie_mix_backward", params, given, written, more, workspace=True, **how)
     return tuple(out)
 
 
@@ -223,7 +223,7 @@ def ancestor_attention(
     out = unwritten(*query.shape, like=query), unwritten(*ancestors.shape, query.size(1), like=query)
     given = {"ancestors": ancestors, "query": query, "key": key, "value": value}
     written = dict(zip(("out", "weights"), out, strict=True))
-    _run("ancestor_attention", "ancestor_attention", params, given, written, {}, **how)
+    _run("ancestors", "ancestor_attention", params, given, written, {}, **how)
     return out
 
 
@@ -247,7 +247,7 @@ def ancestor_attention_backward(
     given |= {"weights": weights, **dict(zip(("query", "key", "value"), rows, strict=True))}
     written = dict(zip(("grad_query", "grad_key", "grad_value"), out, strict=True))
     written["grad_scores"] = unwritten(*weights.shape, like=weights)
-    _run("ancestor_attention", "ancestor_attention_backward", params, given, written, {}, **how)
+    _run("ancestors", "ancestor_attention_backward", params, given, written, {}, **how)
     return tuple(out)
 
 
@@ -255,7 +255,7 @@ def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None, **how: objec
     """x [N, C], bias [C], scale [N]."""
     out = unwritten(*x.shape, like=x)
     params = BiasGeluParams(DTYPES[x.dtype], *x.shape)
-    _run("bias_gelu", "bias_gelu", params, {"x": x, "scale": scale, "bias": bias}, {"out": out}, {}, **how)
+    _run("gelu", "bias_gelu", params, {"x": x, "scale": scale, "bias": bias}, {"out": out}, {}, **how)
     return out
 
 
@@ -274,5 +274,5 @@ def bias_gelu_backward(
     }
     params = BiasGeluGradParams(DTYPES[x.dtype], *x.shape)
     given = {"grad_out": grad, "x": x, "scale": scale, "bias": bias}
-    _run("bias_gelu", "bias_gelu_backward", params, given, written, {}, **how)
+    _run("gelu", "bias_gelu_backward", params, given, written, {}, **how)
     return (by_x, by_bias) if by_scale is None else (by_x, by_bias, by_scale)

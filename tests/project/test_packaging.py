@@ -40,7 +40,7 @@ def test_layers_point_one_way():
 
 def test_kernels_know_no_torch():
     for folder in ("common", "cpu", "cuda", "planner"):
-        for path in (ROOT / "csrc" / folder).iterdir():
+        for path in (ROOT / "csrc" / folder).rglob("*.*"):
             assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)/", path.read_text()), path.name
 
 

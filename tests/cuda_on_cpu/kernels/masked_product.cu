@@ -1,7 +1,7 @@
 // Each BREAK_... macro takes one thing out of it that the emulator must miss.
 #include "kernels/masked_product.h"
 
-#include "cuda/ptx.cuh"
+#include "cuda/core/ptx.cuh"
 
 namespace gistkit::cuda {
 namespace {

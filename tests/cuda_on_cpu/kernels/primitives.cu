@@ -1,7 +1,7 @@
 // BREAK_PRIMITIVES makes a small error in every kernel, which its tests must notice.
 #include "kernels/primitives.h"
 
-#include "cuda/ptx.cuh"
+#include "cuda/core/ptx.cuh"
 
 namespace gistkit::cuda {
 namespace {

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "cuda/runtime.h"
+#include "cuda/core/runtime.h"
 
 namespace gistkit::cuda {
 

@@ -1,6 +1,6 @@
 #include "kernels/probes.h"
 
-#include "cuda/elements.cuh"
+#include "cuda/core/elements.cuh"
 
 namespace gistkit::cuda {
 namespace {

@@ -1,0 +1,210 @@
+// What backward kernels share: which tiles of queries and keys meet, in which order, on whose thread. A tile of keys is
+// worked on against all tiles of queries that see it; gradients to queries go to one buffer for each of a fixed number
+// of key splits, which are summed in order: the result does not depend on the number of threads.
+#pragma once
+#include "cpu/attention/tiles.h"
+
+namespace gistkit {
+namespace {
+
+// Kernel has qk_pad_, v_pad_, carve_slot, carve_worker, pack_queries, pack_keys, pair, write_queries and write_keys;
+// its slots have grad_query, grad_keys and grad_values, its workers `keys` with grad_key and grad_value. T is the type
+// of sums.
+template <class Kernel, class T, int kQueries, int kKeys>
+class BackwardSchedule {
+  // Items of work that a call is cut into where it has few heads.
+  static constexpr int64_t kItems = 16, kMostSplits = 8;
+  // What a pair of tiles costs besides its visible scores, in scores: rounding to blocks, masks.
+  static constexpr int64_t kPairCost = kQueries * kKeys / 8;
+  // All heads in flight, where one a thread allows it; and the parts of one head's grad_query, where there are two.
+  static constexpr int64_t kPackedBytes = int64_t{16} << 20, kPartBytes = int64_t{24} << 20;
+
+ public:
+  void run() {
+    const Scratch scratch([this](Arena& arena) { carve(arena); });
+    setup_.fill();
+    sort_tiles();
+    const int64_t heads = p_.batch * p_.key_heads;
+    for (int64_t first = 0; first < heads; first += in_flight_) {
+      int64_t count = smaller(in_flight_, heads - first);
+      for (int64_t member = 0; member < setup_.group; ++member) {
+        for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
+          self().pack_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
+        });
+        for_each(pool_, count * splits_,
+                 [&](int64_t item, int worker) { attend(first, item % count, member, item / count, worker); });
+        for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
+          self().write_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
+        });
+      }
+    }
+  }
+
+ protected:
+  BackwardSchedule(const AttentionBackward& problem, const Parallel& pool)
+      : p_(problem), pool_(suited_pool(pool, suited_workers(problem, pool))), setup_(problem, kKeys) {
+    key_tiles_ = static_cast<int32_t>(setup_.padded_keys / kKeys);
+    query_tiles_ = divide_up<int64_t>(p_.num_queries, kQueries);
+    padded_queries_ = query_tiles_ * kQueries;
+  }
+
+  // To be called once the kernel knows its paddings.
+  void plan() {
+    const int64_t heads = p_.batch * p_.key_heads;
+    const int64_t part_bytes = padded_queries_ * self().qk_pad_ * static_cast<int64_t>(sizeof(T));
+    splits_ = smaller(divide_up(kItems, heads), larger<int64_t>(2, kPartBytes / larger<int64_t>(part_bytes, 1)));
+    splits_ = larger<int64_t>(1, smaller(smaller(splits_, kMostSplits), int64_t{key_tiles_}));
+    Arena one(nullptr);
+    self().carve_slot(one);
+    slot_bytes_ = static_cast<int64_t>(one.used());
+    int64_t affordable = kPackedBytes / larger<int64_t>(slot_bytes_, 1);
+    in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
+  }
+
+  auto slot(int64_t index) const {
+    Arena arena(slots_ + index * slot_bytes_);
+    return self().carve_slot(arena);
+  }
+  auto worker(int index) const {
+    Arena arena(workers_ + index * worker_bytes_);
+    return self().carve_worker(arena);
+  }
+  const TileKind* kinds(int64_t b, int64_t query_tile) const {
+    return kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
+  }
+  // Whether some pair of tiles of a split reaches the query tile: only then is its part of grad_query in use.
+  bool touched(int64_t b, int64_t split, int64_t query_tile) const {
+    return touched_[((p_.spans_shared ? 0 : b) * splits_ + split) * query_tiles_ + query_tile];
+  }
+  const int32_t* cuts(int64_t b) const { return cuts_ + (p_.spans_shared ? 0 : b) * (splits_ + 1); }
+
+  const AttentionBackward& p_;
+  const Parallel pool_;
+  Setup<T> setup_;
+  int32_t key_tiles_;
+  int64_t query_tiles_, padded_queries_, splits_ = 1;
+
+ private:
+  Kernel& self() { return static_cast<Kernel&>(*this); }
+  const Kernel& self() const { return static_cast<const Kernel&>(*this); }
+
+  void carve(Arena& arena) {
+    setup_.carve(arena);
+    kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
+    counts_ = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
+    work_ = arena.take<int64_t>(key_tiles_);
+    cuts_ = arena.take<int32_t>(setup_.span_batches * (splits_ + 1));
+    order_ = arena.take<int32_t>(setup_.span_batches * splits_);
+    touched_ = arena.take<uint8_t>(setup_.span_batches * splits_ * query_tiles_);
+    slots_ = arena.take<char>(in_flight_ * slot_bytes_);
+    Arena one(nullptr);
+    self().carve_worker(one);
+    worker_bytes_ = static_cast<int64_t>(one.used());
+    workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
+  }
+
+  // The kinds of all pairs of tiles, and where to cut the key tiles into parts of about equal work.
+  void sort_tiles() {
+    for (int64_t b = 0; b < setup_.span_batches; ++b) {
+      TileKind* batch = kinds_ + b * query_tiles_ * key_tiles_;
+      for (int32_t k = 0; k < key_tiles_; ++k) work_[k] = 0;
+      for (int64_t t = 0; t < query_tiles_; ++t) {
+        const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
+        TileKind* row = batch + t * key_tiles_;
+        classify_tiles(setup_.row_spans(b, t * kQueries), rows, p_.num_spans, kKeys, key_tiles_, counts_, row);
+        for (int32_t k = 0; k < key_tiles_; ++k) {
+          // Missing rows see nothing.
+          if (rows < kQueries && row[k] == kFullTile) row[k] = kPartialTile;
+          if (row[k] != kEmptyTile) work_[k] += kPairCost;
+        }
+        add_visible(setup_.row_spans(b, t * kQueries), rows);
+      }
+      int32_t* cut = cuts_ + b * (splits_ + 1);
+      int64_t total = 0, passed = 0, next = 1;
+      for (int32_t k = 0; k < key_tiles_; ++k) total += work_[k];
+      cut[0] = 0;
+      for (int32_t k = 0; k < key_tiles_; ++k) {
+        // A tile goes where its middle lies.
+        while (next < splits_ && (2 * passed + work_[k]) * splits_ >= 2 * total * next) cut[next++] = k;
+        passed += work_[k];
+      }
+      while (next <= splits_) cut[next++] = key_tiles_;
+      order_splits(cut, order_ + b * splits_);
+      for (int64_t split = 0; split < splits_; ++split)
+        for (int64_t t = 0; t < query_tiles_; ++t) {
+          uint8_t& any = touched_[(b * splits_ + split) * query_tiles_ + t];
+          any = 0;
+          for (int32_t k = cut[split]; k < cut[split + 1]; ++k) any |= batch[t * key_tiles_ + k] != kEmptyTile;
+        }
+    }
+  }
+
+  // Most work first, so that the workers end together.
+  void order_splits(const int32_t* cut, int32_t* order) const {
+    int64_t work[kMostSplits];
+    for (int32_t split = 0; split < splits_; ++split) {
+      int64_t sum = 0;
+      for (int32_t k = cut[split]; k < cut[split + 1]; ++k) sum += work_[k];
+      int32_t at = split;
+      for (; at > 0 && work[at - 1] < sum; --at) {
+        work[at] = work[at - 1];
+        order[at] = order[at - 1];
+      }
+      work[at] = sum;
+      order[at] = split;
+    }
+  }
+
+  // Adds to each key tile's work the scores that the rows see there.
+  void add_visible(const int32_t* spans, int64_t rows) {
+    for (int64_t i = 0; i < rows * p_.num_spans; ++i) {
+      const int32_t begin = spans[2 * i], end = spans[2 * i + 1];
+      if (begin >= end) continue;
+      for (int32_t k = begin / kKeys; k * kKeys < end; ++k)
+        work_[k] += smaller(end, (k + 1) * kKeys) - larger(begin, k * kKeys);
+    }
+  }
+
+  void attend(int64_t first, int64_t index, int64_t member, int64_t rank, int worker_index) {
+    const auto s = slot(index);
+    const auto w = worker(worker_index);
+    const int64_t b = (first + index) / p_.key_heads, key_head = (first + index) % p_.key_heads;
+    const int64_t h = key_head * setup_.group + member;
+    const int64_t split = order_[(p_.spans_shared ? 0 : b) * splits_ + rank];
+    T* grad_query = s.grad_query + split * padded_queries_ * self().qk_pad_;
+    for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile) {
+      const int64_t start = int64_t{tile} * kKeys;
+      // Gradients that several query heads add to outlive the tile's turn.
+      auto keys = w.keys;
+      if (setup_.group > 1) {
+        keys.grad_key = s.grad_keys + start * self().qk_pad_;
+        keys.grad_value = s.grad_values + start * self().v_pad_;
+      }
+      if (member == 0) {
+        std::memset(keys.grad_key, 0, sizeof(T) * kKeys * self().qk_pad_);
+        std::memset(keys.grad_value, 0, sizeof(T) * kKeys * self().v_pad_);
+      }
+      self().pack_keys(keys, w, b, key_head, tile);
+      const T* bias = setup_.bias_row(b, h);
+      T* grad_bias = nullptr;
+      if (p_.grad_key_bias) {
+        grad_bias = static_cast<T*>(p_.grad_key_bias) + (b * p_.query_heads + h) * p_.num_keys + start;
+        for (int64_t j = start; j < smaller<int64_t>(start + kKeys, p_.num_keys); ++j) grad_bias[j - start] = 0;
+      }
+      for (int64_t query_tile = 0; query_tile < query_tiles_; ++query_tile)
+        if (kinds(b, query_tile)[tile] != kEmptyTile)
+          self().pair(s, keys, w, b, query_tile, tile, bias ? bias + start : nullptr, grad_query, grad_bias);
+      if (member == setup_.group - 1) self().write_keys(keys, w, b, key_head, tile);
+    }
+  }
+
+  int64_t in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
+  TileKind* kinds_ = nullptr;
+  uint8_t* touched_ = nullptr;
+  int64_t* work_ = nullptr;
+  int32_t *counts_ = nullptr, *cuts_ = nullptr, *order_ = nullptr;
+  char *slots_ = nullptr, *workers_ = nullptr;
+};
+
+}  // namespace
+}  // namespace gistkit

@@ -1,5 +1,0 @@
-#include "cuda/attention_forward_launch.cuh"
-
-namespace gistkit::cuda {
-template cudaError_t launch_forward<BFloat16>(const ForwardParams&, cudaStream_t);
-}  // namespace gistkit::cuda

@@ -1,0 +1,176 @@
+// attention and attention_backward on the tensors of a device: checks for memory safety, allocation, and the call.
+//
+// Device says where tensors must be and what to call: kName, holds(tensor), forward(problem, query, tiles),
+// backward(problem, query, tiles).
+#pragma once
+#include "common/attention.h"
+
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "glue/checks.h"
+
+namespace gistkit {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline ConstRows const_rows(const Tensor& t) {
+  int64_t size = t.element_size();
+  return {static_cast<const char*>(t.const_data_ptr()), t.stride(0) * size, t.stride(1) * size, t.stride(2) * size};
+}
+
+inline Rows rows(Tensor& t) {
+  int64_t size = t.element_size();
+  return {static_cast<char*>(t.mutable_data_ptr()), t.stride(0) * size, t.stride(1) * size, t.stride(2) * size};
+}
+
+// Rows of heads next to each other, as [batch, rows, heads, dim] in memory.
+inline Tensor empty_tokens_first(const Tensor& like, int64_t batch, int64_t heads, int64_t rows, int64_t dim) {
+  return torch::stable::transpose(torch::stable::new_empty(like, {batch, rows, heads, dim}), 1, 2);
+}
+
+// A gradient with its memory in the order of the tensor it belongs to.
+inline Tensor empty_gradient(const Tensor& of) {
+  if (of.stride(1) < of.stride(2)) return empty_tokens_first(of, of.size(0), of.size(1), of.size(2), of.size(3));
+  return torch::stable::new_empty(of, {of.size(0), of.size(1), of.size(2), of.size(3)});
+}
+
+inline void check_rows(const Tensor& t, const char* name, const Tensor& query) {
+  STD_TORCH_CHECK(same_device(t, query) && t.dim() == 4 && t.scalar_type() == query.scalar_type(), "attention: ", name,
+                  " must be a 4-dimensional tensor of the query's dtype and device");
+  STD_TORCH_CHECK(t.size(3) <= 1 || t.stride(3) == 1, "attention: ", name, " must have a contiguous last dimension");
+}
+
+inline void check_shape(const Tensor& t, const char* name, int64_t batch, int64_t heads, int64_t rows, int64_t dim) {
+  STD_TORCH_CHECK(t.size(0) == batch && t.size(1) == heads && t.size(2) == rows && t.size(3) == dim,
+                  "attention: ", name, " has a wrong shape");
+}
+
+inline ScalarType accumulation_dtype(ScalarType dtype) {
+  return dtype == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// lse and its gradient.
+inline void check_row_values(const Tensor& t, const char* name, const Tensor& query, const AttentionProblem& p) {
+  STD_TORCH_CHECK(
+      same_device(t, query) && t.dim() == 3 && t.scalar_type() == accumulation_dtype(query.scalar_type()) &&
+          t.is_contiguous() && t.size(0) == p.batch && t.size(1) == p.query_heads && t.size(2) == p.num_queries,
+      "attention: ", name, " must be a contiguous [batch, heads, queries] tensor of the accumulation dtype");
+}
+
+// Of batch and num_queries that are known.
+inline void fill_spans(AttentionProblem& p, const Tensor& spans) {
+  STD_TORCH_CHECK(spans.dim() == 4 && spans.scalar_type() == ScalarType::Int && spans.is_contiguous() &&
+                      (spans.size(0) == p.batch || spans.size(0) == 1) && spans.size(1) == p.num_queries &&
+                      spans.size(2) <= 1 << 20 && spans.size(3) == 2,
+                  "attention: spans must be a contiguous int32 tensor [batch or 1, queries, S, 2]");
+  p.spans = static_cast<const int32_t*>(spans.const_data_ptr());
+  p.spans_shared = spans.size(0) == 1;
+  p.num_spans = static_cast<int>(spans.size(2));
+}
+
+inline void check_num_keys(int64_t num_keys) {
+  STD_TORCH_CHECK(num_keys <= std::numeric_limits<int32_t>::max() - 4096, "attention: too many keys");
+}
+
+template <class Device>
+void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& spans,
+                  const std::optional<Tensor>& key_bias, double scale, double softcap) {
+  const ScalarType dtype = query.scalar_type();
+  p.dtype = kernel_dtype(dtype);
+  STD_TORCH_CHECK(Device::holds(query), "attention: query must be a ", Device::kName, " tensor");
+  check_rows(query, "query", query);
+  check_rows(key, "key", query);
+  check_rows(value, "value", query);
+  p.batch = query.size(0);
+  p.query_heads = query.size(1);
+  p.num_queries = query.size(2);
+  p.key_heads = key.size(1);
+  p.num_keys = key.size(2);
+  const int64_t dim_qk = query.size(3), dim_v = value.size(3);
+  check_shape(key, "key", p.batch, p.key_heads, p.num_keys, dim_qk);
+  check_shape(value, "value", p.batch, p.key_heads, p.num_keys, dim_v);
+  STD_TORCH_CHECK(dim_qk >= 1 && dim_qk <= 256 && dim_v >= 1 && dim_v <= 256, "attention: head dims must be 1 to 256");
+  STD_TORCH_CHECK(p.key_heads == 0 ? p.query_heads == 0 : p.query_heads % p.key_heads == 0,
+                  "attention: query heads must be a multiple of key heads");
+  check_num_keys(p.num_keys);
+  STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0,
+                  "attention: scale and softcap must be finite, softcap not negative");
+  p.dim_qk = static_cast<int>(dim_qk);
+  p.dim_v = static_cast<int>(dim_v);
+  p.scale = scale;
+  p.softcap = softcap;
+  STD_TORCH_CHECK(same_device(spans, query), "attention: spans must be on the query's device");
+  fill_spans(p, spans);
+  p.key_bias = nullptr;
+  p.bias_batch_stride = p.bias_head_stride = 0;
+  if (key_bias) {
+    STD_TORCH_CHECK(
+        same_device(*key_bias, query) && key_bias->dim() == 3 && key_bias->scalar_type() == accumulation_dtype(dtype) &&
+            (key_bias->size(0) == p.batch || key_bias->size(0) == 1) &&
+            (key_bias->size(1) == p.query_heads || key_bias->size(1) == 1) && key_bias->size(2) == p.num_keys &&
+            (p.num_keys <= 1 || key_bias->stride(2) == 1),
+        "attention: key_bias must be a tensor [batch or 1, heads or 1, keys] of the accumulation dtype on the "
+        "query's device, with a contiguous last dimension");
+    p.key_bias = key_bias->const_data_ptr();
+    p.bias_batch_stride = key_bias->size(0) == 1 ? 0 : key_bias->stride(0);
+    p.bias_head_stride = key_bias->size(1) == 1 ? 0 : key_bias->stride(1);
+  }
+  p.query = const_rows(query);
+  p.key = const_rows(key);
+  p.value = const_rows(value);
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& spans,
+                                     const std::optional<Tensor>& key_bias, double scale, double softcap,
+                                     const std::optional<Tensor>& tiles) {
+  AttentionForward p{};
+  fill_problem<Device>(p, query, key, value, spans, key_bias, scale, softcap);
+  Tensor out = empty_tokens_first(query, p.batch, p.query_heads, p.num_queries, p.dim_v);
+  Tensor lse =
+      torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_queries}, accumulation_dtype(query.scalar_type()));
+  p.out = rows(out);
+  p.lse = lse.mutable_data_ptr();
+  Device::forward(p, query, tiles);
+  return {out, lse};
+}
+
+template <class Device>
+std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
+    const Tensor& grad_out, const std::optional<Tensor>& grad_lse, const Tensor& query, const Tensor& key,
+    const Tensor& value, const Tensor& out, const Tensor& lse, const Tensor& spans,
+    const std::optional<Tensor>& key_bias, double scale, double softcap, bool need_key_bias,
+    const std::optional<Tensor>& tiles) {
+  AttentionBackward p{};
+  fill_problem<Device>(p, query, key, value, spans, key_bias, scale, softcap);
+  const ScalarType accumulation = accumulation_dtype(query.scalar_type());
+  check_rows(grad_out, "grad_out", query);
+  check_rows(out, "out", query);
+  check_shape(grad_out, "grad_out", p.batch, p.query_heads, p.num_queries, p.dim_v);
+  check_shape(out, "out", p.batch, p.query_heads, p.num_queries, p.dim_v);
+  check_row_values(lse, "lse", query, p);
+  if (grad_lse) check_row_values(*grad_lse, "grad_lse", query, p);
+  Tensor grad_query = empty_gradient(query), grad_key = empty_gradient(key), grad_value = empty_gradient(value);
+  Tensor grad_key_bias = need_key_bias
+                             ? torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_keys}, accumulation)
+                             : torch::stable::new_empty(query, {0}, accumulation);
+  p.out = const_rows(out);
+  p.grad_out = const_rows(grad_out);
+  p.lse = lse.const_data_ptr();
+  p.grad_lse = grad_lse ? grad_lse->const_data_ptr() : nullptr;
+  p.grad_query = rows(grad_query);
+  p.grad_key = rows(grad_key);
+  p.grad_value = rows(grad_value);
+  p.grad_key_bias = need_key_bias ? grad_key_bias.mutable_data_ptr() : nullptr;
+  Device::backward(p, query, tiles);
+  return {grad_query, grad_key, grad_value, grad_key_bias};
+}
+
+}  // namespace gistkit
