@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 import gistkit
 from gistkit.hf import KeptKeys, attach, memory_cache
-from gistkit.ops import AttentionRecorder
+from gistkit.inspect import AttentionRecorder
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = torch.tensor([1, 4, 6])

@@ -11,7 +11,7 @@ from study_runs import Bar, outcome
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
-from gistkit.ops.tracking import measure_tracking
+from gistkit.inspect import measure_tracking
 from gistkit.studies import reconstruction as training
 from gistkit.studies.compression_loss import study as compression_loss
 from gistkit.studies.epl import report

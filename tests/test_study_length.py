@@ -11,7 +11,7 @@ from study_runs import Bar, check_resumes
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
+from gistkit.nn.seqpe import contrastive_loss, ood_loss
 from gistkit.studies import results
 from gistkit.studies.extrapolation import learner as encodings
 from gistkit.studies.extrapolation.report import TITLES, number

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gistkit.compress import Compressor
+    from gistkit.inspect import AttentionMap
     from gistkit.layouts import Plan
-    from gistkit.ops.recorder import AttentionMap
     from gistkit.viz.page import Tokens
 
 PURPOSE = "write a page that shows the attention weights over a text"
@@ -93,7 +93,7 @@ def _record(
 
     from gistkit.compress.methods.in_place import InPlace
     from gistkit.hf import attach
-    from gistkit.ops.recorder import AttentionRecorder
+    from gistkit.inspect import AttentionRecorder
 
     recorder = AttentionRecorder(heads=heads, reduce="mean" if heads is None else "none")
     plan: Plan | None = None

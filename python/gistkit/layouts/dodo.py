@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gistkit.layouts._checks import at_least
+from gistkit._checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, Relation, Role, recent, windows_causal
 

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from gistkit._checks import at_least, widths
 from gistkit._compiled import planner as _planner
-from gistkit.layouts._checks import at_least, widths
-from gistkit.layouts.oracle import dense_mask
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Relation, Role
 
@@ -170,7 +169,21 @@ class Layout:
             order: "logical", or "physical" for the grouped order of `compile`.
             window: as in `compile`.
         """
-        return dense_mask(self, order, window)
+        if order not in ("logical", "physical"):
+            raise ValueError(f"dense_mask: expected order to be 'logical' or 'physical', got {order!r}")
+        same_document = self.documents[:, None] == self.documents[None, :]
+        mask = np.zeros((len(self), len(self)), bool)
+        for query_role, keys in self.sees.items():
+            for key_role, relations in keys.items():
+                pairs = (self.roles == query_role)[:, None] & (self.roles == key_role)[None, :] & same_document
+                for relation in relations if isinstance(relations, tuple) else (relations,):
+                    mask |= pairs & _related(self, relation)
+        if window is not None:
+            mask &= self.ordinals[:, None] - self.ordinals[None, :] < window
+        if order == "physical":
+            rows = physical_order(self)
+            mask = mask[np.ix_(rows, rows)]
+        return mask
 
     def take(self, index: slice | ArrayLike, name: str | None = None) -> Layout:
         """The layout of some of the tokens, which keep their positions and their ordinals.
@@ -229,6 +242,36 @@ class Layout:
                 sees = ", ".join(f"{k.name} {relation_words(r)}" for k, r in self.sees.get(role, {}).items())
                 lines.append(f"  {role.name:<8}{mine.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
         return "\n".join(lines)
+
+
+def physical_order(layout: Layout) -> NDArray[np.int64]:
+    """int64 [N], the logical index of each row of the grouped order: by document, then role, then logical order."""
+    return np.lexsort((layout.ordinals, layout.roles, layout.documents))
+
+
+def _related(layout: Layout, relation: Relation) -> NDArray[np.bool_]:
+    query, key = layout.ordinals[:, None], layout.ordinals[None, :]
+    mine, its = layout.segments[:, None].astype(np.int64), layout.segments[None, :].astype(np.int64)
+    kind, size = relation.kind, relation.size
+    if kind == "all":
+        return np.ones((len(layout), len(layout)), bool)
+    if kind == "causal":
+        return key <= query
+    if kind == "segment":
+        return its == mine
+    if kind == "segment_causal":
+        return (its == mine) & (key <= query)
+    if kind == "self":
+        return key == query
+    if kind == "windows":
+        return (its <= mine) & (its > mine - size)
+    if kind == "windows_causal":
+        return (its <= mine) & (its > mine - size) & (key <= query)
+    if kind == "recent":
+        return (key <= query) & (key > query - size)
+    if kind == "older":
+        return key <= query - size
+    raise ValueError(f"dense_mask: unknown relation {relation!r}")
 
 
 def _rebuild(fields: dict[str, Any]) -> Layout:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit.layouts._checks import at_least
+from gistkit._checks import at_least
 from gistkit.layouts.lists import TileLists, lists_on
 from gistkit.layouts.relations import Role
-from gistkit.layouts.tiles import Tiles, tiles
+from gistkit.layouts.tiles import Tiles, tiles_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class Plan:
 
     def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
         """Which tiles of the mask a blocked kernel visits, and the useful share; see `Tiles`."""
-        return tiles(self, tile_queries, tile_keys)
+        return tiles_of(self.spans, self.num_keys, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`. On a GPU it gets the lists of tiles that attention visits."""

@@ -10,8 +10,8 @@ from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
 from gistkit.nn.positions import NoPE, PositionEncoding
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
-from gistkit.nn.seqpe import SeqPE
-from gistkit.nn.seqpe_positions import Integration, SeqPEPositions
+from gistkit.nn.seqpe.encoder import SeqPE
+from gistkit.nn.seqpe.positions import Integration, SeqPEPositions
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
-from gistkit.layouts.trie import Links
+from gistkit.layouts.links import Links
 from gistkit.ops._autograd import differentiable
 
 _MIX = torch.ops.gistkit.trie_mix.default

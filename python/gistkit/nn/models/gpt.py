@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.layouts import Plan, causal_plan
-from gistkit.nn.block import Block, Pass, Style, bias_dtype, check_position, make_norm
-from gistkit.nn.cache import KVCache
+from gistkit.nn.models.block import Block, Pass, Style, bias_dtype, check_position, make_norm
+from gistkit.nn.models.cache import KVCache
 from gistkit.nn.positions import PositionEncoding
 
 

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gistkit.nn.seqpe import SeqPE
-from gistkit.nn.seqpe_candidates import ContrastiveSampler
-from gistkit.nn.seqpe_losses import Form, contrastive_loss, nearest_candidate, ood_loss
-from gistkit.nn.seqpe_samplers import StartSampler, WindowSampler, as_number, as_position
+from gistkit.nn.seqpe.encoder import SeqPE
+from gistkit.nn.seqpe.losses import Form, contrastive_loss, nearest_candidate, ood_loss
+from gistkit.nn.seqpe.samplers import ContrastiveSampler, StartSampler, WindowSampler, as_number, as_position
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+from gistkit._checks import whole
 
+# The op, by name: nothing has to be loaded to look out for it.
+ATTENTION = "gistkit::attention"
 REDUCTIONS = ("none", "mean")
 # Weights in memory at a time beside the map itself, and the most that a map may have (1 GiB of float32).
 CHUNK = 2**20
@@ -101,8 +102,8 @@ class AttentionRecorder(TorchDispatchMode):
         super().__init__()
         if reduce not in REDUCTIONS:
             raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-        self.layers_per_pass = None if layers_per_pass is None else _number("layers_per_pass", layers_per_pass, 1)
-        self.blocks = None if blocks is None else _number("blocks", blocks, 1)
+        self.layers_per_pass = None if layers_per_pass is None else whole("layers_per_pass", layers_per_pass)
+        self.blocks = None if blocks is None else whole("blocks", blocks)
         self.layers = None if layers is None else _numbers("layers", layers)
         if self.layers and self.layers_per_pass is not None and max(self.layers) >= self.layers_per_pass:
             raise ValueError(
@@ -144,7 +145,7 @@ class AttentionRecorder(TorchDispatchMode):
         """Runs each operation as it is, and looks at those that are attention."""
         result = func(*args, **(kwargs or {}))
         # Inside a backward pass only gradient checkpointing runs attention: a layer that was seen already.
-        if func is torch.ops.gistkit.attention.default and torch._C._current_graph_task_id() < 0:
+        if func.name() == ATTENTION and torch._C._current_graph_task_id() < 0:
             layer = self.calls if self.layers_per_pass is None else self.calls % self.layers_per_pass
             if self.layers is None or layer in self.layers:
                 query, key, _, spans, key_bias, scale, softcap = args
@@ -217,18 +218,10 @@ class AttentionRecorder(TorchDispatchMode):
         )
 
 
-def _number(name: str, value: Any, low: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    if operator.index(value) < low:
-        raise ValueError(f"{name}: expected at least {low}, got {value}")
-    return operator.index(value)
-
-
 def _numbers(name: str, values: Any) -> list[int]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise TypeError(f"{name}: expected several ints, such as [0], got {values!r}")
-    numbers = [_number(name, value, 0) for value in values]
+    numbers = [whole(name, value, 0) for value in (values.tolist() if isinstance(values, Tensor) else values)]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"{name}: expected at least one number and each once, got {numbers}")
     return numbers

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gistkit import ops
 from gistkit.layouts import Plan
-from gistkit.nn.cache import KVCache
+from gistkit.nn.models.cache import KVCache
 from gistkit.nn.positions import PositionEncoding
 
 Style = Literal["llama", "gpt2", "vit"]

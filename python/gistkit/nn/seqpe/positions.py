@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.nn.positions import PositionEncoding
-from gistkit.nn.seqpe import SeqPE
+from gistkit.nn.seqpe.encoder import SeqPE
 
 Integration = Literal["sum", "mul", "bias"]
 Projection = Literal["shared", "layer", "none"]

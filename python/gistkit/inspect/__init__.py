@@ -1,0 +1,6 @@
+"""Looking at attention: maps of whatever runs on the op, and how closely they follow the context."""
+
+from gistkit.inspect.recorder import AttentionMap, AttentionRecorder
+from gistkit.inspect.tracking import Tracking, line_angle, measure_tracking
+
+__all__ = ["AttentionMap", "AttentionRecorder", "Tracking", "line_angle", "measure_tracking"]
