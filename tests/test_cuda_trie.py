@@ -10,7 +10,7 @@ import torch
 from devices import GPU, grid, on
 from test_trie_ops import SIZES, TRIES, assert_as_good, rows_of
 
-from gistkit.layouts import DigitTrie
+from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
 
 

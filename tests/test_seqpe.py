@@ -7,8 +7,7 @@ import math
 import pytest
 import torch
 
-from gistkit.layouts import DigitTrie
-from gistkit.nn import SeqPE
+from gistkit.nn import DigitTrie, SeqPE
 from gistkit.nn.seqpe.layers import ROWS
 
 CASES = {

@@ -6,7 +6,8 @@ import pytest
 import torch
 from views import VIEWS
 
-from gistkit.layouts import DigitTrie, Links
+from gistkit.layouts import Links
+from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
 
 TRIES = {
