@@ -132,14 +132,14 @@ class AttentionRecorder(TorchDispatchMode):
 
     def __getitem__(self, layer: int) -> AttentionMap:
         """The one map of a layer; a LookupError if there is none, or one for each of several passes (see `maps`)."""
-        found = [one for one in self.maps if one.layer == layer]
-        if len(found) != 1:
-            there = ", ".join(map(str, sorted({one.layer for one in self.maps}))) or "none"
+        maps = [recorded for recorded in self.maps if recorded.layer == layer]
+        if len(maps) != 1:
+            layers = ", ".join(map(str, sorted({recorded.layer for recorded in self.maps}))) or "none"
             raise LookupError(
-                f"recorder: expected a layer recorded once (recorded layers: {there}), got {layer!r}, recorded "
-                f"{len(found)} times; all are in `maps`"
+                f"recorder: expected a layer recorded once (recorded layers: {layers}), got {layer!r}, recorded "
+                f"{len(maps)} times; all are in `maps`"
             )
-        return found[0]
+        return maps[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs each operation as it is, and looks at those that are attention."""
@@ -187,11 +187,11 @@ class AttentionRecorder(TorchDispatchMode):
             count = seen.new_zeros(len(heads), shape[2]).index_add_(1, block, seen).clamp_(min=1)
             for first in range(0, len(rows), step):
                 part = slice(first, first + step)
-                its = spans[0 if len(spans) == 1 else sequence, index[part]]
-                low, high = _reach(its, per_key)
+                row_spans = spans[0 if len(spans) == 1 else sequence, index[part]]
+                low, high = _reach(row_spans, per_key)
                 if low >= high:
                     continue
-                hidden = _hidden(its, low, high)
+                hidden = _hidden(row_spans, low, high)
                 for h, head in enumerate(heads):
                     bias = None
                     if key_bias is not None:
@@ -200,8 +200,8 @@ class AttentionRecorder(TorchDispatchMode):
                     q, k = query[sequence, head, index[part]], key[sequence, head // group, low:high]
                     share = _weights(q, k, bias, lse[b, h, part], scale, softcap).masked_fill_(hidden, 0)
                     share = _block_sums(share, per_key) / count[h, block[part], None]
-                    where = weights[b, 0 if self.reduce == "mean" else h]
-                    where[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
+                    target = weights[b, 0 if self.reduce == "mean" else h]
+                    target[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
         if self.reduce == "mean":
             weights /= max(1, len(heads))
         return AttentionMap(
@@ -245,10 +245,10 @@ def _edges(count: int, blocks: int | None) -> Tensor:
 def _reach(spans: Tensor, multiple: int) -> tuple[int, int]:
     """The first key that rows with spans [rows, S, 2] see, rounded down to a multiple, and the end of the last."""
     start, end = spans.unbind(-1)
-    there = start < end
-    if not bool(there.any()):
+    filled = start < end
+    if not bool(filled.any()):
         return 0, 0
-    return int(start[there].min()) // multiple * multiple, int(end[there].max())
+    return int(start[filled].min()) // multiple * multiple, int(end[filled].max())
 
 
 def _hidden(spans: Tensor, low: int, high: int) -> Tensor:

@@ -71,5 +71,5 @@ def measure_tracking(weights: Tensor) -> Tracking:
     first, second = torch.combinations(torch.arange(len(slots))).unbind(-1)
     steps = (peak[second] - peak[first]) / (slots[second] - slots[first])
     bounds = [(j * context // memory, (j + 1) * context // memory) for j in slots.tolist()]
-    own = [row[start:end].sum() for row, (start, end) in zip(share, bounds, strict=True)]
-    return Tracking(float(slope), float(r_squared), float(torch.stack(own).mean()), float(steps.median()))
+    own_segment = [row[start:end].sum() for row, (start, end) in zip(share, bounds, strict=True)]
+    return Tracking(float(slope), float(r_squared), float(torch.stack(own_segment).mean()), float(steps.median()))

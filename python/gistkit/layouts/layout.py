@@ -233,14 +233,14 @@ class Layout:
         if count > 1:
             lines[0] += f" in {count} documents"
         for role in Role:
-            mine = self.roles == role
-            if mine.any():
-                at = self.positions[..., mine]
+            tokens = self.roles == role
+            if tokens.any():
+                at = self.positions[..., tokens]
                 ids = f"{at.min()}..{at.max()}" if at.min() < at.max() else f"{at.min()}"
-                segments = len(np.unique(self.segments[mine]))
+                segments = len(np.unique(self.segments[tokens]))
                 note = f", {segments} segments" if segments > 1 else ""
                 sees = ", ".join(f"{k.name} {relation_words(r)}" for k, r in self.sees.get(role, {}).items())
-                lines.append(f"  {role.name:<8}{mine.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
+                lines.append(f"  {role.name:<8}{tokens.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
         return "\n".join(lines)
 
 
@@ -251,22 +251,22 @@ def physical_order(layout: Layout) -> NDArray[np.int64]:
 
 def _related(layout: Layout, relation: Relation) -> NDArray[np.bool_]:
     query, key = layout.ordinals[:, None], layout.ordinals[None, :]
-    mine, its = layout.segments[:, None].astype(np.int64), layout.segments[None, :].astype(np.int64)
+    query_segment, key_segment = layout.segments[:, None].astype(np.int64), layout.segments[None, :].astype(np.int64)
     kind, size = relation.kind, relation.size
     if kind == "all":
         return np.ones((len(layout), len(layout)), bool)
     if kind == "causal":
         return key <= query
     if kind == "segment":
-        return its == mine
+        return key_segment == query_segment
     if kind == "segment_causal":
-        return (its == mine) & (key <= query)
+        return (key_segment == query_segment) & (key <= query)
     if kind == "self":
         return key == query
     if kind == "windows":
-        return (its <= mine) & (its > mine - size)
+        return (key_segment <= query_segment) & (key_segment > query_segment - size)
     if kind == "windows_causal":
-        return (its <= mine) & (its > mine - size) & (key <= query)
+        return (key_segment <= query_segment) & (key_segment > query_segment - size) & (key <= query)
     if kind == "recent":
         return (key <= query) & (key > query - size)
     if kind == "older":
@@ -328,11 +328,11 @@ def _check_segments(roles: NDArray[np.uint8], segments: NDArray[np.int32], docum
     if not segments.any():
         return
     for role in Role:
-        mine = np.flatnonzero(roles == role)
-        its, document = segments[mine], documents[mine]
-        bad = (its[1:] < its[:-1]) & (document[1:] == document[:-1])
+        tokens = np.flatnonzero(roles == role)
+        segment, document = segments[tokens], documents[tokens]
+        bad = (segment[1:] < segment[:-1]) & (document[1:] == document[:-1])
         if bad.any():
-            at = mine[1:][bad][0]
+            at = tokens[1:][bad][0]
             raise ValueError(
                 f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got "
                 f"segment {segments[at]} at token {at} after a larger one"

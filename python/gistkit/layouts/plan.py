@@ -154,11 +154,11 @@ class Plan:
             lengths=move(self.lengths),
         )
         plan = plan.with_windows({width: cut.spans.to(device) for width, cut in self.windowed.items()})
-        for mine, its in ((self, plan), *((cut, plan.windowed[width]) for width, cut in self.windowed.items())):
-            if its.spans is mine.spans:
-                its._keep(mine._lists)
-            elif mine.spans.is_cpu and _gpu.on_gpu(its.spans):
-                its._keep(lists_on(mine.spans, its.num_keys, its.spans))
+        for source, target in ((self, plan), *((cut, plan.windowed[width]) for width, cut in self.windowed.items())):
+            if target.spans is source.spans:
+                target._keep(source._lists)
+            elif source.spans.is_cpu and _gpu.on_gpu(target.spans):
+                target._keep(lists_on(source.spans, target.num_keys, target.spans))
         return plan
 
     def _keep(self, lists: TileLists | None) -> None:

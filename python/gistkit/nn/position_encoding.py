@@ -40,8 +40,8 @@ def _needed(name: str, argument: str, value: Any) -> Any:
 def _seqpe(integration: Integration) -> Callable[..., PositionEncoding]:
     def make(model: _Model, **options: Any) -> PositionEncoding:
         encoder = _needed(f"seqpe-{integration}", "encoder", model.encoder)
-        given = {"layers": model.layers, "integration": integration} | model.extra | options
-        return SeqPEPositions(encoder, model.heads, model.head_dim, **given)
+        arguments = {"layers": model.layers, "integration": integration} | model.extra | options
+        return SeqPEPositions(encoder, model.heads, model.head_dim, **arguments)
 
     return make
 

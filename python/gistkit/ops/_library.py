@@ -107,12 +107,12 @@ def cpu_amx(on: bool | None = None) -> bool | None:
     Raises:
         ValueError: if AMX is to be turned on where there is none.
     """
-    found = _handle.gistkit_cpu_amx(-1 if on is None else int(on))
-    if found < 0:
+    state = _handle.gistkit_cpu_amx(-1 if on is None else int(on))
+    if state < 0:
         if on:
             raise ValueError("cpu_amx: expected False or None, this processor, system or build has no AMX, got True")
         return None
-    return bool(found)
+    return bool(state)
 
 
 # The variables are read in C++ at first use; here a wrong value gets its message.

@@ -20,7 +20,7 @@ MOST_POSITIONS = 1 << 20
 _VERSION, _WANTS_GRADIENT = attrgetter("_version"), attrgetter("requires_grad")
 
 _LAYER = "transformers."
-# Ours: (theirs, whether theirs is transposed).
+# Name of a weight here: (its name in the released code, whether it is transposed there).
 _BLOCK = {
     "norm_1": ("layernorm_1", False),
     "norm_2": ("layernorm_2", False),
@@ -82,14 +82,14 @@ class SeqPE(nn.Module):
         super().__init__()
         heads = max(dim // 64, 1) if heads is None else heads
         lowest = {"dim": 1, "base": 2, "digits": 1, "axes": 1, "layers": 1, "heads": 1, "out_dim": 1}
-        given = (dim, base, digits, axes, layers, heads, dim if out_dim is None else out_dim)
-        for (name, least), value in zip(lowest.items(), given, strict=True):
+        sizes = (dim, base, digits, axes, layers, heads, dim if out_dim is None else out_dim)
+        for (name, least), value in zip(lowest.items(), sizes, strict=True):
             if value < least:
                 raise ValueError(f"SeqPE: expected {name} >= {least}, got {value}")
         if dim % heads:
             raise ValueError(f"SeqPE: expected dim to be a multiple of heads, got dim {dim} and heads {heads}")
         self.dim, self.base, self.digits, self.axes, self.heads = dim, base, digits, axes, heads
-        self.out_dim, self.shared_places = given[-1], shared_places
+        self.out_dim, self.shared_places = sizes[-1], shared_places
         self.tokens = nn.Parameter(torch.empty(base, dim))
         self.places = nn.Parameter(torch.empty(digits if shared_places else axes * digits, dim))
         self.dimensions = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
@@ -308,23 +308,23 @@ def _from_reference(
     axes = len(weight("dim_token_embed")) if prefix + "dim_token_embed" in state else 1
     names = [name.removeprefix(prefix + _LAYER) for name in state if name.startswith(prefix + _LAYER)]
     layers = len({name.split(".")[0] for name in names})
-    ours: dict[str, Tensor] = {"tokens": tokens, "places": places, "cls": weight("cls_token_embed").flatten()}
+    weights: dict[str, Tensor] = {"tokens": tokens, "places": places, "cls": weight("cls_token_embed").flatten()}
     if axes > 1:
-        ours["dimensions"] = weight("dim_token_embed").flatten(1)
+        weights["dimensions"] = weight("dim_token_embed").flatten(1)
     pairs: list[tuple[str, str, bool]] = [("norm", "layernorm", False), ("out", "out_proj", False)]
     for i in range(layers):
-        pairs += [(f"blocks.{i}.{mine}", f"{_LAYER}{i}.{name}", turned) for mine, (name, turned) in _BLOCK.items()]
-    for mine, theirs, transposed in pairs:
-        matrix = weight(f"{theirs}.weight")
-        ours[f"{mine}.weight"] = matrix.T if transposed else matrix
-        ours[f"{mine}.bias"] = weight(f"{theirs}.bias")
+        pairs += [(f"blocks.{i}.{local}", f"{_LAYER}{i}.{name}", turned) for local, (name, turned) in _BLOCK.items()]
+    for local, released, transposed in pairs:
+        matrix = weight(f"{released}.weight")
+        weights[f"{local}.weight"] = matrix.T if transposed else matrix
+        weights[f"{local}.bias"] = weight(f"{released}.bias")
     sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
     encoder = cls(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
     for name, parameter in encoder.named_parameters():
-        if parameter.shape != ours[name].shape:
+        if parameter.shape != weights[name].shape:
             raise ValueError(
                 f"state: expected {list(parameter.shape)} for {name}, as dim {encoder.dim}, {axes} axes and "
-                f"{encoder.digits} digits imply, got {list(ours[name].shape)}"
+                f"{encoder.digits} digits imply, got {list(weights[name].shape)}"
             )
-    encoder.load_state_dict(ours)
+    encoder.load_state_dict(weights)
     return encoder

@@ -104,11 +104,11 @@ def _centred(x: Tensor) -> Tensor:
 
 def _path_weights(scores: Tensor, paths: Tensor) -> Tensor:
     """Softmax over each node's path of the scores [R, R, H] of its own symbol: [N, M, H]."""
-    there = paths >= 0
-    own = paths.gather(1, there.sum(1, keepdim=True) - 1)
-    pairs = own * scores.shape[0] + paths.clamp(min=0)
+    on_path = paths >= 0
+    symbol = paths.gather(1, on_path.sum(1, keepdim=True) - 1)
+    pairs = symbol * scores.shape[0] + paths.clamp(min=0)
     gathered = F.embedding(pairs, scores.reshape(-1, scores.shape[2]))
-    return gathered.masked_fill(~there[..., None], -torch.inf).softmax(1)
+    return gathered.masked_fill(~on_path[..., None], -torch.inf).softmax(1)
 
 
 def _layer(block: DigitLayer, hidden: Tensor, trie: DigitTrie, leaves_only: bool) -> Tensor:

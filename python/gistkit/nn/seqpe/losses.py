@@ -121,13 +121,13 @@ def _similarities(embeddings: Tensor, heads: int, scale: float) -> Tensor:
     return (split @ split.transpose(-1, -2) * scale).log_softmax(-1)
 
 
-def _divergence(target: Tensor, other: Tensor) -> Tensor:
-    """The terms of KL(target || other), of logarithms."""
-    return target.exp() * (target - other)
+def _divergence(target: Tensor, estimate: Tensor) -> Tensor:
+    """The terms of KL(target || estimate), from log-probabilities."""
+    return target.exp() * (target - estimate)
 
 
-def _both_ways(one: Tensor, other: Tensor) -> Tensor:
-    return _divergence(one, other).mean() + _divergence(other, one).mean()
+def _both_ways(first: Tensor, second: Tensor) -> Tensor:
+    return _divergence(first, second).mean() + _divergence(second, first).mean()
 
 
 def _precise(x: Tensor) -> Tensor:

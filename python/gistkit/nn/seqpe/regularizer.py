@@ -123,7 +123,7 @@ class SeqPERegularizer:
         self.reference_beta = reference_beta
         if window_positions is None:
             window_positions = min(32, math.prod(sizes))
-        seeds = [int(one) for one in np.random.SeedSequence(seed).generate_state(3, np.uint64) >> np.uint64(1)]
+        seeds = [int(value) for value in np.random.SeedSequence(seed).generate_state(3, np.uint64) >> np.uint64(1)]
         self.starts = StartSampler(sizes, max_position, rate=shift_rate, seed=seeds[0], form=form)
         self.contrastive = (
             ContrastiveSampler(
@@ -193,7 +193,9 @@ class SeqPERegularizer:
     def state_dict(self) -> dict[str, Tensor]:
         """What the next draws depend on, tensors by name."""
         return {
-            f"{name}.{key}": value for name, one in self._samplers().items() for key, value in one.state_dict().items()
+            f"{name}.{key}": value
+            for name, sampler in self._samplers().items()
+            for key, value in sampler.state_dict().items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -203,9 +205,9 @@ class SeqPERegularizer:
             raise ValueError(
                 f"state: expected those of {', '.join(samplers)}, got {', '.join(sorted(state)) or 'none'}"
             )
-        for name, one in samplers.items():
-            one.load_state_dict({"generator": state[f"{name}.generator"]})
+        for name, sampler in samplers.items():
+            sampler.load_state_dict({"generator": state[f"{name}.generator"]})
 
     def _samplers(self) -> dict[str, ContrastiveSampler | StartSampler | WindowSampler]:
-        every = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}
-        return {name: one for name, one in every.items() if one is not None}
+        samplers = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}
+        return {name: sampler for name, sampler in samplers.items() if sampler is not None}

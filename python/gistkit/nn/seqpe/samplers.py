@@ -217,10 +217,10 @@ class ContrastiveSampler(Sampler):
         """Pivots [P] and candidates [P, C], or [P, axes] and [P, C, axes]."""
         pivots = self._below(self.max_position, self.pivots, self.axes)
         everywhere = self._global(pivots)
-        found = torch.where(
+        candidates = torch.where(
             self._chance(self.global_share, self.pivots)[:, None, None], everywhere, self._local(pivots)
         )
-        return self._shaped(pivots), self._shaped(found)
+        return self._shaped(pivots), self._shaped(candidates)
 
     def _local(self, pivots: Tensor) -> Tensor:
         start = self._below(self.max_position - self.side + 1, self.pivots, self.axes)
@@ -232,9 +232,9 @@ class ContrastiveSampler(Sampler):
         return start[:, None] + as_position(drawn + (drawn >= left_out), self.side, self.axes)
 
     def _global(self, pivots: Tensor) -> Tensor:
-        own = as_number(pivots, self.max_position)[:, None]
+        pivot_numbers = as_number(pivots, self.max_position)[:, None]
         drawn = self._distinct(self.pivots, self.candidates, self.max_position**self.axes - 1)
-        uniform = drawn + (drawn >= own)
+        uniform = drawn + (drawn >= pivot_numbers)
         if not self.confusions:
             return as_position(uniform, self.max_position, self.axes)
         kept = self.candidates - self.confusions
@@ -261,15 +261,15 @@ class ContrastiveSampler(Sampler):
     def _edited(self, number: Tensor) -> Tensor:
         """One edit of each number: a swap of digits, a removal, an insertion or, the fourth kind, a substitution."""
         places = (number[..., None] >= self.powers).sum(-1).clamp(min=1)
-        one, other = (self._place(places) for _ in range(2))
-        low, high = self.powers[one], self.powers[other]
-        digit, its = number // low % self.base, number // high % self.base
-        swapped = number + (its - digit) * low + (digit - its) * high
+        first, second = (self._place(places) for _ in range(2))
+        low, high = self.powers[first], self.powers[second]
+        low_digit, high_digit = number // low % self.base, number // high % self.base
+        swapped = number + (high_digit - low_digit) * low + (low_digit - high_digit) * high
         dropped = torch.where(places > 1, number // (low * self.base) * low + number % low, number)
         new = self._below(self.base, *number.shape)
         at = self.powers[self._place(places + 1)]
         added = (number // at * self.base + new) * at + number % at
-        replaced = number + (new - digit) * low
+        replaced = number + (new - low_digit) * low
         kind = self._below(self.kinds, *number.shape)[None]
         return torch.stack([swapped, dropped, added, replaced]).gather(0, kind)[0]
 

@@ -94,21 +94,21 @@ class DigitTrie:
     def to(self, device: torch.device | str) -> DigitTrie:
         """The same on a device."""
 
-        def there(x: Tensor) -> Tensor:
+        def moved(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)
 
-        def moved(links: Links) -> Links:
-            return Links(*map(there, links))
+        def moved_links(links: Links) -> Links:
+            return Links(*map(moved, links))
 
         return DigitTrie(
             shape=self.shape,
             levels=self.levels,
-            symbols=there(self.symbols),
-            paths=moved(self.paths),
-            leaf_paths=moved(self.leaf_paths),
-            ancestors=moved(self.ancestors),
-            leaf_ancestors=moved(self.leaf_ancestors),
-            inverse=None if self.inverse is None else there(self.inverse),
+            symbols=moved(self.symbols),
+            paths=moved_links(self.paths),
+            leaf_paths=moved_links(self.leaf_paths),
+            ancestors=moved_links(self.ancestors),
+            leaf_ancestors=moved_links(self.leaf_ancestors),
+            inverse=None if self.inverse is None else moved(self.inverse),
         )
 
 
