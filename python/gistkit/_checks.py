@@ -1,7 +1,7 @@
-"""What arguments are checked by, and the padding of ragged rows.
+"""Checks of arguments, and the padding of ragged rows.
 
-Errors name the argument, what was expected and what came. Layouts and pictures, functions of one level, name the
-function first (`at_least`, `one_of`, `widths`); elsewhere the argument comes first (`whole`, `number`).
+Errors name the argument, what was expected and what came. In builders of layouts and in pictures the message starts
+with the function's name (`at_least`, `one_of`, `widths`); elsewhere it starts with the argument's (`whole`, `number`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# The label of tokens that a loss leaves out, and what labels are padded with, as in torch and transformers.
+# The label that losses skip, and that labels are padded with; torch and transformers use the same.
 IGNORE = -100
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.view_page import LARGEST, add_out, whole, write_page
+from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.texts import read_contents
@@ -33,9 +33,9 @@ def add(kinds: Any) -> None:
     add_model(parser)
     add_compressor(parser, BY_ITSELF)
     layers = "layers, counted from 0 and comma-separated (default: the last)"
-    parser.add_argument("--layer", type=several(whole), metavar="L", help=layers)
+    parser.add_argument("--layer", type=several(fits_page), metavar="L", help=layers)
     heads = "query heads, a map each (default: the mean of all)"
-    parser.add_argument("--head", type=several(whole), metavar="H", help=heads)
+    parser.add_argument("--head", type=several(fits_page), metavar="H", help=heads)
     add_out(parser)
 
 

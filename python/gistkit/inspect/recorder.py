@@ -1,4 +1,4 @@
-"""AttentionRecorder: attention maps of whatever runs on `gistkit.attention`, made chunk by chunk from its lse."""
+"""AttentionRecorder: attention maps of everything that runs on `gistkit.attention`, from its log-sum-exp."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gistkit._checks import whole
 
-# The op, by name: nothing has to be loaded to look out for it.
+# By name, so that the op need not be loaded to be recognised.
 ATTENTION = "gistkit::attention"
 REDUCTIONS = ("none", "mean")
 # Weights in memory at a time beside the map itself, and the most that a map may have (1 GiB of float32).
@@ -55,12 +55,12 @@ class AttentionMap:
 
 
 class AttentionRecorder(TorchDispatchMode):
-    """Records attention maps of all that runs on `gistkit.attention` inside the `with` block; nothing is patched.
+    """Records attention maps of everything that runs on `gistkit.attention` inside the `with` block; patches nothing.
 
-    It sees each call of the op, on its way to the kernel, and makes the weights anew from query, key and lse: exactly
-    exp(logit - lse) inside the spans. Never more than 2^20 weights (or one row) are in memory beside the maps. So a
-    layer, a `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` or a compressor is recorded alike, in
-    training as in evaluation, and computes what it computes without. The maps have no gradient.
+    It sees each call of the op on its way to the kernel and recomputes the weights from query, key and lse: exactly
+    exp(logit - lse) inside the spans. At most 2^20 weights (or one row) are in memory beside the maps. A layer, a
+    `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` and a compressor are recorded alike, in training
+    and in evaluation, and their results do not change. The maps have no gradient.
 
     Calls are numbered as they come. A call's layer is its number in its forward pass, which has `layers_per_pass`
     calls; without that, all calls since entering belong to one pass, and the layers of a second pass count on from

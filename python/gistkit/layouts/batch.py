@@ -110,7 +110,7 @@ def _compile_aligned(
 
 
 class _Slots:
-    """Where one layout's roles lie in its own grouped order, and the way from there to rows that begin elsewhere."""
+    """Where the roles of one layout lie in its grouped order, and how its rows move when roles begin elsewhere."""
 
     def __init__(self, layout: Layout) -> None:
         if layout.documents[0] != layout.documents[-1]:

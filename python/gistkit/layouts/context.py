@@ -1,4 +1,4 @@
-"""What compression is held against: text that sees the whole context, and text that sees none of it."""
+"""The baselines of compression: text that sees the whole context, and text that sees none of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dodo: some of the text's own tokens stand for the rest."""
+"""Dodo: selected tokens of the text, its nuggets, stand for the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of indices with their inverse, as the ops of tries take them: gradients gather by what is pointed to."""
+"""Rows of indices with their inverse, by which the gradients of the trie's ops gather."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gistkit._compiled import planner as _planner
 
 
 class Links(NamedTuple):
-    """Rows of indices, and the same entries by what they point to.
+    """Rows of indices, and their entries grouped by the index they hold.
 
     rows: int32 [N, M], -1 where there is none. Entry n M + m is that of row n, column m; those that point to v are
     entries[offsets[v] : offsets[v + 1]], ascending.

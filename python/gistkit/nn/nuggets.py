@@ -1,4 +1,4 @@
-"""Nuggets: a scorer of tokens, and which of them its scores select."""
+"""Nuggets: a scorer of tokens, and the selection of tokens by their scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gistkit._checks import number
 
 
 class NuggetScorer(nn.Module):
-    """How well a token may stand for those before it: a feed-forward network of two layers (Dodo, Equation 6).
+    """Scores how well a token can stand for those before it: a feed-forward network of two layers (Dodo, Equation 6).
 
     Args:
         hidden_size: d of the hidden states that are scored, those of a low layer of the model.

@@ -1,4 +1,4 @@
-"""RoleLinear: a linear map with parameters of their own for the tokens of a role."""
+"""RoleLinear: a linear map with separate parameters for the tokens of a role."""
 
 from __future__ import annotations
 

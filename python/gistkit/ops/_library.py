@@ -1,4 +1,4 @@
-"""Loads the compiled op library and says what to do when it cannot be loaded."""
+"""Loads the compiled op library; errors say what to do where it cannot be loaded."""
 
 import ctypes
 import os
@@ -45,7 +45,7 @@ def _load_ops() -> Path:
 
 
 def _load_cuda() -> str:
-    """Loads the CUDA library where torch has CUDA; says in words what came of it."""
+    """Loads the CUDA library where torch has CUDA, and describes the outcome."""
     path, _ = _find("gistkit_cuda")
     record = OPS_LIBRARY.with_name("cuda_build.txt")
     built = record.read_text().strip() if record.exists() else "not built (the build left no record of why)"

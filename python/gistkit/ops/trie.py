@@ -1,5 +1,4 @@
-"""What a transformer over the nodes of a trie computes besides matrix products: mixtures along paths, attention to
-ancestors, and gelu."""
+"""Ops of a transformer over the nodes of a trie: mixtures along paths, attention to ancestors, and gelu."""
 
 from __future__ import annotations
 

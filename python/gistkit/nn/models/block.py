@@ -19,7 +19,7 @@ Style = Literal["llama", "gpt2", "vit"]
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What all layers share in a forward pass.
+    """The state that all layers of a forward pass share.
 
     Args:
         position: the model's encoding.

@@ -193,7 +193,7 @@ class SeqPE(nn.Module):
         return self(grid).view(*extents, self.out_dim)
 
     def plain(self, positions: Tensor) -> Tensor:
-        """The same as `forward`, every digit of every position read for itself: what the fast form is measured by."""
+        """The same as `forward`, but each digit of each position is read separately: the reference of the fast form."""
         return self.read(self.symbols(positions)).view(*self._shape(positions), self.out_dim)
 
     def symbols(self, positions: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class SeqPE(nn.Module):
         return (digits + places).to(self.cls.device)
 
     def read(self, symbols: Tensor) -> Tensor:
-        """Embeddings [P, out_dim] of rows of symbols [P, axes x digits], each read for itself."""
+        """Embeddings [P, out_dim] of rows of symbols [P, axes x digits], each row read separately."""
         hidden = F.embedding(symbols, self._symbols())
         hidden = torch.cat([hidden, self.cls.expand(len(symbols), 1, -1)], 1)
         for block in self.blocks:
@@ -225,7 +225,10 @@ class SeqPE(nn.Module):
 
 
 class EmbeddingTable:
-    """A SeqPE's embeddings of all positions below some extents; copies of the encoder begin with an empty one."""
+    """A SeqPE's embeddings of all positions below some extents, valid until a weight changes.
+
+    Copies of the encoder begin with an empty table.
+    """
 
     def __init__(self, encoder: SeqPE) -> None:
         self._encoder = [encoder]  # in a list: a module would take it for a child of its own

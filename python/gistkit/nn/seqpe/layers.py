@@ -1,7 +1,7 @@
-"""SeqPE's encoder over a trie of digits: what positions share is computed once, and layer 1 comes from a table.
+"""A layer of SeqPE's encoder, plain and over a trie of digits, which computes what positions share once.
 
-Equal to the plain form in outputs and gradients, for three reasons. A causal encoder's state at a digit depends on the
-digits before it alone, so positions share the states of common prefixes. Layer 1 sees a few distinct vectors, the
+The two forms have equal outputs and gradients, for three reasons. A causal encoder's state at a digit depends only on
+the digits before it, so positions share the states of common prefixes. Layer 1 sees a few distinct vectors, the
 symbols: its attention mixes rows of a table (values through the output projection), and since LayerNorm only centres
 and scales what is linear in that mixture, so does its first feed-forward product. The last layer is needed at [CLS].
 """

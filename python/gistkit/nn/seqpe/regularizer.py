@@ -1,4 +1,4 @@
-"""What a training step with SeqPE needs besides its task: its positions, encoded in one call, and the two losses."""
+"""SeqPE in a training step: the positions to encode, in one call for all uses, and the two losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gistkit.nn.seqpe.samplers import ContrastiveSampler, StartSampler, WindowSa
 
 @dataclass(frozen=True, eq=False)
 class SeqPEStep:
-    """The positions of one step, each once, and where each of its uses finds its own.
+    """The distinct positions of one step, and the indices of each use into them.
 
     Args:
         positions: distinct, in ascending order, int64 [U] or [U, axes] on the CPU: what the encoder is to encode.

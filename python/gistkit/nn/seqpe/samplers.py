@@ -1,4 +1,4 @@
-"""Random positions for SeqPE: windows outside of training's range, and where sequences begin."""
+"""Random positions for SeqPE: windows outside the training range, starts of sequences, pivots with candidates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRIES = 4
 
 
 class Sampler:
-    """A generator of its own, whose state can be kept, or set to that of a step."""
+    """A sampler with its own generator, whose state can be saved, or set to that of a step."""
 
     def __init__(self, axes: int, max_position: int, seed: int) -> None:
         whole("axes", axes, 1)

@@ -1,4 +1,4 @@
-"""The trie of the digits of positions: what a causal encoder of digits computes once for positions that share them."""
+"""The trie of the digits of positions: a causal encoder of digits computes each shared prefix once."""
 
 from __future__ import annotations
 

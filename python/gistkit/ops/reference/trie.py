@@ -1,4 +1,4 @@
-"""What a transformer over the nodes of a trie of digits computes, in plain torch."""
+"""Ops of a transformer over the nodes of a trie, in plain torch."""
 
 from __future__ import annotations
 
