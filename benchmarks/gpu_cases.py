@@ -17,8 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import gistkit
-from gistkit.layouts import DigitTrie
-from gistkit.nn import SeqPE
+from gistkit.nn import DigitTrie, SeqPE
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
 
 plan_of = cache(lambda mask, length: PLANS[mask](length))

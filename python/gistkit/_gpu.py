@@ -1,4 +1,4 @@
-"""What is asked about a GPU, never in a way that waits for it."""
+"""Questions about a tensor's device, none of which waits for a GPU."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def on_gpu(tensor: Tensor) -> bool:
-    """Whether a plan with its spans in this tensor gets lists of tiles."""
+    """Whether a plan whose spans are in this tensor gets lists of tiles."""
     return tensor.is_cuda
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether an argument's values are checked: on the CPU alone, which knows them, and not while compiling."""
+    """Whether an argument's values can be checked without waiting: on the CPU only, and not while compiling."""
     return tensor.is_cpu and not torch.compiler.is_compiling()
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is captured: what is made then belongs to the graph."""
+    """Whether a CUDA graph is being captured: tensors made meanwhile belong to the graph."""
     return torch.cuda.is_current_stream_capturing()
 
 

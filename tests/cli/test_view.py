@@ -17,7 +17,7 @@ from gistkit import cli, layouts
 from gistkit.cli.view_layout import BUILDERS
 from gistkit.cli.view_page import LARGEST
 from gistkit.layouts import Layout, Role
-from gistkit.layouts.oracle import physical_order
+from gistkit.layouts.layout import physical_order
 from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.page import MOST_TOKENS, SHADES, Tokens, attention_page, layout_page
 

@@ -192,7 +192,7 @@ def test_odd_settings_files_are_refused(tmp_path):
         ({key: value for key, value in settings.items() if key != "method"}, ValueError, "got none for method"),
         (with_own(chunk=None), ValueError, "got none for chunk"),
         (with_own(chunks=4), ValueError, "got one that it does not have for chunks"),
-        (with_own(chunk=0), ValueError, "chunk: expected at least 1 token"),
+        (with_own(chunk=0), ValueError, "chunk: expected a whole number >= 1"),
         (settings | {"settings": 3}, ValueError, "expected settings and adapters by name, got 3"),
         (settings | {"adapters": {"encoder": "other"}}, FileNotFoundError, "expected the adapter other in it"),
         (settings | {"adapters": None}, FileNotFoundError, "expected the trained model of a compressor without LoRA"),

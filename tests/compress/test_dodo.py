@@ -250,7 +250,7 @@ def test_nuggets_of_ones_own_choice():
         ({"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),
         ({"ratio": 2.5}, "ratio: expected a whole number >= 1, got 2.5"),
         ({"selection": "best"}, "selection: expected one of learned, strided, .*, got 'best'"),
-        ({"layer": 0}, "layer: expected at least 1"),
+        ({"layer": 0}, "layer: expected a whole number >= 1"),
         ({"layer": 3}, "layer: expected 1 to 2, got 3"),
         ({"threshold": "0.5"}, "threshold: expected a number or None, got '0.5'"),
         ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),

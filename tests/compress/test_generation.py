@@ -94,7 +94,7 @@ def test_errors_say_what_was_expected():
     compressor = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None)
     memory = compressor.encode([[1] * 8, [2] * 8])
     for options, message in [
-        ({"max_new_tokens": 0}, "max_new_tokens: expected at least 1, got 0"),
+        ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number >= 1, got 0"),
         ({"prompt_ids": torch.zeros(3, 1, dtype=torch.long)}, "prompt_ids: expected 2 rows as the memory has, got 3"),
         ({"do_sample": True, "temperature": 0.0}, "temperature: expected a number > 0, got 0.0"),
         ({"task": "sum"}, "task: expected one of ae, lm, qa, got 'sum'"),
@@ -143,7 +143,7 @@ def test_what_is_no_memory_or_count_is_named():
         compressor.generate(None)
     with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got dict"):
         compressor.decode({}, "lm", [[1]])
-    with pytest.raises(ValueError, match=r"max_new_tokens: expected at least 1, got 2\.5"):
+    with pytest.raises(ValueError, match=r"max_new_tokens: expected a whole number >= 1, got 2\.5"):
         compressor.generate(memory, max_new_tokens=2.5)
     with pytest.raises(ValueError, match=r"dtype: expected one of floating point, got torch\.int64"):
         memory.to(dtype=torch.int64)

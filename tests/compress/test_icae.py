@@ -269,14 +269,14 @@ def test_token_loss_is_cross_entropy_in_chunks(chunk, softcap):
 def test_settings_say_what_was_expected():
     model = tiny_llama()
     for settings, message in [
-        ({"chunk": 0}, "chunk: expected at least 1 token, a whole number, got 0"),
+        ({"chunk": 0}, "chunk: expected a whole number >= 1, got 0"),
         ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
         ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
         ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
         ({"layout": "xyz"}, "xyz"),
-        ({"window": 0}, "window: expected at least 1 token, a whole number, got 0"),
+        ({"window": 0}, "window: expected a whole number >= 1, got 0"),
         ({"end_token": 50}, r"end_token: expected a token id in \[0, 50\), got 50"),
         ({"lora": 0}, "lora: expected a rank >= 1, got 0"),
     ]:
@@ -333,8 +333,8 @@ def test_training_after_inference_mode(method):
 
 def test_odd_settings_name_the_argument():
     for settings, error, message in [
-        ({"chunk": 2.5}, ValueError, "chunk: expected at least 1 token, a whole number, got 2.5"),
-        ({"window": 2.5}, ValueError, "window: expected at least 1 token, a whole number, got 2.5"),
+        ({"chunk": 2.5}, ValueError, "chunk: expected a whole number >= 1, got 2.5"),
+        ({"window": 2.5}, ValueError, "window: expected a whole number >= 1, got 2.5"),
         ({"ratio": float("inf")}, ValueError, "ratio: expected a number >= 1, got inf"),
         ({"ratio": "5"}, ValueError, "ratio: expected a number >= 1, got '5'"),
         ({"layout": "EPL"}, ValueError, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),

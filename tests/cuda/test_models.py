@@ -20,8 +20,8 @@ from gistkit import hf
 from gistkit.cli import main
 from gistkit.compress import Memory
 from gistkit.evaluate import Example, evaluate
+from gistkit.inspect import AttentionRecorder
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositions, ViT, position_encoding
-from gistkit.ops.recorder import AttentionRecorder
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import train_worker

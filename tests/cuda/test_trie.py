@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistkit.layouts import DigitTrie
+from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
 from tests.helpers.devices import GPU, grid, on
 from tests.ops.test_trie import SIZES, TRIES, assert_as_good, rows_of

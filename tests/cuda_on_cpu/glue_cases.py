@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
 from gistkit import Plan, _gpu, layouts
-from gistkit.layouts import DigitTrie
+from gistkit.nn import DigitTrie
 from gistkit.ops import reference
 
 FORMS = (gistkit.attention, reference.attention)

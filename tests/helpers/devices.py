@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from gistkit import Plan
-from gistkit.layouts import DigitTrie, Links
+from gistkit.layouts import Links
+from gistkit.nn import DigitTrie
 
 # `-m gpu` chooses these.
 GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here"))

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import gistkit
 from gistkit import Plan, layouts
-from gistkit.layouts import DigitTrie, Links
+from gistkit.layouts import Links
+from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, trie_mix
 
 

@@ -8,7 +8,7 @@ from transformers import DynamicCache
 
 import gistkit
 from gistkit.hf import KeptKeys, attach, memory_cache
-from gistkit.ops import AttentionRecorder
+from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import FAMILIES, additive, double_angles, eager, tiny, tiny_llama
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}

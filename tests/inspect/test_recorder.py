@@ -9,9 +9,9 @@ import gistkit as gk
 from gistkit import layouts
 from gistkit.compress import ICAE
 from gistkit.hf import attach
+from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import causal_plan, compile_batch
 from gistkit.nn import GPT, RoPE
-from gistkit.ops.recorder import AttentionRecorder
 from tests.helpers.models import FAMILIES, OTHERS, eager, tiny, tiny_llama
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
@@ -72,7 +72,7 @@ def test_maps_are_the_softmax_under_the_dense_mask(softcap, bias_shape):
 @pytest.mark.parametrize("blocks", [1, 2, 4, 7, 26, 1000])
 @pytest.mark.parametrize("reduce", ["none", "mean"])
 def test_blocks_are_means_over_rows_of_sums_over_keys(blocks, reduce, monkeypatch):
-    monkeypatch.setattr("gistkit.ops.recorder.CHUNK", 200)
+    monkeypatch.setattr("gistkit.inspect.recorder.CHUNK", 200)
     plan, mask = ragged()
     query, key, value = tensors(plan)
     choice = {"heads": [3, 1], "rows": slice(4, None, 2), "batch": [1, 0]}
@@ -266,16 +266,16 @@ def test_compiled_functions_are_recorded_in_training_too(backend):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"layers": [0, -1]}, ValueError, "layers: expected at least 0, got -1"),
+        ({"layers": [0, -1]}, ValueError, "layers: expected a whole number >= 0, got -1"),
         ({"layers": []}, ValueError, r"layers: expected at least one number and each once, got \[\]"),
         ({"layers": 3}, TypeError, r"layers: expected several ints, such as \[0\], got 3"),
         ({"heads": [1, 1]}, ValueError, r"heads: expected at least one number and each once, got \[1, 1\]"),
-        ({"heads": [0.5]}, TypeError, "heads: expected an int, got float"),
+        ({"heads": [0.5]}, ValueError, r"heads: expected a whole number >= 0, got 0\.5"),
         ({"rows": "all"}, TypeError, "rows: expected several ints, such as"),
-        ({"batch": [-2]}, ValueError, "batch: expected at least 0, got -2"),
+        ({"batch": [-2]}, ValueError, "batch: expected a whole number >= 0, got -2"),
         ({"reduce": "sum"}, ValueError, "reduce: expected one of none, mean, got 'sum'"),
-        ({"blocks": 0}, ValueError, "blocks: expected at least 1, got 0"),
-        ({"blocks": True}, TypeError, "blocks: expected an int, got bool"),
+        ({"blocks": 0}, ValueError, "blocks: expected a whole number >= 1, got 0"),
+        ({"blocks": True}, ValueError, "blocks: expected a whole number >= 1, got True"),
         ({"layers": [2], "layers_per_pass": 2}, ValueError, "layers: expected numbers below layers_per_pass, 2, got 2"),
     ],
 )

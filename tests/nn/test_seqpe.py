@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from gistkit.layouts import DigitTrie
-from gistkit.nn import SeqPE, seqpe_trie
+from gistkit.nn import DigitTrie, SeqPE
+from gistkit.nn.seqpe.layers import ROWS
 
 CASES = {
     "text": (dict(digits=4), torch.randint(0, 10**4, (5, 8))),
@@ -74,7 +74,7 @@ def test_without_gradients_rows_in_parts_give_the_same(autocast):
         whole = model(positions)
         with torch.no_grad():
             parts = model(positions)
-    assert parts.dtype == whole.dtype and len(positions) > 2 * seqpe_trie.ROWS
+    assert parts.dtype == whole.dtype and len(positions) > 2 * ROWS
     torch.testing.assert_close(
         parts, whole.detach(), rtol=1e-2 if autocast else 1e-12, atol=1e-2 if autocast else 1e-12
     )

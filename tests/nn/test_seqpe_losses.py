@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.nn import SeqPE
-from gistkit.nn.seqpe_losses import contrastive_loss, nearest_candidate, ood_loss
-from gistkit.nn.seqpe_regularizer import SeqPERegularizer
+from gistkit.nn.seqpe import SeqPERegularizer, contrastive_loss, nearest_candidate, ood_loss
 
 
 def random(*shape, seed=0):

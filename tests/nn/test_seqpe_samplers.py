@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gistkit.nn.seqpe_candidates import ContrastiveSampler
-from gistkit.nn.seqpe_samplers import StartSampler, WindowSampler
+from gistkit.nn.seqpe import ContrastiveSampler, StartSampler, WindowSampler
 
 
 def digits(number, base):
@@ -233,19 +232,19 @@ def test_a_sampler_goes_on_from_a_state():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: ContrastiveSampler(0, 5, 100), r"pivots: expected a whole number of at least 1, got 0"),
-        (lambda: ContrastiveSampler(1, 1, 100), r"candidates: expected a whole number of at least 2, got 1"),
+        (lambda: ContrastiveSampler(0, 5, 100), r"pivots: expected a whole number >= 1, got 0"),
+        (lambda: ContrastiveSampler(1, 1, 100), r"candidates: expected a whole number >= 2, got 1"),
         (lambda: ContrastiveSampler(1, 5, 5), r"max_position: expected more than 5 positions .*, got 5 on 1 axes"),
-        (lambda: ContrastiveSampler(1, 5, 100, base=1), r"base: expected a whole number of at least 2, got 1"),
+        (lambda: ContrastiveSampler(1, 5, 100, base=1), r"base: expected a whole number >= 2, got 1"),
         (lambda: ContrastiveSampler(1, 5, 100, confusions=5), r"confusions: expected 0 to 4 of 5 candidates, got 5"),
         (lambda: ContrastiveSampler(1, 5, 100, form="code"), r"form: expected one of paper, reference, got 'code'"),
-        (lambda: ContrastiveSampler(1, 5, 1.5), r"max_position: expected a whole number of at least 2, got 1.5"),
+        (lambda: ContrastiveSampler(1, 5, 1.5), r"max_position: expected a whole number >= 2, got 1.5"),
         (lambda: WindowSampler(1, 5, [4], 100), r"positions: expected 2 to 4, all of training's range, got 5"),
-        (lambda: WindowSampler(1, 2, [4, 0], 100), r"shape: expected a whole number of at least 1, got 0"),
+        (lambda: WindowSampler(1, 2, [4, 0], 100), r"shape: expected a whole number >= 1, got 0"),
         (lambda: WindowSampler(1, 2, [4], 4), r"max_position: expected more than training's 4 positions, got 4"),
         (lambda: StartSampler([4], 100, rate=2), r"rate: expected 0 to 1, got 2"),
-        (lambda: StartSampler([4], 100).seek(-1), r"step: expected a whole number of at least 0, got -1"),
-        (lambda: StartSampler([4], 100).draw(0), r"batch_size: expected a whole number of at least 1, got 0"),
+        (lambda: StartSampler([4], 100).seek(-1), r"step: expected a whole number >= 0, got -1"),
+        (lambda: StartSampler([4], 100).draw(0), r"batch_size: expected a whole number >= 1, got 0"),
     ],
 )
 def test_bad_samplers_are_named(call, message):

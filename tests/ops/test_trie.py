@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from gistkit.layouts import DigitTrie, Links
+from gistkit.layouts import Links
+from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
 from tests.helpers.views import VIEWS
 

@@ -29,15 +29,6 @@ def test_import_needs_torch_and_numpy_alone():
     assert shown.returncode == 0 and shown.stdout.strip() == "", shown.stdout + shown.stderr
 
 
-def test_layers_point_one_way():
-    order = ["layouts", "ops", "nn", "hf", "compress", "evaluate", "train", "options", "studies", "cli"]
-    package = ROOT / "python" / "gistkit"
-    for level, layer in enumerate(order):
-        for path in (package / layer).rglob("*.py"):
-            for name in re.findall(r"^\s*(?:from|import) gistkit\.(\w+)", path.read_text(), re.MULTILINE):
-                assert name not in order or order.index(name) <= level, f"{path.name} imports gistkit.{name}"
-
-
 def test_kernels_know_no_torch():
     for folder in ("common", "cpu", "cuda", "planner"):
         for path in (ROOT / "csrc" / folder).rglob("*.*"):

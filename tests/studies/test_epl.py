@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
-from gistkit.ops.tracking import measure_tracking
+from gistkit.inspect import measure_tracking
 from gistkit.studies import reconstruction as training
 from gistkit.studies.compression_loss import study as compression_loss
 from gistkit.studies.epl import report

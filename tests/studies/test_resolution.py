@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 from gistkit import cli
 from gistkit.nn import grid_positions
-from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
+from gistkit.nn.seqpe import contrastive_loss, ood_loss
 from gistkit.studies import results
 from gistkit.studies.registry import read
 from gistkit.studies.resolution import images as image_sets

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import LAYOUTS, add_command, device, number, positive
+from gistkit.options.arguments import LAYOUTS, add_command, device, number, positive, whole
 from gistkit.options.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors, with_options
 
 EXAMPLES = """\
@@ -100,13 +100,13 @@ def _add_recipe(group: Any) -> None:
         ("steps", positive, "updates"),
         ("batch", positive, "passages a step"),
         ("learning-rate", number(0), "of AdamW, constant after the warm-up"),
-        ("warmup", whole, "steps of linear warm-up"),
+        ("warmup", whole(), "steps of linear warm-up"),
         ("weight-decay", number(0), "of AdamW"),
         ("clip", number(0), "largest norm of the gradient"),
         ("memory-factor", number(0), "learning rate of gists' own parameters over that of the others"),
         ("min-length", positive, "shortest passage in tokens, context and continuation together"),
         ("max-length", positive, "longest passage in tokens"),
-        ("seed", whole, "of new weights and batches"),
+        ("seed", whole(), "of new weights and batches"),
     ):
         group.add_argument(f"--{name}", type=kind, metavar="N", help=purpose)
 
@@ -124,13 +124,6 @@ def _add_options(group: Any) -> None:
     group.add_argument(
         "--tensorboard", action="store_true", default=None, help="write event files beside metrics.jsonl"
     )
-
-
-def whole(text: str) -> int:
-    """A whole number of at least 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, got {text!r}")
-    return int(text)
 
 
 def losses(text: str) -> dict[str, float]:

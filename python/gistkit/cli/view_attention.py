@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.view_page import LARGEST, add_out, whole, write_page
+from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.texts import read_contents
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from gistkit.compress import Compressor
+    from gistkit.inspect import AttentionMap
     from gistkit.layouts import Plan
-    from gistkit.ops.recorder import AttentionMap
     from gistkit.viz.page import Tokens
 
 PURPOSE = "write a page that shows the attention weights over a text"
@@ -33,9 +33,9 @@ def add(kinds: Any) -> None:
     add_model(parser)
     add_compressor(parser, BY_ITSELF)
     layers = "layers, counted from 0 and comma-separated (default: the last)"
-    parser.add_argument("--layer", type=several(whole), metavar="L", help=layers)
+    parser.add_argument("--layer", type=several(fits_page), metavar="L", help=layers)
     heads = "query heads, a map each (default: the mean of all)"
-    parser.add_argument("--head", type=several(whole), metavar="H", help=heads)
+    parser.add_argument("--head", type=several(fits_page), metavar="H", help=heads)
     add_out(parser)
 
 
@@ -93,7 +93,7 @@ def _record(
 
     from gistkit.compress.methods.in_place import InPlace
     from gistkit.hf import attach
-    from gistkit.ops.recorder import AttentionRecorder
+    from gistkit.inspect import AttentionRecorder
 
     recorder = AttentionRecorder(heads=heads, reduce="mean" if heads is None else "none")
     plan: Plan | None = None

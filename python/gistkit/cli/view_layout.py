@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.view_page import add_out, whole, write_page
+from gistkit.cli.view_page import add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, number
 
 if TYPE_CHECKING:
@@ -16,29 +16,29 @@ EXAMPLE = "example: gistkit view layout gistpool --context 512 --ratio 8 --text 
 
 
 def _ratio(text: str) -> float:
-    return whole(text) if text.isdecimal() else number(1)(text)
+    return fits_page(text) if text.isdecimal() else number(1)(text)
 
 
 def _windows(text: str) -> int | None:
-    return None if text == "all" else whole(text)
+    return None if text == "all" else fits_page(text)
 
 
 SCHEMES = "dpl, upl, cpl or epl"
 # {argument of a builder: (its kind, help)}
 ARGUMENTS: dict[str, tuple[Any, str]] = {
-    "length": (whole, "number of tokens"),
-    "context": (whole, "number of context tokens"),
-    "vision": (whole, "vision tokens an image"),
-    "chunk": (whole, "context tokens a chunk"),
-    "memory": (whole, "memory tokens (of a chunk or image where there are such)"),
+    "length": (fits_page, "number of tokens"),
+    "context": (fits_page, "number of context tokens"),
+    "vision": (fits_page, "vision tokens an image"),
+    "chunk": (fits_page, "context tokens a chunk"),
+    "memory": (fits_page, "memory tokens (of a chunk or image where there are such)"),
     "ratio": (_ratio, "context tokens a memory token"),
-    "text": (whole, "number of text tokens behind"),
-    "question": (whole, "question tokens before the text"),
-    "before": (whole, "text tokens before the first image"),
-    "images": (whole, "number of images"),
+    "text": (fits_page, "number of text tokens behind"),
+    "question": (fits_page, "question tokens before the text"),
+    "before": (fits_page, "text tokens before the first image"),
+    "images": (fits_page, "number of images"),
     "windows": (_windows, "windows that a memory token sees, or all"),
-    "tau": (whole, "most recent tokens that are seen uncompressed"),
-    "segment": (whole, "tokens that share where the uncompressed part begins"),
+    "tau": (fits_page, "most recent tokens that are seen uncompressed"),
+    "segment": (fits_page, "tokens that share where the uncompressed part begins"),
     "positions": (str, "position ids: " + SCHEMES),
     "task": (str, "ae, lm or qa"),
     "carrier": (str, "what the memory is: embedding or kv"),

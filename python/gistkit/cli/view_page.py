@@ -6,16 +6,14 @@ import argparse
 from pathlib import Path
 
 from gistkit.cli.compress import size
+from gistkit.options.arguments import whole
 
 # gistkit.viz.page.MOST_TOKENS, which cannot be loaded for --help.
 LARGEST = 4096
 
 
-def whole(text: str) -> int:
-    """A kind of argument: a whole number that a page has room for."""
-    if not text.isdecimal() or int(text) > LARGEST:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at most {LARGEST}, got {text!r}")
-    return int(text)
+# A kind of argument: a whole number that a page has room for.
+fits_page = whole(high=LARGEST)
 
 
 def add_out(parser: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._checks import IGNORE, whole
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
 from gistkit.compress.joining import join
@@ -31,7 +32,7 @@ from gistkit.compress.losses import (
 from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
-from gistkit.compress.tokens import IGNORE, Rows, as_rows, check_count, check_rows, join_rows, label_rows, pad
+from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
 from gistkit.hf.attach import Standing
 from gistkit.layouts import Plan
 
@@ -87,7 +88,7 @@ class Compressor(nn.Module, ABC):
     ) -> None:
         loss_weights = check_losses(losses)
         if window is not None:
-            check_count("window", window)
+            whole("window", window)
         super().__init__()
         self.lm = SharedModel(model)
         # Registered here, for the names that parameters have in checkpoints.

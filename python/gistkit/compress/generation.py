@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gistkit import hf
+from gistkit._checks import whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.tokens import Rows, check_rows, pad
@@ -84,8 +85,7 @@ def generate(
     Returns:
         int64 [B, n] with n <= max_new_tokens, less where every row has ended.
     """
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
+    whole("max_new_tokens", max_new_tokens)
     check_memory(memory)
     choose = chooser(do_sample, temperature, top_k, top_p, generator)
     prompt = (

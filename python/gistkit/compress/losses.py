@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gistkit.compress.tokens import IGNORE
+from gistkit._checks import IGNORE
 
 LOSSES = ("ae", "lm", "compression", "qa", "kl")
 LOGITS = 2**25

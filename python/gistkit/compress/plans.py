@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gistkit import layouts
 from gistkit.layouts import Layout, Plan
-from gistkit.layouts.oracle import physical_order
+from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import decoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 

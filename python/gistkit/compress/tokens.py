@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-IGNORE = -100
+from gistkit._checks import IGNORE, padded
 
 
 class Rows(NamedTuple):
@@ -98,10 +97,7 @@ def join_rows(first: Rows, second: Rows) -> Rows:
 def pad(rows: Sequence[Sequence[int]], device: torch.device | None = None) -> Rows:
     """Lists of ids as rows padded at the end."""
     lengths = tuple(map(len, rows))
-    ids = np.zeros((len(rows), max(lengths)), np.int64)
-    for row, values in zip(ids, rows, strict=True):
-        row[: len(values)] = values
-    return Rows(torch.from_numpy(ids).to(device or "cpu"), lengths)
+    return Rows(padded(rows, device=device or "cpu"), lengths)
 
 
 def _from_tensor(name: str, ids: Tensor, mask: Any) -> Rows:
@@ -159,9 +155,3 @@ def check_rows(name: str, rows: Rows, batch_size: int) -> None:
     """Refuses text with another number of rows than the memory has."""
     if rows.batch_size != batch_size:
         raise ValueError(f"{name}: expected {batch_size} rows as the memory has, got {rows.batch_size}")
-
-
-def check_count(name: str, value: Any) -> None:
-    """Refuses what is no whole number of at least 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name}: expected at least 1 token, a whole number, got {value!r}")

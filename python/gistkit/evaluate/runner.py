@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gistkit._checks import IGNORE, padded
+from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
 from gistkit.evaluate.metrics import (
     bleu4,
@@ -28,7 +30,6 @@ from gistkit.hf.modes import eval_mode
 
 ANSWER_TOKENS = 64
 LOGIT_ROWS = 512
-IGNORE = -100
 
 
 class Reader(Protocol):
@@ -172,14 +173,6 @@ def _sizes(memory: Any) -> list[Result]:
     return [Result(tokens, tokens * token_bytes) for tokens in read]
 
 
-def _padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows as int64 [B, N], filled up at the end, and which are tokens."""
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=torch.int64, device=device)
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids.view(len(rows), width), torch.arange(width, device=device) < lengths[:, None]
-
-
 def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[float, int, int]]:
     """Summed nats, tokens and right first guesses of each row, every token predicted from the true ones before it."""
     scored = scored_tokens(reader, memory, task, rows)
@@ -189,9 +182,9 @@ def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) ->
 def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[Tensor, Tensor]]:
     """Of each row the nats float64 [T] of its tokens, given the true ones before, and which are the first guess."""
     device = reader.model.device
-    targets, _ = _padded(rows, IGNORE, device)
-    inputs, mask = _padded([row[:-1] for row in rows], 0, device)
-    hidden = reader.decode(memory, task, inputs, mask)
+    targets = padded(rows, IGNORE, device)
+    inputs = pad([row[:-1] for row in rows], device)
+    hidden = reader.decode(memory, task, inputs.ids, inputs.valid)
     real = targets != IGNORE
     states, wanted = hidden[real], targets[real]
     nats, correct = [], []
@@ -212,11 +205,11 @@ def greedy_rows(
     stops: tuple[int, ...],
 ) -> list[list[int]]:
     """Greedy tokens of each row up to its first stop token, which is left out."""
-    ids, mask = (None, None) if prompts is None else _padded(prompts, 0, reader.model.device)
+    prompt = None if prompts is None else pad(prompts, reader.model.device)
     made = reader.generate(
         memory,
-        ids,
-        mask,
+        None if prompt is None else prompt.ids,
+        None if prompt is None else prompt.valid,
         task=task,
         max_new_tokens=most,
         stop_tokens=stops,

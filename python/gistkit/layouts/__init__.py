@@ -1,5 +1,8 @@
 """Layouts: who sees whom, at which position, and the builders for each method."""
 
+from importlib import import_module
+from typing import Any
+
 from gistkit.layouts.avgpool import avgpool
 from gistkit.layouts.batch import compile_batch
 from gistkit.layouts.causal import causal, causal_plan
@@ -9,6 +12,7 @@ from gistkit.layouts.gist import gist
 from gistkit.layouts.gistpool import gistpool
 from gistkit.layouts.icae import decoder, icae_encoder
 from gistkit.layouts.layout import Layout
+from gistkit.layouts.links import Links
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.positions import decoder_positions, encoder_positions, upl
 from gistkit.layouts.relations import (
@@ -24,7 +28,6 @@ from gistkit.layouts.relations import (
     windows,
     windows_causal,
 )
-from gistkit.layouts.trie import DigitTrie, Links
 from gistkit.layouts.voco import voco
 
 __all__ = [
@@ -59,3 +62,10 @@ __all__ = [
     "windows",
     "windows_causal",
 ]
+
+
+# SeqPE's, and public here as well: at first use alone, since nothing of layouts rests on nn.
+def __getattr__(name: str) -> Any:
+    if name != "DigitTrie":
+        raise AttributeError(f"module 'gistkit.layouts' has no attribute {name!r}")
+    return import_module("gistkit.nn.seqpe.trie").DigitTrie

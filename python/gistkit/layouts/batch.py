@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.layouts._checks import widths
+from gistkit._checks import widths
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Role
@@ -58,7 +58,7 @@ def compile_batch(
         order[row, : len(row_order)] = row_order
     slices = parts[0][3] if all(part[3] == parts[0][3] for part in parts) else None
     plan = Plan(
-        _pad([part[1] for part in parts]),
+        _padded_spans([part[1] for part in parts]),
         max(map(len, layouts)),
         torch.from_numpy(positions),
         torch.from_numpy(order),
@@ -67,7 +67,7 @@ def compile_batch(
         reach=max(layout.reach for layout in layouts),
     )
     cuts = {
-        asked: _pad([layout.compile_arrays(width, queries, grouped)[1] for layout in layouts])
+        asked: _padded_spans([layout.compile_arrays(width, queries, grouped)[1] for layout in layouts])
         for asked, width in widths("compile_batch", windows, window).items()
     }
     return plan.with_windows(cuts).to(device)
@@ -77,20 +77,20 @@ def _compile_aligned(
     layouts: Sequence[Layout], window: int | None, windows: Iterable[int], axes: tuple[int, ...], device: torch.device
 ) -> Plan:
     slots = [_Slots(layout) for layout in layouts]
-    widths_of_roles = np.max([its.counts for its in slots], axis=0)
+    widths_of_roles = np.max([slot.counts for slot in slots], axis=0)
     bounds = np.concatenate([[0], np.cumsum(widths_of_roles)])
     batch, rows = len(layouts), int(bounds[-1])
     parts = [layout.compile_arrays(window, None, True) for layout in layouts]
     positions = np.zeros((*axes, batch, rows), np.result_type(*(layout.positions.dtype for layout in layouts)))
     order = np.zeros((batch, rows), np.int64)
-    for row, (its, (row_order, _, row_positions, _)) in enumerate(zip(slots, parts, strict=True)):
-        to = its.rows(bounds)
+    for row, (slot, (row_order, _, row_positions, _)) in enumerate(zip(slots, parts, strict=True)):
+        to = slot.rows(bounds)
         positions[..., row, to] = row_positions
         # Padding takes the indices that are left, which keeps the order a permutation.
         order[row] = len(row_order) + np.cumsum(np.bincount(to, minlength=rows) == 0) - 1
         order[row, to] = row_order
     plan = Plan(
-        _pad([its.moved(part[1], bounds) for its, part in zip(slots, parts, strict=True)]),
+        _padded_spans([slot.moved(part[1], bounds) for slot, part in zip(slots, parts, strict=True)]),
         rows,
         torch.from_numpy(positions),
         torch.from_numpy(order),
@@ -98,10 +98,10 @@ def _compile_aligned(
         reach=max(layout.reach for layout in layouts),
     )
     cuts = {
-        asked: _pad(
+        asked: _padded_spans(
             [
-                its.moved(layout.compile_arrays(width, None, True)[1], bounds)
-                for its, layout in zip(slots, layouts, strict=True)
+                slot.moved(layout.compile_arrays(width, None, True)[1], bounds)
+                for slot, layout in zip(slots, layouts, strict=True)
             ]
         )
         for asked, width in widths("compile_batch", windows, window).items()
@@ -110,7 +110,7 @@ def _compile_aligned(
 
 
 class _Slots:
-    """Where one layout's roles lie in its own grouped order, and the way from there to rows that begin elsewhere."""
+    """Where the roles of one layout lie in its grouped order, and how its rows move when roles begin elsewhere."""
 
     def __init__(self, layout: Layout) -> None:
         if layout.documents[0] != layout.documents[-1]:
@@ -126,10 +126,10 @@ class _Slots:
         """Spans [N, S, 2] of the layout's rows as spans of the new rows: cut where a role ends, moved, joined again."""
         low = np.maximum(spans[:, :, None, 0], self.starts[:-1])
         high = np.minimum(spans[:, :, None, 1], self.starts[1:])
-        there = low < high
-        row, _, role = np.nonzero(there)
+        overlap = low < high
+        row, _, role = np.nonzero(overlap)
         shift = (bounds[:-1] - self.starts[:-1])[role]
-        low, high = low[there] + shift, high[there] + shift
+        low, high = low[overlap] + shift, high[overlap] + shift
         # In this order they ascend in each row: a new one begins where it does not touch the one before.
         new = np.append(True, (row[1:] != row[:-1]) | (low[1:] != high[:-1]))[: len(row)]
         first = np.flatnonzero(new)
@@ -140,10 +140,10 @@ class _Slots:
         return moved
 
 
-def _pad(spans: Sequence[NDArray[np.int32]]) -> torch.Tensor:
+def _padded_spans(spans: Sequence[NDArray[np.int32]]) -> torch.Tensor:
     """Spans [Nq, S, 2] of each row as one [B, Nmax, Smax, 2], with empty ones in the padding."""
-    rows, width = (max(row.shape[axis] for row in spans) for axis in (0, 1))
+    rows, width = (max(part.shape[axis] for part in spans) for axis in (0, 1))
     padded = np.zeros((len(spans), rows, width, 2), np.int32)
-    for row, its in enumerate(spans):
-        padded[row, : its.shape[0], : its.shape[1]] = its
+    for row, part in enumerate(spans):
+        padded[row, : part.shape[0], : part.shape[1]] = part
     return torch.from_numpy(padded)

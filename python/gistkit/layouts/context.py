@@ -1,10 +1,10 @@
-"""What compression is held against: text that sees the whole context, and text that sees none of it."""
+"""The baselines of compression: text that sees the whole context, and text that sees none of it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from gistkit.layouts._checks import at_least
+from gistkit._checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, Role
 

@@ -1,11 +1,11 @@
-"""Dodo: some of the text's own tokens stand for the rest."""
+"""Dodo: selected tokens of the text, its nuggets, stand for the others."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from gistkit.layouts._checks import at_least
+from gistkit._checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, Relation, Role, recent, windows_causal
 

@@ -6,7 +6,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from gistkit.layouts._checks import at_least, at_most_context
+from gistkit._checks import at_least, at_most_context
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, Role

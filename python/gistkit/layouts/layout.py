@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from gistkit._checks import at_least, widths
 from gistkit._compiled import planner as _planner
-from gistkit.layouts._checks import at_least, widths
-from gistkit.layouts.oracle import dense_mask
 from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import Relation, Role
 
@@ -170,7 +169,21 @@ class Layout:
             order: "logical", or "physical" for the grouped order of `compile`.
             window: as in `compile`.
         """
-        return dense_mask(self, order, window)
+        if order not in ("logical", "physical"):
+            raise ValueError(f"dense_mask: expected order to be 'logical' or 'physical', got {order!r}")
+        same_document = self.documents[:, None] == self.documents[None, :]
+        mask = np.zeros((len(self), len(self)), bool)
+        for query_role, keys in self.sees.items():
+            for key_role, relations in keys.items():
+                pairs = (self.roles == query_role)[:, None] & (self.roles == key_role)[None, :] & same_document
+                for relation in relations if isinstance(relations, tuple) else (relations,):
+                    mask |= pairs & _related(self, relation)
+        if window is not None:
+            mask &= self.ordinals[:, None] - self.ordinals[None, :] < window
+        if order == "physical":
+            rows = physical_order(self)
+            mask = mask[np.ix_(rows, rows)]
+        return mask
 
     def take(self, index: slice | ArrayLike, name: str | None = None) -> Layout:
         """The layout of some of the tokens, which keep their positions and their ordinals.
@@ -220,15 +233,45 @@ class Layout:
         if count > 1:
             lines[0] += f" in {count} documents"
         for role in Role:
-            mine = self.roles == role
-            if mine.any():
-                at = self.positions[..., mine]
+            tokens = self.roles == role
+            if tokens.any():
+                at = self.positions[..., tokens]
                 ids = f"{at.min()}..{at.max()}" if at.min() < at.max() else f"{at.min()}"
-                segments = len(np.unique(self.segments[mine]))
+                segments = len(np.unique(self.segments[tokens]))
                 note = f", {segments} segments" if segments > 1 else ""
                 sees = ", ".join(f"{k.name} {relation_words(r)}" for k, r in self.sees.get(role, {}).items())
-                lines.append(f"  {role.name:<8}{mine.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
+                lines.append(f"  {role.name:<8}{tokens.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
         return "\n".join(lines)
+
+
+def physical_order(layout: Layout) -> NDArray[np.int64]:
+    """int64 [N], the logical index of each row of the grouped order: by document, then role, then logical order."""
+    return np.lexsort((layout.ordinals, layout.roles, layout.documents))
+
+
+def _related(layout: Layout, relation: Relation) -> NDArray[np.bool_]:
+    query, key = layout.ordinals[:, None], layout.ordinals[None, :]
+    query_segment, key_segment = layout.segments[:, None].astype(np.int64), layout.segments[None, :].astype(np.int64)
+    kind, size = relation.kind, relation.size
+    if kind == "all":
+        return np.ones((len(layout), len(layout)), bool)
+    if kind == "causal":
+        return key <= query
+    if kind == "segment":
+        return key_segment == query_segment
+    if kind == "segment_causal":
+        return (key_segment == query_segment) & (key <= query)
+    if kind == "self":
+        return key == query
+    if kind == "windows":
+        return (key_segment <= query_segment) & (key_segment > query_segment - size)
+    if kind == "windows_causal":
+        return (key_segment <= query_segment) & (key_segment > query_segment - size) & (key <= query)
+    if kind == "recent":
+        return (key <= query) & (key > query - size)
+    if kind == "older":
+        return key <= query - size
+    raise ValueError(f"dense_mask: unknown relation {relation!r}")
 
 
 def _rebuild(fields: dict[str, Any]) -> Layout:
@@ -285,11 +328,11 @@ def _check_segments(roles: NDArray[np.uint8], segments: NDArray[np.int32], docum
     if not segments.any():
         return
     for role in Role:
-        mine = np.flatnonzero(roles == role)
-        its, document = segments[mine], documents[mine]
-        bad = (its[1:] < its[:-1]) & (document[1:] == document[:-1])
+        tokens = np.flatnonzero(roles == role)
+        segment, document = segments[tokens], documents[tokens]
+        bad = (segment[1:] < segment[:-1]) & (document[1:] == document[:-1])
         if bad.any():
-            at = mine[1:][bad][0]
+            at = tokens[1:][bad][0]
             raise ValueError(
                 f"Layout: expected segments to be nondecreasing among the {role.name} tokens of a document, got "
                 f"segment {segments[at]} at token {at} after a larger one"

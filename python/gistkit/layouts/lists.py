@@ -14,7 +14,7 @@ from gistkit._compiled import planner as _planner
 
 @dataclass(frozen=True, eq=False)
 class TileLists:
-    """What attention takes in place of a plan's spans, on their device.
+    """The form of a plan's spans that attention takes on a GPU.
 
     Args:
         of: the spans that the lists were made from.
@@ -22,7 +22,7 @@ class TileLists:
         spans: int32 like `of`, in order, merged and within the keys.
         tiles: int32 [1 or 2, width]: lists of key tiles of query tiles, then of query tiles of key tiles, which
             gradients need (csrc/glue/cuda/attention.cpp says how they lie in a row).
-        stream: the one that made them, whose order alone says when they are there; None where that of `of` does.
+        stream: the CUDA stream that makes them; only work on it may rely on them. None: any stream that may read `of`.
     """
 
     of: Tensor
@@ -32,7 +32,7 @@ class TileLists:
     stream: int | None = None
 
     def serve(self, spans: Tensor, gradient: bool) -> bool:
-        """Whether they are those of a plan's spans, now and on the current stream, and of all that is wanted."""
+        """Whether they belong to these spans as they are now, on the current stream, and suffice for what is wanted."""
         return (
             self.of is spans
             and self.version == version_of(spans)
@@ -47,7 +47,10 @@ def version_of(tensor: Tensor) -> int | None:
 
 
 def lists_on(spans: Tensor, num_keys: int, moved: Tensor) -> TileLists:
-    """Lists of spans [B or 1, Nq, S, 2] on the CPU, put where `moved`, the same spans, are. Memory as tiles visited."""
+    """Lists of spans [B or 1, Nq, S, 2] on the CPU, moved to the device of `moved`, a copy of these spans.
+
+    Their memory is proportional to the tiles visited.
+    """
     host = np.ascontiguousarray(spans.numpy())
     normalized, tiles = (torch.from_numpy(array) for array in _planner.lists(host, num_keys))
     same = torch.equal(normalized, spans)

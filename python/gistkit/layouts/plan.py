@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from gistkit import _gpu
-from gistkit.layouts._checks import at_least
+from gistkit._checks import at_least
 from gistkit.layouts.lists import TileLists, lists_on
 from gistkit.layouts.relations import Role
-from gistkit.layouts.tiles import Tiles, tiles
+from gistkit.layouts.tiles import Tiles, tiles_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +141,7 @@ class Plan:
 
     def tiles(self, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
         """Which tiles of the mask a blocked kernel visits, and the useful share; see `Tiles`."""
-        return tiles(self, tile_queries, tile_keys)
+        return tiles_of(self.spans, self.num_keys, tile_queries, tile_keys)
 
     def to(self, device: torch.device | str) -> Plan:
         """The same plan with its tensors on `device`. On a GPU it gets the lists of tiles that attention visits."""
@@ -154,11 +154,11 @@ class Plan:
             lengths=move(self.lengths),
         )
         plan = plan.with_windows({width: cut.spans.to(device) for width, cut in self.windowed.items()})
-        for mine, its in ((self, plan), *((cut, plan.windowed[width]) for width, cut in self.windowed.items())):
-            if its.spans is mine.spans:
-                its._keep(mine._lists)
-            elif mine.spans.is_cpu and _gpu.on_gpu(its.spans):
-                its._keep(lists_on(mine.spans, its.num_keys, its.spans))
+        for source, target in ((self, plan), *((cut, plan.windowed[width]) for width, cut in self.windowed.items())):
+            if target.spans is source.spans:
+                target._keep(source._lists)
+            elif source.spans.is_cpu and _gpu.on_gpu(target.spans):
+                target._keep(lists_on(source.spans, target.num_keys, target.spans))
         return plan
 
     def _keep(self, lists: TileLists | None) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gistkit._checks import at_least
 from gistkit._compiled import planner as _planner
-from gistkit.layouts._checks import at_least
-
-if TYPE_CHECKING:
-    from gistkit.layouts.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +36,14 @@ class Tiles:
     useful: float
 
 
-def tiles(plan: Plan, tile_queries: int = 64, tile_keys: int = 64) -> Tiles:
-    """The tiles of a plan. `tile_queries`, `tile_keys`: rows and keys a tile, at least 1. Copies spans to the host."""
+def tiles_of(spans: Tensor, num_keys: int, tile_queries: int, tile_keys: int) -> Tiles:
+    """The tiles of spans [B or 1, Nq, S, 2], which are copied to the host; `tile_queries`, `tile_keys`: at least 1."""
     tile_queries = at_least("tiles", "tile_queries", tile_queries, 1)
     tile_keys = at_least("tiles", "tile_keys", tile_keys, 1)
-    spans = np.ascontiguousarray(plan.spans.cpu().numpy())
+    rows = np.ascontiguousarray(spans.cpu().numpy())
     keys_at, keys, queries_at, queries, full, partial, visible, visited = _planner.tiles(
-        spans, plan.num_keys, tile_queries, tile_keys
+        rows, num_keys, tile_queries, tile_keys
     )
-    total = spans.shape[0] * -(-spans.shape[1] // tile_queries) * -(-plan.num_keys // tile_keys)
+    total = rows.shape[0] * -(-rows.shape[1] // tile_queries) * -(-num_keys // tile_keys)
     useful = visible / visited if visited else 1.0
     return Tiles(keys_at, keys, queries_at, queries, full, partial, total - full - partial, useful)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gistkit.layouts._checks import at_least, one_of
+from gistkit._checks import at_least, one_of
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import upl
 from gistkit.layouts.relations import CAUSAL, SEGMENT, SEGMENT_CAUSAL, Role

@@ -2,21 +2,25 @@
 
 from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
-from gistkit.nn.block import Block, Pass
-from gistkit.nn.cache import KVCache
-from gistkit.nn.gpt import GPT
+from gistkit.nn.models import GPT, Block, KVCache, Pass, ViT
 from gistkit.nn.nuggets import Nuggets, NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
 from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, position_encoding
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
 from gistkit.nn.roles import LowRank, RoleLinear
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
-from gistkit.nn.seqpe import SeqPE
-from gistkit.nn.seqpe_candidates import ContrastiveSampler
-from gistkit.nn.seqpe_losses import contrastive_loss, ood_loss
-from gistkit.nn.seqpe_positions import SeqPEPositions
-from gistkit.nn.seqpe_regularizer import SeqPELosses, SeqPERegularizer, SeqPEStep
-from gistkit.nn.seqpe_samplers import StartSampler, WindowSampler
-from gistkit.nn.vit import ViT
+from gistkit.nn.seqpe import (
+    ContrastiveSampler,
+    DigitTrie,
+    SeqPE,
+    SeqPELosses,
+    SeqPEPositions,
+    SeqPERegularizer,
+    SeqPEStep,
+    StartSampler,
+    WindowSampler,
+    contrastive_loss,
+    ood_loss,
+)
 
 __all__ = [
     "GPT",
@@ -25,6 +29,7 @@ __all__ = [
     "ALiBi",
     "Block",
     "ContrastiveSampler",
+    "DigitTrie",
     "KVCache",
     "Learned",
     "Learned2D",

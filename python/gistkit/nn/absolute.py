@@ -135,16 +135,16 @@ class Learned2D(PositionEncoding):
         return _add(hidden, weights @ self.table.flatten(0, 1), self.extra_tokens, self.extra)
 
 
-def _extent(points: Tensor, sizes: Sequence[int], given: Sequence[int] | None) -> Tensor:
+def _extent(points: Tensor, sizes: Sequence[int], fixed: Sequence[int] | None) -> Tensor:
     """float64 [B, 1, axes]: the size that the table stands for in each row. `points`: [B, N, axes]."""
-    if given is None:
+    if fixed is None:
         highest = points.amax(1, keepdim=True).double() + 1
         return torch.maximum(highest, highest.new_tensor(sizes))
     if points.device.type == "cpu" and not torch.compiler.is_compiling():
         last = points.flatten(0, 1).amax(0)
-        if bool((last >= last.new_tensor(given)).any()):
-            raise ValueError(f"positions: expected below the extent {tuple(given)}, got {tuple(last.tolist())}")
-    return torch.tensor(given, dtype=torch.float64).expand(points.shape[0], 1, len(sizes))
+        if bool((last >= last.new_tensor(fixed)).any()):
+            raise ValueError(f"positions: expected below the extent {tuple(fixed)}, got {tuple(last.tolist())}")
+    return torch.tensor(fixed, dtype=torch.float64).expand(points.shape[0], 1, len(sizes))
 
 
 def _bicubic(points: Tensor, size: int, extent: Tensor) -> Tensor:

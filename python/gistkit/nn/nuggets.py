@@ -1,4 +1,4 @@
-"""Nuggets: a scorer of tokens, and which of them its scores select."""
+"""Nuggets: a scorer of tokens, and the selection of tokens by their scores."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from gistkit._checks import number
+
 
 class NuggetScorer(nn.Module):
-    """How well a token may stand for those before it: a feed-forward network of two layers (Dodo, Equation 6).
+    """Scores how well a token can stand for those before it: a feed-forward network of two layers (Dodo, Equation 6).
 
     Args:
         hidden_size: d of the hidden states that are scored, those of a low layer of the model.
@@ -56,7 +58,7 @@ def top_nuggets(scores: Tensor, ratio: float, mask: Tensor | None = None) -> Nug
 
     Paper: Dodo, Equations 14 and 15; the last token in footnote 4.
     """
-    _check_ratio(ratio)
+    number("ratio", ratio, 1)
     mask = _checked(scores, mask)
     lengths = [scores.shape[1]] * scores.shape[0] if mask is None else mask.sum(1).tolist()
     counts = tuple(math.ceil(length / ratio) for length in lengths)
@@ -99,7 +101,7 @@ def threshold_for(scores: Tensor, ratio: float) -> float:
 
     Paper: Dodo, Section 2.2.
     """
-    _check_ratio(ratio)
+    number("ratio", ratio, 1)
     if not scores.numel() or not scores.is_floating_point():
         raise ValueError(f"scores: expected numbers of at least one token, got {scores.dtype} {tuple(scores.shape)}")
     if bool(scores.isnan().any()):
@@ -147,11 +149,6 @@ def _checked(scores: Tensor, mask: Tensor | None) -> Tensor | None:
         row, column = nan.nonzero()[0].tolist()
         raise ValueError(f"scores: expected numbers, got NaN at token {column} of row {row}")
     return mask
-
-
-def _check_ratio(ratio: float) -> None:
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 1 <= ratio < math.inf:
-        raise ValueError(f"ratio: expected a number >= 1, got {ratio!r}")
 
 
 def _described(value: object) -> str:

@@ -10,8 +10,8 @@ from gistkit.nn.absolute import Learned, Learned2D, Sinusoidal
 from gistkit.nn.alibi import ALiBi
 from gistkit.nn.positions import NoPE, PositionEncoding
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
-from gistkit.nn.seqpe import SeqPE
-from gistkit.nn.seqpe_positions import Integration, SeqPEPositions
+from gistkit.nn.seqpe.encoder import SeqPE
+from gistkit.nn.seqpe.positions import Integration, SeqPEPositions
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def _needed(name: str, argument: str, value: Any) -> Any:
 def _seqpe(integration: Integration) -> Callable[..., PositionEncoding]:
     def make(model: _Model, **options: Any) -> PositionEncoding:
         encoder = _needed(f"seqpe-{integration}", "encoder", model.encoder)
-        given = {"layers": model.layers, "integration": integration} | model.extra | options
-        return SeqPEPositions(encoder, model.heads, model.head_dim, **given)
+        arguments = {"layers": model.layers, "integration": integration} | model.extra | options
+        return SeqPEPositions(encoder, model.heads, model.head_dim, **arguments)
 
     return make
 

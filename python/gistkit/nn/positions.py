@@ -1,4 +1,4 @@
-"""PositionEncoding: what every position encoding of a model has in common, and none at all."""
+"""PositionEncoding, the interface of all position encodings, and NoPE, which adds nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoleLinear: a linear map with parameters of their own for the tokens of a role."""
+"""RoleLinear: a linear map with separate parameters for the tokens of a role."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ class RoleLinear(nn.Module):
         """The map of x [.., in], all of one role, as [.., out]; the base map's where that has no parameters."""
         if role not in self.roles:
             return self.base(x)  # type: ignore[no-any-return]
-        own = self.roles[role]
-        if not isinstance(own, LowRank):
-            return own(x)  # type: ignore[no-any-return]
+        role_map = self.roles[role]
+        if not isinstance(role_map, LowRank):
+            return role_map(x)  # type: ignore[no-any-return]
         out: Tensor = self.base(x)
         # Under autocast the two may have different dtypes.
-        return (out + own(x)).to(out.dtype)
+        return (out + role_map(x)).to(out.dtype)
 
     def of_rows(self, x: Tensor, roles: Sequence[str]) -> Tensor:
         """The map of x [B, N, in] in which each row of the batch is of one role, as in decoding token by token.
@@ -94,11 +94,11 @@ class RoleLinear(nn.Module):
         if len(roles) != x.shape[0]:
             raise ValueError(f"roles: expected {x.shape[0]}, one for each row, got {len(roles)}")
         distinct = sorted(set(roles))
-        every = {role: {role: slice(0, x.shape[-2])} if role in self.roles else {} for role in distinct}
+        slices = {role: {role: slice(0, x.shape[-2])} if role in self.roles else {} for role in distinct}
         if len(distinct) == 1:
-            return self(x, every[distinct[0]])  # type: ignore[no-any-return]
+            return self(x, slices[distinct[0]])  # type: ignore[no-any-return]
         rows, order = _rows_by_role(tuple(roles), str(x.device))
-        parts = [self(x[mine], every[role]) for role, mine in zip(distinct, rows, strict=True)]
+        parts = [self(x[index], slices[role]) for role, index in zip(distinct, rows, strict=True)]
         return torch.cat(parts)[order]
 
     def _joined(self, x: Tensor, parts: list[tuple[str, slice]]) -> Tensor:
@@ -108,8 +108,8 @@ class RoleLinear(nn.Module):
             if rows.start > at:
                 pieces.append(self.base(x[..., at : rows.start, :]))
             if name is not None:
-                its, mine = x[..., rows, :], self.roles[name]
-                pieces.append(self.base(its) + mine(its) if isinstance(mine, LowRank) else mine(its))
+                part, role_map = x[..., rows, :], self.roles[name]
+                pieces.append(self.base(part) + role_map(part) if isinstance(role_map, LowRank) else role_map(part))
                 at = rows.stop
         return torch.cat(pieces, -2)
 
@@ -117,26 +117,27 @@ class RoleLinear(nn.Module):
 @lru_cache(maxsize=16)
 def _rows_by_role(roles: tuple[str, ...], device: str) -> tuple[list[Tensor], Tensor]:
     """The rows of each role, by its name, and where each row then is; the same for all maps of a pass."""
-    rows = [[row for row, its in enumerate(roles) if its == role] for role in sorted(set(roles))]
+    rows = [[row for row, name in enumerate(roles) if name == role] for role in sorted(set(roles))]
     # They outlive the call: made in inference mode, they could not serve training later.
     with torch.inference_mode(False):
-        order = torch.tensor([row for mine in rows for row in mine]).argsort()
-        return [torch.tensor(mine, device=device) for mine in rows], order.to(device)
+        order = torch.tensor([row for part in rows for row in part]).argsort()
+        return [torch.tensor(part, device=device) for part in rows], order.to(device)
 
 
 def _ordered(slices: Mapping[str, slice], rows: int, roles: nn.ModuleDict) -> list[tuple[str, slice]]:
     bounds = {
-        name: slice(its.start or 0, rows if its.stop is None else its.stop, its.step) for name, its in slices.items()
+        name: slice(part.start or 0, rows if part.stop is None else part.stop, part.step)
+        for name, part in slices.items()
     }
-    filled = ((name, its) for name, its in bounds.items() if its.start < its.stop)
-    parts = sorted(filled, key=lambda part: part[1].start)
+    filled = ((name, part) for name, part in bounds.items() if part.start < part.stop)
+    parts = sorted(filled, key=lambda named: named[1].start)
     at = 0
-    for name, its in parts:
+    for name, part in parts:
         if name not in roles:
             raise ValueError(f"slices: expected roles among {', '.join(roles)}, got {name}")
-        if its.start < at or its.stop > rows or its.step not in (None, 1):
+        if part.start < at or part.stop > rows or part.step not in (None, 1):
             raise ValueError(f"slices: expected disjoint slices within [0, {rows}), got {dict(slices)}")
-        at = its.stop
+        at = part.stop
     return parts
 
 

@@ -1,10 +1,10 @@
 """Fused ops over layouts, as `torch.ops.gistkit.*` with Python wrappers."""
 
+from gistkit.inspect import AttentionMap, AttentionRecorder
 from gistkit.ops import reference
 from gistkit.ops._library import best_isa, cpu_amx, cpu_isa
 from gistkit.ops.attention import attention, merge_attention
 from gistkit.ops.pool import window_pool
-from gistkit.ops.recorder import AttentionMap, AttentionRecorder
 from gistkit.ops.rope import rerotate, rope
 from gistkit.ops.trie import ancestor_attention, bias_gelu, trie_mix
 

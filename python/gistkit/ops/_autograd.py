@@ -1,4 +1,4 @@
-"""Gradients of ops, of which a call in eager mode records them at half the cost of torch.library's."""
+"""Gradients of ops, recorded in eager mode at half the cost of torch.library's own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch import Tensor
 def differentiable(
     op: Any, backward: Callable[..., Any], setup_context: Callable[[Any, tuple[Any, ...], Any], None]
 ) -> Callable[..., Any]:
-    """The op with its gradient registered, for whoever calls it, and a function of the same arguments for its door.
+    """Registers the op's gradient and returns a faster function of the same arguments for its Python wrapper.
 
-    torch.library walks schema and arguments on every call, some 20 us of Python; a Function of one's own does not. What
-    is compiled sees the op. A door that gradients are off for may call the op itself.
+    torch.library walks schema and arguments on every call, some 20 us of Python; a Function of our own does not.
+    Compiled code sees the op. A wrapper may call the op itself where gradients are off.
 
     Args:
         op: an overload, such as `torch.ops.gistkit.rope.default`.

@@ -1,4 +1,4 @@
-"""Loads the compiled op library and says what to do when it cannot be loaded."""
+"""Loads the compiled op library; errors say what to do where it cannot be loaded."""
 
 import ctypes
 import os
@@ -45,7 +45,7 @@ def _load_ops() -> Path:
 
 
 def _load_cuda() -> str:
-    """Loads the CUDA library where torch has CUDA; says in words what came of it."""
+    """Loads the CUDA library where torch has CUDA, and describes the outcome."""
     path, _ = _find("gistkit_cuda")
     record = OPS_LIBRARY.with_name("cuda_build.txt")
     built = record.read_text().strip() if record.exists() else "not built (the build left no record of why)"
@@ -107,12 +107,12 @@ def cpu_amx(on: bool | None = None) -> bool | None:
     Raises:
         ValueError: if AMX is to be turned on where there is none.
     """
-    found = _handle.gistkit_cpu_amx(-1 if on is None else int(on))
-    if found < 0:
+    state = _handle.gistkit_cpu_amx(-1 if on is None else int(on))
+    if state < 0:
         if on:
             raise ValueError("cpu_amx: expected False or None, this processor, system or build has no AMX, got True")
         return None
-    return bool(found)
+    return bool(state)
 
 
 # The variables are read in C++ at first use; here a wrong value gets its message.

@@ -15,15 +15,15 @@ def check_pool(
     key: Tensor, value: Tensor | None, windows: int | Tensor, positions: Tensor | None, inv_freq: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Checks the arguments; offsets [B or 1, W + 1], positions [B or 1, W] and inv_freq, in types kernels read."""
-    given = {"key": key, "value": value, "positions": positions, "inv_freq": inv_freq}
-    for name, tensor in given.items():
+    tensors = {"key": key, "value": value, "positions": positions, "inv_freq": inv_freq}
+    for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) and (tensor is not None or name == "key"):
             raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
     if key.dim() not in (3, 4):
         raise ValueError(f"key: expected [B, H, N, D] or [B, N, D], got shape {tuple(key.shape)}")
     if key.dtype not in _DTYPES:
         raise TypeError(f"key: expected float32, float64, bfloat16 or float16, got {key.dtype}")
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         if tensor is not None and tensor.device != key.device:
             raise ValueError(f"{name}: expected key's device {key.device}, got {tensor.device}")
     batch, tokens = key.shape[0], key.shape[-2]

@@ -142,10 +142,10 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
         raise TypeError(f"positions: expected an integer or floating dtype, got {positions.dtype}")
     if not 1 <= positions.dim() <= 3:
         raise ValueError(f"positions: expected [N], [B, N] or [A, B, N], got shape {tuple(positions.shape)}")
-    given = positions.shape[0] if positions.dim() == 3 else 1
-    if given != axes:
+    position_axes = positions.shape[0] if positions.dim() == 3 else 1
+    if position_axes != axes:
         raise ValueError(
-            f"positions: expected {axes} axes to match inv_freq {tuple(inv_freq.shape)}, got {given} in shape "
+            f"positions: expected {axes} axes to match inv_freq {tuple(inv_freq.shape)}, got {position_axes} in shape "
             f"{tuple(positions.shape)}"
         )
     if positions.shape[-1] != tokens or (positions.dim() > 1 and positions.shape[-2] not in (1, batch)):

@@ -1,5 +1,4 @@
-"""What a transformer over the nodes of a trie computes besides matrix products: mixtures along paths, attention to
-ancestors, and gelu."""
+"""Ops of a transformer over the nodes of a trie: mixtures along paths, attention to ancestors, and gelu."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
-from gistkit.layouts.trie import Links
+from gistkit.layouts.links import Links
 from gistkit.ops._autograd import differentiable
 
 _MIX = torch.ops.gistkit.trie_mix.default

@@ -24,11 +24,19 @@ def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str)
     return parser
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
+def whole(low: int = 0, high: int | None = None) -> Callable[[str], int]:
+    """A kind of argument: a whole number of at least `low`, or of at most `high`."""
+
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
+            limits = f"at least {low}" if high is None else f"at most {high}"
+            raise argparse.ArgumentTypeError(f"expected a whole number of {limits}, got {text!r}")
+        return int(text)
+
+    return convert
+
+
+positive = whole(1)
 
 
 def number(low: float, high: float = float("inf")) -> Callable[[str], float]:

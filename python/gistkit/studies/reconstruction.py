@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.compress import Compressor
 from gistkit.hf import attach
-from gistkit.ops.tracking import measure_tracking
+from gistkit.inspect import measure_tracking
 from gistkit.studies.fitting import Training, fit
 from gistkit.studies.tracking import memory_attention
 from gistkit.train.data import Corpus

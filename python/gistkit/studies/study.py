@@ -14,8 +14,6 @@ from gistkit.studies.results import Source
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gistkit.studies.registry import Found
-
 
 class Job(NamedTuple):
     """A run that is asked for: an arm, by its name, and a seed."""
@@ -100,8 +98,8 @@ class Study(ABC):
         """Pictures of the same, by name."""
 
     @abstractmethod
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
-        """The tables of committed runs, a group a recipe, each with what it was made with."""
+    def page(self, groups: Sequence[Sequence[Any]]) -> str:
+        """The tables of committed runs (`Found` of the registry), a group a recipe, each with what it was made with."""
 
     def report(self, runs: Sequence[Any], plan: Plan) -> str:
         """What the command prints at the end."""

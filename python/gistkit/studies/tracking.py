@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gistkit.compress import Compressor
-from gistkit.ops import AttentionRecorder
+from gistkit.inspect import AttentionRecorder
 
 
 @torch.no_grad()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gistkit._checks import IGNORE
 from gistkit.train.data import Corpus
 
-IGNORE = -100
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
 # The loss that reads each of the others.

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
+from gistkit._checks import IGNORE, padded
 from gistkit.evaluate.data import Example
-from gistkit.train.batches import CONTEXT, IGNORE, MASK, Batch, Batches, check_size
+from gistkit.train.batches import CONTEXT, MASK, Batch, Batches, check_size
 from gistkit.train.data import HELD_OUT, token_ids
 
 
@@ -98,12 +98,12 @@ class QuestionAnswering(Batches):
 
 def collate(rows: Sequence[Question]) -> Batch:
     """Rows of different lengths as one batch: contexts padded with 0 under a mask, questions and answers with -100."""
-    context = _pad([row.context for row in rows])
+    context = padded([row.context for row in rows], IGNORE)
     return {
         CONTEXT: context.clamp(min=0),
         MASK: (context != IGNORE).long(),
-        "question_ids": _pad([row.question for row in rows]),
-        "answer_ids": _pad([row.answer for row in rows]),
+        "question_ids": padded([row.question for row in rows], IGNORE),
+        "answer_ids": padded([row.answer for row in rows], IGNORE),
     }
 
 
@@ -111,10 +111,3 @@ def _ids(tokenizer: Any, tokens: Any, *, special: bool = False) -> tuple[int, ..
     if isinstance(tokens, str):
         return tuple(token_ids(tokenizer, tokens, special=special))
     return tuple(torch.as_tensor(tokens).tolist())
-
-
-def _pad(rows: Sequence[tuple[int, ...]]) -> Tensor:
-    padded = np.full((len(rows), max(map(len, rows))), IGNORE, np.int64)
-    for row, values in zip(padded, rows, strict=True):
-        row[: len(values)] = values
-    return torch.from_numpy(padded)

@@ -9,7 +9,7 @@ try:
 except ImportError as error:
     raise ImportError("gistkit's pictures need matplotlib, which is missing: pip install gistkit[viz]") from error
 
-from gistkit.ops.recorder import AttentionRecorder  # beside what draws its maps
+from gistkit.inspect import AttentionRecorder  # beside what draws its maps
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout

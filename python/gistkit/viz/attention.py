@@ -14,10 +14,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.layouts._checks import one_of
+from gistkit._checks import one_of
+from gistkit.inspect import AttentionMap, line_angle, measure_tracking
 from gistkit.layouts.relations import Role
-from gistkit.ops.recorder import AttentionMap
-from gistkit.ops.tracking import line_angle, measure_tracking
 from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.style import COLOURS, Drawn, Picture, axes_of
 
@@ -97,7 +96,7 @@ def draw_memory_map(
 
     Its text says how far the peak and the centre of mass of attention move, and how far they would under even coverage,
     in context tokens a memory token and as the angle arctan(1 / slope) of the line; and the focus, the share of a
-    memory token's attention in its own L / M tokens. See `gistkit.ops.tracking.Tracking`.
+    memory token's attention in its own L / M tokens. See `gistkit.inspect.Tracking`.
 
     Args:
         weights: [M, L], M at least 2; each row of any scale.
@@ -106,7 +105,7 @@ def draw_memory_map(
         ax: axes to draw into.
 
     Raises:
-        ValueError: as of `gistkit.ops.tracking.measure_tracking`, or if the ratio is not above 0.
+        ValueError: as of `gistkit.inspect.measure_tracking`, or if the ratio is not above 0.
 
     Paper: Position IDs Matter, Section 5.2 and Figures 6 and 7.
     """

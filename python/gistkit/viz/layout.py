@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from gistkit.layouts._checks import one_of
-from gistkit.layouts.oracle import physical_order
+from gistkit._checks import one_of
+from gistkit.layouts.layout import physical_order
 from gistkit.layouts.relations import Role
 from gistkit.viz.style import COLOURS, Drawn, Picture
 

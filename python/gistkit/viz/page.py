@@ -12,8 +12,7 @@ from bokeh.palettes import Magma256
 from matplotlib.colors import to_hex, to_rgb
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.layouts.layout import Layout
-from gistkit.layouts.oracle import physical_order
+from gistkit.layouts.layout import Layout, physical_order
 from gistkit.layouts.relations import Role
 from gistkit.viz.flow import legible
 from gistkit.viz.layout import ROLE_COLOURS

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit.compress.memory import Memory
 from gistkit.compress.methods.in_place import GISTS, TEXT, Common, InPlace, whole
-from gistkit.compress.tokens import Rows, check_count
+from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
 
@@ -67,10 +67,10 @@ class Dodo(InPlace):
         threshold: float | None = None,
         **common: Unpack[Common],
     ) -> None:
-        ratio = whole("ratio", ratio)
+        ratio = whole("ratio", ratio, floats=True)
         if selection not in RULES:
             raise ValueError(f"selection: expected one of {', '.join(RULES)}, got {selection!r}")
-        check_count("layer", layer)
+        whole("layer", layer)
         if (selection == "delimiters") != bool(len(delimiters)):
             raise ValueError(
                 f"delimiters: expected token ids for selection='delimiters' alone, got {tuple(delimiters)} for "

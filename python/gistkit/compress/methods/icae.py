@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._checks import number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
 from gistkit.compress.plans import encoder_pass
-from gistkit.compress.tokens import Rows, check_count
+from gistkit.compress.tokens import Rows
 from gistkit.hf.keep import Layers
 from gistkit.layouts.positions import SCHEMES
 
@@ -162,13 +162,12 @@ class FiveHundredX(ChunkCompressor):
 
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    check_count("chunk", chunk)
-    if not isinstance(ratio, Real) or not 1 <= ratio < float("inf"):
-        raise ValueError(f"ratio: expected a number >= 1, got {ratio!r}")
+    whole("chunk", chunk)
+    number("ratio", ratio, 1)
     tokens = int(chunk) / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
-        whole = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
-        near = sorted(sorted(whole, key=lambda divisor: abs(divisor - ratio))[:2])
+        divisors = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
+        near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ratio))[:2])
         raise ValueError(
             f"ratio: expected one that divides chunk {chunk} into whole memory tokens, such as "
             f"{' or '.join(map(str, near))}, got {ratio}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, ops
+from gistkit._checks import whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import LATER
 from gistkit.compress.memory import Memory
@@ -95,8 +95,8 @@ class InPlace(Compressor):
         end_token: int | None = None,
         bos_token: int | None = None,
     ) -> None:
-        ratio = whole("ratio", ratio)
-        gists = None if gists is None else whole("gists", gists)
+        ratio = whole("ratio", ratio, floats=True)
+        gists = None if gists is None else whole("gists", gists, floats=True)
         builder = None
         if layout is not None:
             builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
@@ -295,14 +295,6 @@ def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:
         raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
     if config.modules_to_save:
         raise ValueError(f"lora: expected no modules_to_save beside full_copy, got {sorted(config.modules_to_save)}")
-
-
-def whole(name: str, value: Any) -> int:
-    """`value` as an int of at least 1; a float that is one will do."""
-    number = isinstance(value, int | float | np.integer) and not isinstance(value, bool)
-    if not number or not 1 <= value < math.inf or value != int(value):
-        raise ValueError(f"{name}: expected a whole number >= 1, got {value!r}")
-    return int(value)
 
 
 # A context in which a layer's own projections are those of the text, whatever adapters the pass runs with.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
+from gistkit._checks import padded
 from gistkit.hf.keep import Layers
 from gistkit.layouts import Plan
 
@@ -64,7 +65,7 @@ class StreamCache:
         held, left = self._left(firsts)
         self.firsts = firsts
         self.old, self.new = [[position for _, position in row] for row in left], [[] for _ in left]
-        index = padded([[column for column, _ in row] for row in left], held[0][0].device)[:, None, :, None]
+        index = padded([[column for column, _ in row] for row in left], device=held[0][0].device)[:, None, :, None]
         self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in held])
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
@@ -114,9 +115,3 @@ class StreamCache:
     def _put(self, layers: Layers) -> None:
         self.cache = hf.memory_cache(layers, 0, capacity=self.room)
         self.width = self.cache.get_query_offset()
-
-
-def padded(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """int64 [B, widest row], short rows filled up with 0."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=device)

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from gistkit import hf, ops
+from gistkit._checks import padded
 from gistkit.compress.methods.avgpool import AvgPool
 from gistkit.compress.methods.in_place import TEXT
 from gistkit.compress.model import Use
-from gistkit.compress.reading.cache import StreamCache, padded
+from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
 from gistkit.hf.keep import Layers
@@ -163,7 +164,7 @@ class MeanCache(StreamCache):
     ) -> Layers:
         """Layers, and behind their columns the means of windows, given as positions, of the tokens in `columns`."""
         device = held[0][0].device
-        places = padded([[position for window in row for position in window] for row in windows], device)
+        places = padded([[position for window in row for position in window] for row in windows], device=device)
         offsets = [list(accumulate(map(len, row), initial=0)) for row in windows]
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
@@ -172,7 +173,7 @@ class MeanCache(StreamCache):
         for row, own in enumerate(windows):
             centres = [(window[0] + window[-1]) / 2 for window in own]
             middle[row, : len(own)] = torch.tensor(centres, dtype=torch.float64)
-        index = padded(columns, device)[:, None, :, None]
+        index = padded(columns, device=device)[:, None, :, None]
         made = []
         for (key, value), inv_freq in zip(held, self.frequencies, strict=True):
             plain = ops.rerotate(key.take_along_dim(index, 2), -places, inv_freq)

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
+from gistkit._checks import IGNORE, whole
 from gistkit.compress.generation import Streamer, chooser, stop_ids, write
 from gistkit.compress.losses import token_loss
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.model import Use
 from gistkit.compress.reading.cache import StreamCache
-from gistkit.compress.tokens import IGNORE, Rows
+from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.layouts.dodo import check_segment
 
@@ -197,8 +198,7 @@ def generate(
         input_ids, attention_mask: texts, as in `Compressor.encode`.
         others: as in `gistkit.compress.generation.generate`.
     """
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
+    whole("max_new_tokens", max_new_tokens)
     choose = chooser(do_sample, temperature, top_k, top_p, generator)
     stops, compressor = stop_ids(stop_tokens), reader.compressor
     stream, answer = reader.start(input_ids, attention_mask), list[Tensor]()

@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistkit import hf, layouts
+from gistkit._checks import padded
 from gistkit.compress.methods.dodo import Dodo, rule_scores
 from gistkit.compress.methods.in_place import GISTS, TEXT
 from gistkit.compress.model import Use
-from gistkit.compress.reading.cache import StreamCache, padded
+from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan, Role
@@ -154,7 +155,7 @@ class NuggetStream(Stream):
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
         if reader.compressor.scorer is not None:
-            keep = hf.KeptKeys(padded(recent, device))
+            keep = hf.KeptKeys(padded(recent, device=device))
         scores = reader.scores(read, keep=keep)
         if keep is not None:
             self._scored = self._holding(keep, recent, [()] * len(recent))
@@ -162,7 +163,7 @@ class NuggetStream(Stream):
         nuggets = [row.nonzero()[0].tolist() for row in chosen.cpu().numpy()]
         left = [sorted({*row, *chosen_row}) for row, chosen_row in zip(recent, nuggets, strict=True)]
         plan = reader.plan(chosen)
-        where = padded(left, device)
+        where = padded(left, device=device)
         keep = hf.KeptKeys(where if plan.inverse is None else plan.inverse.gather(1, where))
         return reader.hidden(read, chosen, plan=plan, keep=keep), self._holding(keep, left, nuggets)
 

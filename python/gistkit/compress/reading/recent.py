@@ -8,9 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from gistkit import hf, layouts
+from gistkit._checks import padded
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.model import Use
-from gistkit.compress.reading.cache import StreamCache, padded
+from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
 
@@ -61,7 +62,7 @@ class _RecentStream(Stream):
 
     def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
         left = self._recent()
-        keep = hf.KeptKeys(padded(left, self.reader.compressor.device))
+        keep = hf.KeptKeys(padded(left, device=self.reader.compressor.device))
         hidden = self.reader.hidden(read, keep=keep)
         # Dropping copies all that is left.
         held = StreamCache(keep.close(), left, [()] * len(left), self.reader.first, self.ends, room=64, lag=63)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gistkit.nn import GPT, SeqPE, SeqPEPositions, ViT
-from gistkit.nn.seqpe_regularizer import SeqPERegularizer
+from gistkit.nn.seqpe.regularizer import SeqPERegularizer
 from gistkit.studies.fitting import Progress, Training, optimise
 
 Model = TypeVar("Model", GPT, ViT)

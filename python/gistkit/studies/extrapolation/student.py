@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from gistkit._checks import IGNORE
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, position_encoding
-from gistkit.nn.block import Style
+from gistkit.nn.models.block import Style
 from gistkit.studies.extrapolation.learner import Learner, Schedule
 from gistkit.studies.fitting import Progress
 
-IGNORE = -100
 # Arms that train SeqPE without one of its losses.
 ABLATIONS = {"seqpe-bias-no-delta": {"contrastive_weight": 0.0}, "seqpe-bias-no-ood": {"ood_weight": 0.0}}
 ARMS = (*TEXT_ENCODINGS, *ABLATIONS)

@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from gistkit._checks import whole
 from gistkit.compress import Dodo
 from gistkit.compress.losses import LOGITS
 from gistkit.compress.tokens import Rows
@@ -43,8 +44,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("context", "asked", "rounds"):
-            _check_whole(name, getattr(self, name), 1)
-        _check_whole("read", self.read, 0)
+            whole(name, getattr(self, name))
+        whole("read", self.read, 0)
 
     @property
     def length(self) -> int:
@@ -121,13 +122,13 @@ def improve(
     """
     if not isinstance(compressor, Dodo):
         raise TypeError(f"compressor: expected a Dodo, got {type(compressor).__name__}")
-    _check_whole("batch_size", batch_size, 1)
-    _check_whole("rounds", rounds, 1)
+    whole("batch_size", batch_size)
+    whole("rounds", rounds)
     rows = _one_row(compressor, "context", context)
     if compressor.with_bos(rows).lengths[0] < 2:
         raise ValueError("context: expected at least 1 token beside the first token, got none")
     read = _one_row(compressor, "text", text)
-    _check_whole("asked", asked, 1)
+    whole("asked", asked)
     if asked > read.lengths[0]:
         raise ValueError(f"asked: expected at most the {read.lengths[0]} tokens of the text, got {asked}")
     with evaluating(compressor):
@@ -264,8 +265,3 @@ def _one_row(compressor: Dodo, name: str, ids: Any) -> Rows:
     if rows.batch_size != 1:
         raise ValueError(f"{name}: expected one row, got {rows.batch_size}")
     return rows
-
-
-def _check_whole(name: str, value: object, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}: expected a whole number >= {least}, got {value!r}")

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import Gemma2Config, Gemma2Model
 
 from gistkit import layouts
+from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import Layout, Plan, Role
-from gistkit.ops import AttentionRecorder
 from gistkit.studies.pooling.inputs import INPUTS
 
 MASKS = ("pool", "standard")

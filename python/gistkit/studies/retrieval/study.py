@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from gistkit.studies.extrapolation.student import IGNORE, Arm, Sizes, Student
+from gistkit._checks import IGNORE
+from gistkit.studies.extrapolation.student import Arm, Sizes, Student
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 

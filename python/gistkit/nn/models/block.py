@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gistkit import ops
 from gistkit.layouts import Plan
-from gistkit.nn.cache import KVCache
+from gistkit.nn.models.cache import KVCache
 from gistkit.nn.positions import PositionEncoding
 
 Style = Literal["llama", "gpt2", "vit"]
@@ -19,7 +19,7 @@ Style = Literal["llama", "gpt2", "vit"]
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """What all layers share in a forward pass.
+    """The state that all layers of a forward pass share.
 
     Args:
         position: the model's encoding.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.layouts import Plan, causal_plan
-from gistkit.nn.block import Block, Pass, Style, bias_dtype, check_position, make_norm
-from gistkit.nn.cache import KVCache
+from gistkit.nn.models.block import Block, Pass, Style, bias_dtype, check_position, make_norm
+from gistkit.nn.models.cache import KVCache
 from gistkit.nn.positions import PositionEncoding
 
 
@@ -117,8 +117,8 @@ class GPT(nn.Module):
         count, held = input_ids.shape[1], 0 if cache is None else len(cache)
         device = input_ids.device
         if positions is None:
-            where = torch.device("cpu") if self.position.on_host else device
-            positions = torch.arange(count, device=where) if cache is None else cache.next_positions(count, where)
+            place = torch.device("cpu") if self.position.on_host else device
+            positions = torch.arange(count, device=place) if cache is None else cache.next_positions(count, place)
         elif positions.dim() not in (1, 2) or positions.shape[-1] != count:
             raise ValueError(f"positions: expected [{count}] or [B, {count}], got shape {tuple(positions.shape)}")
         if cache is not None:

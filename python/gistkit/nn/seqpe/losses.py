@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Form = Literal["paper", "reference"]
-FORMS = ("paper", "reference")
+
+
+def check_form(form: str) -> None:
+    """Refuses what is no `Form`."""
+    if form not in get_args(Form):
+        raise ValueError(f"form: expected one of {', '.join(get_args(Form))}, got {form!r}")
 
 
 def nearest_candidate(pivots: Tensor, candidates: Tensor) -> Tensor:
@@ -90,8 +95,7 @@ def ood_loss(
 
     Paper: SeqPE, Equation 10 and Appendix A.3.
     """
-    if form not in FORMS:
-        raise ValueError(f"form: expected one of {', '.join(FORMS)}, got {form!r}")
+    check_form(form)
     if not 0 <= beta <= 1 or (beta != 1 and form == "paper"):
         raise ValueError(f"beta: expected 0 to 1, and 1 with the paper's form, got {beta!r}")
     if teacher.dim() != 3 or student.shape != teacher.shape:
@@ -117,13 +121,13 @@ def _similarities(embeddings: Tensor, heads: int, scale: float) -> Tensor:
     return (split @ split.transpose(-1, -2) * scale).log_softmax(-1)
 
 
-def _divergence(target: Tensor, other: Tensor) -> Tensor:
-    """The terms of KL(target || other), of logarithms."""
-    return target.exp() * (target - other)
+def _divergence(target: Tensor, estimate: Tensor) -> Tensor:
+    """The terms of KL(target || estimate), from log-probabilities."""
+    return target.exp() * (target - estimate)
 
 
-def _both_ways(one: Tensor, other: Tensor) -> Tensor:
-    return _divergence(one, other).mean() + _divergence(other, one).mean()
+def _both_ways(first: Tensor, second: Tensor) -> Tensor:
+    return _divergence(first, second).mean() + _divergence(second, first).mean()
 
 
 def _precise(x: Tensor) -> Tensor:

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from operator import attrgetter
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gistkit.layouts.trie import DigitTrie
-from gistkit.nn.seqpe_reference import from_reference
-from gistkit.nn.seqpe_table import EmbeddingTable
-from gistkit.nn.seqpe_trie import encode
+from gistkit.nn.seqpe.layers import DigitLayer, encode
+from gistkit.nn.seqpe.trie import DigitTrie
 
+# A table of more positions than this, which a few far apart on several axes would need, is not made.
+MOST_POSITIONS = 1 << 20
 
-class Block(nn.Module):
-    """One layer in the form of GPT-2: norms in front, gelu by tanh, four times as wide within."""
+# Mapped over all weights at every look-up, where a loop of Python's would cost more.
+_VERSION, _WANTS_GRADIENT = attrgetter("_version"), attrgetter("requires_grad")
 
-    def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
-        super().__init__()
-        self.heads, self.attention_dropout = heads, attention_dropout
-        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.attention_out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden: [P, T, dim], causal over T."""
-        count, length, dim = hidden.shape
-        query, key, value = (
-            x.view(count, length, self.heads, dim // self.heads).transpose(1, 2)
-            for x in self.qkv(self.norm_1(hidden)).chunk(3, -1)
-        )
-        dropped = self.attention_dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropped, is_causal=True)
-        hidden = hidden + self.dropout(self.attention_out(mixed.transpose(1, 2).reshape(count, length, dim)))
-        return hidden + self.dropout(self.down(F.gelu(self.up(self.norm_2(hidden)), approximate="tanh")))
+_LAYER = "transformers."
+# Name of a weight here: (its name in the released code, whether it is transposed there).
+_BLOCK = {
+    "norm_1": ("layernorm_1", False),
+    "norm_2": ("layernorm_2", False),
+    "qkv": ("attn.c_attn", True),
+    "attention_out": ("attn.c_proj", True),
+    "up": ("mlp.c_fc", True),
+    "down": ("mlp.c_proj", True),
+}
 
 
 class SeqPE(nn.Module):
@@ -46,7 +38,7 @@ class SeqPE(nn.Module):
     of those of the digit, of its place and, with several axes, of its axis. A causal transformer reads the digits and
     then [CLS], whose state is normed and projected.
 
-    Digits that positions share are read once, and layer 1 comes from a table (`gistkit.nn.seqpe_trie`): same outputs
+    Digits that positions share are read once, and layer 1 comes from a table (`gistkit.nn.seqpe.layers`): same outputs
     and gradients as `plain`, several times faster. With dropout in training every position needs masks of its own, so
     that distinct positions are then read by the plain form. In eval mode, where no gradient is wanted, embeddings come
     from a table of all positions up to the highest one asked for, which grows when a higher one comes and is dropped
@@ -90,19 +82,19 @@ class SeqPE(nn.Module):
         super().__init__()
         heads = max(dim // 64, 1) if heads is None else heads
         lowest = {"dim": 1, "base": 2, "digits": 1, "axes": 1, "layers": 1, "heads": 1, "out_dim": 1}
-        given = (dim, base, digits, axes, layers, heads, dim if out_dim is None else out_dim)
-        for (name, least), value in zip(lowest.items(), given, strict=True):
+        sizes = (dim, base, digits, axes, layers, heads, dim if out_dim is None else out_dim)
+        for (name, least), value in zip(lowest.items(), sizes, strict=True):
             if value < least:
                 raise ValueError(f"SeqPE: expected {name} >= {least}, got {value}")
         if dim % heads:
             raise ValueError(f"SeqPE: expected dim to be a multiple of heads, got dim {dim} and heads {heads}")
         self.dim, self.base, self.digits, self.axes, self.heads = dim, base, digits, axes, heads
-        self.out_dim, self.shared_places = given[-1], shared_places
+        self.out_dim, self.shared_places = sizes[-1], shared_places
         self.tokens = nn.Parameter(torch.empty(base, dim))
         self.places = nn.Parameter(torch.empty(digits if shared_places else axes * digits, dim))
         self.dimensions = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None
         self.cls = nn.Parameter(torch.empty(dim))
-        self.blocks = nn.ModuleList(Block(dim, heads, dropout, attention_dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(DigitLayer(dim, heads, dropout, attention_dropout) for _ in range(layers))
         self.norm, self.out = nn.LayerNorm(dim), nn.Linear(dim, self.out_dim)
         self.dropped = dropout > 0 or attention_dropout > 0
         self._table = EmbeddingTable(self)
@@ -120,7 +112,7 @@ class SeqPE(nn.Module):
         Raises:
             ValueError: a name that is missing, or a weight of another shape than the others imply.
         """
-        return from_reference(cls, state, prefix=prefix, heads=heads)
+        return _from_reference(cls, state, prefix=prefix, heads=heads)
 
     @property
     def limit(self) -> int:
@@ -182,7 +174,7 @@ class SeqPE(nn.Module):
         if trie.nodes == 0:
             return self.out.bias.expand(*trie.shape, self.out_dim)
         symbols = F.embedding(trie.symbols, self._symbols())
-        out = self.out(self.norm(encode(cast(Sequence[Block], self.blocks), symbols, trie)))
+        out = self.out(self.norm(encode(cast(Sequence[DigitLayer], self.blocks), symbols, trie)))
         if trie.inverse is not None:
             out = F.embedding(trie.inverse, out)
         return out.view(*trie.shape, self.out_dim)
@@ -201,7 +193,7 @@ class SeqPE(nn.Module):
         return self(grid).view(*extents, self.out_dim)
 
     def plain(self, positions: Tensor) -> Tensor:
-        """The same as `forward`, every digit of every position read for itself: what the fast form is measured by."""
+        """The same as `forward`, but each digit of each position is read separately: the reference of the fast form."""
         return self.read(self.symbols(positions)).view(*self._shape(positions), self.out_dim)
 
     def symbols(self, positions: Tensor) -> Tensor:
@@ -214,7 +206,7 @@ class SeqPE(nn.Module):
         return (digits + places).to(self.cls.device)
 
     def read(self, symbols: Tensor) -> Tensor:
-        """Embeddings [P, out_dim] of rows of symbols [P, axes x digits], each read for itself."""
+        """Embeddings [P, out_dim] of rows of symbols [P, axes x digits], each row read separately."""
         hidden = F.embedding(symbols, self._symbols())
         hidden = torch.cat([hidden, self.cls.expand(len(symbols), 1, -1)], 1)
         for block in self.blocks:
@@ -230,3 +222,112 @@ class SeqPE(nn.Module):
         if self.dimensions is not None:
             places = places + self.dimensions.repeat_interleave(self.digits, 0)
         return torch.cat([(places[:, None] + self.tokens).flatten(0, 1), self.cls[None]])
+
+
+class EmbeddingTable:
+    """A SeqPE's embeddings of all positions below some extents, valid until a weight changes.
+
+    Copies of the encoder begin with an empty table.
+    """
+
+    def __init__(self, encoder: SeqPE) -> None:
+        self._encoder = [encoder]  # in a list: a module would take it for a child of its own
+        self._rows = torch.empty(0, 0)
+        self._extents: tuple[int, ...] = ()
+        self._made_of: list[int] = []
+        self._owners: list[Mapping[str, Tensor | None]] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
+        return EmbeddingTable(memo[id(self._encoder[0])])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_encoder": self._encoder, "_rows": torch.empty(0, 0), "_extents": (), "_made_of": [], "_owners": []}
+
+    def wants_gradient(self) -> bool:
+        """Whether a weight of the encoder does."""
+        return any(map(_WANTS_GRADIENT, self._weights()))
+
+    def _weights(self) -> list[Tensor]:
+        # Walking the modules each time would cost more than the look-up; their dicts show a parameter that is replaced.
+        if not self._owners:
+            self._owners = [module._parameters for module in self._encoder[0].modules() if module._parameters]
+        return [p for owner in self._owners for p in owner.values() if p is not None]
+
+    def look_up(self, positions: Tensor) -> Tensor:
+        """[..., out_dim], without a gradient."""
+        encoder = self._encoder[0]
+        weights = self._weights()
+        state = [*map(id, weights), *map(Tensor.data_ptr, weights), *map(_VERSION, weights)]
+        if state == self._made_of and encoder.axes == 1 and self._rows.is_cpu and not torch.compiler.is_compiling():
+            try:
+                return F.embedding(positions, self._rows)
+            except (IndexError, RuntimeError):
+                pass  # below: an error of ours, or a larger table
+        highest = DigitTrie.check(positions, axes=encoder.axes, base=encoder.base, digits=encoder.digits)
+        if positions.numel() == 0:
+            return encoder.encode(encoder.trie(positions))
+        needed = tuple(most + 1 for most in highest)
+        if state != self._made_of:
+            # Nothing may find rows of the weights before, whatever becomes of growing.
+            self._rows = torch.empty(0, 0)
+            self._extents, self._made_of = (0,) * encoder.axes, state
+        if any(have < need for have, need in zip(self._extents, needed, strict=True)):
+            extents = tuple(map(max, self._extents, needed))
+            if torch.Size(extents).numel() > MOST_POSITIONS:
+                return encoder.encode(encoder.trie(positions))
+            self._grow(extents)
+        if encoder.axes == 1:
+            return F.embedding(positions.to(self._rows.device), self._rows)
+        index = positions[..., 0]
+        for axis in range(1, encoder.axes):
+            index = index * self._extents[axis] + positions[..., axis]
+        return F.embedding(index.to(self._rows.device), self._rows)
+
+    @torch.no_grad()
+    def _grow(self, extents: tuple[int, ...]) -> None:
+        encoder = self._encoder[0]
+        if encoder.axes == 1:
+            more = encoder.encode(encoder.trie(torch.arange(self._extents[0], extents[0])))
+            self._rows = torch.cat([self._rows, more]) if self._extents[0] else more
+        else:
+            grid = torch.cartesian_prod(*(torch.arange(extent) for extent in extents))
+            self._rows = encoder.encode(encoder.trie(grid))
+        self._extents = extents
+
+
+def _from_reference(
+    cls: type[SeqPE], state: Mapping[str, Tensor], *, prefix: str = "", heads: int | None = None
+) -> SeqPE:
+    """See `SeqPE.from_reference`."""
+
+    def weight(name: str) -> Tensor:
+        if prefix + name not in state:
+            raise ValueError(f"state: expected a weight {prefix + name!r}, got {len(state)} others")
+        return state[prefix + name].detach()
+
+    tokens, places, out = (
+        weight(f"{name}.weight") for name in ("token_of_seqpe_embed", "pos_of_seqpe_embed", "out_proj")
+    )
+    axes = len(weight("dim_token_embed")) if prefix + "dim_token_embed" in state else 1
+    names = [name.removeprefix(prefix + _LAYER) for name in state if name.startswith(prefix + _LAYER)]
+    layers = len({name.split(".")[0] for name in names})
+    weights: dict[str, Tensor] = {"tokens": tokens, "places": places, "cls": weight("cls_token_embed").flatten()}
+    if axes > 1:
+        weights["dimensions"] = weight("dim_token_embed").flatten(1)
+    pairs: list[tuple[str, str, bool]] = [("norm", "layernorm", False), ("out", "out_proj", False)]
+    for i in range(layers):
+        pairs += [(f"blocks.{i}.{local}", f"{_LAYER}{i}.{name}", turned) for local, (name, turned) in _BLOCK.items()]
+    for local, released, transposed in pairs:
+        matrix = weight(f"{released}.weight")
+        weights[f"{local}.weight"] = matrix.T if transposed else matrix
+        weights[f"{local}.bias"] = weight(f"{released}.bias")
+    sizes: dict[str, Any] = {"base": len(tokens), "digits": len(places) // axes, "axes": axes, "layers": layers}
+    encoder = cls(tokens.shape[1], out_dim=len(out), heads=heads, shared_places=False, **sizes).to(tokens.dtype)
+    for name, parameter in encoder.named_parameters():
+        if parameter.shape != weights[name].shape:
+            raise ValueError(
+                f"state: expected {list(parameter.shape)} for {name}, as dim {encoder.dim}, {axes} axes and "
+                f"{encoder.digits} digits imply, got {list(weights[name].shape)}"
+            )
+    encoder.load_state_dict(weights)
+    return encoder

@@ -1,34 +1,15 @@
-"""The trie of the digits of positions: what a causal encoder of digits computes once for positions that share them."""
+"""The trie of the digits of positions: a causal encoder of digits computes each shared prefix once."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gistkit._compiled import planner as _planner
-
-
-class Links(NamedTuple):
-    """Rows of indices, and the same entries by what they point to.
-
-    rows: int32 [N, M], -1 where there is none. Entry n M + m is that of row n, column m; those that point to v are
-    entries[offsets[v] : offsets[v + 1]], ascending.
-    """
-
-    rows: Tensor
-    entries: Tensor
-    offsets: Tensor
-
-    def of(self, rows: slice) -> Links:
-        """All rows, or some of them without entries, which only gradients need."""
-        if rows == slice(None):
-            return self
-        return Links(self.rows[rows], self.entries[:0], torch.zeros_like(self.offsets))
+from gistkit.layouts.links import Links
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +60,10 @@ class DigitTrie:
             shape=positions.shape if axes == 1 else positions.shape[:-1],
             levels=tuple(levels.tolist()),
             symbols=torch.from_numpy(symbols),
-            paths=_links(paths, len(symbols)),
-            leaf_paths=_links(paths[first_leaf:], len(symbols)),
-            ancestors=_links(ancestors, nodes),
-            leaf_ancestors=_links(ancestors[first_leaf:], nodes),
+            paths=Links.grouped(paths, len(symbols)),
+            leaf_paths=Links.grouped(paths[first_leaf:], len(symbols)),
+            ancestors=Links.grouped(ancestors, nodes),
+            leaf_ancestors=Links.grouped(ancestors[first_leaf:], nodes),
             inverse=None if ordered else torch.from_numpy(inverse),
         )
 
@@ -113,27 +94,22 @@ class DigitTrie:
     def to(self, device: torch.device | str) -> DigitTrie:
         """The same on a device."""
 
-        def there(x: Tensor) -> Tensor:
+        def moved(x: Tensor) -> Tensor:
             return x.to(device, non_blocking=True)
 
-        def moved(links: Links) -> Links:
-            return Links(*map(there, links))
+        def moved_links(links: Links) -> Links:
+            return Links(*map(moved, links))
 
         return DigitTrie(
             shape=self.shape,
             levels=self.levels,
-            symbols=there(self.symbols),
-            paths=moved(self.paths),
-            leaf_paths=moved(self.leaf_paths),
-            ancestors=moved(self.ancestors),
-            leaf_ancestors=moved(self.leaf_ancestors),
-            inverse=None if self.inverse is None else there(self.inverse),
+            symbols=moved(self.symbols),
+            paths=moved_links(self.paths),
+            leaf_paths=moved_links(self.leaf_paths),
+            ancestors=moved_links(self.ancestors),
+            leaf_ancestors=moved_links(self.leaf_ancestors),
+            inverse=None if self.inverse is None else moved(self.inverse),
         )
-
-
-def _links(rows: NDArray[np.int32], values: int) -> Links:
-    entries, offsets = _planner.group(rows, values)
-    return Links(torch.from_numpy(rows), torch.from_numpy(entries), torch.from_numpy(offsets))
 
 
 def _rows(positions: Tensor, axes: int) -> Tensor:

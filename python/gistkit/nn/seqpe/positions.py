@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.nn.positions import PositionEncoding
-from gistkit.nn.seqpe import SeqPE
+from gistkit.nn.seqpe.encoder import SeqPE
 
 Integration = Literal["sum", "mul", "bias"]
 Projection = Literal["shared", "layer", "none"]
@@ -105,8 +105,8 @@ class SeqPEPositions(PositionEncoding):
             both = embeddings.unflatten(-1, shape).transpose(-2, -3)
             both = both + self.mul_start if self.mul_start else both
             return both, both
-        its = self.projections[layer if self.projection == "layer" else 0]
-        projected = its(embeddings)
+        projection = self.projections[layer if self.projection == "layer" else 0]
+        projected = projection(embeddings)
         projected = projected + self.mul_start if self.mul_start else projected
         e_q, e_k = projected.unflatten(-1, (2, *shape)).transpose(-2, -4).unbind(-3)
         return e_q, e_k

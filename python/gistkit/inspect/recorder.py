@@ -1,8 +1,7 @@
-"""AttentionRecorder: attention maps of whatever runs on `gistkit.attention`, made chunk by chunk from its lse."""
+"""AttentionRecorder: attention maps of everything that runs on `gistkit.attention`, from its log-sum-exp."""
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
+from gistkit._checks import whole
 
+# By name, so that the op need not be loaded to be recognised.
+ATTENTION = "gistkit::attention"
 REDUCTIONS = ("none", "mean")
 # Weights in memory at a time beside the map itself, and the most that a map may have (1 GiB of float32).
 CHUNK = 2**20
@@ -54,12 +55,12 @@ class AttentionMap:
 
 
 class AttentionRecorder(TorchDispatchMode):
-    """Records attention maps of all that runs on `gistkit.attention` inside the `with` block; nothing is patched.
+    """Records attention maps of everything that runs on `gistkit.attention` inside the `with` block; patches nothing.
 
-    It sees each call of the op, on its way to the kernel, and makes the weights anew from query, key and lse: exactly
-    exp(logit - lse) inside the spans. Never more than 2^20 weights (or one row) are in memory beside the maps. So a
-    layer, a `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` or a compressor is recorded alike, in
-    training as in evaluation, and computes what it computes without. The maps have no gradient.
+    It sees each call of the op on its way to the kernel and recomputes the weights from query, key and lse: exactly
+    exp(logit - lse) inside the spans. At most 2^20 weights (or one row) are in memory beside the maps. A layer, a
+    `gistkit.nn.GPT`, a transformers model under `gistkit.hf.attach` and a compressor are recorded alike, in training
+    and in evaluation, and their results do not change. The maps have no gradient.
 
     Calls are numbered as they come. A call's layer is its number in its forward pass, which has `layers_per_pass`
     calls; without that, all calls since entering belong to one pass, and the layers of a second pass count on from
@@ -101,8 +102,8 @@ class AttentionRecorder(TorchDispatchMode):
         super().__init__()
         if reduce not in REDUCTIONS:
             raise ValueError(f"reduce: expected one of {', '.join(REDUCTIONS)}, got {reduce!r}")
-        self.layers_per_pass = None if layers_per_pass is None else _number("layers_per_pass", layers_per_pass, 1)
-        self.blocks = None if blocks is None else _number("blocks", blocks, 1)
+        self.layers_per_pass = None if layers_per_pass is None else whole("layers_per_pass", layers_per_pass)
+        self.blocks = None if blocks is None else whole("blocks", blocks)
         self.layers = None if layers is None else _numbers("layers", layers)
         if self.layers and self.layers_per_pass is not None and max(self.layers) >= self.layers_per_pass:
             raise ValueError(
@@ -131,20 +132,20 @@ class AttentionRecorder(TorchDispatchMode):
 
     def __getitem__(self, layer: int) -> AttentionMap:
         """The one map of a layer; a LookupError if there is none, or one for each of several passes (see `maps`)."""
-        found = [one for one in self.maps if one.layer == layer]
-        if len(found) != 1:
-            there = ", ".join(map(str, sorted({one.layer for one in self.maps}))) or "none"
+        maps = [recorded for recorded in self.maps if recorded.layer == layer]
+        if len(maps) != 1:
+            layers = ", ".join(map(str, sorted({recorded.layer for recorded in self.maps}))) or "none"
             raise LookupError(
-                f"recorder: expected a layer recorded once (recorded layers: {there}), got {layer!r}, recorded "
-                f"{len(found)} times; all are in `maps`"
+                f"recorder: expected a layer recorded once (recorded layers: {layers}), got {layer!r}, recorded "
+                f"{len(maps)} times; all are in `maps`"
             )
-        return found[0]
+        return maps[0]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Runs each operation as it is, and looks at those that are attention."""
         result = func(*args, **(kwargs or {}))
         # Inside a backward pass only gradient checkpointing runs attention: a layer that was seen already.
-        if func is torch.ops.gistkit.attention.default and torch._C._current_graph_task_id() < 0:
+        if func.name() == ATTENTION and torch._C._current_graph_task_id() < 0:
             layer = self.calls if self.layers_per_pass is None else self.calls % self.layers_per_pass
             if self.layers is None or layer in self.layers:
                 query, key, _, spans, key_bias, scale, softcap = args
@@ -186,11 +187,11 @@ class AttentionRecorder(TorchDispatchMode):
             count = seen.new_zeros(len(heads), shape[2]).index_add_(1, block, seen).clamp_(min=1)
             for first in range(0, len(rows), step):
                 part = slice(first, first + step)
-                its = spans[0 if len(spans) == 1 else sequence, index[part]]
-                low, high = _reach(its, per_key)
+                row_spans = spans[0 if len(spans) == 1 else sequence, index[part]]
+                low, high = _reach(row_spans, per_key)
                 if low >= high:
                     continue
-                hidden = _hidden(its, low, high)
+                hidden = _hidden(row_spans, low, high)
                 for h, head in enumerate(heads):
                     bias = None
                     if key_bias is not None:
@@ -199,8 +200,8 @@ class AttentionRecorder(TorchDispatchMode):
                     q, k = query[sequence, head, index[part]], key[sequence, head // group, low:high]
                     share = _weights(q, k, bias, lse[b, h, part], scale, softcap).masked_fill_(hidden, 0)
                     share = _block_sums(share, per_key) / count[h, block[part], None]
-                    where = weights[b, 0 if self.reduce == "mean" else h]
-                    where[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
+                    target = weights[b, 0 if self.reduce == "mean" else h]
+                    target[:, low // per_key :][:, : share.shape[1]].index_add_(0, block[part], share)
         if self.reduce == "mean":
             weights /= max(1, len(heads))
         return AttentionMap(
@@ -217,18 +218,10 @@ class AttentionRecorder(TorchDispatchMode):
         )
 
 
-def _number(name: str, value: Any, low: int) -> int:
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-    if operator.index(value) < low:
-        raise ValueError(f"{name}: expected at least {low}, got {value}")
-    return operator.index(value)
-
-
 def _numbers(name: str, values: Any) -> list[int]:
     if not isinstance(values, Iterable) or isinstance(values, str | bytes):
         raise TypeError(f"{name}: expected several ints, such as [0], got {values!r}")
-    numbers = [_number(name, value, 0) for value in values]
+    numbers = [whole(name, value, 0) for value in (values.tolist() if isinstance(values, Tensor) else values)]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"{name}: expected at least one number and each once, got {numbers}")
     return numbers
@@ -252,10 +245,10 @@ def _edges(count: int, blocks: int | None) -> Tensor:
 def _reach(spans: Tensor, multiple: int) -> tuple[int, int]:
     """The first key that rows with spans [rows, S, 2] see, rounded down to a multiple, and the end of the last."""
     start, end = spans.unbind(-1)
-    there = start < end
-    if not bool(there.any()):
+    filled = start < end
+    if not bool(filled.any()):
         return 0, 0
-    return int(start[there].min()) // multiple * multiple, int(end[there].max())
+    return int(start[filled].min()) // multiple * multiple, int(end[filled].max())
 
 
 def _hidden(spans: Tensor, low: int, high: int) -> Tensor:

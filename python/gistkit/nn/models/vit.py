@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gistkit.layouts import Plan
-from gistkit.nn.block import Block, Pass, bias_dtype, check_position
+from gistkit.nn.models.block import Block, Pass, bias_dtype, check_position
 from gistkit.nn.positions import PositionEncoding, grid_positions
 
 

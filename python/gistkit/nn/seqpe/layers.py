@@ -1,7 +1,7 @@
-"""SeqPE's encoder over a trie of digits: what positions share is computed once, and layer 1 comes from a table.
+"""A layer of SeqPE's encoder, plain and over a trie of digits, which computes what positions share once.
 
-Equal to the plain form in outputs and gradients, for three reasons. A causal encoder's state at a digit depends on the
-digits before it alone, so positions share the states of common prefixes. Layer 1 sees a few distinct vectors, the
+The two forms have equal outputs and gradients, for three reasons. A causal encoder's state at a digit depends only on
+the digits before it, so positions share the states of common prefixes. Layer 1 sees a few distinct vectors, the
 symbols: its attention mixes rows of a table (values through the output projection), and since LayerNorm only centres
 and scales what is linear in that mixture, so does its first feed-forward product. The last layer is needed at [CLS].
 """
@@ -9,23 +9,44 @@ and scales what is linear in that mixture, so does its first feed-forward produc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from gistkit.layouts.trie import DigitTrie, Links
+from gistkit.layouts.links import Links
+from gistkit.nn.seqpe.trie import DigitTrie
 from gistkit.ops.trie import ancestor_attention, bias_gelu, trie_mix
-
-if TYPE_CHECKING:
-    from gistkit.nn.seqpe import Block
 
 # Without gradients the widest tensors are made of so many rows at a time, which stay in a cache and in ready pages.
 ROWS = 512
 
 
-def encode(blocks: Sequence[Block], symbols: Tensor, trie: DigitTrie) -> Tensor:
+class DigitLayer(nn.Module):
+    """One layer in the form of GPT-2: norms in front, gelu by tanh, four times as wide within."""
+
+    def __init__(self, dim: int, heads: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.heads, self.attention_dropout = heads, attention_dropout
+        self.norm_1, self.norm_2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.qkv, self.attention_out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden: [P, T, dim], causal over T."""
+        count, length, dim = hidden.shape
+        query, key, value = (
+            x.view(count, length, self.heads, dim // self.heads).transpose(1, 2)
+            for x in self.qkv(self.norm_1(hidden)).chunk(3, -1)
+        )
+        dropped = self.attention_dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropped, is_causal=True)
+        hidden = hidden + self.dropout(self.attention_out(mixed.transpose(1, 2).reshape(count, length, dim)))
+        return hidden + self.dropout(self.down(F.gelu(self.up(self.norm_2(hidden)), approximate="tanh")))
+
+
+def encode(blocks: Sequence[DigitLayer], symbols: Tensor, trie: DigitTrie) -> Tensor:
     """States at [CLS] behind the last layer, before the final norm.
 
     Args:
@@ -43,7 +64,7 @@ def encode(blocks: Sequence[Block], symbols: Tensor, trie: DigitTrie) -> Tensor:
     return hidden
 
 
-def _first_layer(block: Block, symbols: Tensor, paths: Links) -> Tensor:
+def _first_layer(block: DigitLayer, symbols: Tensor, paths: Links) -> Tensor:
     # Tables are small, and all that follows inherits their rounding.
     with torch.autocast(symbols.device.type, enabled=False):
         scores, table, base = _attention_table(block, symbols)
@@ -64,7 +85,7 @@ def _first_layer(block: Block, symbols: Tensor, paths: Links) -> Tensor:
     return _add(hidden.to(symbols.dtype), network)
 
 
-def _attention_table(block: Block, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _attention_table(block: DigitLayer, symbols: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores [R, R, H] of symbols with symbols, their values through the projection [R, H, dim], and what is added to
     those, [R, dim]."""
     compute = torch.promote_types(symbols.dtype, torch.float32)
@@ -83,14 +104,14 @@ def _centred(x: Tensor) -> Tensor:
 
 def _path_weights(scores: Tensor, paths: Tensor) -> Tensor:
     """Softmax over each node's path of the scores [R, R, H] of its own symbol: [N, M, H]."""
-    there = paths >= 0
-    own = paths.gather(1, there.sum(1, keepdim=True) - 1)
-    pairs = own * scores.shape[0] + paths.clamp(min=0)
+    on_path = paths >= 0
+    symbol = paths.gather(1, on_path.sum(1, keepdim=True) - 1)
+    pairs = symbol * scores.shape[0] + paths.clamp(min=0)
     gathered = F.embedding(pairs, scores.reshape(-1, scores.shape[2]))
-    return gathered.masked_fill(~there[..., None], -torch.inf).softmax(1)
+    return gathered.masked_fill(~on_path[..., None], -torch.inf).softmax(1)
 
 
-def _layer(block: Block, hidden: Tensor, trie: DigitTrie, leaves_only: bool) -> Tensor:
+def _layer(block: DigitLayer, hidden: Tensor, trie: DigitTrie, leaves_only: bool) -> Tensor:
     dim, heads = hidden.shape[1], block.heads
     first = trie.first_leaf if leaves_only else 0
     normed = block.norm_1(hidden)

@@ -45,10 +45,10 @@ def line_angle(slope: float) -> float:
 def measure_tracking(weights: Tensor) -> Tracking:
     """Tracking of attention weights [M, L] of memory tokens over the context, each row of any scale.
 
-    A memory token without any attention to the context is left out.
+    Memory tokens without any attention to the context are left out.
 
     Raises:
-        ValueError: if the weights are no such map, or fewer than two memory tokens look anywhere: a slope needs two.
+        ValueError: if the weights are not such a map, or fewer than two memory tokens attend to the context.
     """
     if weights.dim() != 2:
         raise ValueError(f"weights: expected [M, L], memory tokens and context, got shape {tuple(weights.shape)}")
@@ -71,5 +71,5 @@ def measure_tracking(weights: Tensor) -> Tracking:
     first, second = torch.combinations(torch.arange(len(slots))).unbind(-1)
     steps = (peak[second] - peak[first]) / (slots[second] - slots[first])
     bounds = [(j * context // memory, (j + 1) * context // memory) for j in slots.tolist()]
-    own = [row[start:end].sum() for row, (start, end) in zip(share, bounds, strict=True)]
-    return Tracking(float(slope), float(r_squared), float(torch.stack(own).mean()), float(steps.median()))
+    own_segment = [row[start:end].sum() for row, (start, end) in zip(share, bounds, strict=True)]
+    return Tracking(float(slope), float(r_squared), float(torch.stack(own_segment).mean()), float(steps.median()))

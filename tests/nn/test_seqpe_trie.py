@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gistkit import _planner
-from gistkit.layouts import DigitTrie
+from gistkit.nn import DigitTrie
 
 
 def digits_of(position, base, digits):

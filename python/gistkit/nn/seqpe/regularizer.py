@@ -1,4 +1,4 @@
-"""What a training step with SeqPE needs besides its task: its positions, encoded in one call, and the two losses."""
+"""SeqPE in a training step: the positions to encode, in one call for all uses, and the two losses."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gistkit.nn.seqpe import SeqPE
-from gistkit.nn.seqpe_candidates import ContrastiveSampler
-from gistkit.nn.seqpe_losses import Form, contrastive_loss, nearest_candidate, ood_loss
-from gistkit.nn.seqpe_samplers import StartSampler, WindowSampler, as_number, as_position
+from gistkit.nn.seqpe.encoder import SeqPE
+from gistkit.nn.seqpe.losses import Form, contrastive_loss, nearest_candidate, ood_loss
+from gistkit.nn.seqpe.samplers import ContrastiveSampler, StartSampler, WindowSampler, as_number, as_position
 
 
 @dataclass(frozen=True, eq=False)
 class SeqPEStep:
-    """The positions of one step, each once, and where each of its uses finds its own.
+    """The distinct positions of one step, and the indices of each use into them.
 
     Args:
         positions: distinct, in ascending order, int64 [U] or [U, axes] on the CPU: what the encoder is to encode.
@@ -124,7 +123,7 @@ class SeqPERegularizer:
         self.reference_beta = reference_beta
         if window_positions is None:
             window_positions = min(32, math.prod(sizes))
-        seeds = [int(one) for one in np.random.SeedSequence(seed).generate_state(3, np.uint64) >> np.uint64(1)]
+        seeds = [int(value) for value in np.random.SeedSequence(seed).generate_state(3, np.uint64) >> np.uint64(1)]
         self.starts = StartSampler(sizes, max_position, rate=shift_rate, seed=seeds[0], form=form)
         self.contrastive = (
             ContrastiveSampler(
@@ -194,7 +193,9 @@ class SeqPERegularizer:
     def state_dict(self) -> dict[str, Tensor]:
         """What the next draws depend on, tensors by name."""
         return {
-            f"{name}.{key}": value for name, one in self._samplers().items() for key, value in one.state_dict().items()
+            f"{name}.{key}": value
+            for name, sampler in self._samplers().items()
+            for key, value in sampler.state_dict().items()
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -204,9 +205,9 @@ class SeqPERegularizer:
             raise ValueError(
                 f"state: expected those of {', '.join(samplers)}, got {', '.join(sorted(state)) or 'none'}"
             )
-        for name, one in samplers.items():
-            one.load_state_dict({"generator": state[f"{name}.generator"]})
+        for name, sampler in samplers.items():
+            sampler.load_state_dict({"generator": state[f"{name}.generator"]})
 
     def _samplers(self) -> dict[str, ContrastiveSampler | StartSampler | WindowSampler]:
-        every = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}
-        return {name: one for name, one in every.items() if one is not None}
+        samplers = {"starts": self.starts, "contrastive": self.contrastive, "windows": self.windows}
+        return {name: sampler for name, sampler in samplers.items() if sampler is not None}

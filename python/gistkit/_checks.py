@@ -1,0 +1,73 @@
+"""Checks of arguments, and the padding of ragged rows.
+
+Errors name the argument, what was expected and what came. In builders of layouts and in pictures the message starts
+with the function's name (`at_least`, `one_of`, `widths`); elsewhere it starts with the argument's (`whole`, `number`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# The label that losses skip, and that labels are padded with; torch and transformers use the same.
+IGNORE = -100
+
+
+def at_least(function: str, name: str, value: int, low: int) -> int:
+    """`value` as an int of at least `low`."""
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{function}: expected {name} to be an int, got {type(value).__name__}")
+    if value < low:
+        raise ValueError(f"{function}: expected {name} >= {low}, got {value}")
+    if value >= 2**62:
+        raise ValueError(f"{function}: expected {name} < 2**62, got {value}")
+    return int(value)
+
+
+def at_most_context(function: str, ratio: float, context: int) -> None:
+    """Refuses a compression ratio that a context is too short for."""
+    if ratio > context:
+        raise ValueError(f"{function}: expected ratio <= {context}, the number of context tokens, got {ratio}")
+
+
+def widths(function: str, windows: Iterable[int], window: int | None) -> dict[int, int]:
+    """{asked: effective} widths of sliding windows; with `window`, which holds for all layers, the smaller of both."""
+    if not isinstance(windows, Iterable) or isinstance(windows, str | bytes):
+        raise TypeError(f"{function}: expected windows to be several ints, such as (512,), got {windows!r}")
+    asked = sorted({at_least(function, "windows", width, 1) for width in windows})
+    return {width: width if window is None else min(width, window) for width in asked}
+
+
+def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Checks that `value` is among `choices`."""
+    if value not in choices:
+        raise ValueError(f"{function}: expected {name} to be one of {', '.join(choices)}, got {value!r}")
+
+
+def whole(name: str, value: Any, low: int = 1, *, floats: bool = False) -> int:
+    """`value` as an int of at least `low`; with `floats` a float that is a whole number will do."""
+    kind = isinstance(value, Real if floats else Integral) and not isinstance(value, bool)
+    if not kind or not low <= value < math.inf or value != int(value):
+        raise ValueError(f"{name}: expected a whole number >= {low}, got {value!r}")
+    return int(value)
+
+
+def number(name: str, value: Any, low: float) -> float:
+    """`value` as a finite float of at least `low`."""
+    if not isinstance(value, Real) or isinstance(value, bool) or not low <= float(value) < math.inf:
+        raise ValueError(f"{name}: expected a number >= {low:g}, got {value!r}")
+    return float(value)
+
+
+def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | str = "cpu") -> Tensor:
+    """Rows of ints as one tensor int64 [B, longest], with `fill` behind the shorter ones."""
+    array = np.full((len(rows), max(map(len, rows))), fill, np.int64)
+    for row, values in zip(array, rows, strict=True):
+        row[: len(values)] = values
+    return torch.from_numpy(array).to(device)

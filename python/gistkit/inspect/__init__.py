@@ -1,0 +1,9 @@
+"""Looking at attention: maps of everything that runs on the op, and how closely they follow the context.
+
+Nothing here imports the ops, which the recorder knows by name.
+"""
+
+from gistkit.inspect.recorder import AttentionMap, AttentionRecorder
+from gistkit.inspect.tracking import Tracking, line_angle, measure_tracking
+
+__all__ = ["AttentionMap", "AttentionRecorder", "Tracking", "line_angle", "measure_tracking"]
