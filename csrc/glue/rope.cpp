@@ -1,30 +1,192 @@
-// The rope ops on CPU tensors.
-#include "glue/rope.h"
+// The rope ops: schemas, checks for memory safety, allocation, and the call of a device's kernels.
+#include "common/rope.h"
 
 #include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/Exception.h>
 
+#include <tuple>
+
+#include "glue/checks.h"
+#include "glue/device.h"
+#ifdef USE_CUDA
+#include "cuda/rope/rope.h"
+#else
 #include "cpu/rope/rope.h"
-#include "glue/parallel.h"
+#endif
+
+namespace gistkit::ops {
 
 namespace {
 
+using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-struct Cpu {
-  static constexpr const char* kName = "CPU";
-  static bool holds(const Tensor& t) { return t.is_cpu(); }
-  static void rope(const gistkit::RopeParams& params, const Tensor&) {
-    gistkit::rope(params, gistkit::torch_parallel());
+#ifdef USE_CUDA
+
+struct Device : OnDevice {
+  static void rope(const gistkit::RopeParams& params, const Tensor& query) {
+    const Launch launch(query);
+    Launch::check(cuda::rope(params, launch.stream()), "rope");
   }
-  static void rope_angle_grad(const gistkit::RopeAngleGradParams& params, const Tensor&) {
-    gistkit::rope_angle_grad(params, gistkit::torch_parallel());
+  static void rope_angle_grad(const gistkit::RopeAngleGradParams& params, const Tensor& query) {
+    const Launch launch(query);
+    Tensor workspace = launch.memory(cuda::rope_angle_grad_workspace(params));
+    const cuda::RopeAngleGrad problem{params, static_cast<double*>(workspace.mutable_data_ptr())};
+    Launch::check(cuda::rope_angle_grad(problem, launch.stream()), "the backward of rope");
   }
 };
 
+#else
+
+struct Device : OnDevice {
+  static void rope(const gistkit::RopeParams& params, const Tensor&) { gistkit::rope(params, torch_parallel()); }
+  static void rope_angle_grad(const gistkit::RopeAngleGradParams& params, const Tensor&) {
+    gistkit::rope_angle_grad(params, torch_parallel());
+  }
+};
+
+#endif
+
+void check_heads(const Tensor& x, const Tensor& like) {
+  STD_TORCH_CHECK(same_device(x, like) && x.dim() == 4, "gistkit::rope: expected tensors [B, H, N, D] of one device");
+  STD_TORCH_CHECK(x.scalar_type() == like.scalar_type() && x.size(0) == like.size(0) && x.size(2) == like.size(2) &&
+                      x.size(3) == like.size(3),
+                  "gistkit::rope: expected query and key of one dtype, B, N and D");
+  STD_TORCH_CHECK(x.stride(3) == 1 || x.size(3) <= 1 || x.numel() == 0,
+                  "gistkit::rope: expected a contiguous last dimension");
+}
+
+void copy_strides(const Tensor& x, int64_t* strides) {
+  for (int i = 0; i < 3; ++i) strides[i] = x.stride(i);
+}
+
+RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, const Tensor& query, const Tensor& key) {
+  STD_TORCH_CHECK(
+      same_device(positions, query) && same_device(inv_freq, query) && positions.dim() == 3 && inv_freq.dim() == 3,
+      "gistkit::rope: expected positions [A, B or 1, N] and inv_freq [H or 1, A, R/2] on the query's device");
+  STD_TORCH_CHECK(positions.size(0) == inv_freq.size(1) && positions.size(2) == query.size(2) &&
+                      (positions.size(1) == query.size(0) || positions.size(1) == 1),
+                  "gistkit::rope: positions [A, B or 1, N] do not match inv_freq and query");
+  const int64_t groups = inv_freq.size(0);
+  STD_TORCH_CHECK(
+      groups == 1 || ((query.size(1) == groups || query.size(1) == 0) && (key.size(1) == groups || key.size(1) == 0)),
+      "gistkit::rope: inv_freq [H or 1, A, R/2] does not match the heads");
+  STD_TORCH_CHECK(2 * inv_freq.size(2) <= query.size(3), "gistkit::rope: more rotary dims than head dims");
+  STD_TORCH_CHECK(inv_freq.is_contiguous() &&
+                      (inv_freq.scalar_type() == ScalarType::Float || inv_freq.scalar_type() == ScalarType::Double),
+                  "gistkit::rope: expected contiguous float32 or float64 inv_freq");
+  RopeAngles angles{};
+  angles.positions.data = positions.const_data_ptr();
+  angles.positions.type = position_type(positions);
+  copy_strides(positions, angles.positions.stride);
+  if (positions.size(1) == 1) angles.positions.stride[1] = 0;
+  angles.inv_freq = inv_freq.const_data_ptr();
+  angles.inv_freq_double = inv_freq.scalar_type() == ScalarType::Double;
+  angles.freq_heads = groups;
+  angles.axes = inv_freq.size(1);
+  angles.freqs = inv_freq.size(2);
+  return angles;
+}
+
+void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const Tensor& inv_freq, double scaling,
+            bool interleaved, bool inverse) {
+  const Tensor& query = *in[0];
+  STD_TORCH_CHECK(Device::holds(query), "gistkit::rope: expected ", Device::kName, " tensors");
+  RopeParams params{};
+  for (int i = 0; i < 2; ++i) {
+    check_heads(*in[i], query);
+    check_heads(*out[i], query);
+    RopeTensor& x = params.tensors[i];
+    x.in = in[i]->const_data_ptr();
+    x.out = out[i]->mutable_data_ptr();
+    x.heads = in[i]->size(1);
+    copy_strides(*in[i], x.in_stride);
+    copy_strides(*out[i], x.out_stride);
+  }
+  params.dtype = kernel_dtype(query.scalar_type());
+  params.batch = query.size(0);
+  params.tokens = query.size(2);
+  params.dim = query.size(3);
+  params.angles = angles_of(positions, inv_freq, query, *in[1]);
+  params.scaling = scaling;
+  params.interleaved = interleaved;
+  params.inverse = inverse;
+  Device::rope(params, query);
+}
+
+std::tuple<Tensor, Tensor> rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling,
+                                bool interleaved, bool inverse) {
+  Tensor rotated_query = torch::stable::empty_like(query), rotated_key = torch::stable::empty_like(key);
+  const Tensor* in[2] = {&query, &key};
+  Tensor* out[2] = {&rotated_query, &rotated_key};
+  rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);
+  return {rotated_query, rotated_key};
+}
+
+void rope_in_place(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling, bool interleaved,
+                   bool inverse) {
+  const Tensor* in[2] = {&query, &key};
+  Tensor* out[2] = {&query, &key};
+  rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);
+}
+
+std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key,
+                                           Tensor positions, Tensor inv_freq, double scaling, bool interleaved,
+                                           bool inverse) {
+  STD_TORCH_CHECK(Device::holds(query), "gistkit::rope: expected ", Device::kName, " tensors");
+  RopeAngleGradParams params{};
+  const Tensor* grads[2] = {&grad_query, &grad_key};
+  const Tensor* heads[2] = {&query, &key};
+  for (int i = 0; i < 2; ++i) {
+    check_heads(*grads[i], query);
+    check_heads(*heads[i], query);
+    STD_TORCH_CHECK(grads[i]->size(1) == heads[i]->size(1), "gistkit::rope: gradients of other head counts");
+    auto& x = params.tensors[i];
+    x.grad = grads[i]->const_data_ptr();
+    x.heads = heads[i]->const_data_ptr();
+    x.count = heads[i]->size(1);
+    copy_strides(*grads[i], x.grad_stride);
+    copy_strides(*heads[i], x.heads_stride);
+  }
+  params.dtype = kernel_dtype(query.scalar_type());
+  params.batch = query.size(0);
+  params.tokens = query.size(2);
+  params.angles = angles_of(positions, inv_freq, query, key);
+  params.scaling = scaling;
+  params.interleaved = interleaved;
+  params.inverse = inverse;
+  params.positions_shared = positions.size(1) == 1;
+  Tensor grad_positions = torch::stable::new_empty(positions, {positions.size(0), positions.size(1), positions.size(2)},
+                                                   ScalarType::Double);
+  Tensor grad_inv_freq = torch::stable::new_empty(
+      inv_freq, {params.angles.freq_heads, params.angles.axes, params.angles.freqs}, ScalarType::Double);
+  params.grad_positions = static_cast<double*>(grad_positions.mutable_data_ptr());
+  params.grad_inv_freq = static_cast<double*>(grad_inv_freq.mutable_data_ptr());
+  Device::rope_angle_grad(params, query);
+  return {grad_positions, grad_inv_freq};
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(gistkit, CPU, m) {
-  m.impl("rope", TORCH_BOX(&gistkit::rope<Cpu>));
-  m.impl("rope_", TORCH_BOX(&gistkit::rope_in_place<Cpu>));
-  m.impl("rope_angle_grad", TORCH_BOX(&gistkit::rope_angle_grad<Cpu>));
+}  // namespace gistkit::ops
+
+GISTKIT_SCHEMAS(m) {
+  m.def(
+      "rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved, bool inverse)"
+      " -> (Tensor, Tensor)");
+  m.def(
+      "rope_(Tensor(a!) query, Tensor(b!) key, Tensor positions, Tensor inv_freq, float scaling, bool interleaved,"
+      " bool inverse) -> ()");
+  m.def(
+      "rope_angle_grad(Tensor grad_query, Tensor grad_key, Tensor query, Tensor key, Tensor positions,"
+      " Tensor inv_freq, float scaling, bool interleaved, bool inverse) -> (Tensor, Tensor)");
+}
+
+GISTKIT_LIBRARY(m) {
+  m.impl("rope", TORCH_BOX(&gistkit::ops::rope));
+  m.impl("rope_", TORCH_BOX(&gistkit::ops::rope_in_place));
+  m.impl("rope_angle_grad", TORCH_BOX(&gistkit::ops::rope_angle_grad));
 }

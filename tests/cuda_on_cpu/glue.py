@@ -27,8 +27,7 @@ TORCH = Path(torch.__file__).resolve().parent
 # The ABI that CMakeLists.txt names.
 STABLE = ("-DTORCH_STABLE_ONLY", "-DTORCH_TARGET_VERSION=0x020b000000000000", "-DUSE_CUDA")
 GLUE = (
-    "csrc/glue/schemas.cpp",
-    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue/cuda").glob("*.cpp")),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/glue").glob("*.cpp")),
     str(FOLDER / "emulator" / "torch.cpp"),
 )
 KERNELS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc/cuda").glob("*/*.cu"))

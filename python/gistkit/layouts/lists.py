@@ -21,7 +21,7 @@ class TileLists:
         version: of `of` when they were made: a change in place makes lists worthless. None where none is counted.
         spans: int32 like `of`, in order, merged and within the keys.
         tiles: int32 [1 or 2, width]: lists of key tiles of query tiles, then of query tiles of key tiles, which
-            gradients need (csrc/glue/cuda/attention.cpp says how they lie in a row).
+            gradients need (csrc/glue/attention.cpp says how they lie in a row).
         stream: the CUDA stream that makes them; only work on it may rely on them. None: any stream that may read `of`.
     """
 

@@ -67,18 +67,10 @@ def _without_cuda(*_: object) -> None:
     )
 
 
-_FORWARD = ("rope", "window_pool", "attention", "trie_mix", "ancestor_attention", "bias_gelu")
-_OTHERS = (
-    "rope_",
-    "rope_angle_grad",
-    "window_spread",
-    "attention_tiles",
-    *(f"{name}_backward" for name in _FORWARD[2:]),
-)
-
 if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::rope", "CUDA"):
-    for name in (*_FORWARD, *_OTHERS):
-        torch.library.impl(f"gistkit::{name}", "CUDA")(_without_cuda)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("gistkit::"):
+            torch.library.impl(name, "CUDA")(_without_cuda)
 
 
 def best_isa() -> str:

@@ -13,11 +13,11 @@
 #include "cuda/core/runtime.h"
 
 // Registers implementations for the tensors that the kernels run on: CUDA's, or a CPU's where the runtime is emulated.
-#define GISTKIT_CUDA_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(gistkit, GISTKIT_TENSORS, m)
+#define GISTKIT_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(gistkit, GISTKIT_TENSORS, m)
 
-namespace gistkit::cuda {
+namespace gistkit::ops {
 
-// Where tensors must be, for the checks that all devices share.
+// Where tensors must be, for the checks that both devices share.
 struct OnDevice {
   static constexpr const char* kName = C10_STRINGIZE(GISTKIT_TENSORS);
   static bool holds(const torch::stable::Tensor& t) { return t.GISTKIT_IS_THERE(); }
@@ -53,7 +53,7 @@ class Launch {
  private:
   int attribute(cudaDeviceAttr which) const {
     int value = 0;
-    check(device_attribute(which, like_.get_device_index(), &value), "device query");
+    check(cuda::device_attribute(which, like_.get_device_index(), &value), "device query");
     return value;
   }
 
@@ -62,4 +62,4 @@ class Launch {
   cudaStream_t stream_ = nullptr;
 };
 
-}  // namespace gistkit::cuda
+}  // namespace gistkit::ops
