@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gistkit._checks import at_least
 from gistkit.nn.seqpe.layers import DigitLayer, encode
 from gistkit.nn.seqpe.trie import DigitTrie
 
@@ -84,8 +85,7 @@ class SeqPE(nn.Module):
         lowest = {"dim": 1, "base": 2, "digits": 1, "axes": 1, "layers": 1, "heads": 1, "out_dim": 1}
         sizes = (dim, base, digits, axes, layers, heads, dim if out_dim is None else out_dim)
         for (name, least), value in zip(lowest.items(), sizes, strict=True):
-            if value < least:
-                raise ValueError(f"SeqPE: expected {name} >= {least}, got {value}")
+            at_least("SeqPE", name, value, least)
         if dim % heads:
             raise ValueError(f"SeqPE: expected dim to be a multiple of heads, got dim {dim} and heads {heads}")
         self.dim, self.base, self.digits, self.axes, self.heads = dim, base, digits, axes, heads
