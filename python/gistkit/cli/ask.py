@@ -49,7 +49,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     if arguments.task != "qa" and arguments.questions:
         raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
 
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for path, memory in zip(paths, memories, strict=True):
         if memory.batch_size != 1:
             raise ValueError(f"{path}: expected the memory of one text, got {memory.batch_size} rows")
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = _compressor(arguments.compressor, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
     for path, memory in zip(paths, memories, strict=True):
@@ -74,8 +74,8 @@ def _run(arguments: argparse.Namespace) -> int:
             compressor.check_readable(memory)
         except ValueError as error:
             raise ValueError(f"{path}: {str(error).removeprefix('memory: ')}") from error
-    joined = compressor.join(memories) if len(memories) > 1 else memories[0]
-    answer = Answer(arguments, compressor, tokenizer, joined)
+    memory_to_read = compressor.join(memories) if len(memories) > 1 else memories[0]
+    answer = Answer(arguments, compressor, tokenizer, memory_to_read)
     with torch.no_grad():
         if arguments.task != "qa":
             answer.stream(None)

@@ -80,7 +80,7 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     for name in ("text", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
@@ -92,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from gistkit import evaluate
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
     # A chat template that cannot be used matters only here.
     chat = arguments.prompt == "dodo" or "summary" in baselines
@@ -126,20 +126,20 @@ def _read_on(arguments: argparse.Namespace) -> int:
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
         raise ValueError(f"--baselines: expected some of recent, full beside --tau, got {unknown[0]}")
-    where = device(arguments.device)
+    device_name = device(arguments.device)
 
     import torch
 
     from gistkit import evaluate, train
     from gistkit.compress import MixedResolution, language_model
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor: Any = chosen_compressor(arguments, model)
     reader = language_model(compressor, arguments.tau, arguments.segment)
     context = arguments.context or CONTEXT
-    asked = arguments.continuation or context
+    continuation = arguments.continuation or context
     corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
-    rows = _passages(arguments, corpus, context + asked)
+    rows = _passages(arguments, corpus, context + continuation)
     if arguments.tau >= len(rows[0]):
         raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
     if (
@@ -149,8 +149,8 @@ def _read_on(arguments: argparse.Namespace) -> int:
     ):
         # One that was trained on whole contexts has none yet: text that is not measured tells it.
         sampled = torch.Generator().manual_seed(0)
-        reader.calibrate(corpus.batch(arguments.batch_size, context + asked, sampled) for _ in range(4))
-    report = evaluate.read_on(reader, rows, asked, baselines=baselines, batch_size=arguments.batch_size)
+        reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
+    report = evaluate.read_on(reader, rows, continuation, baselines=baselines, batch_size=arguments.batch_size)
     return _show(report, arguments)
 
 

@@ -135,14 +135,14 @@ def whole(text: str) -> int:
 
 def losses(text: str) -> dict[str, float]:
     """{name: weight} of "ae,compression=0.5"."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, weight = part.partition("=")
         try:
-            found[name.strip()] = float(weight or 1)
+            weights[name.strip()] = float(weight or 1)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a number after {name}=, got {weight!r}") from None
-    return found
+    return weights
 
 
 def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
@@ -151,9 +151,9 @@ def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, A
 
 def _run(arguments: argparse.Namespace) -> int:
     settings = with_options(_given(arguments, SETTINGS), arguments.option)
-    made = _given(arguments, ("method", "layout"))
+    method_options = _given(arguments, ("method", "layout"))
     if arguments.compressor is not None:
-        for name, value in (made | settings).items():
+        for name, value in (method_options | settings).items():
             if name != "losses":
                 raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
     if arguments.device is not None:
@@ -180,17 +180,18 @@ def _run(arguments: argparse.Namespace) -> int:
             start=arguments.compressor,
             resume=arguments.resume,
             cpu=arguments.device == "cpu" or not torch.cuda.is_available(),
-            **made,
+            **method_options,
             **_given(arguments, DATA),
             **_given(arguments, OPTIONS),
         )
     if not PartialState().is_main_process:
         return 0
-    found = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
+    held_out = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
     if arguments.tau is not None and result.held_out:
-        found += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
+        held_out += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
     print(
-        f"{result.steps} steps, {result.seconds:.0f} s of training; held-out losses in nats a token: {found or 'none'}"
+        f"{result.steps} steps, {result.seconds:.0f} s of training; "
+        f"held-out losses in nats a token: {held_out or 'none'}"
     )
     print(f"Written: {result.folder / 'metrics.jsonl'}, {result.folder / 'compressor'}")
     return 0

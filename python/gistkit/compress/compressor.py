@@ -183,17 +183,17 @@ class Compressor(nn.Module, ABC):
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
         weights = self._weights()
-        base, own = _versions(weights.base), _versions(weights.own.values())
-        if self._fingerprint is None or self._fingerprint[0] != base:
-            self._fingerprint = base, hf.fingerprint(self.model)
-        if self._own_fingerprint is None or self._own_fingerprint[0] != own:
-            self._own_fingerprint = own, hf.digest(weights.own.items())
+        base_version, own_version = _versions(weights.base), _versions(weights.own.values())
+        if self._fingerprint is None or self._fingerprint[0] != base_version:
+            self._fingerprint = base_version, hf.fingerprint(self.model)
+        if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
+            self._own_fingerprint = own_version, hf.digest(weights.own.items())
         return self._fingerprint[1], self._own_fingerprint[1]
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, found again only where one is another parameter."""
-        found = self._found_weights
-        if found is None or not found.standing.unchanged:
+        weights = self._found_weights
+        if weights is None or not weights.standing.unchanged:
             base, own = [], {}
             for name, parameter in self.named_parameters():
                 adapter = self.adapters is not None and self.adapters.owns(name)
@@ -203,8 +203,8 @@ class Compressor(nn.Module, ABC):
                     base.append(parameter)
                 else:
                     own[name] = parameter
-            found = self._found_weights = _Weights(Standing(self.modules()), base, own)
-        return found
+            weights = self._found_weights = _Weights(Standing(self.modules()), base, own)
+        return weights
 
     @property
     def source(self) -> Source:
@@ -252,18 +252,18 @@ class Compressor(nn.Module, ABC):
     def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
-        rows, rest = self.cut(rows)
+        rows, remainder = self.cut(rows)
         memory, hidden = self.encode_rows(rows)
-        return replace(memory, rest=rest or memory.rest), hidden, rows
+        return replace(memory, rest=remainder or memory.rest), hidden, rows
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
         """What is compressed of contexts, and the tokens behind the window of each row; () where there are none."""
         if self.window is None or max(rows.lengths) <= self.window:
             return rows, ()
         limits = self.limits(rows, self.window)
-        rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
+        remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
-        return Rows(rows.ids[:, : max(lengths)], lengths), rest
+        return Rows(rows.ids[:, : max(lengths)], lengths), remainder
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses."""
@@ -273,9 +273,9 @@ class Compressor(nn.Module, ABC):
         """`decode` of checked rows."""
         check_memory(memory)
         check_rows("input_ids", rows, memory.batch_size)
-        rest = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
-        plan = self.reading_plan(memory, task, (rest, rows))
-        inputs = torch.cat([self.task_embedding(task, memory), self.embed(rest.ids), self.embed(rows.ids)], 1)
+        remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
+        plan = self.reading_plan(memory, task, (remainder, rows))
+        inputs = torch.cat([self.task_embedding(task, memory), self.embed(remainder.ids), self.embed(rows.ids)], 1)
         tokens, skip = inputs.shape[1], 0
         if memory.embeddings is not None:
             skip = memory.num_tokens
@@ -288,12 +288,12 @@ class Compressor(nn.Module, ABC):
                 bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
             out = self.lm.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
             hidden = out.last_hidden_state[:, skip:]
-        if tokens == rest.ids.shape[1] + rows.ids.shape[1]:
+        if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
             hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)
-        if not rest.ids.shape[1]:
+        if not remainder.ids.shape[1]:
             return hidden
-        last = torch.tensor(rest.lengths, device=hidden.device)[:, None, None]
-        return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + rest.ids.shape[1] :]], 1)
+        last = torch.tensor(remainder.lengths, device=hidden.device)[:, None, None]
+        return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + remainder.ids.shape[1] :]], 1)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys.
@@ -305,7 +305,7 @@ class Compressor(nn.Module, ABC):
         self.check_readable(memory)
         self.rows("memory", memory.rest)
         cached = self.carrier == "kv"
-        ordinals, behind = self.ordinals(memory)
+        ordinals, text_ordinals = self.ordinals(memory)
         tasks = self.task_embedding(task, memory).shape[1]
         reading = tuple(
             ReadingRow(
@@ -314,7 +314,7 @@ class Compressor(nn.Module, ABC):
                 b"" if cached else memory.positions[row].numpy().tobytes(),
                 ordinals[row].numpy().tobytes(),
                 0 if task == "ae" and memory.source.consistent else memory.starts[row],
-                behind[row],
+                text_ordinals[row],
                 (tasks, *(text.lengths[row] for text in texts)),
             )
             for row in range(memory.batch_size)
@@ -355,11 +355,11 @@ class Compressor(nn.Module, ABC):
 
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
         """Changes what `forward` returns; a compressor made without the compression loss has no head for it."""
-        wanted = check_losses(losses)
-        self._check_base(wanted, self.adapters is not None)
-        if "compression" in wanted and self.compression_head is None:
+        loss_weights = check_losses(losses)
+        self._check_base(loss_weights, self.adapters is not None)
+        if "compression" in loss_weights and self.compression_head is None:
             raise ValueError("losses: expected no 'compression' for a compressor made without it, got it")
-        self.loss_weights = wanted
+        self.loss_weights = loss_weights
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
         """See `SharedModel.install`."""
@@ -371,15 +371,15 @@ class Compressor(nn.Module, ABC):
         self.copies = self.lm.copies = Copies(self.model, role)
 
     @staticmethod
-    def _check_base(losses: Mapping[str, float], kept: bool) -> None:
-        if "kl" in losses and not kept:
+    def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
+        if "kl" in losses and not base_frozen:
             raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
 
     @classmethod
     def arguments(cls) -> set[str]:
         """The keyword arguments that make one around a model."""
         parameters = inspect.signature(cls).parameters.values()
-        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
 
     @classmethod
     @abstractmethod
@@ -440,8 +440,8 @@ class Compressor(nn.Module, ABC):
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that train, by name; other adapters in the model are not this compressor's."""
         for name, parameter in self.named_parameters():
-            own = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
-            if parameter.requires_grad and (own or not name.startswith("model.")):
+            belongs = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
+            if parameter.requires_grad and (belongs or not name.startswith("model.")):
                 yield name, parameter
 
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
@@ -451,11 +451,14 @@ class Compressor(nn.Module, ABC):
         """
         if not memory_factor > 0:
             raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
-        own: list[nn.Parameter] = []
-        text: list[nn.Parameter] = []
+        gist_parameters: list[nn.Parameter] = []
+        text_parameters: list[nn.Parameter] = []
         for name, parameter in self.trainable():
-            (own if self.of_gists(name) else text).append(parameter)
-        groups = [{"params": text, "lr": learning_rate}, {"params": own, "lr": learning_rate * memory_factor}]
+            (gist_parameters if self.of_gists(name) else text_parameters).append(parameter)
+        groups = [
+            {"params": text_parameters, "lr": learning_rate},
+            {"params": gist_parameters, "lr": learning_rate * memory_factor},
+        ]
         return [group for group in groups if group["params"]]
 
     def of_gists(self, name: str) -> bool:
@@ -522,15 +525,15 @@ class Compressor(nn.Module, ABC):
         text = join_rows(question, answer)
         hidden = self.read(memory, "qa", _but_last(text))
         columns = torch.arange(text.ids.shape[1], device=text.ids.device)
-        asked = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
+        in_answer = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
         losses = {}
         if "qa" in self.loss_weights:
-            targets = text.ids.where(asked, IGNORE)
+            targets = text.ids.where(in_answer, IGNORE)
             losses["qa"] = token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
         if "kl" in self.loss_weights:
             teacher = self._taught(self.uncompressed(contexts), text)
-            states = (self.lm.readout(each[asked]) for each in (hidden, teacher))
-            losses["kl"] = divergence_loss(*states, **self.output_embedding)
+            student_and_teacher = (self.lm.readout(states[in_answer]) for states in (hidden, teacher))
+            losses["kl"] = divergence_loss(*student_and_teacher, **self.output_embedding)
         return losses
 
     @torch.no_grad()

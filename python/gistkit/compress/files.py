@@ -49,34 +49,34 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_tensors(
-    path: Path, what: str, broken: str = "a file that cannot be read"
+    path: Path, content: str, broken: str = "a file that cannot be read"
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors, on the CPU, of a safetensors file; messages name `what` it should be.
+    """The header and the tensors, on the CPU, of a safetensors file; messages name `content` it should be.
 
     Raises:
         FileNotFoundError: if there is no such file.
         ValueError: if it is cut short, or no safetensors.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {what}, got none there")
+        raise FileNotFoundError(f"{path}: expected {content}, got none there")
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path}: expected {what}, got {broken} ({error})") from error
+        raise ValueError(f"{path}: expected {content}, got {broken} ({error})") from error
 
 
 def save_compressor(compressor: Any, folder: Path) -> None:
     """Writes compressor.json, compressor.safetensors and the adapter, or the model where it trains itself."""
     folder.mkdir(parents=True, exist_ok=True)
-    own = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
     with replacing(folder / TENSORS) as path:
-        save_file(own, path)
+        save_file(tensors, path)
     adapters = compressor.adapters
     if adapters is None:
-        if (found := tuned(compressor.model)) is not None:
+        if (adapter := tuned(compressor.model)) is not None:
             raise ValueError(
-                f"model: expected no adapters in a model whose own weights were trained, got one at {found}"
+                f"model: expected no adapters in a model whose own weights were trained, got one at {adapter}"
             )
         compressor.model.save_pretrained(folder / MODEL)
     else:
@@ -133,8 +133,8 @@ def _trained(folder: Path) -> PreTrainedModel:
     if not (folder / MODEL).is_dir():
         raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)
-    model, found = loaded
-    if missing := sorted(found["missing_keys"]):
+    model, loading_info = loaded
+    if missing := sorted(loading_info["missing_keys"]):
         raise ValueError(f"{folder / MODEL}: expected all weights of the model, got none for {missing[0]}")
     return cast(PreTrainedModel, model)
 
@@ -154,17 +154,17 @@ def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path)
 
 def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None) -> None:
     tensors = read_tensors(folder / TENSORS, "a file of tensors")[1]
-    own = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
-    if tensors.keys() != own.keys():
-        raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(own)}, got {sorted(tensors)}")
-    for name, parameter in own.items():
+    parameters = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
+    if tensors.keys() != parameters.keys():
+        raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(parameters)}, got {sorted(tensors)}")
+    for name, parameter in parameters.items():
         if tensors[name].shape != parameter.shape:
             raise ValueError(
                 f"{folder / TENSORS}: expected {name} of shape {tuple(parameter.shape)}, got "
                 f"{tuple(tensors[name].shape)}"
             )
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
     if adapters is None or compressor.adapters is None:
         return
@@ -172,9 +172,9 @@ def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None
 
     for role, name in compressor.adapters.names.items():
         weights = read_tensors(folder / adapters[role] / "adapter_model.safetensors", "a file of tensors")[1]
-        found: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
-        if found.unexpected_keys:
-            raise ValueError(f"{folder}: expected an adapter of this model, got weights {found.unexpected_keys[:3]}")
+        result: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
+        if result.unexpected_keys:
+            raise ValueError(f"{folder}: expected an adapter of this model, got weights {result.unexpected_keys[:3]}")
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -202,26 +202,26 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> None:
     expected = method.arguments() - {"lora"}
-    own, adapters = settings["settings"], settings["adapters"]
-    odd = sorted(expected ^ own.keys())
-    if odd:
-        found = "one that it does not have" if odd[0] in own else "none"
+    options, adapters = settings["settings"], settings["adapters"]
+    mismatches = sorted(expected ^ options.keys())
+    if mismatches:
+        difference = "one that it does not have" if mismatches[0] in options else "none"
         raise ValueError(
-            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, got {found} "
-            f"for {odd[0]}"
+            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, "
+            f"got {difference} for {mismatches[0]}"
         )
-    roles = set(method.roles(own))
+    roles = set(method.roles(options))
     if adapters is not None and (adapters.keys() != roles or not all(isinstance(n, str) for n in adapters.values())):
         raise ValueError(f"{folder / SETTINGS}: expected the names of adapters for {sorted(roles)}, got {adapters}")
 
 
 def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
     # A baseline may have the name of a compressor, but writes files of its own.
-    saved = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
-    known = {vars(kind)["method"]: kind for kind in saved}
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(known))}, got {name}")
-    return known[name]
+    classes = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
+    methods = {vars(method)["method"]: method for method in classes}
+    if not isinstance(name, str) or name not in methods:
+        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(methods))}, got {name}")
+    return methods[name]
 
 
 def _subclasses(cls: type) -> set[Any]:

@@ -148,16 +148,16 @@ def _hidden(
 ) -> Any:
     """Yields the hidden state [B, d] that predicts each next token; `answer` holds the tokens chosen so far."""
     batch = memory.batch_size
-    rest = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
+    remainder = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
     # The last new token is not fed.
-    fed = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
-    plan = compressor.reading_plan(memory, task, (rest, prompt, fed), "max_new_tokens")
+    new_tokens = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
+    plan = compressor.reading_plan(memory, task, (remainder, prompt, new_tokens), "max_new_tokens")
     lead = compressor.task_embedding(task, memory)
-    inputs = torch.cat([lead, compressor.lm.embed(rest.ids), compressor.lm.embed(prompt.ids)], 1)
+    inputs = torch.cat([lead, compressor.lm.embed(remainder.ids), compressor.lm.embed(prompt.ids)], 1)
     # A row's last token is that of its prompt, or of its rest, or what comes before: the task token, or the memory.
     last = [
-        rest.ids.shape[1] + length if length else before
-        for before, length in zip(rest.lengths, prompt.lengths, strict=True)
+        remainder.ids.shape[1] + length if length else previous
+        for previous, length in zip(remainder.lengths, prompt.lengths, strict=True)
     ]
     layers = memory.layers or (compressor.lm.no_keys(),) * compressor.lm.config.num_hidden_layers
     cache = hf.memory_cache(layers, max(memory.starts), capacity=plan.num_queries)

@@ -82,8 +82,8 @@ def token_loss(
 def _summed_divergence(
     hidden: Tensor, teacher: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None
 ) -> Tensor:
-    wanted, found = (_logits(states, weight, bias, softcap).log_softmax(-1) for states in (teacher, hidden))
-    return F.kl_div(found, wanted, reduction="sum", log_target=True)
+    target, prediction = (_logits(states, weight, bias, softcap).log_softmax(-1) for states in (teacher, hidden))
+    return F.kl_div(prediction, target, reduction="sum", log_target=True)
 
 
 def divergence_loss(
@@ -106,8 +106,8 @@ def divergence_loss(
     """
     chunk = max(1, LOGITS // 2 // weight.shape[0]) if chunk is None else chunk
     total = hidden.new_zeros((), dtype=torch.float32)
-    for part, wanted in zip(hidden.split(chunk), teacher.split(chunk), strict=True):
-        total = total + checkpoint(_summed_divergence, part, wanted, weight, bias, softcap, use_reentrant=False)
+    for part, teacher_part in zip(hidden.split(chunk), teacher.split(chunk), strict=True):
+        total = total + checkpoint(_summed_divergence, part, teacher_part, weight, bias, softcap, use_reentrant=False)
     return total / max(hidden.shape[0], 1)
 
 

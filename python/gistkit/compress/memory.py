@@ -136,9 +136,9 @@ class Memory:
         """The same memory with its tensors on `device` and in `dtype`, where given; a floating-point one."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
-        moved = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
+        memory = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
         return replace(
-            moved,
+            memory,
             last=None if self.last is None else self.last.to(device=device, dtype=dtype),
             key_bias=None if self.key_bias is None else self.key_bias.to(device),
         )
@@ -148,21 +148,21 @@ class Memory:
         rows_here = range(self.batch_size)
         try:
             if isinstance(rows, slice):
-                chosen = list(rows_here[rows])
+                row_indices = list(rows_here[rows])
             else:
-                chosen = [rows_here[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
+                row_indices = [rows_here[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
         except (IndexError, TypeError) as error:
             raise type(error)(f"rows: expected some of {self.batch_size} rows, got {rows!r}") from error
-        if not chosen:
+        if not row_indices:
             raise ValueError(f"rows: expected at least one of {self.batch_size} rows, got none")
-        width = max(self.lengths[row] for row in chosen)
-        index = torch.tensor(chosen, device=self.device)
-        pick = lambda values: tuple(values[row] for row in chosen)  # noqa: E731
+        width = max(self.lengths[row] for row in row_indices)
+        index = torch.tensor(row_indices, device=self.device)
+        pick = lambda values: tuple(values[row] for row in row_indices)  # noqa: E731
         picked = replace(
             self,
             lengths=pick(self.lengths),
             context_lengths=pick(self.context_lengths),
-            positions=self.positions[chosen, :width],
+            positions=self.positions[row_indices, :width],
             starts=pick(self.starts),
             rest=pick(self.rest),
         )
@@ -260,15 +260,15 @@ class Memory:
         rows, columns = self.batch_size, self.num_tokens
         if self.source.carrier == "embedding":
             expected: list[tuple[int, ...]] = [(rows, columns, hidden)]
-            found = [] if self.embeddings is None else [self.embeddings]
+            tensors = [] if self.embeddings is None else [self.embeddings]
         else:
             heads, dim = head_shape
             expected = [(rows, heads, columns, dim) for _ in range(2 * layers)]
-            found = [tensor for layer in self.layers or () for tensor in layer]
-        if [tuple(tensor.shape) for tensor in found] != expected:
+            tensors = [tensor for layer in self.layers or () for tensor in layer]
+        if [tuple(tensor.shape) for tensor in tensors] != expected:
             raise ValueError(
                 f"memory: expected {len(expected)} tensors {expected[0]} of the {self.source.carrier} carrier, "
-                f"got {len(found)}" + (f", the first {tuple(found[0].shape)}" if found else "")
+                f"got {len(tensors)}" + (f", the first {tuple(tensors[0].shape)}" if tensors else "")
             )
 
         if self.last is not None and tuple(self.last.shape) != (rows, hidden):

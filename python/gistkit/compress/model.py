@@ -56,10 +56,10 @@ class SharedModel:
         """Puts LoRA adapters {role: config} into the model; None: its own weights train, beside no adapters."""
         if lora is not None:
             self.adapters = Adapters(cast(Any, self.model), lora)
-        elif (found := tuned(self.model)) is not None:
+        elif (adapter := tuned(self.model)) is not None:
             raise ValueError(
                 f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
-                f"an adapter at {found}"
+                f"an adapter at {adapter}"
             )
 
     @property
@@ -122,9 +122,9 @@ class SharedModel:
         `name` is the argument that errors are about.
         """
         if token is None:
-            named = (getattr(self.config, f"{kind}_token_id", None) for kind in ("bos", "eos"))
-            found = (each[0] if isinstance(each, list) and each else each for each in named)
-            token = next((each for each in found if isinstance(each, int)), None)
+            values = (getattr(self.config, f"{kind}_token_id", None) for kind in ("bos", "eos"))
+            candidates = (value[0] if isinstance(value, list) and value else value for value in values)
+            token = next((value for value in candidates if isinstance(value, int)), None)
             if token is None:
                 raise ValueError(
                     f"{name}: expected a token id, as the model's configuration names no first and no end token, "
@@ -220,9 +220,9 @@ class SharedModel:
     def all_rows_as(self, role: str) -> Iterator[None]:
         """Inside a pass by role, the layers' maps serve `role` alone, for whatever rows they are given."""
         with ExitStack() as stack:
-            for each in (self.adapters, self.copies):
-                if each is not None:
-                    stack.enter_context(each.all_rows_as(role))
+            for holder in (self.adapters, self.copies):
+                if holder is not None:
+                    stack.enter_context(holder.all_rows_as(role))
             yield
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -270,11 +270,13 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     if maps == "all":
         return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    wanted = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
-    targets = next((known for known in (wanted, ["c_attn"]) if names >= set(known)), None)
+    projections = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
+    targets = next(
+        (targets_of_family for targets_of_family in (projections, ["c_attn"]) if names >= set(targets_of_family)), None
+    )
     if targets is None:
         raise ValueError(
-            f"lora: expected a model with {' and '.join(wanted)} (or c_attn), got {type(model).__name__}; "
+            f"lora: expected a model with {' and '.join(projections)} (or c_attn), got {type(model).__name__}; "
             "pass a peft.LoraConfig with its target_modules"
         )
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
@@ -299,10 +301,12 @@ class Adapters:
 
         for config in configs.values():
             _check_config(config)
-        taken = {name for layer in _tuned(model) for name in layer.active_adapters}
-        taken |= set(getattr(model, "peft_config", None) or {})
-        free = (number for number in range(len(taken) + 1) if not taken & set(_names(number, configs).values()))
-        self.names = _names(next(free), configs)
+        taken_names = {name for layer in _tuned(model) for name in layer.active_adapters}
+        taken_names |= set(getattr(model, "peft_config", None) or {})
+        free_numbers = (
+            number for number in range(len(taken_names) + 1) if not taken_names & set(_names(number, configs).values())
+        )
+        self.names = _names(next(free_numbers), configs)
         self._before = active_adapters(model)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         with warnings.catch_warnings():
@@ -311,25 +315,27 @@ class Adapters:
             # PEFT asks transformers by a name that it deprecates.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
-            (first, config), *others = configs.items()
+            (first, config), *other_roles = configs.items()
             self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
-            for role, other in others:
-                self.peft.add_adapter(self.names[role], other)
+            for role, other_config in other_roles:
+                self.peft.add_adapter(self.names[role], other_config)
         self._layers = _tuned(model)
         self._set(self._before)
-        own = set(self.names.values())
+        own_names = set(self.names.values())
         for name, parameter in model.named_parameters():
             parts = set(name.split("."))
             # Other adapters are left as they were; the base weights are frozen.
-            parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
+            parameter.requires_grad_(
+                bool(own_names & parts) or (bool(taken_names & parts) and trained.get(name, False))
+            )
         self._maps: dict[nn.Module, partial[Tensor]] = {}
         self._use: Use = None
-        if others:
+        if other_roles:
             try:
                 targets = [layer for layer in self._layers if self._targets(layer)]
                 self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
             except ValueError:
-                self._remove(bool(taken), trained)
+                self._remove(bool(taken_names), trained)
                 raise
 
     def owns(self, name: str) -> bool:
@@ -403,16 +409,16 @@ class Adapters:
         return by_role(x, use)  # type: ignore[no-any-return]
 
     def _targets(self, layer: Any) -> bool:
-        held = ("lora_A", "lora_embedding_A", "modules_to_save")
-        return any(name in getattr(layer, part, ()) for part in held for name in self.names.values())
+        containers = ("lora_A", "lora_embedding_A", "modules_to_save")
+        return any(name in getattr(layer, part, ()) for part in containers for name in self.names.values())
 
-    def _remove(self, others: bool, trained: Mapping[str, bool]) -> None:
+    def _remove(self, has_others: bool, trained: Mapping[str, bool]) -> None:
         """Leaves the model as it was found."""
         for name in self.names.values():
             self.peft.delete_adapter(name)
         base: Any = self.peft.base_model
         model = base.model
-        if not others:
+        if not has_others:
             base.unload()
             vars(model).pop("peft_config", None)
         for name, parameter in model.named_parameters():
@@ -484,15 +490,15 @@ class Copies(nn.Module):
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
         """The copies for their role's tokens of `use`, where it is {role: tokens}, or for its rows of the batch."""
-        served: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
+        rows_by_role: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
         if isinstance(use, Mapping):
-            served = {self.role: use[self.role]}
+            rows_by_role = {self.role: use[self.role]}
         before = self._use
-        if before is None and not served:
+        if before is None and not rows_by_role:
             yield
             return
         with nullcontext() if before is not None else self._mapped():
-            self._use = served
+            self._use = rows_by_role
             try:
                 yield
             finally:
@@ -512,23 +518,23 @@ class Copies(nn.Module):
     def _mapped(self) -> Iterator[None]:
         """The originals' modules map each token as `_use` says."""
         self._check_dtype()
-        plain = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
-        for holder, module in zip(plain, self._by_role, strict=True):
+        originals = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
+        for holder, module in zip(originals, self._by_role, strict=True):
             holder.plain = module.forward
         try:
             with forwards({module: partial(self._map, by_role) for module, by_role in self._by_role.items()}):
                 yield
         finally:
-            for holder in plain:
+            for holder in originals:
                 holder.plain = None
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))
-        ours, theirs = by_role.roles[self.role].weight, plain_map(module).weight
-        if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+        copied, original = by_role.roles[self.role].weight, plain_map(module).weight
+        if (copied.dtype, copied.device) != (original.dtype, original.device):
             raise ValueError(
-                f"model: expected {ours.dtype} on {ours.device}, as the gists' copies of its weights are, got "
-                f"{theirs.dtype} on {theirs.device}; move the compressor rather than the model"
+                f"model: expected {copied.dtype} on {copied.device}, as the gists' copies of its weights are, got "
+                f"{original.dtype} on {original.device}; move the compressor rather than the model"
             )
 
     def _map(self, by_role: RoleLinear, x: Tensor) -> Tensor:
@@ -544,13 +550,13 @@ def plain_map(module: nn.Module) -> Any:
 
 def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
     """The modules that map linearly, with the adapters around them where there are any."""
-    found: dict[str, nn.Module] = {}
+    maps: dict[str, nn.Module] = {}
     last = "no module's name"
     for name, module in decoder.named_modules():
         # What PEFT puts a map into comes before the map and the adapter's own.
         if not name.startswith(f"{last}.") and isinstance(plain_map(module), nn.Linear):
-            found[name], last = module, name
-    return found
+            maps[name], last = module, name
+    return maps
 
 
 class _Plain(nn.Module):

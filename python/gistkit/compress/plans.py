@@ -162,12 +162,12 @@ class Builder:
 def check_text(method: str, layout: Layout) -> None:
     """Refuses a layout of `Builder` whose text reads other than decoding does: BOS, all memory tokens, earlier text."""
     roles = layout.roles[physical_order(layout)]
-    seen = np.zeros(len(layout), dtype=bool)
+    visible = np.zeros(len(layout), dtype=bool)
     for start, end in layout.compile().spans[0, np.flatnonzero(roles == Role.TEXT)[-1]].tolist():
-        seen[start:end] = True
-    if not np.array_equal(seen, np.isin(roles, (Role.BOS, Role.MEMORY, Role.TEXT))):
+        visible[start:end] = True
+    if not np.array_equal(visible, np.isin(roles, (Role.BOS, Role.MEMORY, Role.TEXT))):
         counts = {
-            role.name: f"{seen[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles
+            role.name: f"{visible[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles
         }
         raise ValueError(
             f"{method}: expected a layout whose text sees BOS, all memory tokens and earlier text, as decoding a "
@@ -213,16 +213,19 @@ def in_place_pass(
         windows: sliding windows of the model.
         device: where the plan goes.
     """
-    whole = {context: builder(context) for context in contexts}
-    kept = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in whole.items()}
-    lengths = tuple(int(kept[context].sum()) for context in contexts)
-    fed = {c: _fed(layout, pooled) for c, layout in whole.items()}
+    full_layouts = {context: builder(context) for context in contexts}
+    in_memory = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in full_layouts.items()}
+    lengths = tuple(int(in_memory[context].sum()) for context in contexts)
+    pass_layouts = {c: _fed(layout, pooled) for c, layout in full_layouts.items()}
     width = max(lengths)
     positions = np.stack(
-        [np.pad(whole[c].positions[kept[c]], (0, width - n)) for c, n in zip(contexts, lengths, strict=True)]
+        [
+            np.pad(full_layouts[c].positions[in_memory[c]], (0, width - n))
+            for c, n in zip(contexts, lengths, strict=True)
+        ]
     )
     with torch.inference_mode(False):
-        plan = compiled([fed[context] for context in contexts], windows, device)
+        plan = compiled([pass_layouts[context] for context in contexts], windows, device)
         slices = plan.slices or {}
         end = plan.num_queries
         context = slices.get(Role.CONTEXT, slice(end, end))
@@ -237,7 +240,7 @@ def in_place_pass(
             gists,
             lengths,
             torch.from_numpy(positions),
-            tuple(int(whole[c].positions[-1]) for c in contexts),
+            tuple(int(full_layouts[c].positions[-1]) for c in contexts),
             torch.tensor(last, device=device),
             torch.from_numpy(ends).to(device),
         )
@@ -246,7 +249,7 @@ def in_place_pass(
 def _fed(layout: Layout, pooled: bool) -> Layout:
     """What the model runs of a layout: all but the text, and the memory where that is pooled."""
     left_out = (Role.MEMORY, Role.TEXT) if pooled else (Role.TEXT,)
-    fed = layout.take(~np.isin(layout.roles, left_out))
+    pass_layout = layout.take(~np.isin(layout.roles, left_out))
     # Means take no place in logical order, and have fractional positions where the tokens of the pass have whole ones.
-    ordinals = np.arange(len(fed)) if pooled else fed.ordinals
-    return replace(fed, positions=fed.positions.astype(np.int64), ordinals=ordinals)
+    ordinals = np.arange(len(pass_layout)) if pooled else pass_layout.ordinals
+    return replace(pass_layout, positions=pass_layout.positions.astype(np.int64), ordinals=ordinals)

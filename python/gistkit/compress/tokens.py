@@ -152,7 +152,12 @@ def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
         raise ValueError(f"attention_mask: expected rows as long as those of {name}, got other lengths")
     if len({len(row) for row in ids}) == 1:
         return _from_tensor(name, torch.tensor(ids, dtype=torch.int64), torch.tensor(mask))
-    return pad([[i for i, seen in zip(row, kept, strict=True) if seen] for row, kept in zip(ids, mask, strict=True)])
+    return pad(
+        [
+            [i for i, is_token in zip(row, row_mask, strict=True) if is_token]
+            for row, row_mask in zip(ids, mask, strict=True)
+        ]
+    )
 
 
 def check_rows(name: str, rows: Rows, batch_size: int) -> None:

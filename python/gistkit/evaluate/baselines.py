@@ -37,11 +37,11 @@ class Prefix(Memory):
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Prefix:
         """The prefix of some of the rows."""
-        chosen = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
+        row_indices = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
         return replace(
             cast(Prefix, super().__getitem__(rows)),
-            lead=tuple(self.lead[row] for row in chosen),
-            tokens_read=tuple(self.tokens_read[row] for row in chosen),
+            lead=tuple(self.lead[row] for row in row_indices),
+            tokens_read=tuple(self.tokens_read[row] for row in row_indices),
         )
 
     def repeat(self, count: int) -> Prefix:
@@ -96,8 +96,8 @@ class Baseline(Compressor):
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The task tokens by name, if there are any."""
-        named = self.task_embeddings.named_parameters(prefix="task_embeddings")
-        return iter(named if self.task_tokens else ())
+        parameters = self.task_embeddings.named_parameters(prefix="task_embeddings")
+        return iter(parameters if self.task_tokens else ())
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the task tokens as safetensors; the model is as it was and is not written."""
@@ -124,10 +124,10 @@ class Baseline(Compressor):
         except SafetensorError as error:
             raise ValueError(f"{path}: expected task tokens, got a file that cannot be read ({error})") from error
         expected = {name: tuple(token.shape) for name, token in self.task_embeddings.items()}
-        found = {name: tuple(token.shape) for name, token in tokens.items()}
-        if (method, found) != (self.method, expected):
+        shapes = {name: tuple(token.shape) for name, token in tokens.items()}
+        if (method, shapes) != (self.method, expected):
             raise ValueError(
-                f"{path}: expected task tokens of {self.method} with shapes {expected}, got {found} of {method}"
+                f"{path}: expected task tokens of {self.method} with shapes {expected}, got {shapes} of {method}"
             )
         with torch.no_grad():
             for name, token in self.task_embeddings.items():
@@ -184,8 +184,8 @@ class FullContext(Baseline):
     method = "full_context"
 
     def _fed(self, rows: Rows) -> Fed:
-        kept = rows.lengths if self.task_tokens else tuple(length - 1 for length in rows.lengths)
-        return Fed(rows, kept, tuple(row[-1] for row in rows.lists()), rows.lengths)
+        cached = rows.lengths if self.task_tokens else tuple(length - 1 for length in rows.lengths)
+        return Fed(rows, cached, tuple(row[-1] for row in rows.lists()), rows.lengths)
 
 
 class NoContext(Baseline):

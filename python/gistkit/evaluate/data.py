@@ -105,13 +105,15 @@ def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]
         rows.append(Prepared(context, continuation, question, _answers(name, example, tokenizer, "qa" in tasks)))
     for task in tasks:
         if not any(row.has(task) for row in rows):
-            wanted = {"lm": "a continuation", "qa": "a question"}[task]
-            raise ValueError(f"data: expected an example with {wanted} for the task {task!r}, got {len(rows)} without")
+            required = {"lm": "a continuation", "qa": "a question"}[task]
+            raise ValueError(
+                f"data: expected an example with {required} for the task {task!r}, got {len(rows)} without"
+            )
     return rows
 
 
-def _answers(name: str, example: Example, tokenizer: Any | None, wanted: bool) -> tuple[str, ...]:
-    if not wanted or example.question is None:
+def _answers(name: str, example: Example, tokenizer: Any | None, required: bool) -> tuple[str, ...]:
+    if not required or example.question is None:
         return ()
     if isinstance(example.answers, str):
         raise ValueError(f"{name}.answers: expected a sequence of answers, got one text")
@@ -143,19 +145,19 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
     for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        line_name = f"{path}, line {number}"
         try:
             item = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: expected a JSON object, got text that is not JSON: {error}") from error
+            raise ValueError(f"{line_name}: expected a JSON object, got text that is not JSON: {error}") from error
         if not isinstance(item, dict):
-            raise ValueError(f"{where}: expected a JSON object, got {type(item).__name__}")
+            raise ValueError(f"{line_name}: expected a JSON object, got {type(item).__name__}")
         for key in ("context", "question"):
             if not isinstance(item.get(key), str) or not item[key].strip():
-                raise ValueError(f"{where}, {key!r}: expected a text that is not empty, got {item.get(key)!r}")
+                raise ValueError(f"{line_name}, {key!r}: expected a text that is not empty, got {item.get(key)!r}")
         answers = item.get("answers")
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"{where}, 'answers': expected a list of at least one text, got {answers!r}")
+            raise ValueError(f"{line_name}, 'answers': expected a list of at least one text, got {answers!r}")
         prompt = fill(template, item["context"], item["question"])
         examples.append(Example(prompt.context, question=prompt.question, answers=tuple(answers)))
     if not examples:
@@ -176,11 +178,11 @@ def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0
             f"context, continuation: expected at least 1 and at least 0 tokens, got {context} and {continuation}"
         )
     ids = _ids("tokens", tokens, None)
-    whole = context + continuation
-    if len(ids) < whole:
-        raise ValueError(f"tokens: expected at least {whole}, one passage, got {len(ids)}")
-    starts = range(0, len(ids) - whole + 1, whole)
-    return [Example(ids[s : s + context], ids[s + context : s + whole] or None) for s in starts]
+    length = context + continuation
+    if len(ids) < length:
+        raise ValueError(f"tokens: expected at least {length}, one passage, got {len(ids)}")
+    starts = range(0, len(ids) - length + 1, length)
+    return [Example(ids[s : s + context], ids[s + context : s + length] or None) for s in starts]
 
 
 def cloze_questions(

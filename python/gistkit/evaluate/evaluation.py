@@ -140,10 +140,10 @@ def called(loaded: Any) -> str:
 
 
 def _named(readers: Sequence[Reader]) -> dict[str, Reader]:
-    named: dict[str, Reader] = {}
+    by_name: dict[str, Reader] = {}
     for reader in readers:
         name = method_name(reader)
-        if name in named:
+        if name in by_name:
             raise ValueError(f"methods: expected different names, got two called {name!r}; pass them by name in a dict")
-        named[name] = reader
-    return named
+        by_name[name] = reader
+    return by_name

@@ -59,16 +59,18 @@ def bleu_by_length(
     if isinstance(contexts, str) or not len(contexts):
         raise ValueError(f"contexts: expected at least one in a sequence, got {contexts!r:.60}")
     groups: dict[int, list[int]] = {length: [] for length in lengths}
-    chosen: list[Example] = []
+    examples: list[Example] = []
     for row in prepare([Example(context) for context in contexts], tokenizer, ("ae",)):
         for length, members in groups.items():
             if abs(len(row.context) - length) <= within:
-                members.append(len(chosen))
-                chosen.append(Example(row.context))
+                members.append(len(examples))
+                examples.append(Example(row.context))
     for length, members in groups.items():
         if not members:
             raise ValueError(f"lengths: expected contexts of {length} ± {within} tokens, got none")
-    report = evaluate(compressor, chosen, tokenizer=tokenizer, tasks=("ae",), batch_size=batch_size, progress=progress)
+    report = evaluate(
+        compressor, examples, tokenizer=tokenizer, tasks=("ae",), batch_size=batch_size, progress=progress
+    )
     results = report.rows[0].examples
     return [
         LengthBleu(length, len(members), reconstruction_bleu([results[index] for index in members], tokenizer))

@@ -98,9 +98,9 @@ def exact_match(prediction: str, references: str | Sequence[str]) -> float:
 
 
 def _token_f1(prediction: str, reference: str) -> float:
-    words, wanted = normalise_answer(prediction).split(), normalise_answer(reference).split()
-    common = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+    words, reference_words = normalise_answer(prediction).split(), normalise_answer(reference).split()
+    common = sum((Counter(words) & Counter(reference_words)).values())
+    return 2 * common / (len(words) + len(reference_words)) if common else 0.0
 
 
 def token_f1(prediction: str, references: str | Sequence[str]) -> float:
@@ -129,8 +129,8 @@ def normalise_output(text: str) -> str:
 
 
 def _contains(prediction: str, reference: str) -> float:
-    wanted = normalise_output(reference)
-    return float(bool(wanted) and wanted in normalise_output(prediction))
+    answer = normalise_output(reference)
+    return float(bool(answer) and answer in normalise_output(prediction))
 
 
 def contains_answer(prediction: str, references: str | Sequence[str]) -> float:

@@ -78,8 +78,8 @@ def chat_markers(tokenizer: Any) -> Markers:
         return INST
     message = [{"role": "user", "content": CONTEXT}]
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    before, found, after = text.partition(CONTEXT)
-    if not found:
+    before, separator, after = text.partition(CONTEXT)
+    if not separator:
         raise ValueError(f"tokenizer: expected a chat template that keeps a user's message, got {text!r}")
     first = tokenizer.bos_token
     if first and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:

@@ -191,11 +191,11 @@ def summary(results: Sequence[Result]) -> tuple[dict[str, float], dict[str, int]
             }
     if counts.get("ae_tokens"):
         metrics["ae_accuracy"] = sum(result.ae_correct or 0 for result in results) / counts["ae_tokens"]
-    asked = [result for result in results if result.prediction is not None]
-    if asked:
-        counts["qa_examples"] = len(asked)
+    answered = [result for result in results if result.prediction is not None]
+    if answered:
+        counts["qa_examples"] = len(answered)
         for name in ANSWER_SCORES:
-            metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in asked)
+            metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in answered)
     metrics["tokens_read"] = fmean(result.tokens_read for result in results)
     metrics["cache_bytes"] = fmean(result.cache_bytes for result in results)
     return metrics, counts

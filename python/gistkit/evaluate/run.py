@@ -51,12 +51,12 @@ def run(
     if "summary" in baselines and tokenizer is None:
         raise ValueError("tokenizer: expected one for the baseline 'summary', which writes text, got None")
     if tasks is None:
-        wanted = {
+        has_data = {
             "ae": True,
             "lm": any(getattr(example, "continuation", None) is not None for example in examples),
             "qa": any(getattr(example, "question", None) is not None for example in examples),
         }
-        tasks = [task for task in TASKS if wanted[task]]
+        tasks = [task for task in TASKS if has_data[task]]
     methods: dict[str, Reader] = {}
     if "none" in baselines:
         for name in ("bos_token_id", "eos_token_id"):

@@ -91,11 +91,11 @@ class Runner:
                 memory = reader.encode([self.rows[index].context for index in batch])
                 results |= zip(batch, _sizes(memory), strict=True)
                 for task in self.tasks:
-                    places = [place for place, index in enumerate(batch) if self.rows[index].has(task)]
-                    if places:
-                        part = memory if len(places) == len(batch) else memory[places]
-                        measure[task](reader, part, [batch[place] for place in places], results)
-                        advance(len(places))
+                    positions = [position for position, index in enumerate(batch) if self.rows[index].has(task)]
+                    if positions:
+                        part = memory if len(positions) == len(batch) else memory[positions]
+                        measure[task](reader, part, [batch[position] for position in positions], results)
+                        advance(len(positions))
         ordered = [results[index] for index in range(len(self.rows))]
         metrics, counts = summary(ordered)
         if "ae" in self.tasks:
@@ -121,8 +121,8 @@ class Runner:
         end = getattr(reader, "end_token", None)
         stops = () if end is None else (int(end),)
         lengths = [min(len(context), self.max_new_tokens or len(context)) for context in contexts]
-        made = greedy_rows(reader, memory, "ae", None, max(lengths), stops)
-        for index, context, length, row in zip(batch, contexts, lengths, made, strict=True):
+        generated = greedy_rows(reader, memory, "ae", None, max(lengths), stops)
+        for index, context, length, row in zip(batch, contexts, lengths, generated, strict=True):
             results[index].reconstruction = words_of(row[:length], self.tokenizer)
             results[index].original = words_of(context[:length], self.tokenizer)
 
@@ -134,8 +134,8 @@ class Runner:
     def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
         questions = [self.rows[index].question for index in batch]
         most = self.max_new_tokens or ANSWER_TOKENS
-        made = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
-        for index, row in zip(batch, made, strict=True):
+        generated = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
+        for index, row in zip(batch, generated, strict=True):
             output, answers = words_of(row, self.tokenizer).strip(), self.rows[index].answers
             prediction = output.splitlines()[0].strip() if output else ""
             result = results[index]
@@ -152,7 +152,9 @@ def reconstruction_bleu(results: Sequence[Result], tokenizer: Any | None) -> flo
     """Corpus BLEU-4, 0..100, of what was reconstructed; without a tokenizer each id is a word."""
     pairs = [(result.reconstruction or "", result.original or "") for result in results]
     tokenize = "none" if tokenizer is None else "13a"
-    return bleu4([made for made, _ in pairs], [whole for _, whole in pairs], tokenize=tokenize)
+    return bleu4(
+        [reconstruction for reconstruction, _ in pairs], [original for _, original in pairs], tokenize=tokenize
+    )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -166,10 +168,12 @@ def _sizes(memory: Any) -> list[Result]:
     """Tokens and cache bytes that stand for each context: every one takes what a context token takes."""
     context = sum(int(length) for length in memory.context_lengths)
     token_bytes = memory.full_cache_bytes / context if context else 0.0
-    read = getattr(memory, "tokens_read", None)
-    if read is None:
-        read = [int(length) + len(rest) for length, rest in zip(memory.lengths, memory.rest, strict=True)]
-    return [Result(tokens, tokens * token_bytes) for tokens in read]
+    token_counts = getattr(memory, "tokens_read", None)
+    if token_counts is None:
+        token_counts = [
+            int(length) + len(remainder) for length, remainder in zip(memory.lengths, memory.rest, strict=True)
+        ]
+    return [Result(tokens, tokens * token_bytes) for tokens in token_counts]
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -192,13 +196,13 @@ def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[in
     targets, _ = _padded(rows, IGNORE, device)
     inputs, mask = _padded([row[:-1] for row in rows], 0, device)
     hidden = reader.decode(memory, task, inputs, mask)
-    real = targets != IGNORE
-    states, wanted = hidden[real], targets[real]
+    is_token = targets != IGNORE
+    states, labels = hidden[is_token], targets[is_token]
     nats, correct = [], []
-    for part, labels in zip(states.split(LOGIT_ROWS), wanted.split(LOGIT_ROWS), strict=True):
+    for part, part_labels in zip(states.split(LOGIT_ROWS), labels.split(LOGIT_ROWS), strict=True):
         logits = reader.logits(part)
-        nats.append(F.cross_entropy(logits, labels, reduction="none").double())
-        correct.append(logits.argmax(-1) == labels)
+        nats.append(F.cross_entropy(logits, part_labels, reduction="none").double())
+        correct.append(logits.argmax(-1) == part_labels)
     lengths = [len(row) for row in rows]
     return list(zip(torch.cat(nats).split(lengths), torch.cat(correct).split(lengths), strict=True))
 
@@ -213,7 +217,7 @@ def greedy_rows(
 ) -> list[list[int]]:
     """Greedy tokens of each row up to its first stop token, which is left out."""
     ids, mask = (None, None) if prompts is None else _padded(prompts, 0, reader.model.device)
-    made = reader.generate(
+    generated = reader.generate(
         memory,
         ids,
         mask,
@@ -224,7 +228,7 @@ def greedy_rows(
         pad_token=stops[0] if stops else 0,
     )
     rows = []
-    for row in made.tolist():
+    for row in generated.tolist():
         end = next((place for place, token in enumerate(row) if token in stops), len(row))
         rows.append(row[:end])
     return rows

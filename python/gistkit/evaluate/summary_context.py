@@ -78,11 +78,11 @@ class SummaryContext(FullContext):
         contexts = rows.lists()
         parts = [self._parts(row) for row in contexts]
         summaries = self._summaries([text for *_, text in parts])
-        read = [
+        summarised = [
             (first + self._ids(opened + summary, special=False)) or row[:1]
             for row, (first, opened, _), summary in zip(contexts, parts, summaries, strict=True)
         ]
-        return super()._fed(pad(read, self.device))
+        return super()._fed(pad(summarised, self.device))
 
     def _parts(self, row: list[int]) -> tuple[list[int], str, str]:
         """A context's first token, where it is the tokenizer's own; its opening marker, if any; its text."""
@@ -97,16 +97,16 @@ class SummaryContext(FullContext):
         prompts, limits = [], []
         for text in texts:
             words = max(1, len(text.split()))
-            wanted = math.ceil(words / self.ratio)
-            prompts.append(self._ids("".join(word_summary_prompt(text, wanted, self.markers)), special=True))
+            word_count = math.ceil(words / self.ratio)
+            prompts.append(self._ids("".join(word_summary_prompt(text, word_count, self.markers)), special=True))
             tokens = max(1, len(self._ids(text, special=False)))
-            limits.append(math.ceil(self.slack * wanted * tokens / words))
+            limits.append(math.ceil(self.slack * word_count * tokens / words))
         (writer,) = self._writer
         memory, _ = writer.encode_rows(pad(prompts, self.device))
-        made = greedy_rows(writer, memory, "lm", None, max(limits), self.stop_tokens)
+        generated = greedy_rows(writer, memory, "lm", None, max(limits), self.stop_tokens)
         return [
             str(self.tokenizer.decode(row[:limit], skip_special_tokens=True)).strip()
-            for row, limit in zip(made, limits, strict=True)
+            for row, limit in zip(generated, limits, strict=True)
         ]
 
     def _ids(self, text: str, *, special: bool) -> list[int]:

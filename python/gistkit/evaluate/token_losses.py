@@ -32,5 +32,5 @@ def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[
         raise TypeError("contexts: expected lists of token ids, one a text, got single ids")
     with evaluating(compressor):
         memory = compressor.encode(rows)
-        read = [row[:length] for row, length in zip(rows, memory.context_lengths, strict=True)]
-        return [nats.tolist() for nats, _ in scored_tokens(compressor, memory, "ae", read)]
+        compressed = [row[:length] for row, length in zip(rows, memory.context_lengths, strict=True)]
+        return [nats.tolist() for nats, _ in scored_tokens(compressor, memory, "ae", compressed)]

@@ -199,10 +199,10 @@ def frequencies_of(decoder: PreTrainedModel) -> list[Tensor] | None:
 
 def pretrained(model: nn.Module) -> PreTrainedModel:
     """`model`, or the transformers model in it, such as the one a PEFT model wraps. TypeError if there is none."""
-    found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    if found is None:
+    transformers_model = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if transformers_model is None:
         raise TypeError(f"model: expected a transformers model, got {type(model).__name__}")
-    return found
+    return transformers_model
 
 
 def decoder_of(model: nn.Module) -> PreTrainedModel:
@@ -211,12 +211,12 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
     Refused are encoder-decoders, attention that looks ahead or across, and layers other than of full or sliding-window
     attention.
     """
-    whole = pretrained(model)
-    name = type(whole).__name__
+    language_model = pretrained(model)
+    name = type(language_model).__name__
     expected = "model: expected a transformers decoder that follows the attention interface, such as a Llama"
-    if whole.config.is_encoder_decoder:
+    if language_model.config.is_encoder_decoder:
         raise TypeError(f"{expected}, got the encoder-decoder {name}")
-    decoder = cast(Any, whole).get_decoder()
+    decoder = cast(Any, language_model).get_decoder()
     # What attach has taken was checked then.
     if isinstance(decoder, PreTrainedModel) and decoder.config._attn_implementation == ATTENTION_NAME:
         return decoder
@@ -224,9 +224,11 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
         raise TypeError(f"{expected}, got {name} with attention of its own")
     if getattr(decoder.config, "is_causal", True) is False or not parts_of(decoder).causal:
         raise TypeError(f"{expected}, got {name}, whose attention is not causal or reads an encoder")
-    others = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
-    if others:
-        raise TypeError(f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(others)}")
+    other_types = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
+    if other_types:
+        raise TypeError(
+            f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(other_types)}"
+        )
     return decoder
 
 
@@ -238,13 +240,13 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     decoder = decoder_of(model)
     attentions = parts_of(decoder).attentions
     if attentions:
-        found = {family.window_of(module) for module, family in attentions.items()}
+        widths = {family.window_of(module) for module, family in attentions.items()}
     else:
         types = getattr(decoder.config, "layer_types", None)
         # Families without layer types apply the config's window in every layer.
         slides = types is None or "sliding_attention" in types
-        found = {getattr(decoder.config, "sliding_window", None)} if slides else set()
-    return tuple(sorted(width for width in found if width is not None))
+        widths = {getattr(decoder.config, "sliding_window", None)} if slides else set()
+    return tuple(sorted(width for width in widths if width is not None))
 
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -293,8 +295,10 @@ def attach(model: Model) -> Iterator[Model]:
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
         attentions, rotaries = rope_modules(decoder)
-        own = {each: MethodType(_attention_forward(family), each) for each, family in attentions.items()}
-        undo.enter_context(forwards(own | {each: MethodType(_rotary_forward, each) for each in rotaries}))
+        own_forwards = {module: MethodType(_attention_forward(family), module) for module, family in attentions.items()}
+        undo.enter_context(
+            forwards(own_forwards | {module: MethodType(_rotary_forward, module) for module in rotaries})
+        )
         for module, layer in zip(attentions, parts_of(decoder).layers, strict=False):
             # Before the hooks that others have: one that shards weights again must not come first.
             hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
@@ -508,23 +512,27 @@ def attention(
         key, value = _behind(memory, layer, key, value)
     if extend is not None:
         key, value = extend(layer, key, value)
-    own = _layer_plan(plan, sliding_window, query, key)
-    out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap, key_bias=key_bias))
+    layer_plan = _layer_plan(plan, sliding_window, query, key)
+    out = cast(Tensor, ops.attention(query, key, value, layer_plan, scale=scaling, softcap=softcap, key_bias=key_bias))
     return out.transpose(1, 2), None
 
 
 def _behind(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [B, Hk, K + N, D]: the memory's of this layer, then the layer's own."""
-    both = []
-    for name, held, own in zip(("keys", "values"), memory[layer], (key, value), strict=True):
-        batch, heads, _, dim = own.shape
-        if held.dim() != 4 or held.shape[0] not in (1, batch) or (held.shape[1], held.shape[3]) != (heads, dim):
+    joined = []
+    for name, memory_part, own_part in zip(("keys", "values"), memory[layer], (key, value), strict=True):
+        batch, heads, _, dim = own_part.shape
+        if (
+            memory_part.dim() != 4
+            or memory_part.shape[0] not in (1, batch)
+            or (memory_part.shape[1], memory_part.shape[3]) != (heads, dim)
+        ):
             raise ValueError(
                 f"memory: expected {name} [{'1' if batch == 1 else f'1 or {batch}'}, {heads}, K, {dim}] for layer "
-                f"{layer}, got shape {tuple(held.shape)}"
+                f"{layer}, got shape {tuple(memory_part.shape)}"
             )
-        both.append(torch.cat([held.to(own).expand(batch, -1, -1, -1), own], 2))
-    return both[0], both[1]
+        joined.append(torch.cat([memory_part.to(own_part).expand(batch, -1, -1, -1), own_part], 2))
+    return joined[0], joined[1]
 
 
 def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tensor) -> Plan:
@@ -569,11 +577,11 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Non
 
 
 @contextmanager
-def forwards(own: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+def forwards(own_forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Gives instances a forward of their own, and afterwards what they had: the instance's, or else the class's."""
-    before = {module: vars(module).get("forward") for module in own}
+    before = {module: vars(module).get("forward") for module in own_forwards}
     try:
-        for module, forward in own.items():
+        for module, forward in own_forwards.items():
             # What a module's own setter does of an attribute that is no module, parameter or buffer.
             vars(module)["forward"] = forward
         yield

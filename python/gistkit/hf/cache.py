@@ -58,7 +58,7 @@ class MemoryLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends [B, H, N, D] and returns all keys and values, [B, H, K + N, D]."""
-        count, held = key_states.shape[2], self.num_keys
+        count, used = key_states.shape[2], self.num_keys
         self._added += count
         if torch.is_grad_enabled():
             # What autograd saved must not be written to.
@@ -67,10 +67,10 @@ class MemoryLayer(CacheLayerMixin):
             self.values = torch.cat([self.values.expand(rows, -1, -1, -1), value_states.to(self.values)], 2)
             self._blocks = None
             return self.keys, self.values
-        keys, values = self._room(held + count, key_states.shape[0])
-        keys[:, :, held : held + count] = key_states
-        values[:, :, held : held + count] = value_states
-        self.keys, self.values = keys[:, :, : held + count], values[:, :, : held + count]
+        keys, values = self._room(used + count, key_states.shape[0])
+        keys[:, :, used : used + count] = key_states
+        values[:, :, used : used + count] = value_states
+        self.keys, self.values = keys[:, :, : used + count], values[:, :, : used + count]
         return self.keys, self.values
 
     def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -83,9 +83,9 @@ class MemoryLayer(CacheLayerMixin):
         memory = length - self._added
         room = memory + max(self._capacity, 2 * self._added, _LEAST_ROOM)
         blocks = []
-        for held in (self.keys, self.values):
-            block = held.new_empty((rows, held.shape[1], room, held.shape[3]))
-            block[:, :, : held.shape[2]] = held
+        for tensor in (self.keys, self.values):
+            block = tensor.new_empty((rows, tensor.shape[1], room, tensor.shape[3]))
+            block[:, :, : tensor.shape[2]] = tensor
             blocks.append(block)
         self._blocks = (blocks[0], blocks[1])
         return self._blocks

@@ -70,14 +70,14 @@ def digest(weights: Iterable[tuple[str, Tensor]]) -> str:
     Raises:
         ValueError: if a weight has no values (device "meta").
     """
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, weight in sorted(weights, key=lambda item: item[0]):
         if weight.is_meta:
             raise ValueError(f"model: expected weights with values, got {name} on device meta")
-        found.update(f"{name} {tuple(weight.shape)}".encode())
+        sha.update(f"{name} {tuple(weight.shape)}".encode())
         sample = weight.detach().flatten()[_spread(weight.numel()).to(weight.device)]
-        found.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return found.hexdigest()[:_DIGITS]
+        sha.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return sha.hexdigest()[:_DIGITS]
 
 
 def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -52,9 +52,9 @@ def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model
         # After attach's own hook, which gives a plan's position ids.
         undo.callback(decoder.register_forward_pre_hook(_prepare(position), with_kwargs=True).remove)
         parts = cast(Any, decoder)
-        own: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
-        own |= {block.attn: MethodType(_attention(position), block.attn) for block in parts.h}
-        undo.enter_context(forwards(own))
+        own_forwards: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
+        own_forwards |= {block.attn: MethodType(_attention(position), block.attn) for block in parts.h}
+        undo.enter_context(forwards(own_forwards))
         yield model
 
 
@@ -75,19 +75,19 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
         batch, count = tokens.shape[:2]
         cache = kwargs.get("past_key_values")
         keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
-        mine = dict(kwargs)
+        new_kwargs = dict(kwargs)
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
             start = 0 if cache is None else cache.get_seq_length()
-            where = "cpu" if position.on_host else tokens.device
-            position_ids = torch.arange(start, start + count, device=where)[None]
-            mine["position_ids"] = position_ids.to(tokens.device)
+            positions_device = "cpu" if position.on_host else tokens.device
+            position_ids = torch.arange(start, start + count, device=positions_device)[None]
+            new_kwargs["position_ids"] = position_ids.to(tokens.device)
         if cache is not None:
             position.check_cached(position_ids)
         mask = kwargs.get("attention_mask")
         if kwargs.get("plan") is None and mask is not None and mask.dim() == 2 and not bool(mask.all()):
-            mine["plan"], mine["attention_mask"] = _padded_plan(mask, batch, count, keys), None
-        mine["encoded"] = position.prepare(position_ids)
+            new_kwargs["plan"], new_kwargs["attention_mask"] = _padded_plan(mask, batch, count, keys), None
+        new_kwargs["encoded"] = position.prepare(position_ids)
         dtype = torch.float64 if decoder.dtype == torch.float64 else torch.float32
         if position.key_bias(position_ids[:, :0], dtype) is not None:
             if kwargs.get("memory") is not None:
@@ -96,9 +96,9 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
                     "keys, got one"
                 )
             bias = cast(Tensor, position.key_bias(_key_positions(position_ids, keys), dtype))
-            given = kwargs.get("key_bias")
-            mine["key_bias"] = bias if given is None else bias + given
-        return args, mine
+            key_bias = kwargs.get("key_bias")
+            new_kwargs["key_bias"] = bias if key_bias is None else bias + key_bias
+        return args, new_kwargs
 
     return hook
 
@@ -147,15 +147,15 @@ def _padded_plan(mask: Tensor, batch: int, count: int, keys: int) -> Plan:
     """Causal attention among the real tokens of each row, which follow each other; padding sees and shows nothing."""
     if mask.shape != (batch, keys):
         raise ValueError(f"attention_mask: expected [{batch}, {keys}], got shape {tuple(mask.shape)}")
-    real = mask.bool()
+    valid = mask.bool()
     index = torch.arange(keys, device=mask.device)
-    first = index.where(real, keys).amin(1, keepdim=True)
-    last = index.where(real, -1).amax(1, keepdim=True)
-    if bool((last - first + 1 > real.sum(1, keepdim=True)).any()):
+    first = index.where(valid, keys).amin(1, keepdim=True)
+    last = index.where(valid, -1).amax(1, keepdim=True)
+    if bool((last - first + 1 > valid.sum(1, keepdim=True)).any()):
         raise ValueError("attention_mask: expected padding at the ends of rows alone, got some between their tokens")
     queries = index[keys - count :]
-    shown = real[:, keys - count :]
-    spans = torch.stack([first.expand(-1, count) * shown, (queries + 1) * shown], -1)
+    valid_queries = valid[:, keys - count :]
+    spans = torch.stack([first.expand(-1, count) * valid_queries, (queries + 1) * valid_queries], -1)
     return Plan(spans[:, :, None].to(torch.int32).contiguous(), keys)
 
 

@@ -32,8 +32,8 @@ class Keeper:
 
     def close(self) -> tuple[tuple[Tensor, Tensor], ...]:
         """What was kept, and an end of keeping: a pass that runs again in checkpointing does not hold its graph."""
-        kept, self._layers, self._closed = self.layers, {}, True
-        return kept
+        layers, self._layers, self._closed = self.layers, {}, True
+        return layers
 
     def keep(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Keeps what a layer leaves, unless it has left something before."""

@@ -32,9 +32,9 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
 def frequencies(model: nn.Module) -> list[Tensor]:
     """The frequencies [R/2] of each layer's RoPE, as the model holds them now; a ValueError if it has none known."""
     decoder = decoder_of(model)
-    found = frequencies_of(decoder)
-    if found is None:
+    inv_freqs = frequencies_of(decoder)
+    if inv_freqs is None:
         raise ValueError(
             f"model: expected one with RoPE of a known family ({', '.join(FAMILIES)}), got {decoder.config.model_type}"
         )
-    return found
+    return inv_freqs

@@ -116,12 +116,12 @@ def option(text: str) -> tuple[str, Any]:
 
 def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A method's arguments, those of `--option` among them; none may be given twice."""
-    found = dict(settings)
+    arguments = dict(settings)
     for name, value in options:
-        if name in found:
-            raise ValueError(f"--option {name}: expected one value, got {found[name]} and {value}")
-        found[name] = value
-    return found
+        if name in arguments:
+            raise ValueError(f"--option {name}: expected one value, got {arguments[name]} and {value}")
+        arguments[name] = value
+    return arguments
 
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:

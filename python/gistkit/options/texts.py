@@ -64,12 +64,12 @@ def _files(root: Path, pattern: str) -> list[Path]:
             raise FileNotFoundError(f"{root}: expected a text file or a folder of them, got none there")
         return [root]
     try:
-        found = sorted(path for path in root.glob(pattern) if path.is_file())
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
-    if not found:
+    if not paths:
         raise FileNotFoundError(f"{root}: expected files that match {pattern!r}, got none; --glob says which to take")
-    return found
+    return paths
 
 
 def _read(path: Path) -> str:
@@ -92,12 +92,14 @@ def _decode(name: str, content: bytes) -> str:
 
 def _check_targets(texts: list[Text], inputs: list[str]) -> None:
     """No memory may overwrite another, nor a text."""
-    taken: dict[Path, str] = {}
+    names_by_target: dict[Path, str] = {}
     sources = {Path(text.name).resolve() for text in texts}
     for text in texts:
         target = text.target.resolve()
-        if target in taken:
-            raise ValueError(f"{text.name}: its memory would overwrite that of {taken[target]}, {text.target}")
+        if target in names_by_target:
+            raise ValueError(
+                f"{text.name}: its memory would overwrite that of {names_by_target[target]}, {text.target}"
+            )
         if target in sources:
             raise ValueError(f"-o: expected another file than the texts, got {text.target}")
-        taken[target] = text.name
+        names_by_target[target] = text.name

@@ -65,16 +65,16 @@ class Needles(Batches):
         self.lines, self.cue, self.answer = lines, cue, answer
         self.kinds = ("code", "passage") if lines else ("passage",)
         self._digest = corpus.digest
-        train, rest = (_sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in
+        train, held_out = (_sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in
                        (corpus.train, corpus.held_out))  # fmt: skip
         self._words = _frequent_words(train)
         # Texts repeat themselves: a sentence is held out where it is nowhere trained on.
-        known = set(train)
-        rest = [sentence for sentence in dict.fromkeys(rest) if sentence not in known]
-        half = len(rest) // 2
+        trained = set(train)
+        held_out = [sentence for sentence in dict.fromkeys(held_out) if sentence not in trained]
+        half = len(held_out) // 2
         self._sentences = {
             split: [self._ids(sentence) for sentence in sentences]
-            for split, sentences in (("train", train), ("held_out", rest[:half]), ("test", rest[half:]))
+            for split, sentences in (("train", train), ("held_out", held_out[:half]), ("test", held_out[half:]))
         }
         for split, sentences in self._sentences.items():
             tokens = sum(map(len, sentences))
@@ -134,16 +134,16 @@ class Needles(Batches):
         if kind == "code":
             name, code = codes[int(random.integers(self.lines))]
             return Question(context, self._ids(f"\nWhat is the code of {name}? It is"), self._ids(code))
-        given, answer = self._passage(random, context, [text for piece, text in pieces for _ in piece])
-        return Question(context, self._ids("\n...") + given, answer)
+        cue, answer = self._passage(random, context, [text for piece, text in pieces for _ in piece])
+        return Question(context, self._ids("\n...") + cue, answer)
 
     def _text(self, random: np.random.Generator, split: str, length: int) -> list[Ids]:
         """Consecutive sentences of `length` tokens together; the last one may be cut."""
         if length < 1:
             raise ValueError(f"min_length: expected more tokens than the codes take, got {length} left for text")
         sentences = self._sentences[split]
-        left = np.cumsum([len(sentence) for sentence in reversed(sentences)])[::-1]
-        at, pieces = int(random.integers(0, int((left >= length).sum()))), []
+        remaining = np.cumsum([len(sentence) for sentence in reversed(sentences)])[::-1]
+        at, pieces = int(random.integers(0, int((remaining >= length).sum()))), []
         while length > 0:
             pieces.append(sentences[at][:length])
             length -= len(pieces[-1])
@@ -153,13 +153,13 @@ class Needles(Batches):
     def _passage(self, random: np.random.Generator, context: Ids, text: Sequence[bool]) -> tuple[Ids, Ids]:
         """A cue and what follows it, of tokens that are `text`, and a cue that stands there once, where that can be."""
         span = self.cue + self.answer
-        places = range(len(context) - span + 1)
-        plain = [at for at in places if all(text[at : at + span])] or list(places)
-        count = Counter(context[at : at + self.cue] for at in range(len(context) - self.cue + 1))
-        unique = [at for at in plain if count[context[at : at + self.cue]] == 1] or plain
-        at = int(random.choice(unique))
-        middle = at + self.cue
-        return context[at:middle], context[middle : middle + self.answer]
+        starts = range(len(context) - span + 1)
+        text_starts = [start for start in starts if all(text[start : start + span])] or list(starts)
+        count = Counter(context[start : start + self.cue] for start in range(len(context) - self.cue + 1))
+        unique_starts = [start for start in text_starts if count[context[start : start + self.cue]] == 1] or text_starts
+        start = int(random.choice(unique_starts))
+        middle = start + self.cue
+        return context[start:middle], context[middle : middle + self.answer]
 
     def _ids(self, text: str) -> Ids:
         return tuple(token_ids(self.tokenizer, text))
@@ -179,6 +179,6 @@ def _sentences(text: str) -> list[str]:
 
 def _frequent_words(sentences: Sequence[str]) -> list[str]:
     """The most frequent words of 5 to 8 small letters, in the order of the alphabet."""
-    found = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{5,8}\b", sentence))
-    ordered = sorted(found, key=lambda word: (-found[word], word))
+    counts = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{5,8}\b", sentence))
+    ordered = sorted(counts, key=lambda word: (-counts[word], word))
     return sorted(ordered[:WORDS])

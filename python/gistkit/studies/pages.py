@@ -14,14 +14,14 @@ def committed(folder: Path, study: str) -> list[list[Found]]:
     groups: list[list[Found]] = []
     paths = [*folder.glob(f"{study}.jsonl"), *folder.glob(f"{study}-*.jsonl")]
     for path in sorted(paths, key=lambda path: (path.stem.endswith("-quick"), path.name)):
-        here: list[list[Found]] = []
-        for one in read(path):
-            same = next((group for group in here if group[0].recipe == one.recipe), None)
-            if same is None:
-                here.append([one])
+        file_groups: list[list[Found]] = []
+        for run in read(path):
+            group = next((members for members in file_groups if members[0].recipe == run.recipe), None)
+            if group is None:
+                file_groups.append([run])
             else:
-                same.append(one)
-        groups += here
+                group.append(run)
+        groups += file_groups
     return groups
 
 
@@ -37,27 +37,27 @@ def machines_line(machines: Sequence[Mapping[str, Any]]) -> str:
     """The same for runs that were made on several, or at several commits, in the order of the runs."""
     lines: dict[str, list[str]] = {}
     for machine in machines:
-        where, _, commit = machine_line(machine).rpartition(", commit ")
-        lines.setdefault(where, []).append(commit)
+        machine_name, _, commit = machine_line(machine).rpartition(", commit ")
+        lines.setdefault(machine_name, []).append(commit)
     return "; ".join(
-        f"{where}, commit{'s' if len(set(commits)) > 1 else ''} {', '.join(dict.fromkeys(commits))}"
-        for where, commits in lines.items()
+        f"{machine_name}, commit{'s' if len(set(commits)) > 1 else ''} {', '.join(dict.fromkeys(commits))}"
+        for machine_name, commits in lines.items()
     )
 
 
 def made_on(group: Sequence[Found]) -> str:
     """`machines_line` of some runs."""
-    return machines_line([one.machine for one in group])
+    return machines_line([run.machine for run in group])
 
 
 def runs(group: Sequence[Found]) -> list[Any]:
     """The runs without recipe and machine."""
-    return [one.run for one in group]
+    return [saved.run for saved in group]
 
 
 def seeds(group: Sequence[Found]) -> str:
     """Such as 3 seeds."""
-    count = len({one.run.seed for one in group})
+    count = len({saved.run.seed for saved in group})
     return f"{count} seed{'s' if count > 1 else ''}"
 
 

@@ -55,11 +55,11 @@ def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
     name = lines[0]["study"]
     if name not in STUDIES:
         raise ValueError(f"{path}: expected results of one of the studies {', '.join(STUDIES)}, got study {name!r}")
-    if others := {line["study"] for line in lines} - {name}:
-        raise ValueError(f"{path}: expected results of the study {name} alone, got {others.pop()} too")
+    if other_names := {line["study"] for line in lines} - {name}:
+        raise ValueError(f"{path}: expected results of the study {name} alone, got {other_names.pop()} too")
     study = find(name)
     try:
-        found = [
+        runs = [
             Found(
                 study.run_of(line["run"]),
                 study.recipe_of(line["recipe"]),
@@ -70,7 +70,7 @@ def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: expected results of the study {name}, got others: {error!r}") from error
-    return study, found
+    return study, runs
 
 
 def read(path: Path | str) -> list[Found]:

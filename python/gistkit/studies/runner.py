@@ -75,23 +75,23 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def suited(jobs: int, cores: int) -> int:
+def suited(job_count: int, cores: int) -> int:
     """How many jobs of one thread go side by side: one a core, or more where the last round would leave cores idle."""
-    if cores == 1 or jobs <= 1:
+    if cores == 1 or job_count <= 1:
         return 1
-    return min(-(-jobs // max(1, jobs // cores)), cores + cores // 2, MOST)
+    return min(-(-job_count // max(1, job_count // cores)), cores + cores // 2, MOST)
 
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
     """With so many threads of torch's; None: as they are."""
-    before = torch.get_num_threads()
+    previous = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def _side_by_side(
@@ -103,10 +103,10 @@ def _side_by_side(
     workers: dict[Any, _Worker] = {}
     try:
         for place in range(count):
-            connection, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, packed, threads), daemon=True)
+            connection, worker_end = context.Pipe()
+            process = context.Process(target=_work, args=(worker_end, packed, threads), daemon=True)
             process.start()
-            theirs.close()
+            worker_end.close()
             workers[connection] = _Worker(process, connection, place)
         for worker in workers.values():
             worker.begin(waiting.popleft(), plan.recipe.steps)
@@ -161,8 +161,8 @@ class _Worker:
                 f"{self.job.title}: expected a run, got none: its process ended with exit code {self.process.exitcode}"
             ) from None
         if kind == "failed":
-            error, where = value
-            raise error from RuntimeError(f"in the process of {self.job.title}:\n{where}")
+            error, worker_traceback = value
+            raise error from RuntimeError(f"in the process of {self.job.title}:\n{worker_traceback}")
         if kind == "done":
             self.bar.clear()
             line = str(self.bar)

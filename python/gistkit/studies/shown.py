@@ -46,17 +46,19 @@ def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[An
     study: Study | None = None
     variants: dict[str, tuple[list[Any], Any]] = {}
     for path in map(Path, paths):
-        of, found = decoded(path, load(path))
-        if study is not None and of is not study:
-            raise ValueError(f"{path}: expected results of the study {study.name}, as {first}, got {of.name}")
-        study = of
-        for run, recipe, *_ in found:
-            runs, same = variants.setdefault(study.variant(recipe), ([], recipe))
-            if recipe != same:
-                raise ValueError(f"{path}: expected the recipe of {first}, got another {changes(same, recipe)}")
-            if run in runs:
+        file_study, runs = decoded(path, load(path))
+        if study is not None and file_study is not study:
+            raise ValueError(f"{path}: expected results of the study {study.name}, as {first}, got {file_study.name}")
+        study = file_study
+        for run, recipe, *_ in runs:
+            variant_runs, variant_recipe = variants.setdefault(study.variant(recipe), ([], recipe))
+            if recipe != variant_recipe:
+                raise ValueError(
+                    f"{path}: expected the recipe of {first}, got another {changes(variant_recipe, recipe)}"
+                )
+            if run in variant_runs:
                 raise ValueError(f"{path}: expected each run once, got some a second time")
-            runs.append(run)
+            variant_runs.append(run)
     assert study is not None
     return study, variants
 

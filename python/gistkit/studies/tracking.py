@@ -21,4 +21,4 @@ def memory_attention(compressor: Compressor, chunks: Tensor) -> list[Tensor]:
     # In physical order the memory tokens follow the context.
     with AttentionRecorder(rows=slice(length, None), reduce="mean") as recorder:
         compressor.encode(chunks)
-    return [one.weights[:, 0, :, :length].mean(0) for one in recorder.maps]
+    return [layer_map.weights[:, 0, :, :length].mean(0) for layer_map in recorder.maps]

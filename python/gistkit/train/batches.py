@@ -121,11 +121,11 @@ def texts(batch: Batch) -> Batch:
             f"batches: expected {CONTEXT} and continuation_ids alone for a language model, got {', '.join(unknown)}"
         )
     context = batch[CONTEXT]
-    rest = batch.get("continuation_ids", context[:, :0])
-    ids = torch.cat([context, rest], 1)
-    real = torch.cat([batch.get(MASK, torch.ones_like(context)).bool(), rest != IGNORE], 1)
-    order = (~real).long().argsort(dim=1, stable=True)
-    return {CONTEXT: ids.where(real, 0).gather(1, order), MASK: real.gather(1, order).long()}
+    continuation = batch.get("continuation_ids", context[:, :0])
+    ids = torch.cat([context, continuation], 1)
+    is_token = torch.cat([batch.get(MASK, torch.ones_like(context)).bool(), continuation != IGNORE], 1)
+    order = (~is_token).long().argsort(dim=1, stable=True)
+    return {CONTEXT: ids.where(is_token, 0).gather(1, order), MASK: is_token.gather(1, order).long()}
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
@@ -147,8 +147,8 @@ def split(batch: Batch, parts: int) -> list[Batch]:
 def _trim(batch: Batch) -> Batch:
     trimmed = dict(batch)
     for name, tensor in batch.items():
-        real = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
-        trimmed[name] = tensor[:, : int(real.sum(1).max())]
+        is_token = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
+        trimmed[name] = tensor[:, : int(is_token.sum(1).max())]
     return trimmed
 
 
@@ -160,15 +160,15 @@ def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = No
         bos_token: of a language model, whose "loss" of `texts` leaves it out at the start of a row.
     """
     context = _context_tokens(batch)
-    rest = _other_tokens(batch)
-    given = 0 if bos_token is None else int((batch[CONTEXT][:, 0] == bos_token).sum())
+    label_counts = _other_tokens(batch)
+    bos_count = 0 if bos_token is None else int((batch[CONTEXT][:, 0] == bos_token).sum())
     return {
         "ae": context + (batch[CONTEXT].shape[0] if end_token else 0),
         "compression": context,
-        "loss": context - given,
-        "lm": rest.get("continuation_ids", 0),
-        "qa": rest.get("answer_ids", 0),
-        "kl": rest.get("answer_ids", 0),
+        "loss": context - bos_count,
+        "lm": label_counts.get("continuation_ids", 0),
+        "qa": label_counts.get("answer_ids", 0),
+        "kl": label_counts.get("answer_ids", 0),
     }
 
 

@@ -74,9 +74,9 @@ def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: tor
         ValueError: if the file is cut short, no such state, or of a run with another identity or other parameters.
     """
     header, tensors = _read(path)
-    saved, wanted = json.loads(header["identity"]), json.loads(json.dumps(identity))
-    if saved != wanted:
-        changed = sorted(key for key in saved.keys() | wanted.keys() if saved.get(key) != wanted.get(key))
+    saved, expected = json.loads(header["identity"]), json.loads(json.dumps(identity))
+    if saved != expected:
+        changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
         raise ValueError(
             f"{path}: the saved run differs in {', '.join(changed)}; use the same settings, or another --out folder"
         )
@@ -119,11 +119,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _copy_weights(path: Path, tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:
     expected = {f"model.{name}": tuple(parameter.shape) for name, parameter in parameters}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("model.")}
-    if found != expected:
-        name = min(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("model.")}
+    if shapes != expected:
+        name = min(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
         raise ValueError(
-            f"{path}: expected {name.removeprefix('model.')} with shape {expected.get(name)}, got {found.get(name)}; "
+            f"{path}: expected {name.removeprefix('model.')} with shape {expected.get(name)}, got {shapes.get(name)}; "
             "the state is of another compressor"
         )
     with torch.no_grad():

@@ -73,9 +73,9 @@ def run(
     Raises:
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
-    found = find_preset(preset)
-    schedule = _change(found.recipe, recipe or {})
-    defaults, changes = dict(found.compressor), dict(compressor or {})
+    found_preset = find_preset(preset)
+    schedule = _change(found_preset.recipe, recipe or {})
+    defaults, changes = dict(found_preset.compressor), dict(compressor or {})
     losses = None
     if tau is not None:
         del defaults["losses"]
@@ -85,15 +85,15 @@ def run(
     else:
         losses = changes.get("losses", defaults["losses"])
         if {"qa", "kl"}.isdisjoint(check_losses(losses)) != (questions is None):
-            wanted = "a file for" if questions is None else "none without"
+            expectation = "a file for" if questions is None else "none without"
             raise ValueError(
-                f"questions: expected {wanted} the loss qa or kl, got {questions} with the losses {losses}"
+                f"questions: expected {expectation} the loss qa or kl, got {questions} with the losses {losses}"
             )
     if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
         raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
     if gists_as_means is not None and (start is not None or method != "gistpool"):
-        came = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
-        raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {came}")
+        combination = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
+        raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if method not in METHODS:
@@ -102,10 +102,10 @@ def run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         if start is None:
-            made = METHODS[method](model, **_taken(method, layout, defaults, changes))
+            new_compressor = METHODS[method](model, **_taken(method, layout, defaults, changes))
         else:
-            made = _started(Path(start), model, losses)
-    trained = made if tau is None else language_model(made, tau, segment)
+            new_compressor = _started(Path(start), model, losses)
+    trained = new_compressor if tau is None else language_model(new_compressor, tau, segment)
     # One bar, not one a process.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
@@ -125,14 +125,14 @@ def run(
         )
     # A run that goes on has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
-        _pool(made, batches, gists_as_means, progress)
+        _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, **options)
     return trainer.train(resume=resume)
 
 
-def _check_reading(tau: int, longest: int, **others: Any) -> None:
+def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
     """Refuses what a language model's training does not take, and passages in which none of the past is compressed."""
-    for name, value in others.items():
+    for name, value in arguments.items():
         if value is not None:
             raise ValueError(f"{name}: expected none beside tau, for which passages are read on, got {value}")
     if tau >= longest:
@@ -148,7 +148,10 @@ def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None
     while count < gists:
         batch = batches(step)
         mask = batch.get(MASK, torch.ones_like(batch[CONTEXT]))
-        rows = [row[kept.bool()].tolist()[: compressor.window] for row, kept in zip(batch[CONTEXT], mask, strict=True)]
+        rows = [
+            row[row_mask.bool()].tolist()[: compressor.window]
+            for row, row_mask in zip(batch[CONTEXT], mask, strict=True)
+        ]
         count += sum(-(-len(row) // compressor.chunk) for row in rows)
         contexts += rows
         step += 1
@@ -157,23 +160,25 @@ def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None
 
 def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
     """A trained compressor with other losses; None: its own."""
-    made = Compressor.from_pretrained(folder, model)
+    compressor = Compressor.from_pretrained(folder, model)
     if losses is not None:
-        made.set_losses(losses)
-    return made
+        compressor.set_losses(losses)
+    return compressor
 
 
 def _taken(method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """What of a preset and its changes a method takes."""
-    takes = METHODS[method].arguments()
-    given = dict(changes) if layout is None else {**changes, "layout": layout}
-    if unknown := sorted(given.keys() - takes):
-        raise ValueError(f"{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}")
-    return {name: value for name, value in preset.items() if name in takes} | given
+    method_arguments = METHODS[method].arguments()
+    arguments = dict(changes) if layout is None else {**changes, "layout": layout}
+    if unknown := sorted(arguments.keys() - method_arguments):
+        raise ValueError(
+            f"{unknown[0]}: expected some of {', '.join(sorted(method_arguments))} for {method}, got {unknown[0]}"
+        )
+    return {name: value for name, value in preset.items() if name in method_arguments} | arguments
 
 
 def _change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    known = {field.name for field in dataclasses.fields(recipe)}
-    if unknown := sorted(set(changes) - known):
-        raise ValueError(f"recipe: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    fields = {field.name for field in dataclasses.fields(recipe)}
+    if unknown := sorted(set(changes) - fields):
+        raise ValueError(f"recipe: expected some of {', '.join(sorted(fields))}, got {', '.join(unknown)}")
     return dataclasses.replace(recipe, **changes)

@@ -114,13 +114,13 @@ def load_corpus(
     else:
         name, documents, size = _topics() if text is None else _files(Path(text))
     train, held_out = _Stream(tokenizer), _Stream(tokenizer)
-    digest, rest = hashlib.sha256(), [b"\0"]
+    digest, held_out_parts = hashlib.sha256(), [b"\0"]
     with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for index, (source, document) in enumerate(documents):
             separator = SEPARATOR if index else b""
             cut = int(len(document) * (1 - HELD_OUT))
             digest.update(separator + document[:cut])
-            rest.append(separator + document[cut:])
+            held_out_parts.append(separator + document[cut:])
             while tokenizer is not None and cut < len(document) and document[cut] & 0xC0 == 0x80:
                 cut += 1  # not inside a character
             train.add(source, separator + document[:cut])
@@ -128,7 +128,7 @@ def load_corpus(
             bar.update(len(document))
             if limit is not None and train.count >= limit:
                 break
-    digest.update(b"".join(rest))
+    digest.update(b"".join(held_out_parts))
     train_ids, held_out_ids = train.finish()[:limit], held_out.finish()
     ids = torch.from_numpy(train_ids), torch.from_numpy(held_out_ids)
     return Corpus(name, *ids, digest.hexdigest()[:12], tokenizer)
@@ -140,12 +140,12 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
         return list(text.encode())
     # verbose: a transformers tokenizer warns of texts longer than its model takes.
     options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
-    found = tokenizer(text, **options)
-    found = found["input_ids"] if hasattr(found, "keys") else found
-    ids = np.asarray(found)
+    output = tokenizer(text, **options)
+    output = output["input_ids"] if hasattr(output, "keys") else output
+    ids = np.asarray(output)
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise TypeError(
-            f"tokenizer: expected a list of integers for a string, got {type(found).__name__} with shape {ids.shape}"
+            f"tokenizer: expected a list of integers for a string, got {type(output).__name__} with shape {ids.shape}"
         )
     return ids.astype(np.int64).tolist()
 

@@ -45,9 +45,9 @@ class Metrics:
             self._board = _summary_writer(folder / "tensorboard", step)
         path = folder / "metrics.jsonl"
         if path.exists():
-            kept = [record for record in read_metrics(path) if step and record["step"] <= step]
+            records = [record for record in read_metrics(path) if step and record["step"] <= step]
             with replacing(path) as partial:
-                partial.write_text("".join(json.dumps(record) + "\n" for record in kept), "utf-8")
+                partial.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:

@@ -78,13 +78,13 @@ class Passes:
             accelerator.num_processes,
             accelerator.gradient_accumulation_steps,
         )
-        whole = self._counts(batch)
+        batch_counts = self._counts(batch)
         parts = split(batch, world * passes)
         total = torch.zeros(len(self.names), device=accelerator.device)
         for part in parts[rank::world]:
             with accelerator.accumulate(self.module):
                 # Of the tokens that a loss is the mean over, the share in this part.
-                losses = self._losses(part) * (self._counts(part) / whole.clamp(min=1)).to(total)
+                losses = self._losses(part) * (self._counts(part) / batch_counts.clamp(min=1)).to(total)
                 # Accelerate takes the mean over passes and processes; this is a sum.
                 accelerator.backward(self.mean(losses) * len(parts))
             total += losses.detach()

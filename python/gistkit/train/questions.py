@@ -70,9 +70,9 @@ class QuestionAnswering(Batches):
         contexts = list(dict.fromkeys(row.context for row in rows))
         if len(contexts) < 2:
             raise ValueError(f"examples: expected at least 2 different contexts, one to hold out, got {len(contexts)}")
-        kept = set(contexts[-max(1, int(len(contexts) * HELD_OUT)) :])
-        self._train = [row for row in rows if row.context not in kept]
-        self._held_out = [row for row in rows if row.context in kept]
+        held_out_contexts = set(contexts[-max(1, int(len(contexts) * HELD_OUT)) :])
+        self._train = [row for row in rows if row.context not in held_out_contexts]
+        self._held_out = [row for row in rows if row.context in held_out_contexts]
         self.size = size
         self.seed = seed
         values = [(row.context, row.question, row.answer) for row in rows]
@@ -81,14 +81,16 @@ class QuestionAnswering(Batches):
     def __call__(self, step: int) -> Batch:
         """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
         count = len(self._train)
-        where = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
-        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in where}
-        return collate([self._train[orders[epoch][index]] for epoch, index in where])
+        epochs_and_indices = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
+        orders = {
+            epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in epochs_and_indices
+        }
+        return collate([self._train[orders[epoch][index]] for epoch, index in epochs_and_indices])
 
     def held_out(self, rows: int) -> list[Batch]:
         """Questions about the held-out contexts, in their own order."""
-        chosen = self._held_out[:rows]
-        return [collate(chosen[start : start + self.size]) for start in range(0, len(chosen), self.size)]
+        questions = self._held_out[:rows]
+        return [collate(questions[start : start + self.size]) for start in range(0, len(questions), self.size)]
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -83,15 +83,17 @@ def adamw(
         learning_rate: of parameters; a group's own, over this one, is its "factor" in the optimizer's groups.
         weight_decay, betas: of AdamW.
     """
-    given: list[Any] = list(parameters)
-    wanted: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given, "lr": learning_rate}]
+    items: list[Any] = list(parameters)
+    input_groups: list[Any] = (
+        items if items and isinstance(items[0], Mapping) else [{"params": items, "lr": learning_rate}]
+    )
     groups = []
-    for group in wanted:
+    for group in input_groups:
         common = {"lr": group["lr"], "factor": group["lr"] / learning_rate}
         for axes, decay in ((range(2, 99), weight_decay), (range(2), 0.0)):
-            mine = [parameter for parameter in group["params"] if parameter.dim() in axes]
-            if mine:
-                groups.append({"params": mine, "weight_decay": decay, **common})
+            members = [parameter for parameter in group["params"] if parameter.dim() in axes]
+            if members:
+                groups.append({"params": members, "weight_decay": decay, **common})
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
 
 

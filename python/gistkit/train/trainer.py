@@ -162,23 +162,27 @@ class Trainer:
         with self._ready():
             first = self._load(states[-1]) if states else 0
             metrics = Metrics(self.out, step=first, tensorboard=self.tensorboard, write=main)
-            shown = self.progress and main
+            show_bar = self.progress and main
             bar = tqdm(
-                total=recipe.steps, initial=min(first, recipe.steps), unit="step", dynamic_ncols=True, disable=not shown
+                total=recipe.steps,
+                initial=min(first, recipe.steps),
+                unit="step",
+                dynamic_ncols=True,
+                disable=not show_bar,
             )
             try:
                 if first == 0:
                     self._evaluate(0, metrics)
                 for step in range(first, recipe.steps):
                     record = self._update(step)
-                    done = step + 1
+                    steps_done = step + 1
                     metrics.write(record)
                     bar.update()
                     bar.set_postfix_str(_postfix(record, self._found))
-                    if self.eval_every and (done % self.eval_every == 0 or done == recipe.steps):
-                        self._evaluate(done, metrics)
-                    if done % self.save_every == 0 or done == recipe.steps:
-                        self._save(done)
+                    if self.eval_every and (steps_done % self.eval_every == 0 or steps_done == recipe.steps):
+                        self._evaluate(steps_done, metrics)
+                    if steps_done % self.save_every == 0 or steps_done == recipe.steps:
+                        self._save(steps_done)
             finally:
                 bar.close()
                 metrics.close()
@@ -235,10 +239,10 @@ class Trainer:
 
     def _diverged(self, step: int, values: dict[str, float]) -> str:
         states = checkpoint.find(self.out)
-        kept = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
-        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        checkpoint_note = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         return (
-            f"loss: expected finite numbers, got {found} in step {step + 1}; {kept}. "
+            f"loss: expected finite numbers, got {figures} in step {step + 1}; {checkpoint_note}. "
             "A lower learning rate or more warm-up steps may help"
         )
 
@@ -249,8 +253,8 @@ class Trainer:
         self._calibrate(step, self.held_out)
         self.compressor.eval()
         losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
-        found = dict(zip(self._passes.names, losses.tolist(), strict=True))
-        self._found = {"loss": float(self._passes.mean(losses)), **found}
+        held_out = dict(zip(self._passes.names, losses.tolist(), strict=True))
+        self._found = {"loss": float(self._passes.mean(losses)), **held_out}
         if self.measure is not None:
             with torch.no_grad():
                 self._found |= self.measure(self.compressor)
@@ -289,5 +293,5 @@ class Trainer:
 
 
 def _postfix(record: Record, held_out: dict[str, float]) -> str:
-    shown = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
-    return f"{shown}, held-out {held_out['loss']:.3f}" if held_out else shown
+    text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
+    return f"{text}, held-out {held_out['loss']:.3f}" if held_out else text

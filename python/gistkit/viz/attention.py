@@ -64,13 +64,13 @@ def draw_attention(
     if not weights.size:
         raise ValueError(f"recorded: expected a map with queries and keys, got {list(weights.shape)}")
     rows, keys = len(recorded.rows), int(recorded.key_edges[-1])
-    drawn, ax = axes_of(ax, (6.2, 5.2))
-    seen = np.ma.masked_equal(weights, 0)
-    norm, extend = _norm(seen, scale)
+    result, ax = axes_of(ax, (6.2, 5.2))
+    visible = np.ma.masked_equal(weights, 0)
+    norm, extend = _norm(visible, scale)
     # The last block may be smaller: it is cut off by the limits.
     height, width = (int(edges[1]) * (len(edges) - 1) for edges in (recorded.row_edges, recorded.key_edges))
     image = ax.imshow(
-        seen, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, width, height, 0)
+        visible, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, width, height, 0)
     )
     ax.set(xlim=(0, keys), ylim=(rows, 0), xlabel="key", ylabel="query")
     present = {*_strip(ax, "x", "key_roles", key_roles, keys), *_strip(ax, "y", "query_roles", query_roles, rows)}
@@ -84,10 +84,10 @@ def draw_attention(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
     blocked = int(recorded.key_edges[1]) > 1 or int(recorded.row_edges[1]) > 1
     ax.figure.colorbar(image, ax=ax, label="share of attention" if blocked else "attention weight", extend=extend)
-    which = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
-    heading = f"Layer {recorded.layer}, {which}" if title is None else title
+    head_name = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
+    heading = f"Layer {recorded.layer}, {head_name}" if title is None else title
     ax.set_title(heading, loc="left", pad=22 if present else None)
-    return drawn
+    return result
 
 
 def draw_memory_map(
@@ -111,13 +111,13 @@ def draw_memory_map(
     Paper: Position IDs Matter, Section 5.2 and Figures 6 and 7.
     """
     values = torch.as_tensor(np.asarray(weights, dtype=np.float64))
-    found = measure_tracking(values)
+    tracking = measure_tracking(values)
     memory, context = values.shape
     ratio = context / memory if ratio is None else ratio
     if not ratio > 0:
         raise ValueError(f"ratio: expected context tokens above 0, got {ratio:g}")
     single = ax is None
-    drawn, ax = axes_of(ax, (5.6, 3.0))
+    result, ax = axes_of(ax, (5.6, 3.0))
     total = values.sum(-1, keepdim=True)
     share = (values / total.where(total > 0, 1)).numpy()
     image = ax.imshow(share, aspect="auto", cmap="magma_r", vmin=0, vmax=1 / ratio, interpolation="nearest")
@@ -126,8 +126,8 @@ def draw_memory_map(
     ax.set(xlim=(-0.5, context - 0.5), ylim=(memory - 0.5, -0.5))
     ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     text = (
-        f"peak moves {_slope(found.peak_slope, ' tokens')}, centre {_slope(found.slope)}\n"
-        f"even: {_slope(ratio)}; focus {found.own_segment:.0%} (flat: {1 / memory:.0%})"
+        f"peak moves {_slope(tracking.peak_slope, ' tokens')}, centre {_slope(tracking.slope)}\n"
+        f"even: {_slope(ratio)}; focus {tracking.own_segment:.0%} (flat: {1 / memory:.0%})"
     )
     ax.set_title(text, loc="left", fontsize=8)
     if title is not None:
@@ -135,7 +135,7 @@ def draw_memory_map(
     if single:
         ax.set(xlabel="context token", ylabel="memory token")
         ax.figure.colorbar(image, ax=ax, label="share of attention", extend="max")
-    return drawn
+    return result
 
 
 def draw_memory_attention(
@@ -148,17 +148,17 @@ def draw_memory_attention(
         ratio: context tokens a memory token stands for; None is L / M.
         first_layer: number of the first layer given.
     """
-    if not maps or not all(len(one) for one in maps.values()):
+    if not maps or not all(len(layer_maps) for layer_maps in maps.values()):
         raise ValueError(f"maps: expected at least one layout and a layer of each, got {list(maps) or 'none'}")
     # Panels share their axes and colours.
-    shapes = {np.shape(weights) for one in maps.values() for weights in one}
+    shapes = {np.shape(weights) for layer_maps in maps.values() for weights in layer_maps}
     if len(shapes) > 1:
         raise ValueError(f"maps: expected weights [M, L] of one shape, got {', '.join(map(str, sorted(shapes)))}")
-    layers = max(len(one) for one in maps.values())
+    layers = max(len(layer_maps) for layer_maps in maps.values())
     figure = Picture(figsize=(max(5.6, 1.2 + 3.6 * len(maps)), 1.2 + 2.0 * layers), layout="constrained", dpi=120)
     grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
-    for column, (layout, one) in enumerate(maps.items()):
-        for row, weights in enumerate(one):
+    for column, (layout, layer_maps) in enumerate(maps.items()):
+        for row, weights in enumerate(layer_maps):
             axes = grid[row][column]
             draw_memory_map(weights, ratio=ratio, title=None if row else layout.upper(), ax=axes)
             if row == layers - 1:
@@ -186,15 +186,17 @@ def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
     return numbers.index(number)
 
 
-def _norm(seen: Any, scale: str) -> tuple[Normalize, str]:
+def _norm(visible: Any, scale: str) -> tuple[Normalize, str]:
     """Colours of weights, and at which ends of the scale some are beyond it."""
-    there = seen.compressed()
-    if not there.size:
+    values = visible.compressed()
+    if not values.size:
         return Normalize(0, 1), "neither"
-    highest = float(there.max())
+    highest = float(values.max())
     if scale == "log":
-        return LogNorm(highest * FAINTEST, highest, clip=True), "min" if there.min() < highest * FAINTEST else "neither"
-    limit = float(np.quantile(there, 0.98))
+        return LogNorm(
+            highest * FAINTEST, highest, clip=True
+        ), "min" if values.min() < highest * FAINTEST else "neither"
+    limit = float(np.quantile(values, 0.98))
     return Normalize(0, limit), "max" if highest > limit else "neither"
 
 

@@ -66,8 +66,8 @@ def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: s
         ValueError: if the layout has too many tokens, or `tokens` another number.
     """
     _check_count("layout_page", "a layout", len(layout))
-    its = Tokens(tokens, layout.roles, layout.positions)
-    both = _side("layout_page", "tokens", its, len(layout), physical_order(layout))
+    layout_tokens = Tokens(tokens, layout.roles, layout.positions)
+    side = _side("layout_page", "tokens", layout_tokens, len(layout), physical_order(layout))
     mask = layout.dense_mask()
     palette = ["#FFFFFF"]
     for role in Role:
@@ -75,8 +75,8 @@ def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: s
     return MatrixPage(
         title=title or layout.name or "layout",
         notes=f"{len(layout)} tokens; {mask.mean():.1%} of the pairs are seen, in the colour of the key.",
-        queries=both,
-        keys=both,
+        queries=side,
+        keys=side,
         cells={"mask": np.where(mask, SHADES * (layout.roles + 1), 0).astype(np.uint8)},
         palette=palette,
         shades=SHADES,
@@ -107,9 +107,9 @@ def attention_page(
         TypeError: if a token is no string.
         ValueError: for other weights, too many of them, or tokens, roles or positions of another number.
     """
-    named = weights if isinstance(weights, Mapping) else {"weights": weights}
-    maps = {name: np.asarray(its, np.float32) for name, its in named.items()}
-    shapes = {its.shape for its in maps.values()}
+    named_weights = weights if isinstance(weights, Mapping) else {"weights": weights}
+    maps = {name: np.asarray(weight_map, np.float32) for name, weight_map in named_weights.items()}
+    shapes = {weight_map.shape for weight_map in maps.values()}
     shape = next(iter(shapes), ())
     if len(shapes) != 1 or len(shape) != 2 or 0 in shape:
         raise ValueError(f"attention_page: expected weights [Nq, Nk], all of one shape, got shapes {sorted(shapes)}")
@@ -120,8 +120,8 @@ def attention_page(
             f"attention_page: expected at most {MOST_CELLS} weights, got {len(maps)} maps of {rows} x {width}"
         )
     query_side = _side("attention_page", "queries", queries or Tokens(), rows)
-    same = rows == width and (keys is None or keys is queries)
-    key_side = query_side if same else _side("attention_page", "keys", keys or Tokens(), width)
+    self_attention = rows == width and (keys is None or keys is queries)
+    key_side = query_side if self_attention else _side("attention_page", "keys", keys or Tokens(), width)
     darkest, lightest = 255.0, _level(LIGHTEST)
     shades = np.clip((np.arange(1, 256) - lightest) / (darkest - lightest), 0, 1)
     return MatrixPage(
@@ -129,7 +129,7 @@ def attention_page(
         notes=f"{rows} queries, {width} keys; weights to 3 %, white where there is none.",
         queries=query_side,
         keys=key_side,
-        cells={name: _levels(its) for name, its in maps.items()},
+        cells={name: _levels(weight_map) for name, weight_map in maps.items()},
         palette=["#FFFFFF", *(Magma256[255 - round(255 * shade)] for shade in shades)],
         shades=255,
         mean=False,

@@ -46,13 +46,13 @@ def draw_similarity(
         trained: positions below it were trained on; a dashed line marks it.
         ax: axes to draw the map of a single encoder into.
     """
-    shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
-    _check(shown)
-    if ax is not None and len(shown) > 1:
-        raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(shown)}")
-    figure = Picture(figsize=(1.2 + 3.6 * len(shown), 3.9), layout="constrained") if ax is None else ax.figure
-    grid = figure.subplots(1, len(shown), squeeze=False)[0] if ax is None else [ax]
-    for axes, (title, rows) in zip(grid, shown.items(), strict=True):
+    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    _check(arrays)
+    if ax is not None and len(arrays) > 1:
+        raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(arrays)}")
+    figure = Picture(figsize=(1.2 + 3.6 * len(arrays), 3.9), layout="constrained") if ax is None else ax.figure
+    grid = figure.subplots(1, len(arrays), squeeze=False)[0] if ax is None else [ax]
+    for axes, (title, rows) in zip(grid, arrays.items(), strict=True):
         image = axes.imshow(similarities(rows, scale=scale), cmap="magma", interpolation="nearest")
         axes.set(title=title, xlabel="position p'")
         if trained is not None:
@@ -79,9 +79,9 @@ def draw_grid_similarity(
         points: the positions p, (row, column); by default the middle and the four corners' neighbourhoods.
         scale: see `similarities`.
     """
-    shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
-    _check(shown, dims=3)
-    height, width = next(iter(shown.values())).shape[:2]
+    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    _check(arrays, dims=3)
+    height, width = next(iter(arrays.values())).shape[:2]
     if points is None:
         far = (height - 1 - height // 5, width - 1 - width // 5)
         points = [(i, j) for i in (height // 5, far[0]) for j in (width // 5, far[1])]
@@ -89,9 +89,9 @@ def draw_grid_similarity(
     for i, j in points:
         if not (0 <= i < height and 0 <= j < width):
             raise ValueError(f"points: expected positions within {height} x {width}, got {(i, j)}")
-    figure = Picture(figsize=(0.5 + 1.9 * len(points), 0.3 + 2.1 * len(shown)), layout="constrained")
-    grid = figure.subplots(len(shown), len(points), squeeze=False)
-    for row, (title, maps) in zip(grid, shown.items(), strict=True):
+    figure = Picture(figsize=(0.5 + 1.9 * len(points), 0.3 + 2.1 * len(arrays)), layout="constrained")
+    grid = figure.subplots(len(arrays), len(points), squeeze=False)
+    for row, (title, maps) in zip(grid, arrays.items(), strict=True):
         flat = maps.reshape(-1, maps.shape[-1])
         for axes, (i, j) in zip(row, points, strict=True):
             image = similarities(maps[i, j][None], flat, scale=scale).reshape(height, width)

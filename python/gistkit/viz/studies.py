@@ -37,7 +37,7 @@ def draw_loss_curves(
         legend: what the lines are, over their names.
         ax: axes to draw into.
     """
-    drawn, axes = axes_of(ax, (6.4, 4.0))
+    result, axes = axes_of(ax, (6.4, 4.0))
     for index, (layout, seeds) in enumerate(curves.items()):
         steps = [step for step, *_ in seeds[0]]
         losses = np.array([[loss for _, loss, _ in curve] for curve in seeds])
@@ -52,4 +52,4 @@ def draw_loss_curves(
     axes.set_title("Reconstructing a context from memory tokens", loc="left")
     axes.legend(frameon=False, title=legend)
     tidy(axes)
-    return drawn
+    return result

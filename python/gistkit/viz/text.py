@@ -60,23 +60,23 @@ def text_html(
 
     Paper: Dodo, Figure 7.
     """
-    values, chosen, shades = _checked("text_html", tokens, scores, selected, scale)
+    values, is_nugget, shades = _checked("text_html", tokens, scores, selected, scale)
     # Notebooks would set what stands between dollar signs as a formula.
     lines = ['<div class="mathjax_ignore tex2jax_ignore" style="line-height:1.7">']
     if title:
         lines.append(f'<div style="font-weight:bold">{escape(title)}</div>')
     pieces = [
         _element(nugget, shade, f"{label} {value:.4g}{', nugget' if nugget else ''}", _html(token))
-        for token, value, shade, nugget in zip(tokens, values, shades, chosen, strict=True)
+        for token, value, shade, nugget in zip(tokens, values, shades, is_nugget, strict=True)
     ]
     # The text stands in one line of the source: a break there would show.
     lines.append(f'<div style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(pieces)}</div>')
     blank = "&nbsp;&nbsp;&nbsp;"
-    ramps = ["".join(_element(kind, step / 4, "", blank) for step in range(5)) for kind in _kinds(chosen)]
-    least, note = (values.min(), ", shaded by rank") if scale == "rank" else (0.0, "")
-    legend = f"{escape(label)} {least:.4g} {ramps[0]} {values.max():.4g}{note}"
+    ramps = ["".join(_element(kind, step / 4, "", blank) for step in range(5)) for kind in _kinds(is_nugget)]
+    lowest, note = (values.min(), ", shaded by rank") if scale == "rank" else (0.0, "")
+    legend = f"{escape(label)} {lowest:.4g} {ramps[0]} {values.max():.4g}{note}"
     if selected is not None:
-        legend += f"; {ramps[1]} nuggets: {sum(map(bool, chosen))} of {len(tokens)} tokens"
+        legend += f"; {ramps[1]} nuggets: {sum(map(bool, is_nugget))} of {len(tokens)} tokens"
     lines.append(f'<div style="font-size:85%;margin-top:.5em">{legend}</div>\n</div>')
     return "\n".join(lines)
 
@@ -125,7 +125,7 @@ def draw_text(
 
     Paper: Dodo, Figure 7.
     """
-    values, chosen, shades = _checked("draw_text", tokens, scores, selected, scale)
+    values, is_nugget, shades = _checked("draw_text", tokens, scores, selected, scale)
     columns = at_least("draw_text", "columns", columns, 20)
     pieces = list(flow(tokens, columns))
     lines = pieces[-1].line + 1
@@ -139,17 +139,17 @@ def draw_text(
     axes.set(xlim=(0, columns), ylim=(lines, 0))
     axes.set_axis_off()
     for token, line, column, text in pieces:
-        colour = RAMPS[chosen[token]](shades[token])
+        colour = RAMPS[is_nugget[token]](shades[token])
         box = Rectangle((column, line + 0.06), width_of(text), 0.88, facecolor=colour, edgecolor="white", linewidth=0.8)
         axes.add_patch(box)
-        weight = "bold" if chosen[token] else "normal"
+        weight = "bold" if is_nugget[token] else "normal"
         axes.text(column, line + 0.7, text, weight=weight, family="monospace", fontsize=9, parse_math=False)
     if title:
         figure.text(MARGIN / width, 1 - 0.2 / height, title, fontsize=12, va="top", parse_math=False)
     # A bar's name needs an inch.
-    kinds, left = _kinds(chosen), 2 * MARGIN if selected is None else 1.0
+    kinds, bar_left = _kinds(is_nugget), 2 * MARGIN if selected is None else 1.0
     bars = figure.add_axes(
-        (left / width, 0.5 / height, (min(width, 6.4) - left - 2 * MARGIN) / width, 0.18 * len(kinds) / height)
+        (bar_left / width, 0.5 / height, (min(width, 6.4) - bar_left - 2 * MARGIN) / width, 0.18 * len(kinds) / height)
     )
     ramp, ticks = np.linspace(0, 1, 256), np.linspace(0, 1, 5)
     bars.imshow(
@@ -168,9 +168,9 @@ def draw_text(
     return figure
 
 
-def _kinds(chosen: Sequence[bool | None]) -> tuple[bool | None, ...]:
+def _kinds(is_nugget: Sequence[bool | None]) -> tuple[bool | None, ...]:
     """Whose shades a legend explains."""
-    return (None,) if chosen[0] is None else (False, True)
+    return (None,) if is_nugget[0] is None else (False, True)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -196,9 +196,9 @@ def _checked(
     if np.isnan(values).any():
         raise ValueError(f"{function}: expected scores to be numbers, got NaN at token {np.isnan(values).argmax()}")
     one_of(function, "scale", scale, ("rank", "linear"))
-    unfit = ~np.isfinite(values) | (values < 0)
-    if scale == "linear" and unfit.any():
-        at = int(unfit.argmax())
+    invalid = ~np.isfinite(values) | (values < 0)
+    if scale == "linear" and invalid.any():
+        at = int(invalid.argmax())
         raise ValueError(
             f"{function}: expected finite scores >= 0 for a linear scale, got {values[at]:g} at token {at}"
         )
@@ -210,9 +210,9 @@ def _checked(
 
 def checked_selected(function: str, selected: ArrayLike, count: int) -> NDArray[np.bool_]:
     """`selected` as bool [count]."""
-    chosen = np.asarray(selected)
-    if chosen.dtype != bool:
-        raise TypeError(f"{function}: expected selected of dtype bool, got {chosen.dtype}")
-    if chosen.shape != (count,):
-        raise ValueError(f"{function}: expected selected of shape [{count}], one a token, got {list(chosen.shape)}")
-    return chosen
+    is_nugget = np.asarray(selected)
+    if is_nugget.dtype != bool:
+        raise TypeError(f"{function}: expected selected of dtype bool, got {is_nugget.dtype}")
+    if is_nugget.shape != (count,):
+        raise ValueError(f"{function}: expected selected of shape [{count}], one a token, got {list(is_nugget.shape)}")
+    return is_nugget

@@ -77,5 +77,5 @@ class NoContext(InPlace):
         """What a table calls it."""
         return type(self).__name__
 
-    def _read(self, whole: Rows) -> Rows:
-        return Rows(whole.ids[:, :1], (1,) * whole.batch_size)
+    def _read(self, rows: Rows) -> Rows:
+        return Rows(rows.ids[:, :1], (1,) * rows.batch_size)

@@ -106,13 +106,13 @@ class Dodo(InPlace):
     @property
     def threshold(self) -> float:
         """Lambda: the score that nuggets of a `MixedResolution` are above (Equation 8)."""
-        found = rule_threshold(self.selection, self.chunk) if self._threshold is None else self._threshold
-        if found is None:
+        threshold = rule_threshold(self.selection, self.chunk) if self._threshold is None else self._threshold
+        if threshold is None:
             raise ValueError(
                 "threshold: expected one for this selection, which sampled text has to tell, got None; see "
                 "MixedResolution.calibrate"
             )
-        return found
+        return threshold
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
@@ -142,37 +142,37 @@ class Dodo(InPlace):
             keep: is given what these layers make, if there is such a pass.
         """
         if self.scorer is None:
-            places = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
-            return rule_scores(self.selection, rows.ids, places, self.chunk, self.delimiters)
+            indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
+            return rule_scores(self.selection, rows.ids, indices, self.chunk, self.delimiters)
         with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
             hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
         return self.scorer(hidden)  # type: ignore[no-any-return]
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
-        read = self.with_bos(rows)
-        self.lm.check_positions("input_ids", max(read.lengths) - 1)
-        plan = self.lm.causal_plan(read.ids.shape[1])
-        scores = self.scores(read, plan)
-        return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan)
+        input_rows = self.with_bos(rows)
+        self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
+        plan = self.lm.causal_plan(input_rows.ids.shape[1])
+        scores = self.scores(input_rows, plan)
+        return self.encode_nuggets(rows, self.nuggets(input_rows, scores), scores, plan=plan)
 
     @torch.no_grad()
-    def whole_scores(self, read: Rows) -> Tensor:
+    def whole_scores(self, input_rows: Rows) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS, as `encode` makes them: each token has read all before it."""
-        return self.scores(read, self.lm.causal_plan(read.ids.shape[1]))
+        return self.scores(input_rows, self.lm.causal_plan(input_rows.ids.shape[1]))
 
-    def nuggets(self, read: Rows, scores: Tensor) -> Nuggets:
+    def nuggets(self, input_rows: Rows, scores: Tensor) -> Nuggets:
         """The tokens of rows behind BOS that stay, by their scores [B, N]; indices count BOS, which is none of them."""
         # A ratio as large as the text leaves the last token.
         ratio = scores.shape[1] if self.selection == "none" else self.chunk
-        ragged = min(read.lengths) < scores.shape[1]
-        chosen = top_nuggets(scores[:, 1:], ratio, read.valid[:, 1:] if ragged else None)
-        return Nuggets(chosen.index + 1, chosen.counts)
+        ragged = min(input_rows.lengths) < scores.shape[1]
+        nuggets = top_nuggets(scores[:, 1:], ratio, input_rows.valid[:, 1:] if ragged else None)
+        return Nuggets(nuggets.index + 1, nuggets.counts)
 
     def encode_nuggets(
         self,
         rows: Rows,
-        chosen: Nuggets,
+        nuggets: Nuggets,
         scores: Tensor | None = None,
         *,
         plan: Plan | None = None,
@@ -181,29 +181,29 @@ class Dodo(InPlace):
 
         Args:
             rows: contexts, as `contexts` returns them.
-            chosen: nuggets, by their places in the rows behind BOS; the last token is that of each row.
+            nuggets: nuggets, by their places in the rows behind BOS; the last token is that of each row.
             scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
             plan: causal attention over the rows, with the model's sliding windows; None: is made.
         """
-        read = self.with_bos(rows)
-        plan = self.lm.causal_plan(read.ids.shape[1]) if plan is None else plan
-        index = F.pad(chosen.index, (1, 0))
+        input_rows = self.with_bos(rows)
+        plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
+        index = F.pad(nuggets.index, (1, 0))
         keep = hf.KeptKeys(index)
-        out = self.lm.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, keep=keep)
+        out = self.lm.run(self._encoder, inputs_embeds=self.embed(input_rows.ids), plan=plan, keep=keep)
         hidden = out.last_hidden_state.take_along_dim(index[..., None], 1)
-        last = torch.tensor(read.lengths, device=index.device)[:, None] - 1
+        last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
         bias = None
         if scores is not None and scores.requires_grad:
             # BOS and the last token stay whatever their scores, and get no gradient.
             bias = straight_through(scores.gather(1, index)).masked_fill((index == last) | (index == 0), 0)
-        lengths = tuple(count + 1 for count in chosen.counts)
-        real = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
+        lengths = tuple(count + 1 for count in nuggets.counts)
+        valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         memory = Memory(
             source=self.source,
             lengths=lengths,
             context_lengths=rows.lengths,
-            positions=index.cpu().where(real, 0),
-            starts=read.lengths,
+            positions=index.cpu().where(valid, 0),
+            starts=input_rows.lengths,
             layers=keep.close(),
             last=out.last_hidden_state.take_along_dim(last[..., None], 1)[:, 0],
             key_bias=bias,
@@ -230,13 +230,13 @@ def _number(name: str, value: float | None) -> float | None:
     return float(value)
 
 
-def rule_scores(rule: Rule, ids: Tensor, places: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
+def rule_scores(rule: Rule, ids: Tensor, indices: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
     """Scores of a rule that is not learned; each token's depends on itself and its place alone.
 
     Args:
         rule: "strided": every `ratio`-th token; "random": any, the same ones whenever the text is the same;
             "delimiters": tokens of `delimiters`, and at random among them or beyond them; "none": no token.
-        ids, places: int64 of one shape, tokens and their places in the context, from 0.
+        ids, indices: int64 of one shape, tokens and their places in the context, from 0.
         ratio: tokens a nugget.
         delimiters: token ids.
 
@@ -246,8 +246,8 @@ def rule_scores(rule: Rule, ids: Tensor, places: Tensor, ratio: int, delimiters:
     if rule == "none":
         return torch.zeros(ids.shape, device=ids.device)
     if rule == "strided":
-        return ((places + 1) % ratio == 0).float()
-    score = _uniform(ids, places)
+        return ((indices + 1) % ratio == 0).float()
+    score = _uniform(ids, indices)
     if rule == "delimiters":
         score = score + torch.isin(ids, torch.tensor(delimiters, device=ids.device))
     return score
@@ -258,9 +258,9 @@ def rule_threshold(rule: Rule, ratio: int) -> float | None:
     return {"strided": 0.5, "random": math.nextafter(1 - 1 / ratio, -1), "none": math.inf}.get(rule)
 
 
-def _uniform(ids: Tensor, places: Tensor) -> Tensor:
+def _uniform(ids: Tensor, indices: Tensor) -> Tensor:
     """Numbers in [0, 1) that look drawn, by a token and its place (the finaliser of MurmurHash3)."""
-    mixed = ids * 0x9E3779B1 + places * 0x85EBCA77 + 1
+    mixed = ids * 0x9E3779B1 + indices * 0x85EBCA77 + 1
     for factor in (0x7F51AFD7ED558CCD - 2**62, 0x44CEB9FE1A85EC53):
         mixed = (mixed ^ (mixed >> 33 & 0x7FFFFFFF)) * factor
     return (mixed >> 29 & _MASK).float() / (_MASK + 1)

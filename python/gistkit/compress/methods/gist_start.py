@@ -91,19 +91,19 @@ class _Fit:
     """
 
     def __init__(
-        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, done: Callable[[], Any]
+        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, on_end: Callable[[], Any]
     ) -> None:
-        self.layer, self.maps, self.batch, self.ridge, self.done = layer, maps, batch, ridge, done
+        self.layer, self.maps, self.batch, self.ridge, self.done = layer, maps, batch, ridge, on_end
         self.error = float("nan")
 
     @contextmanager
     def hooks(self, below: nn.Module) -> Iterator[None]:
         """Solves inside; the MLP is that of the layer `below` up to its last map."""
         self.below = below
-        last = [self.maps[name] for name in ("self_attn.o_proj", "mlp.down_proj")]
+        last_maps = [self.maps[name] for name in ("self_attn.o_proj", "mlp.down_proj")]
         handles = [
             self.layer.register_forward_pre_hook(self._enter),
-            *[each.register_forward_pre_hook(self._solve) for each in last],
+            *[module.register_forward_pre_hook(self._solve) for module in last_maps],
             self.layer.register_forward_hook(self._leave),
         ]
         try:
@@ -116,18 +116,18 @@ class _Fit:
         hidden = args[0]
         counts = torch.tensor(self.batch.lengths, device=hidden.device)[:, None] - 1
         self.real = torch.arange(int(counts.max()), device=hidden.device) < counts
-        mean = ops.window_pool(hidden[:, self.batch.context], windows=self.batch.windows)
+        window_mean = ops.window_pool(hidden[:, self.batch.context], windows=self.batch.windows)
         self.precision = torch.promote_types(hidden.dtype, torch.float32)
-        self.mean, self.made = self._real(mean), self._real(hidden[:, self.batch.gists])
+        self.mean, self.made = self._real(window_mean), self._real(hidden[:, self.batch.gists])
         # Each gist counts alike, however large what is there: a layer's norm makes it so.
         square = self.mean.square().mean(-1, keepdim=True)
         self.share = (square + 1e-6 * square.mean()).rsqrt()
         query = self.maps["self_attn.q_proj"]
         for parameter in query.parameters():
             parameter.zero_()
-        for name, each in self.maps.items():
+        for name, copied_map in self.maps.items():
             if name.startswith("mlp."):
-                each.load_state_dict(plain_map(self.below.get_submodule(name)).state_dict())
+                copied_map.load_state_dict(plain_map(self.below.get_submodule(name)).state_dict())
 
     def _real(self, rows: Tensor) -> Tensor:
         """[G, d], those of [B, W, d] that are no padding."""
@@ -144,9 +144,9 @@ class _Fit:
         self.made = self.made + inputs @ last.weight.to(inputs.dtype).T
 
     def _leave(self, layer: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        both = self._real(out[:, self.batch.gists]), self.mean
-        made, wanted = (layer.input_layernorm(each.to(out.dtype)).to(self.precision) for each in both)
-        self.error = float((made - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum())
+        pair = self._real(out[:, self.batch.gists]), self.mean
+        output, target = (layer.input_layernorm(states.to(out.dtype)).to(self.precision) for states in pair)
+        self.error = float((output - target).square().sum() / (target - target.mean(0)).square().sum())
         self.done()
         del self.real, self.mean, self.made, self.share
 
@@ -156,10 +156,10 @@ def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
     if not isinstance(compressor, GistPool):
         raise TypeError(f"compressor: expected a GistPool, got {type(compressor).__name__}")
     settings = compressor.settings
-    wanted = {
+    required = {
         "windows": 1, "offset": True, "separate": True, "memory_sees_memory": False, "context_sees_memory": False,
     }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in required.items():
         if settings[name] != value:
             raise ValueError(f"compressor: expected one with {name}={value}, got {name}={settings[name]}")
     if compressor.copies is None:
@@ -182,5 +182,7 @@ def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
 def _copied(copies: Copies, index: int) -> dict[str, nn.Linear]:
     """The copies of a layer's linear maps, by their names there."""
     start = f"layers/{index}/"
-    found: Any = copies.maps.items()
-    return {name.removeprefix(start).replace("/", "."): each for name, each in found if name.startswith(start)}
+    maps: Any = copies.maps.items()
+    return {
+        name.removeprefix(start).replace("/", "."): copied_map for name, copied_map in maps if name.startswith(start)
+    }

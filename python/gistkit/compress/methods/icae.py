@@ -167,10 +167,10 @@ def check_divides(chunk: int, ratio: float) -> int:
         raise ValueError(f"ratio: expected a number >= 1, got {ratio!r}")
     tokens = int(chunk) / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
-        whole = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
-        near = sorted(sorted(whole, key=lambda divisor: abs(divisor - ratio))[:2])
+        divisors = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
+        nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ratio))[:2])
         raise ValueError(
             f"ratio: expected one that divides chunk {chunk} into whole memory tokens, such as "
-            f"{' or '.join(map(str, near))}, got {ratio}"
+            f"{' or '.join(map(str, nearest))}, got {ratio}"
         )
     return int(tokens)

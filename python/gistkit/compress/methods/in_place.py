@@ -161,9 +161,11 @@ class InPlace(Compressor):
         """`rows` of contexts, each of `shortest` tokens beside BOS; None: of as many as are compressed."""
         shortest = self.shortest if shortest is None else shortest
         rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
-        least = min(length - begins for length, begins in zip(rows.lengths, self._begins_with_bos(rows), strict=True))
-        if least < shortest:
-            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {least}")
+        fewest = min(
+            length - has_bos for length, has_bos in zip(rows.lengths, self._begins_with_bos(rows), strict=True)
+        )
+        if fewest < shortest:
+            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {fewest}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:
@@ -172,11 +174,11 @@ class InPlace(Compressor):
 
     def with_bos(self, rows: Rows) -> Rows:
         """The rows with BOS before them, where they do not begin with it."""
-        begins = self._begins_with_bos(rows)
-        if all(begins):
+        have_bos = self._begins_with_bos(rows)
+        if all(have_bos):
             return rows
-        first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - begun for begun in begins))
-        return join_rows(first, rows)
+        bos = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - has_bos for has_bos in have_bos))
+        return join_rows(bos, rows)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] token, or [B, 0, d]: any other text follows the memory directly."""
@@ -185,10 +187,10 @@ class InPlace(Compressor):
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over BOS, all contexts, and their gists where there are any."""
-        read = self._read(self.with_bos(rows))
-        batch = self.pass_over(read)
+        input_rows = self._read(self.with_bos(rows))
+        batch = self.pass_over(input_rows)
         self.lm.check_positions("input_ids", max(batch.starts) - 1)
-        inputs = self.embed(read.ids)
+        inputs = self.embed(input_rows.ids)
         if self.memory_embeddings is not None:
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
@@ -205,11 +207,11 @@ class InPlace(Compressor):
         )
         return memory, hidden[:, batch.gists]
 
-    def pass_over(self, read: Rows) -> InPlacePass:
+    def pass_over(self, input_rows: Rows) -> InPlacePass:
         """The plan of a pass over BOS and contexts, and what is kept of it."""
         if self.builder is None:
             raise TypeError(f"{self.method}: expected a method with a layout of its own for each length of a context")
-        lengths = tuple(length - 1 for length in read.lengths)
+        lengths = tuple(length - 1 for length in input_rows.lengths)
         return in_place_pass(self.builder, lengths, not self.has_gists, self.lm.windows, str(self.device))
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
@@ -217,18 +219,18 @@ class InPlace(Compressor):
         if self.builder is None or not self._options.get("separate_positions"):
             return memory.positions.floor().long(), memory.starts
         ordinals = torch.zeros(memory.positions.shape, dtype=torch.int64)
-        behind = []
+        text_ordinals = []
         for row, start in enumerate(memory.starts):
             # The context has the positions between BOS and the text.
             layout = self.builder(start - 1)
-            kept = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
-            ordinals[row, : int(kept.sum())] = torch.from_numpy(layout.ordinals[kept])
-            behind.append(int(layout.ordinals[-1]))
-        return ordinals, tuple(behind)
+            in_memory = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
+            ordinals[row, : int(in_memory.sum())] = torch.from_numpy(layout.ordinals[in_memory])
+            text_ordinals.append(int(layout.ordinals[-1]))
+        return ordinals, tuple(text_ordinals)
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses; BOS is none of them."""
-        return tuple(window + begins for begins in self._begins_with_bos(rows))
+        return tuple(window + has_bos for has_bos in self._begins_with_bos(rows))
 
     def as_text(self) -> AbstractContextManager[None]:
         """A context in which a layer of the pass has the text's parameters for all rows that it is given."""
@@ -248,9 +250,9 @@ class InPlace(Compressor):
             "the documents as one context"
         )
 
-    def _read(self, whole: Rows) -> Rows:
+    def _read(self, rows: Rows) -> Rows:
         """What is read of BOS and context."""
-        return whole
+        return rows
 
     def _slots(self, count: int, rows: int) -> Tensor:
         embeddings: Any = self.memory_embeddings
@@ -376,11 +378,11 @@ class PooledKeys(_WithBos):
     ) -> tuple[Tensor, Tensor]:
         positions, inv_freq, scaling = rope
         if self.of_hidden:
-            pooled = ops.window_pool(before[:, self.rows], windows=self.windows)
+            means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():
-                return hf.project_keys(layer, pooled, self.positions, inv_freq, scaling)
+                return hf.project_keys(layer, means, self.positions, inv_freq, scaling)
         # Keys carry the factor `scaling` once: turning them back and on again must not apply it twice.
-        plain = ops.rerotate(key[:, :, self.rows], -positions[..., self.rows], inv_freq)
+        unrotated = ops.rerotate(key[:, :, self.rows], -positions[..., self.rows], inv_freq)
         return ops.window_pool(
-            plain, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
+            unrotated, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
         )

@@ -27,6 +27,6 @@ def language_model(compressor: Compressor, tau: int, segment: int | None = None)
     method = getattr(compressor, "method", type(compressor).__name__)
     if method not in READERS:
         raise ValueError(f"compressor: expected {' or '.join(READERS)}, which language models read with, got {method}")
-    make: Any = READERS[method]
-    made: LanguageModel = make(compressor, tau=tau, **({} if segment is None else {"segment": segment}))
-    return made
+    reader_class: Any = READERS[method]
+    reader: LanguageModel = reader_class(compressor, tau=tau, **({} if segment is None else {"segment": segment}))
+    return reader

@@ -61,11 +61,11 @@ class StreamCache:
         firsts = [self.first(position) for position in positions]
         if all(first - before <= self.lag for first, before in zip(firsts, self.firsts, strict=True)):
             return
-        held, left = self._left(firsts)
+        layers, remaining = self._left(firsts)
         self.firsts = firsts
-        self.old, self.new = [[position for _, position in row] for row in left], [[] for _ in left]
-        index = padded([[column for column, _ in row] for row in left], held[0][0].device)[:, None, :, None]
-        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in held])
+        self.old, self.new = [[position for _, position in row] for row in remaining], [[] for _ in remaining]
+        index = padded([[column for column, _ in row] for row in remaining], layers[0][0].device)[:, None, :, None]
+        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in layers])
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
         """The plan of one new token a row, at these positions, which sees what is held, and itself."""
@@ -76,23 +76,23 @@ class StreamCache:
             rows = []
             for old, new, position in zip(self.old, self.new, positions, strict=True):
                 # A sliding window cuts what is older in the text, and BOS with it.
-                least = 0 if window is None else position - window + 1
-                begin = max(least, self.first(position)) if self.lag else least
+                oldest = 0 if window is None else position - window + 1
+                begin = max(oldest, self.first(position)) if self.lag else oldest
                 a, b = bisect_left(old, begin), self.width + bisect_left(new, begin)
-                seen = [[0, 1], [a, len(old)], [b, keys]] if least <= 0 < begin else [[a, len(old)], [b, keys]]
-                full = [span for span in seen if span[0] < span[1]]
-                rows.append([full + [[0, 0]] * (3 - len(full))])
+                intervals = [[0, 1], [a, len(old)], [b, keys]] if oldest <= 0 < begin else [[a, len(old)], [b, keys]]
+                nonempty = [span for span in intervals if span[0] < span[1]]
+                rows.append([nonempty + [[0, 0]] * (3 - len(nonempty))])
             return torch.tensor(rows, dtype=torch.int32, device=device)
 
         at = torch.tensor(positions, device=device)[:, None]
         plan = Plan(spans(None), keys, at, reach=max(positions) + 1)
         return plan.with_windows({window: spans(window) for window in windows})
 
-    def add(self, positions: Sequence[int], chosen: Sequence[bool]) -> None:
-        """The tokens of the plan were read, and those of `chosen` stay for good."""
-        for row, (position, stays) in enumerate(zip(positions, chosen, strict=True)):
+    def add(self, positions: Sequence[int], stay: Sequence[bool]) -> None:
+        """The tokens of the plan were read, and those of `stay` stay for good."""
+        for row, (position, row_stays) in enumerate(zip(positions, stay, strict=True)):
             self.new[row].append(position)
-            if stays:
+            if row_stays:
                 self.for_good[row].add(position)
 
     def _columns(self, row: int) -> list[tuple[int, int]]:

@@ -46,21 +46,21 @@ class Compressive(LanguageModel):
         """What a table calls it."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
 
-    def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+    def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
-        compressor, count = self.compressor, read.ids.shape[1]
-        inputs = compressor.embed(read.ids)
+        compressor, count = self.compressor, rows.ids.shape[1]
+        inputs = compressor.embed(rows.ids)
         with hf.attach(compressor.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
             out = compressor.lm.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), keep=keep, extend=extend)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
-    def states(self, read: Rows) -> Tensor:
+    def states(self, rows: Rows) -> Tensor:
         """int64 [B, N]: how many states each token of rows behind BOS sees, itself included; 0 on padding."""
-        return keys_seen(self.plan(read.ids.shape[1])).where(read.valid, 0)
+        return keys_seen(self.plan(rows.ids.shape[1])).where(rows.valid, 0)
 
-    def _start(self, read: Rows) -> Stream:
-        return MeanStream(self, read)
+    def _start(self, rows: Rows) -> Stream:
+        return MeanStream(self, rows)
 
     def plan(self, count: int) -> Plan:
         """The plan of `count` tokens, BOS first, whose keys are followed by the means, of ratio tokens each."""
@@ -81,26 +81,26 @@ class Compressive(LanguageModel):
         first = np.array([self.first(start) for start in range(0, count, self.segment)]).repeat(self.segment)[:count]
         bounds = self._bounds(count)
         # What a sliding window leaves: of means those whose last token it leaves.
-        least = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)
-        begun = np.searchsorted(bounds[1:] - 1, least)
-        bos = np.stack([np.zeros_like(row), (least == 0).astype(row.dtype)], 1)
-        recent = np.stack([np.maximum(first, least), row + 1], 1)
+        oldest = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)
+        first_mean = np.searchsorted(bounds[1:] - 1, oldest)
+        bos = np.stack([np.zeros_like(row), (oldest == 0).astype(row.dtype)], 1)
+        recent = np.stack([np.maximum(first, oldest), row + 1], 1)
         recent[:, 0] = np.maximum(recent[:, 0], bos[:, 1])
         recent[0] = 0
-        ended = np.searchsorted(bounds[1:], first, side="right")
-        older = count + np.stack([begun, np.maximum(ended, begun)], 1)
+        end_mean = np.searchsorted(bounds[1:], first, side="right")
+        older = count + np.stack([first_mean, np.maximum(end_mean, first_mean)], 1)
         spans = np.stack([bos, recent, older], 1)
         # Empty ones come last.
-        full = spans[..., 1] > spans[..., 0]
-        order = np.argsort(~full, axis=1, kind="stable")
-        spans = np.where(full[..., None], spans, 0)
+        nonempty = spans[..., 1] > spans[..., 0]
+        order = np.argsort(~nonempty, axis=1, kind="stable")
+        spans = np.where(nonempty[..., None], spans, 0)
         return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
 
     def _with_means(self, count: int) -> Any:
         """Keys and values of a layer, and behind them the means of their windows."""
         compressor = self.compressor
         windows = torch.from_numpy(self._bounds(count)).to(compressor.device)
-        places = torch.arange(count, device=compressor.device)
+        position_ids = torch.arange(count, device=compressor.device)
         # The mean of consecutive position ids.
         middle = (windows[:-1] + windows[1:] - 1).double() / 2
         frequencies: list[Tensor] = []
@@ -110,8 +110,8 @@ class Compressive(LanguageModel):
                 # Within the pass, as RoPE types that go by the length have set them; looking takes all modules.
                 frequencies.extend(hf.frequencies(compressor.model))
             inv_freq = frequencies[layer]
-            plain = ops.rerotate(key, -places, inv_freq)
-            means = ops.window_pool(plain, value, windows=windows, positions=middle, inv_freq=inv_freq)
+            unrotated = ops.rerotate(key, -position_ids, inv_freq)
+            means = ops.window_pool(unrotated, value, windows=windows, positions=middle, inv_freq=inv_freq)
             return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)
 
         return extend
@@ -140,46 +140,46 @@ class MeanCache(StreamCache):
     def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
         """What stays, and in its place among that the means of what leaves, which come behind all columns."""
         ratio = self.reader.compressor.chunk
-        held, stay = super()._left(firsts)
+        layers, remaining = super()._left(firsts)
         columns: list[list[int]] = []
         windows: list[list[list[int]]] = []
         for row, first in enumerate(firsts):
-            leave = [
+            leaving = [
                 (column, position)
                 for column, position in self._columns(row)
                 if position < first and position not in self.for_good[row]
             ]
-            columns.append([column for column, _ in leave])
+            columns.append([column for column, _ in leaving])
             windows.append(
-                [[*window] for _, window in groupby((position for _, position in leave), lambda at: at // ratio)]
+                [[*window] for _, window in groupby((position for _, position in leaving), lambda at: at // ratio)]
             )
-            means = [(held[0][0].shape[2] + index, window[-1]) for index, window in enumerate(windows[-1])]
+            means = [(layers[0][0].shape[2] + index, window[-1]) for index, window in enumerate(windows[-1])]
             self.for_good[row].update(position for _, position in means)
-            stay[row] = sorted([*stay[row], *means], key=lambda pair: pair[1])
-        return (self._with_means(held, columns, windows) if any(columns) else held), stay
+            remaining[row] = sorted([*remaining[row], *means], key=lambda pair: pair[1])
+        return (self._with_means(layers, columns, windows) if any(columns) else layers), remaining
 
     def _with_means(
-        self, held: Layers, columns: Sequence[Sequence[int]], windows: Sequence[Sequence[Sequence[int]]]
+        self, layers: Layers, columns: Sequence[Sequence[int]], windows: Sequence[Sequence[Sequence[int]]]
     ) -> Layers:
         """Layers, and behind their columns the means of windows, given as positions, of the tokens in `columns`."""
-        device = held[0][0].device
-        places = padded([[position for window in row for position in window] for row in windows], device)
+        device = layers[0][0].device
+        position_ids = padded([[position for window in row for position in window] for row in windows], device)
         offsets = [list(accumulate(map(len, row), initial=0)) for row in windows]
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
         # The mean of consecutive position ids.
         middle = torch.zeros(bounds.shape[0], most - 1, dtype=torch.float64, device=device)
-        for row, own in enumerate(windows):
-            centres = [(window[0] + window[-1]) / 2 for window in own]
-            middle[row, : len(own)] = torch.tensor(centres, dtype=torch.float64)
+        for row, row_windows in enumerate(windows):
+            centres = [(window[0] + window[-1]) / 2 for window in row_windows]
+            middle[row, : len(row_windows)] = torch.tensor(centres, dtype=torch.float64)
         index = padded(columns, device)[:, None, :, None]
-        made = []
-        for (key, value), inv_freq in zip(held, self.frequencies, strict=True):
-            plain = ops.rerotate(key.take_along_dim(index, 2), -places, inv_freq)
+        extended = []
+        for (key, value), inv_freq in zip(layers, self.frequencies, strict=True):
+            unrotated = ops.rerotate(key.take_along_dim(index, 2), -position_ids, inv_freq)
             values = value.take_along_dim(index, 2)
-            means = ops.window_pool(plain, values, windows=bounds, positions=middle, inv_freq=inv_freq)
-            made.append((torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)))
-        return made
+            means = ops.window_pool(unrotated, values, windows=bounds, positions=middle, inv_freq=inv_freq)
+            extended.append((torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)))
+        return extended
 
 
 class MeanStream(Stream):
@@ -187,10 +187,10 @@ class MeanStream(Stream):
 
     reader: Compressive
 
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         keep = hf.KeptKeys(slice(None))
-        hidden = self.reader.hidden(read, keep=keep)
+        hidden = self.reader.hidden(rows, keep=keep)
         return hidden, MeanCache(self.reader, keep.close(), self.ends)
 
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _served(self, stays: Sequence[bool]) -> Use:
         return TEXT

@@ -52,11 +52,11 @@ class LanguageModel(ABC):
         return max(0, position // self.segment * self.segment - (self.tau - self.segment))
 
     @abstractmethod
-    def hidden(self, read: Rows) -> Tensor:
+    def hidden(self, rows: Rows) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
 
     @abstractmethod
-    def states(self, read: Rows) -> Tensor:
+    def states(self, rows: Rows) -> Tensor:
         """int64 [B, N]: how many states each token of rows behind BOS sees in a layer, its own included."""
 
     def __call__(self, input_ids: Any, attention_mask: Any = None) -> dict[str, Tensor]:
@@ -67,9 +67,9 @@ class LanguageModel(ABC):
         """
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
-        read = self.rows(input_ids, attention_mask)
-        hidden = self.hidden(read)
-        targets = read.ids.where(read.valid, IGNORE)[:, 1:]
+        rows = self.rows(input_ids, attention_mask)
+        hidden = self.hidden(rows)
+        targets = rows.ids.where(rows.valid, IGNORE)[:, 1:]
         return {
             "loss": token_loss(compressor.lm.readout(hidden[:, :-1]), targets=targets, **compressor.output_embedding)
         }
@@ -83,15 +83,15 @@ class LanguageModel(ABC):
         return generate(self, input_ids, attention_mask, **options)
 
     @abstractmethod
-    def _start(self, read: Rows) -> Stream:
+    def _start(self, rows: Rows) -> Stream:
         """A stream behind rows that are checked."""
 
     def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """Texts as users have them, checked, behind BOS; of at least one token beside it."""
         compressor = self.compressor
-        read = compressor.with_bos(compressor.contexts(input_ids, attention_mask, shortest=1))
-        compressor.lm.check_positions("input_ids", max(read.lengths) - 1)
-        return read
+        rows = compressor.with_bos(compressor.contexts(input_ids, attention_mask, shortest=1))
+        compressor.lm.check_positions("input_ids", max(rows.lengths) - 1)
+        return rows
 
 
 def keys_seen(plan: Plan) -> Tensor:
@@ -115,10 +115,10 @@ class Stream(ABC):
     """Hidden states [B, d] of each row's last token."""
 
     @torch.no_grad()
-    def __init__(self, reader: LanguageModel, read: Rows) -> None:
+    def __init__(self, reader: LanguageModel, rows: Rows) -> None:
         self.reader = reader
-        self.ends = list(read.lengths)
-        hidden, self._cache = self._read(read)
+        self.ends = list(rows.lengths)
+        hidden, self._cache = self._read(rows)
         ends = torch.tensor(self.ends, device=hidden.device)[:, None, None] - 1
         self.last = hidden.take_along_dim(ends, 1)[:, 0]
 
@@ -136,8 +136,8 @@ class Stream(ABC):
         """Reads one token a row, int64 [B], and returns its hidden states [B, d], which `last` is from then on."""
         compressor = self.reader.compressor
         if not isinstance(tokens, Tensor) or tokens.shape != (len(self.ends),):
-            got = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {got}")
+            description = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {description}")
         with hf.attach(compressor.model), compressor.lm.without_checkpointing():
             return self.read_on(compressor.rows("tokens", tokens[:, None]).ids[:, 0])
 
@@ -147,13 +147,11 @@ class Stream(ABC):
         compressor = self.reader.compressor
         compressor.lm.check_positions("tokens", max(self.ends))
         inputs = compressor.embed(tokens[:, None])
-        chosen = self._chosen(tokens, inputs)
+        stays = self._chosen(tokens, inputs)
         self._cache.clear(self.ends)
         plan = self._cache.plan(self.ends, compressor.lm.windows)
-        out = compressor.lm.run(
-            self._served(chosen), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache
-        )
-        self._cache.add(self.ends, chosen)
+        out = compressor.lm.run(self._served(stays), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache)
+        self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]
         return self.last
@@ -163,7 +161,7 @@ class Stream(ABC):
         return [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
 
     @abstractmethod
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         """Hidden states [B, N, d] of the texts, and what is held of them."""
 
     def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
@@ -171,7 +169,7 @@ class Stream(ABC):
         return [False] * len(self.ends)
 
     @abstractmethod
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _served(self, stays: Sequence[bool]) -> Use:
         """The role of each row's next token."""
 
 

@@ -50,19 +50,19 @@ class MixedResolution(LanguageModel):
             del settings["threshold"]
         return settings
 
-    def scores(self, read: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
+    def scores(self, rows: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
         """Scores [B, N] of the tokens of rows behind BOS; `keep` sees the pass through the lower layers, if any."""
-        nobody = np.zeros(read.ids.shape[1], bool)
+        nobody = np.zeros(rows.ids.shape[1], bool)
         layout = layouts.dodo(nobody, self.tau, segment=self.segment, bos=True)
         compressor = self.compressor
-        return compressor.scores(read, layout.compile(windows=compressor.lm.windows, device=compressor.device), keep)
+        return compressor.scores(rows, layout.compile(windows=compressor.lm.windows, device=compressor.device), keep)
 
-    def nuggets(self, read: Rows, scores: Tensor | None = None) -> Tensor:
+    def nuggets(self, rows: Rows, scores: Tensor | None = None) -> Tensor:
         """bool [B, N], the tokens of rows behind BOS that are nuggets; BOS is none."""
-        scores = self.scores(read) if scores is None else scores
-        chosen = nuggets_above(scores, self.compressor.threshold, read.valid, keep_last=False)
-        chosen[:, 0] = False
-        return chosen
+        scores = self.scores(rows) if scores is None else scores
+        is_nugget = nuggets_above(scores, self.compressor.threshold, rows.valid, keep_last=False)
+        is_nugget[:, 0] = False
+        return is_nugget
 
     @torch.no_grad()
     def calibrate(self, texts: Iterable[Any], ratio: float | None = None) -> float:
@@ -72,13 +72,13 @@ class MixedResolution(LanguageModel):
             texts: batches of texts, each what `__call__` takes.
             ratio: tokens a nugget; None: the compressor's.
         """
-        found = []
+        scores = []
         for text in texts:
-            read = self.rows(text)
-            found.append(self.scores(read)[:, 1:][read.valid[:, 1:]])
-        if not found:
+            rows = self.rows(text)
+            scores.append(self.scores(rows)[:, 1:][rows.valid[:, 1:]])
+        if not scores:
             raise ValueError("texts: expected at least one batch, got none")
-        self.compressor.threshold = threshold_for(torch.cat(found), self.compressor.ratio if ratio is None else ratio)
+        self.compressor.threshold = threshold_for(torch.cat(scores), self.compressor.ratio if ratio is None else ratio)
         return self.compressor.threshold
 
     def plan(self, chosen: Tensor) -> Plan:
@@ -90,7 +90,7 @@ class MixedResolution(LanguageModel):
 
     def hidden(
         self,
-        read: Rows,
+        rows: Rows,
         chosen: Tensor | None = None,
         *,
         keep: hf.KeptKeys | None = None,
@@ -99,37 +99,37 @@ class MixedResolution(LanguageModel):
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass.
 
         Args:
-            read: what `rows` returned.
+            rows: what `rows` returned.
             chosen: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
             keep: as in `gistkit.hf.attach`; it sees the rows of `plan`.
             plan: what `plan(chosen)` returned, where it is there already.
         """
         compressor, bias = self.compressor, None
         if chosen is None:
-            scores = self.scores(read)
-            chosen = self.nuggets(read, scores)
+            scores = self.scores(rows)
+            chosen = self.nuggets(rows, scores)
             if scores.requires_grad:
                 bias = straight_through(scores).where(chosen, 0)
-        if chosen.shape != read.ids.shape:
-            raise ValueError(f"chosen: expected bool {list(read.ids.shape)}, got shape {tuple(chosen.shape)}")
+        if chosen.shape != rows.ids.shape:
+            raise ValueError(f"chosen: expected bool {list(rows.ids.shape)}, got shape {tuple(chosen.shape)}")
         plan = self.plan(chosen) if plan is None else plan
-        extra = plan.num_queries - read.ids.shape[1]
-        ids = plan.arrange(F.pad(read.ids, (0, extra)))
+        extra = plan.num_queries - rows.ids.shape[1]
+        ids = plan.arrange(F.pad(rows.ids, (0, extra)))
         if bias is not None:
             bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
         with hf.attach(compressor.model):
             out = compressor.lm.run(
                 self._served(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
             )
-        return plan.restore(out.last_hidden_state)[:, : read.ids.shape[1]]
+        return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
-    def states(self, read: Rows, chosen: Tensor | None = None) -> Tensor:
+    def states(self, rows: Rows, chosen: Tensor | None = None) -> Tensor:
         """int64 [B, N]: how many tokens' states each token of rows behind BOS sees, itself included; 0 on padding."""
-        plan = self.plan(self.nuggets(read) if chosen is None else chosen)
-        return plan.restore(keys_seen(plan))[:, : read.ids.shape[1]].where(read.valid, 0)
+        plan = self.plan(self.nuggets(rows) if chosen is None else chosen)
+        return plan.restore(keys_seen(plan))[:, : rows.ids.shape[1]].where(rows.valid, 0)
 
-    def _start(self, read: Rows) -> Stream:
-        return NuggetStream(self, read)
+    def _start(self, rows: Rows) -> Stream:
+        return NuggetStream(self, rows)
 
     def _served(self, plan: Plan) -> Use:
         if not self.compressor.separate:
@@ -149,34 +149,34 @@ class NuggetStream(Stream):
         """Bytes of all keys and values held, those that scores are made with too."""
         return super().nbytes + (0 if self._scored is None else self._scored.nbytes)
 
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         reader, device = self.reader, self.reader.compressor.device
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
         if reader.compressor.scorer is not None:
             keep = hf.KeptKeys(padded(recent, device))
-        scores = reader.scores(read, keep=keep)
+        scores = reader.scores(rows, keep=keep)
         if keep is not None:
             self._scored = self._holding(keep, recent, [()] * len(recent))
-        chosen = reader.nuggets(read, scores)
-        nuggets = [row.nonzero()[0].tolist() for row in chosen.cpu().numpy()]
-        left = [sorted({*row, *chosen_row}) for row, chosen_row in zip(recent, nuggets, strict=True)]
-        plan = reader.plan(chosen)
-        where = padded(left, device)
-        keep = hf.KeptKeys(where if plan.inverse is None else plan.inverse.gather(1, where))
-        return reader.hidden(read, chosen, plan=plan, keep=keep), self._holding(keep, left, nuggets)
+        is_nugget = reader.nuggets(rows, scores)
+        nuggets = [row.nonzero()[0].tolist() for row in is_nugget.cpu().numpy()]
+        remaining = [sorted({*row, *row_nuggets}) for row, row_nuggets in zip(recent, nuggets, strict=True)]
+        plan = reader.plan(is_nugget)
+        columns = padded(remaining, device)
+        keep = hf.KeptKeys(columns if plan.inverse is None else plan.inverse.gather(1, columns))
+        return reader.hidden(rows, is_nugget, plan=plan, keep=keep), self._holding(keep, remaining, nuggets)
 
     def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         compressor = self.reader.compressor
-        chosen = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
-        return chosen[:, 0].tolist()
+        is_nugget = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
+        return is_nugget[:, 0].tolist()
 
     def _scores(self, tokens: Tensor, inputs: Tensor) -> Tensor:
         """Scores [B] of the next tokens."""
         compressor = self.reader.compressor
         if compressor.scorer is None or self._scored is None:
-            places = torch.tensor(self.ends, device=compressor.device) - 1
-            return rule_scores(compressor.selection, tokens, places, compressor.chunk, compressor.delimiters)
+            indices = torch.tensor(self.ends, device=compressor.device) - 1
+            return rule_scores(compressor.selection, tokens, indices, compressor.chunk, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
         with hf.first_layers(compressor.model, compressor.layer):
@@ -185,13 +185,13 @@ class NuggetStream(Stream):
         scores: Tensor = compressor.scorer(out.last_hidden_state)
         return scores[:, 0]
 
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _served(self, is_nugget: Sequence[bool]) -> Use:
         if not self.reader.compressor.separate:
             return TEXT
-        roles = tuple(GISTS if nugget else TEXT for nugget in chosen)
+        roles = tuple(GISTS if nugget else TEXT for nugget in is_nugget)
         return roles if len(set(roles)) > 1 or self.reader.compressor.adapters is None else roles[0]
 
     def _holding(
-        self, keep: hf.KeptKeys, left: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
+        self, keep: hf.KeptKeys, positions: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
     ) -> StreamCache:
-        return StreamCache(keep.close(), left, nuggets, self.reader.first, self.ends, self.reader.segment)
+        return StreamCache(keep.close(), positions, nuggets, self.reader.first, self.ends, self.reader.segment)

@@ -35,22 +35,22 @@ class Recent(LanguageModel):
         """What a table calls it."""
         return f"last {self.tau} tokens"
 
-    def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+    def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         compressor = self.compressor
         with hf.attach(compressor.model):
-            out = compressor.lm.run(None, inputs_embeds=compressor.embed(read.ids), plan=self._plan(read), keep=keep)
+            out = compressor.lm.run(None, inputs_embeds=compressor.embed(rows.ids), plan=self._plan(rows), keep=keep)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
-    def states(self, read: Rows) -> Tensor:
+    def states(self, rows: Rows) -> Tensor:
         """int64 [B, N]: how many tokens each token of rows behind BOS sees, itself included; 0 on padding."""
-        return keys_seen(self._plan(read)).where(read.valid, 0)
+        return keys_seen(self._plan(rows)).where(rows.valid, 0)
 
-    def _start(self, read: Rows) -> Stream:
-        return _RecentStream(self, read)
+    def _start(self, rows: Rows) -> Stream:
+        return _RecentStream(self, rows)
 
-    def _plan(self, read: Rows) -> layouts.Plan:
-        layout = layouts.dodo(np.zeros(read.ids.shape[1], bool), self.tau, segment=1, bos=True)
+    def _plan(self, rows: Rows) -> layouts.Plan:
+        layout = layouts.dodo(np.zeros(rows.ids.shape[1], bool), self.tau, segment=1, bos=True)
         return layout.compile(windows=self.compressor.lm.windows, device=self.compressor.device)
 
 
@@ -59,13 +59,15 @@ class _RecentStream(Stream):
 
     reader: Recent
 
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
-        left = self._recent()
-        keep = hf.KeptKeys(padded(left, self.reader.compressor.device))
-        hidden = self.reader.hidden(read, keep=keep)
+    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+        positions = self._recent()
+        keep = hf.KeptKeys(padded(positions, self.reader.compressor.device))
+        hidden = self.reader.hidden(rows, keep=keep)
         # Dropping copies all that is left.
-        held = StreamCache(keep.close(), left, [()] * len(left), self.reader.first, self.ends, room=64, lag=63)
-        return hidden, held
+        cache = StreamCache(
+            keep.close(), positions, [()] * len(positions), self.reader.first, self.ends, room=64, lag=63
+        )
+        return hidden, cache
 
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _served(self, stays: Sequence[bool]) -> Use:
         return None

@@ -14,7 +14,7 @@ def add_encodings(
 ) -> None:
     """--preset, --encodings, --seeds and --steps. `sizes`: what the presets are."""
     parser.add_argument("--preset", choices=presets, default="short", help=f"{sizes} (default: %(default)s)")
-    known = list(dict.fromkeys([*default, *ABLATIONS]))
-    left = [name for name in known if name not in default]
-    add_names(parser, "--encodings", known, default, f", {' and '.join(left)} among them" if left else "")
+    encodings = list(dict.fromkeys([*default, *ABLATIONS]))
+    further = [name for name in encodings if name not in default]
+    add_names(parser, "--encodings", encodings, default, f", {' and '.join(further)} among them" if further else "")
     add_runs(parser)

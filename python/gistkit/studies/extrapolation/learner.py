@@ -64,8 +64,8 @@ class Schedule(Training):
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, ..."""
-        done = step / self.steps
-        shape = (1 + math.cos(math.pi * done)) / 2 if self.decay == "cosine" else 1 - done
+        progress = step / self.steps
+        shape = (1 + math.cos(math.pi * progress)) / 2 if self.decay == "cosine" else 1 - progress
         return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1)) * (self.final + (1 - self.final) * shape)
 
     def encoder_options(self, arm: str, axes: int = 1) -> dict[str, Any]:
@@ -136,10 +136,10 @@ class Learner(Generic[Model]):
         """The positions of a step's batch, the same at every call."""
         if self.regularizer is None or self.encoder is None:
             return Placed(None, None, 0.0)
-        drawn = self.regularizer.draw(rows, step)
-        encoded = self.encoder(drawn.positions)
+        sample = self.regularizer.draw(rows, step)
+        encoded = self.encoder(sample.positions)
         return Placed(
-            drawn.positions[drawn.main], drawn.embeddings(encoded), self.regularizer.losses(drawn, encoded).total
+            sample.positions[sample.main], sample.embeddings(encoded), self.regularizer.losses(sample, encoded).total
         )
 
     def fit(
@@ -159,11 +159,13 @@ class Learner(Generic[Model]):
             figures, state, resume, bar: as in `optimise`.
             identity: JSON values that decide the run, besides schedule and seed.
         """
-        named = list(self.model.named_parameters())
+        parameters = list(self.model.named_parameters())
         of_positions = {id(parameter) for parameter in self.model.position.parameters()}
-        positions = [parameter for _, parameter in named if id(parameter) in of_positions]
-        others = [parameter for _, parameter in named if id(parameter) not in of_positions]
-        matrices, vectors = ([x for x in others if (x.dim() >= 2) == wanted] for wanted in (True, False))
+        positions = [parameter for _, parameter in parameters if id(parameter) in of_positions]
+        model_parameters = [parameter for _, parameter in parameters if id(parameter) not in of_positions]
+        matrices, vectors = (
+            [x for x in model_parameters if (x.dim() >= 2) == is_matrix] for is_matrix in (True, False)
+        )
         groups = [
             {"params": matrices, "weight_decay": self.schedule.weight_decay, "factor": 1.0},
             {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
@@ -175,10 +177,10 @@ class Learner(Generic[Model]):
         # Dropout, where a model has it.
         torch.manual_seed(self.seed)
         return optimise(
-            self.schedule, named, optimizer, loss, figures, state,
+            self.schedule, parameters, optimizer, loss, figures, state,
             {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
             learning_rate=self.schedule.learning_rate_at,
-            clips=[(others, self.schedule.clip), (positions, self.schedule.position_clip)],
+            clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
             resume=resume, bar=bar,
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ class GreedyStudy(Study):
             "--passages", type=positive, default=16, metavar="N",
             help="of the texts, at most; each is read some thousand times (default: %(default)s; the paper: 1000)",
         )  # fmt: skip
-        for name, default, what in (
+        for name, default, purpose in (
             ("--context", 128, "tokens compressed"),
             ("--read", 64, "tokens after them, uncompressed"),
             ("--asked", 64, "tokens after these, predicted"),
@@ -72,7 +72,7 @@ class GreedyStudy(Study):
             ("--batch-size", 32, "selections read at a time"),
         ):
             parser.add_argument(
-                name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+                name, type=positive, default=default, metavar="N", help=f"{purpose} (default: %(default)s)"
             )
 
     def plan(self, options: argparse.Namespace) -> Plan:
@@ -83,23 +83,23 @@ class GreedyStudy(Study):
         if not isinstance(compressor, Dodo):
             raise ValueError(f"--compressor: expected a Dodo, got a {type(compressor).__name__}, {options.compressor}")
         texts = [token_ids(tokenizer, content) for content in contents]
-        chosen = passages(texts, recipe.length, options.passages)
-        if not chosen:
+        text_passages = passages(texts, recipe.length, options.passages)
+        if not text_passages:
             raise ValueError(
                 f"--texts: expected one of at least {recipe.length} tokens, those of --context, --read and --asked, "
                 f"got at most {max(map(len, texts))}"
             )
         about = (
-            f"{compressor.title}: {len(chosen)} passages, {recipe.context} tokens compressed, {recipe.read} read, "
-            f"{recipe.asked} asked"
+            f"{compressor.title}: {len(text_passages)} passages, {recipe.context} tokens compressed, "
+            f"{recipe.read} read, {recipe.asked} asked"
         )
-        read = Passages(", ".join(options.texts), sha256(json.dumps(chosen).encode()).hexdigest()[:12])
-        return Plan(recipe, [Job(Search(compressor, chosen, options.batch_size), 0)], about, read)
+        source = Passages(", ".join(options.texts), sha256(json.dumps(text_passages).encode()).hexdigest()[:12])
+        return Plan(recipe, [Job(Search(compressor, text_passages, options.batch_size), 0)], about, source)
 
     def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         search: Search = job.arm
-        found = list(study(search.compressor, search.texts, plan.recipe, batch_size=search.batch_size))
-        return Run(search.compressor.title, search.compressor.settings, found)
+        results = list(study(search.compressor, search.texts, plan.recipe, batch_size=search.batch_size))
+        return Run(search.compressor.title, search.compressor.settings, results)
 
     def arm_name(self, run: Run) -> str:
         return run.title
@@ -111,8 +111,8 @@ class GreedyStudy(Study):
         return False
 
     def run_of(self, values: dict[str, Any]) -> Run:
-        places = ("before", "after")
-        texts = [Improved(**one | {name: tuple(one[name]) for name in places}) for one in values["texts"]]
+        names = ("before", "after")
+        texts = [Improved(**text | {name: tuple(text[name]) for name in names}) for text in values["texts"]]
         return Run(**values | {"texts": texts})
 
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:

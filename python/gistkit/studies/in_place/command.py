@@ -46,12 +46,12 @@ class InPlaceStudy(Study):
         recipe = PRESETS[options.preset]
         recipe = replace(recipe, steps=options.steps or recipe.steps)
         corpus = load_corpus(options.text)
-        chosen = arms(options.methods, [int(ratio) for ratio in options.ratios])
+        study_arms = arms(options.methods, [int(ratio) for ratio in options.ratios])
         about = (
-            f"Answering from contexts of {recipe.min_length} to {recipe.max_length} tokens, {len(chosen)} arms of "
+            f"Answering from contexts of {recipe.min_length} to {recipe.max_length} tokens, {len(study_arms)} arms of "
             f"{recipe.steps} steps of {recipe.batch}; text {corpus.name}, {corpus.digest}"
         )
-        return Plan(recipe, jobs(chosen, options.seeds), about, corpus, options.preset)
+        return Plan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
 
     def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         corpus: Any = plan.source

@@ -60,7 +60,7 @@ def evaluate(
     An answer is exact where each of its tokens is the likeliest behind those before it, so that greedy decoding gives
     it.
     """
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for kind in data.kinds:
         loss = tokens = exact = 0.0
         for group in data.groups(split, count, kind):
@@ -73,11 +73,11 @@ def evaluate(
                 loss += float(cross_entropy(logits, answer, reduction="sum"))
                 tokens += len(answer)
                 exact += bool((logits.argmax(-1) == answer).all())
-        found[kind] = {"loss": loss / tokens, "exact": exact / count}
+        figures[kind] = {"loss": loss / tokens, "exact": exact / count}
     # The kinds count alike, however many tokens their answers have.
     names = ("loss", "exact")
-    found["all"] = {name: sum(found[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
-    return found
+    figures["all"] = {name: sum(figures[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
+    return figures
 
 
 @torch.no_grad()
@@ -85,8 +85,8 @@ def answers(compressor: InPlace, group: Sequence[Question], device: str = "cpu")
     """What greedy decoding gives, as many tokens each as the answer has."""
     memory = compressor.encode(as_batch(group)["input_ids"].to(device))
     longest = max(len(question.answer) for question in group)
-    given = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
-    return [tuple(row[: len(question.answer)]) for row, question in zip(given.tolist(), group, strict=True)]
+    generated = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
+    return [tuple(row[: len(question.answer)]) for row, question in zip(generated.tolist(), group, strict=True)]
 
 
 def train(
@@ -119,10 +119,10 @@ def train(
         run.held_out = evaluate(compressor, data, "held_out", recipe.final_questions, device)
         run.test = evaluate(compressor, data, "test", recipe.final_questions, device)
         group = data.groups("held_out", 4)[0]
-        for question, given in zip(group, answers(compressor, group, device), strict=True):
+        for question, answer in zip(group, answers(compressor, group, device), strict=True):
             run.examples.append(
                 {"question": _text(recipe, question.question), "answer": _text(recipe, question.answer),
-                 "given": _text(recipe, given)}
+                 "given": _text(recipe, answer)}
             )  # fmt: skip
     return run
 
@@ -137,8 +137,8 @@ def start(recipe: Recipe, compressor: InPlace, data: Needles) -> list[float]:
 
 def memory_factor(recipe: Recipe, compressor: InPlace) -> float:
     """The learning rate of what memory tokens alone have, in the recipe's."""
-    whole_beside_lora = compressor.copies is not None and compressor.adapters is not None
-    return recipe.copy_factor if whole_beside_lora else recipe.memory_factor
+    copies_beside_lora = compressor.copies is not None and compressor.adapters is not None
+    return recipe.copy_factor if copies_beside_lora else recipe.memory_factor
 
 
 def _fit(
@@ -160,16 +160,16 @@ def _fit(
     def loss(step: int) -> torch.Tensor:
         compressor.train()
         batch = {name: tensor.to(device) for name, tensor in data(step).items()}
-        found = compressor(**batch)["loss"]
+        total = compressor(**batch)["loss"]
         if base:
             again = torch.Generator().manual_seed(100_003 * (seed + 1) + step)
-            found = found + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
-        return found
+            total = total + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
+        return total
 
     def figures() -> tuple[float, float]:
         compressor.eval()
-        found = evaluate(compressor, data, "held_out", recipe.eval_questions, device)["all"]
-        return found["loss"], found["exact"]
+        held_out = evaluate(compressor, data, "held_out", recipe.eval_questions, device)["all"]
+        return held_out["loss"], held_out["exact"]
 
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(seed)
@@ -194,9 +194,9 @@ def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar:
 def language_loss(compressor: InPlace, batch: Batch) -> torch.Tensor:
     """Mean loss of every token of [BOS][context][question][answer]; questions of one length, so that none is padded."""
     bos = torch.full_like(batch["input_ids"][:, :1], compressor.bos_token)
-    whole = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
-    logits = compressor.model(input_ids=whole[:, :-1]).logits
-    return cross_entropy(logits.flatten(0, 1), whole[:, 1:].flatten())
+    input_ids = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
+    logits = compressor.model(input_ids=input_ids[:, :-1]).logits
+    return cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten())
 
 
 def repetition_loss(compressor: InPlace, batch: Batch, generator: torch.Generator) -> torch.Tensor:
@@ -205,17 +205,17 @@ def repetition_loss(compressor: InPlace, batch: Batch, generator: torch.Generato
     Text can be guessed without looking back; from this so small a model learns to look things up, and does so at once.
     """
     device, shape = batch["input_ids"].device, batch["input_ids"].shape
-    drawn = torch.randint(32, 127, shape, generator=generator).to(device)
+    random_ids = torch.randint(32, 127, shape, generator=generator).to(device)
     begin = int(torch.randint(shape[1] // 2, (), generator=generator))
-    bos = torch.full_like(drawn[:, :1], compressor.bos_token)
-    whole = torch.cat([bos, drawn, drawn[:, begin:]], 1)
+    bos = torch.full_like(random_ids[:, :1], compressor.bos_token)
+    input_ids = torch.cat([bos, random_ids, random_ids[:, begin:]], 1)
     # Which byte comes again first cannot be known.
-    logits = compressor.model(input_ids=whole[:, :-1]).logits[:, 1 + shape[1] :]
-    return cross_entropy(logits.flatten(0, 1), whole[:, 2 + shape[1] :].flatten())
+    logits = compressor.model(input_ids=input_ids[:, :-1]).logits[:, 1 + shape[1] :]
+    return cross_entropy(logits.flatten(0, 1), input_ids[:, 2 + shape[1] :].flatten())
 
 
 def _text(recipe: Recipe, ids: Sequence[int]) -> str:
-    known = tokenizer(recipe)
-    if known is None:
+    recipe_tokenizer = tokenizer(recipe)
+    if recipe_tokenizer is None:
         return bytes(min(token, 255) for token in ids).decode("utf-8", "replace")
-    return known.decode(list(ids))
+    return recipe_tokenizer.decode(list(ids))

@@ -93,9 +93,9 @@ class LengthStudy(Study):
         return report.figures(runs)
 
     def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
-        shown = ("seqpe-bias-no-delta", "seqpe-bias")
-        states = {arm: path for arm in shown if (path := out / f"{arm}-0.safetensors").exists()}
-        if len(states) < len(shown) or {job.arm.name for job in plan.jobs}.isdisjoint(shown):
+        encodings = ("seqpe-bias-no-delta", "seqpe-bias")
+        states = {arm: path for arm in encodings if (path := out / f"{arm}-0.safetensors").exists()}
+        if len(states) < len(encodings) or {job.arm.name for job in plan.jobs}.isdisjoint(encodings):
             return []
         return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)]
 

@@ -47,14 +47,14 @@ class NuggetsStudy(Study):
         recipe = PRESETS[options.preset]
         recipe = replace(recipe, steps=options.steps or recipe.steps)
         corpus = load_corpus(options.text, tokenizer=tokenizer(recipe))
-        chosen = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
-        if not chosen:
+        study_arms = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
+        if not study_arms:
             raise ValueError(f"--methods: expected some of {', '.join(SELECTIONS)} for the task ae, got others")
         about = (
-            f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, {len(chosen)} arms "
-            f"of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
+            f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, "
+            f"{len(study_arms)} arms of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
         )
-        return Plan(recipe, jobs(chosen, options.seeds), about, corpus, options.preset)
+        return Plan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
 
     def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         corpus: Any = plan.source
@@ -86,14 +86,14 @@ class NuggetsStudy(Study):
         tables = []
         for group in groups:
             recipe = group[0].recipe
-            made = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {made_on(group)}."
+            caption = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {made_on(group)}."
             texts = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
             contexts = f"{recipe.batch} contexts of {recipe.context} tokens"
             for rows, how in (
                 (report.language_rows(runs(group)), texts), (report.reconstruction_rows(runs(group)), contexts)
             ):  # fmt: skip
                 if len(rows) > 1:
-                    tables.append(f"{format_table(rows)}\n\n{made.format(how)}")
+                    tables.append(f"{format_table(rows)}\n\n{caption.format(how)}")
         return "\n\n".join(tables)
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

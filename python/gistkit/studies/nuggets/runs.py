@@ -140,11 +140,11 @@ def _train_reconstruction(
             written += [corpus.text(row) for row in answer.cpu()]
         run.test["bleu"] = bleu4(written, [corpus.text(row) for row in splits["test"].cpu()])
         if isinstance(compressor, Dodo) and compressor.selection != "none":
-            read = compressor.with_bos(compressor.contexts(splits["held_out"]))
-            scores = compressor.whole_scores(read)
-            chosen = torch.zeros_like(scores, dtype=torch.bool)
-            chosen.scatter_(1, compressor.nuggets(read, scores).index, True)
-            run.chosen = _described(corpus, read.ids[:, 1:], scores[:, 1:], chosen[:, 1:])
+            input_rows = compressor.with_bos(compressor.contexts(splits["held_out"]))
+            scores = compressor.whole_scores(input_rows)
+            is_nugget = torch.zeros_like(scores, dtype=torch.bool)
+            is_nugget.scatter_(1, compressor.nuggets(input_rows, scores).index, True)
+            run.chosen = _described(corpus, input_rows.ids[:, 1:], scores[:, 1:], is_nugget[:, 1:])
 
 
 def _train_reader(
@@ -157,11 +157,11 @@ def _train_reader(
     mixed = reader if isinstance(reader, MixedResolution) else None
     scored = mixed if arm.method in ("learned", "frozen", "delimiters") else None
 
-    known = False
+    calibrated = False
 
     def calibrate(step: int, batches: int = 2) -> None:
-        nonlocal known
-        known = True
+        nonlocal calibrated
+        calibrated = True
         if scored is not None:
             # Texts to train on that no step has.
             scored.calibrate([texts(1_000_000 + batches * step + at).to(device) for at in range(batches)])
@@ -169,27 +169,29 @@ def _train_reader(
     def loss(step: int) -> Tensor:
         if step % recipe.calibrate_every == 0:
             calibrate(step)
-        elif not known:
+        elif not calibrated:
             # A resumed run goes on with the threshold of the evaluation it stopped behind.
             calibrate(0, 8)
         return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
 
-    def figures() -> tuple[float, float]:
+    def evaluate() -> tuple[float, float]:
         calibrate(0, 8)
         return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
 
-    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, figures, out, resume, bar)
+    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, evaluate, out, resume, bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
         calibrate(0, 16)
-        for name, found in (("held_out", run.held_out), ("test", run.test)):
-            found["loss"], found["states"] = continue_texts(reader, recipe, arm, splits[name])
+        for name, figures in (("held_out", run.held_out), ("test", run.test)):
+            figures["loss"], figures["states"] = continue_texts(reader, recipe, arm, splits[name])
         if mixed is not None and compressor.selection != "none":
-            read = mixed.rows(splits["held_out"])
+            input_rows = mixed.rows(splits["held_out"])
             with torch.no_grad():
-                scores = mixed.scores(read)
-            run.chosen = _described(corpus, read.ids[:, 1:], scores[:, 1:], mixed.nuggets(read, scores)[:, 1:])
+                scores = mixed.scores(input_rows)
+            run.chosen = _described(
+                corpus, input_rows.ids[:, 1:], scores[:, 1:], mixed.nuggets(input_rows, scores)[:, 1:]
+            )
             run.chosen["threshold"] = compressor.threshold
 
 
@@ -228,13 +230,13 @@ def _fit(
 
     def trained(step: int) -> Tensor:
         compressor.train()
-        found: Tensor = loss(step)
-        return found
+        value: Tensor = loss(step)
+        return value
 
     def measured() -> tuple[float, float]:
         compressor.eval()
-        found: tuple[float, float] = figures()
-        return found
+        values: tuple[float, float] = figures()
+        return values
 
     # What is measured at the end does not decide a run.
     decides = {key: value for key, value in asdict(recipe).items() if key != "final_texts"}
@@ -264,14 +266,14 @@ def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar
     return model
 
 
-def _described(corpus: Corpus, ids: Tensor, scores: Tensor, chosen: Tensor, most: int = 24) -> dict[str, Any]:
+def _described(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor, most: int = 24) -> dict[str, Any]:
     """What was selected of texts [n, N]: the rate, the most frequent types, and the first text."""
-    there, selected = Counter(ids.flatten().tolist()), Counter(ids[chosen].tolist())
+    occurrences, selected = Counter(ids.flatten().tolist()), Counter(ids[is_nugget].tolist())
     piece = lambda token: corpus.text(torch.tensor([token]))  # noqa: E731
-    first = zip(ids[0].tolist(), scores[0].tolist(), chosen[0].tolist(), strict=True)
+    first = zip(ids[0].tolist(), scores[0].tolist(), is_nugget[0].tolist(), strict=True)
     return {
-        "rate": float(chosen.float().mean()),
-        "types": [(piece(token), count, there[token]) for token, count in selected.most_common(most)],
+        "rate": float(is_nugget.float().mean()),
+        "types": [(piece(token), count, occurrences[token]) for token, count in selected.most_common(most)],
         "selected": sum(selected.values()),
         "tokens": ids.numel(),
         "text": [(piece(token), round(score, 4), nugget) for token, score, nugget in first],

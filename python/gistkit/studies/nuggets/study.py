@@ -109,12 +109,12 @@ class Arm:
 
 def arms(recipe: Recipe, tasks: Sequence[str], methods: Sequence[str], ratios: Sequence[int]) -> list[Arm]:
     """The arms of these methods: of reconstruction at each of the ratios, of the language model at the recipe's."""
-    found = []
+    study_arms = []
     if "ae" in tasks:
-        found += [Arm("ae", method, ratio) for ratio in ratios for method in methods if method in SELECTIONS]
+        study_arms += [Arm("ae", method, ratio) for ratio in ratios for method in methods if method in SELECTIONS]
     if "lm" in tasks:
-        found += [Arm("lm", method, recipe.ratio) for method in methods if method in LM_ARMS]
-    return found
+        study_arms += [Arm("lm", method, recipe.ratio) for method in methods if method in LM_ARMS]
+    return study_arms
 
 
 def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo | AvgPool:
@@ -154,11 +154,11 @@ def tokenizer(recipe: Recipe) -> Any:
 
 def delimiters(recipe: Recipe) -> list[int]:
     """Tokens that end a clause: punctuation marks and line ends (Section 4.3)."""
-    known = tokenizer(recipe)
-    if known is None:
+    recipe_tokenizer = tokenizer(recipe)
+    if recipe_tokenizer is None:
         return sorted(b".,;:!?\n")
     ends = re.compile(r"[.,;:!?)\"']*[.,;:!?][\"')]*\s*|\s*\n\s*")
-    return [token for token in range(len(known)) if ends.fullmatch(known.decode([token]))]
+    return [token for token in range(len(recipe_tokenizer)) if ends.fullmatch(recipe_tokenizer.decode([token]))]
 
 
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:

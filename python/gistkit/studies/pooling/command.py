@@ -64,20 +64,20 @@ class PoolingStudy(Study):
 
     def plan(self, options: argparse.Namespace) -> Plan:
         preset = QUICK if options.quick else FULL
-        chosen = {name: preset[name] if (given := getattr(options, name)) is None else given for name in preset}
+        values = {name: preset[name] if (option := getattr(options, name)) is None else option for name in preset}
         settings = grid(
-            seeds=chosen["seeds"],
-            inputs=chosen["inputs"],
+            seeds=values["seeds"],
+            inputs=values["inputs"],
             heads=options.heads,
             ratio=options.ratios,
             length=options.lengths,
             mask=options.masks,
             context=options.contexts,
-            learning_rate=chosen["learning_rates"],
+            learning_rate=values["learning_rates"],
         )
-        recipe = Recipe(steps=chosen["steps"], batch=options.batch)
+        recipe = Recipe(steps=values["steps"], batch=options.batch)
         # What is missing is missed before the first run, not after it.
-        for name in chosen["inputs"]:
+        for name in values["inputs"]:
             make_inputs(name, recipe.width)
         about = f"{len(settings)} settings, {recipe.steps} steps of {recipe.batch} sequences at most"
         return Plan(recipe, [Job(setting, setting.seed) for setting in settings], about)
@@ -99,11 +99,11 @@ class PoolingStudy(Study):
         return report.format_results(runs, recipe)
 
     def page(self, groups: Sequence[Sequence[Found]]) -> str:
-        group = [one for part in groups for one in part]
-        recipe = group[0].recipe
+        saved = [run for part in groups for run in part]
+        recipe = saved[0].recipe
         return (
-            f"{report.format_results(runs(group), recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
-            f"{made_on(group)}."
+            f"{report.format_results(runs(saved), recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
+            f"{made_on(saved)}."
         )
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

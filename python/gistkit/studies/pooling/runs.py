@@ -157,8 +157,8 @@ def grid(seeds: int = 1, **axes: Sequence[Any]) -> list[Setting]:
     """All settings of the given values; `axes` are those of `Setting`, with heads as (heads, key heads) pairs."""
     settings = []
     for values in product(*axes.values(), range(seeds)):
-        chosen = dict(zip([*axes, "seed"], values, strict=True))
-        if "heads" in chosen:
-            chosen["heads"], chosen["kv_heads"] = chosen["heads"]
-        settings.append(Setting(**chosen))
+        setting = dict(zip([*axes, "seed"], values, strict=True))
+        if "heads" in setting:
+            setting["heads"], setting["kv_heads"] = setting["heads"]
+        settings.append(Setting(**setting))
     return settings

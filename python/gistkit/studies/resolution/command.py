@@ -54,8 +54,8 @@ class ResolutionStudy(Study):
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; {images.name}, "
             f"{len(images.train)} training images, {images.digest}"
         )
-        chosen = jobs(arms(options.encodings), options.seeds)
-        return Plan(recipe, chosen, about, images, f"{Path(options.data).name}-{options.preset}")
+        study_jobs = jobs(arms(options.encodings), options.seeds)
+        return Plan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{options.preset}")
 
     def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         images: Any = plan.source

@@ -174,10 +174,10 @@ class Classifier(Learner[ViT]):
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(pixels [B, channels, size, size], labels [B]) of step 0, 1, ..., the same at every call."""
         generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        chosen = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
-        pixels = self.images.standard(chosen.images, self.device)
+        rows = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
+        pixels = self.images.standard(rows.images, self.device)
         pixels = random_crops(pixels, self.recipe.size, self.recipe.crop, generator, flip=self.recipe.flip)
-        return pixels, chosen.labels.to(self.device)
+        return pixels, rows.labels.to(self.device)
 
     def loss(self, step: int) -> Tensor:
         """The loss of a step: that of its classes, and SeqPE's two."""
@@ -228,8 +228,8 @@ def train(
     run = Run(arm.name, seed, parameters=learner.parameters)
 
     def figures() -> tuple[float, float, float]:
-        some = images.held_out[: recipe.eval_images]
-        return *learner.measure(some, recipe.grids[0]), learner.measure(some, recipe.grids[-1])[1]
+        images_measured = images.held_out[: recipe.eval_images]
+        return *learner.measure(images_measured, recipe.grids[0]), learner.measure(images_measured, recipe.grids[-1])[1]
 
     identity = {"images": images.digest, "arm": arm.name}
     state = out / f"{arm.name}-{seed}.safetensors"

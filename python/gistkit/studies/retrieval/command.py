@@ -62,8 +62,8 @@ class RetrievalStudy(Study):
 
     def report(self, runs: Sequence[Run], plan: Plan) -> str:
         parts = [
-            f"{what}, sequences that no choice was made on:\n{format_table(report.table_rows(runs, figure))}"
-            for figure, what in (("exact", "Right answers"), ("perplexity", "Perplexity of the answers"))
+            f"{heading}, sequences that no choice was made on:\n{format_table(report.table_rows(runs, figure))}"
+            for figure, heading in (("exact", "Right answers"), ("perplexity", "Perplexity of the answers"))
         ]
         return "\n\n".join([*parts, format_table(report.paper_rows())])
 

@@ -47,14 +47,14 @@ class SmolLM2(Epl):
         changes = {"method": options.method}
         if options.learning_rate:
             changes["learning_rate"] = options.learning_rate
-        chosen = recipe(options.preset, **changes)
-        corpus = load_corpus(options.text, tokenizer=tokenizer(chosen))
+        run_recipe = recipe(options.preset, **changes)
+        corpus = load_corpus(options.text, tokenizer=tokenizer(run_recipe))
         about = (
-            f"SmolLM2-135M, frozen: {chosen.chunk} tokens from {chosen.chunk // chosen.ratio} memory tokens, LoRA of "
-            f"rank {chosen.rank} in the encoder; text {corpus.name} ({len(corpus.train)} + {len(corpus.held_out)} "
-            f"tokens)"
+            f"SmolLM2-135M, frozen: {run_recipe.chunk} tokens from {run_recipe.chunk // run_recipe.ratio} "
+            f"memory tokens, LoRA of rank {run_recipe.rank} in the encoder; text {corpus.name} "
+            f"({len(corpus.train)} + {len(corpus.held_out)} tokens)"
         )
-        return Plan(chosen, jobs(options.layouts, options.seeds), about, corpus, options.preset)
+        return Plan(run_recipe, jobs(options.layouts, options.seeds), about, corpus, options.preset)
 
     def build(self, recipe: Any, arm: str, seed: int) -> Any:
         return build_compressor(recipe, arm, seed)
@@ -92,10 +92,10 @@ class SmolLM2(Epl):
             )
         return "\n\n".join(tables)
 
-    def preset(self, chosen: Recipe) -> str:
+    def preset(self, run_recipe: Recipe) -> str:
         """The preset of a recipe."""
-        same = {"method": chosen.method, "learning_rate": chosen.learning_rate}
-        return next((name for name in PRESETS if recipe(name, **same) == chosen), "other")
+        options = {"method": run_recipe.method, "learning_rate": run_recipe.learning_rate}
+        return next((name for name in PRESETS if recipe(name, **options) == run_recipe), "other")
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:
         return report.figures(runs, recipe, last_layer=True)

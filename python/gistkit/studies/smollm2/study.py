@@ -73,8 +73,8 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
     """The untrained compressor of a seed: the same weights whatever the layout."""
     model = copy.deepcopy(_base(recipe.dtype)[0])
     torch.manual_seed(seed)
-    make: Any = METHODS[recipe.method]
-    made: Compressor = make(
+    method: Any = METHODS[recipe.method]
+    compressor: Compressor = method(
         model,
         chunk=recipe.chunk,
         ratio=recipe.ratio,
@@ -82,4 +82,4 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
         losses=("ae",),
         lora=LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=["q_proj", "v_proj"]),
     )
-    return made
+    return compressor
