@@ -67,10 +67,13 @@ class Compressor(nn.Module, ABC):
             it as the base model does that reads the whole context).
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
         joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+        settings: the method's own keyword arguments by name; JSON values, which `from_pretrained` reads back.
     """
 
     method: ClassVar[str]
     carrier: ClassVar[str]
+    shared_arguments: ClassVar[frozenset[str]] = frozenset()
+    """Keyword arguments that a method takes as `**` of its constructor."""
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class Compressor(nn.Module, ABC):
         window: int | None = None,
         end_token: int | None = None,
         joint_head: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         loss_weights = check_losses(losses)
         if window is not None:
@@ -99,6 +103,7 @@ class Compressor(nn.Module, ABC):
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.reader = reader
         self.loss_weights = loss_weights
+        self._settings = dict(settings or {})
         if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
             raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
         self.end_token = end_token
@@ -379,7 +384,8 @@ class Compressor(nn.Module, ABC):
     def arguments(cls) -> set[str]:
         """The keyword arguments that make one around a model."""
         parameters = inspect.signature(cls).parameters.values()
-        return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        named = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        return named | cls.shared_arguments
 
     @classmethod
     @abstractmethod
@@ -389,7 +395,7 @@ class Compressor(nn.Module, ABC):
     @property
     def settings(self) -> dict[str, Any]:
         """The keyword arguments that made it, but `lora`; JSON values."""
-        return {"losses": dict(self.loss_weights), "end_token": self.end_token}
+        return self._settings | {"losses": dict(self.loss_weights), "end_token": self.end_token}
 
     def forward(
         self,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from transformers import PreTrainedModel
 
-from gistkit.compress.methods.in_place import Common, InPlace
+from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
 from gistkit.compress.tokens import Rows
 
 
@@ -31,7 +31,7 @@ class AvgPool(InPlace):
         *,
         ratio: int = 5,
         pool: Literal["hidden", "kv"] = "hidden",
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         if pool not in ("hidden", "kv"):
             raise ValueError(f"pool: expected hidden or kv, got {pool!r}")
@@ -56,21 +56,12 @@ class NoContext(InPlace):
     """
 
     method = "no_context"
+    shared_arguments = InPlace.shared_arguments - {"window"}
 
-    def __init__(self, model: PreTrainedModel, **common: Unpack[Common]) -> None:
+    def __init__(self, model: PreTrainedModel, **common: Unpack[InPlaceOptions]) -> None:
         if unknown := sorted(common.keys() - self.arguments()):
             raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(self.arguments()))}, got {unknown[0]}")
-        super().__init__(model, ratio=1, layout={}, options={}, **common)
-
-    @classmethod
-    def arguments(cls) -> set[str]:
-        """The keyword arguments that make one around a model."""
-        return super().arguments() - {"ratio", "window"}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        return {name: value for name, value in super().settings.items() if name not in ("ratio", "window")}
+        super().__init__(model, ratio=1, layout={}, **common)
 
     @property
     def title(self) -> str:

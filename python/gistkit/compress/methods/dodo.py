@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.in_place import GISTS, TEXT, Common, InPlace, whole
+from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceOptions, whole
 from gistkit.compress.tokens import Rows, check_count
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
@@ -65,7 +65,7 @@ class Dodo(InPlace):
         separate: bool = True,
         delimiters: Sequence[int] = (),
         threshold: float | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         ratio = whole("ratio", ratio)
         if selection not in RULES:
@@ -79,9 +79,11 @@ class Dodo(InPlace):
         options = {"selection": selection, "layer": layer, "separate": separate, "delimiters": list(delimiters)}
         options["train_scorer"] = train_scorer
         self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
-        self._threshold = _number("threshold", threshold)
+        threshold = _number("threshold", threshold)
         common = {"losses": ("ae",), "lora": 32, **common}
         super().__init__(model, ratio=ratio, options=options, separate=separate, **common)
+        # Not an option of the layout: memories fit whatever the threshold is.
+        self._settings["threshold"] = threshold
         self.scorer: NuggetScorer | None = None
         if selection == "learned":
             self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
@@ -99,24 +101,21 @@ class Dodo(InPlace):
         return f"Dodo {self.chunk}x" + (learned if self.selection == "learned" else f", {self.selection}")
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`, and the threshold as it is now; JSON values."""
-        return {"threshold": self._threshold} | super().settings
-
-    @property
     def threshold(self) -> float:
         """Lambda: the score that nuggets of a `MixedResolution` are above (Equation 8)."""
-        threshold = rule_threshold(self.selection, self.chunk) if self._threshold is None else self._threshold
+        threshold = self._settings["threshold"]
+        if threshold is None:
+            threshold = rule_threshold(self.selection, self.chunk)
         if threshold is None:
             raise ValueError(
                 "threshold: expected one for this selection, which sampled text has to tell, got None; see "
                 "MixedResolution.calibrate"
             )
-        return threshold
+        return float(threshold)
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
-        self._threshold = _number("threshold", value)
+        self._settings["threshold"] = _number("threshold", value)
 
     @property
     def samples_threshold(self) -> bool:

@@ -2,54 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 from transformers import PreTrainedModel
 
-from gistkit.compress.methods.in_place import Common, InPlace, Reads
+from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
 
 
-class WithGists(InPlace):
-    """What compressors whose gists are tokens of the pass share; see `InPlace`.
-
-    Args:
-        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        model, layout, separate, full_copy, gists, common: as in `InPlace`.
-    """
-
-    has_gists = True
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        layout: Mapping[str, Any],
-        offset: bool,
-        separate: bool,
-        full_copy: bool = False,
-        gists: int | None,
-        **common: Any,
-    ) -> None:
-        options = {"offset": offset, "separate": separate, "gists": gists}
-        # A method may do without this choice.
-        if "full_copy" in self.arguments():
-            options["full_copy"] = full_copy
-        reads: Reads = "outputs" if offset else "keys"
-        super().__init__(
-            model,
-            layout=layout,
-            options=options,
-            reads=reads,
-            gists=gists,
-            separate=separate,
-            full_copy=full_copy,
-            **common,
-        )
-        self.offset = offset
-
-
-class Gist(WithGists):
+class Gist(InPlace):
     """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
 
     Args:
@@ -62,6 +22,7 @@ class Gist(WithGists):
     """
 
     method = "gist"
+    has_gists = True
 
     @property
     def title(self) -> str:
@@ -78,7 +39,7 @@ class Gist(WithGists):
         full_copy: bool = False,
         separate_positions: bool = False,
         gists: int | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         super().__init__(
             model,
@@ -92,7 +53,7 @@ class Gist(WithGists):
         )
 
 
-class GistPool(WithGists):
+class GistPool(InPlace):
     """GistPool (Getting to the Gist of Gisting, Section 5.3), with the variants of Table 10.
 
     Args:
@@ -107,6 +68,7 @@ class GistPool(WithGists):
     """
 
     method = "gistpool"
+    has_gists = True
 
     def __init__(
         self,
@@ -123,7 +85,7 @@ class GistPool(WithGists):
         separate: bool = True,
         full_copy: bool = False,
         gists: int | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         super().__init__(
             model,

@@ -80,6 +80,13 @@ class ChunkCompressor(Compressor):
             window=window,
             end_token=end_token,
             joint_head=joint_head,
+            settings={
+                "chunk": chunk,
+                "ratio": chunk / memory_tokens,
+                "layout": layout,
+                "window": window,
+                "joint_head": bool(joint_head),
+            },
         )
         self.install(None if config is None else {ENCODER: config})
         self.memory_embeddings = draw_like(self.embed, self.memory_tokens)
@@ -89,12 +96,6 @@ class ChunkCompressor(Compressor):
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose adapters one made with these settings has, where it has any."""
         return (ENCODER,)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        own = {name: getattr(self, name) for name in ("chunk", "ratio", "layout", "window", "joint_head")}
-        return own | super().settings
 
     @property
     def title(self) -> str:

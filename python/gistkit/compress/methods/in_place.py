@@ -36,7 +36,7 @@ FLAGS = {
 }  # fmt: skip
 
 
-class Common(TypedDict, total=False):
+class InPlaceOptions(TypedDict, total=False):
     """The keyword arguments that all in-place methods share, as `InPlace` tells; NoContext has no window."""
 
     losses: Iterable[str] | Mapping[str, float]
@@ -58,9 +58,10 @@ class InPlace(Compressor):
         ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
         layout: what the layout's builder takes beside context and ratio, by name, where the length of a context decides
             its layout; None: the method encodes otherwise (Dodo).
-        options: what else of its arguments a method has, by name; JSON values.
-        reads: what of a layer the text reads for a compressed token, see `Reads`.
-        gists: gist embeddings, one for each place; None: one for all.
+        options: the method's other arguments by name; JSON values.
+        reads: what of a layer the text reads for a compressed token, see `Reads`; with gists, `offset` decides it.
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        gists: number of gist embeddings, one for each gist; None: one embedding for all.
         separate: what compresses has parameters of its own.
         full_copy: with `separate`, those are a copy of the layers' linear maps, whatever `lora` is.
         losses, end_token: as in `Compressor`.
@@ -73,8 +74,10 @@ class InPlace(Compressor):
     """
 
     carrier = "kv"
-    # Compressed tokens are learned tokens of the pass, beside the context's.
+    # Compressed tokens are learned tokens of the pass, beside the context's; offset, separate, full_copy and gists are
+    # then among the method's settings, as far as it takes them.
     has_gists = False
+    shared_arguments = frozenset(InPlaceOptions.__annotations__)
     # Which linear maps a rank given as `lora` is of.
     maps: Maps = "all"
 
@@ -84,8 +87,9 @@ class InPlace(Compressor):
         *,
         ratio: int,
         layout: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
         reads: Reads = "keys",
+        offset: bool = False,
         gists: int | None = None,
         separate: bool = False,
         full_copy: bool = False,
@@ -95,6 +99,10 @@ class InPlace(Compressor):
         end_token: int | None = None,
         bos_token: int | None = None,
     ) -> None:
+        options = {**(layout or {}), **(options or {})}
+        if self.has_gists:
+            options |= {"offset": offset, "separate": separate, "full_copy": full_copy, "gists": gists}
+            reads = "outputs" if offset else "keys"
         ratio = whole("ratio", ratio)
         gists = None if gists is None else whole("gists", gists)
         builder = None
@@ -102,10 +110,10 @@ class InPlace(Compressor):
             builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
             # Options that the layout does not take are refused here rather than at the first context.
             check_text(self.method, builder(3 * ratio))
-        options = {**(layout or {}), **options}
         for name in FLAGS & options.keys():
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}: expected True or False, got {options[name]!r}")
+        settings = {"ratio": ratio, "window": window, "bos_token": bos_token} | options
         super().__init__(
             model,
             chunk=ratio,
@@ -115,8 +123,10 @@ class InPlace(Compressor):
             reader=TEXT,
             window=window,
             end_token=end_token,
+            settings={name: value for name, value in settings.items() if name in self.arguments()},
         )
-        self._options, self.builder, self.reads, self.gists = options, builder, reads, gists
+        self._options, self.builder, self.reads = options, builder, reads
+        self.offset, self.gists = offset, gists
         if full_copy and not separate:
             raise ValueError("full_copy: expected separate=True with it, got separate=False")
         if reads != "keys" or separate:
@@ -125,7 +135,7 @@ class InPlace(Compressor):
             raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
         if "compression" in self.loss_weights and not self.has_gists:
             raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
-        self.bos_token = self.lm.first_token("bos_token", bos_token)
+        self.bos_token = self._settings["bos_token"] = self.lm.first_token("bos_token", bos_token)
         self.separate = separate
         config = adapter_config(model, lora, self.maps)
         if full_copy and config is not None:
@@ -140,17 +150,6 @@ class InPlace(Compressor):
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose adapters one made with these settings has, where it has any."""
         return (TEXT, GISTS) if settings.get("separate") and not settings.get("full_copy") else (TEXT,)
-
-    @classmethod
-    def arguments(cls) -> set[str]:
-        """The keyword arguments that make one around a model."""
-        return super().arguments() | Common.__annotations__.keys()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        own = {"ratio": self.chunk, "window": self.window, "bos_token": self.bos_token} | self._options
-        return own | super().settings
 
     @property
     def title(self) -> str:
