@@ -22,7 +22,7 @@ from gistkit.studies.pooling.inputs import make_inputs
 from gistkit.studies.pooling.layer import CONTEXTS, MASKS, PoolingLayer, Recipe, Setting
 from gistkit.studies.registry import read
 from gistkit.studies.runner import run_jobs
-from gistkit.studies.study import Job, Plan
+from gistkit.studies.study import Job, StudyPlan
 
 TINY = Recipe(steps=6, batch=4, width=16, mlp=32, warmup=2, eval_every=2, eval_batches=1, final_batches=1)
 # Learns in seconds.
@@ -227,7 +227,7 @@ def test_a_study_keeps_finished_runs_and_reads_them_back(tmp_path):
     assert [(s.mask, s.heads, s.kv_heads, s.seed) for s in settings] == [
         ("pool", 2, 1, 0), ("pool", 2, 1, 1), ("standard", 2, 1, 0), ("standard", 2, 1, 1),
     ]  # fmt: skip
-    plan = Plan(TINY, [Job(setting, setting.seed) for setting in settings])
+    plan = StudyPlan(TINY, [Job(setting, setting.seed) for setting in settings])
     runs = [run for _, run in run_jobs(STUDY, plan, plan.jobs[:2], tmp_path)]
     path = tmp_path / "results.jsonl"
     results.write(path, [results.line("pooling", run, TINY, None, {}) for run in runs])

@@ -12,7 +12,7 @@ from gistkit.studies import registry
 
 if TYPE_CHECKING:
     from gistkit.studies.results import Line
-    from gistkit.studies.study import Plan, Study
+    from gistkit.studies.study import Study, StudyPlan
 
 COMMITTED = Path("benchmarks/results")
 RESUME = "; --resume goes on from the last evaluation"
@@ -24,14 +24,14 @@ class LateParser(argparse.ArgumentParser):
     fill: Any = None
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        self._filled()
+        self._fill_once()
         return super().parse_known_args(*args, **kwargs)
 
     def format_help(self) -> str:
-        self._filled()
+        self._fill_once()
         return super().format_help()
 
-    def _filled(self) -> None:
+    def _fill_once(self) -> None:
         fill, self.fill = self.fill, None
         if fill is not None:
             fill(self)
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     if options.save is not None:
         path = options.save / f"{'-'.join(filter(None, (study.name, plan.preset)))}.jsonl"
     saved_lines = results.load(path) if (options.resume or options.save is not None) and path.exists() else []
-    lines = known(path, study, plan, saved_lines)
+    lines = saved_by_job(path, study, plan, saved_lines)
     runs = {name: study.run_of(line["run"]) for name, line in lines.items()}
     environment = machine() if options.save is None else results.environment(options.save)
     if plan.about:
@@ -107,7 +107,7 @@ def run(options: argparse.Namespace) -> int:
             lines[job.name] = results.line(study.name, run, plan.recipe, plan.source, environment, study.kind)
             results.write(path, [*other_lines, *(lines[job.name] for job in plan.jobs if job.name in lines)])
         else:
-            committed_run = study.kept(run)
+            committed_run = study.without_maps(run)
             results.append(
                 path, results.line(study.name, committed_run, plan.recipe, plan.source, environment, study.kind)
             )
@@ -118,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def known(path: Path, study: Study, plan: Plan, saved_lines: Sequence[Line]) -> dict[str, Line]:
+def saved_by_job(path: Path, study: Study, plan: StudyPlan, saved_lines: Sequence[Line]) -> dict[str, Line]:
     """Those of the lines of a file that a plan asks for, by the names of its jobs.
 
     Raises:
@@ -128,7 +128,7 @@ def known(path: Path, study: Study, plan: Plan, saved_lines: Sequence[Line]) -> 
 
     job_names = {job.name for job in plan.jobs}
     lines: dict[str, Line] = {}
-    saved_study, runs = registry.decoded(path, list(saved_lines)) if saved_lines else (study, [])
+    saved_study, runs = registry.decode_lines(path, list(saved_lines)) if saved_lines else (study, [])
     if saved_study.name != study.name:
         raise ValueError(f"{path}: the saved runs are of the study {saved_study.name}; use another --out folder")
     for line, (run, recipe, *_) in zip(saved_lines, runs, strict=True):

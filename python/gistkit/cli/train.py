@@ -145,13 +145,13 @@ def losses(text: str) -> dict[str, float]:
     return weights
 
 
-def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = with_options(_given(arguments, SETTINGS), arguments.option)
-    method_options = _given(arguments, ("method", "layout"))
+    settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
+    method_options = _set_options(arguments, ("method", "layout"))
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name != "losses":
@@ -175,14 +175,14 @@ def _run(arguments: argparse.Namespace) -> int:
             tokenizer,
             arguments.out,
             preset=arguments.preset,
-            recipe=_given(arguments, RECIPE),
+            recipe=_set_options(arguments, RECIPE),
             compressor=settings,
             start=arguments.compressor,
             resume=arguments.resume,
             cpu=arguments.device == "cpu" or not torch.cuda.is_available(),
             **method_options,
-            **_given(arguments, DATA),
-            **_given(arguments, OPTIONS),
+            **_set_options(arguments, DATA),
+            **_set_options(arguments, OPTIONS),
         )
     if not PartialState().is_main_process:
         return 0

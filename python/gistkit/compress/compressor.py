@@ -19,7 +19,6 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
-from gistkit.compress.joining import join
 from gistkit.compress.losses import (
     CompressionHead,
     JointHead,
@@ -29,10 +28,11 @@ from gistkit.compress.losses import (
     token_loss,
 )
 from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
+from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import IGNORE, Rows, as_rows, check_count, check_rows, join_rows, label_rows, pad
-from gistkit.hf.attach import Standing
+from gistkit.hf.attach import ModuleSnapshot
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
 class _Weights(NamedTuple):
     """The parameters of the base model, and those of its own by name, with the modules that hold them."""
 
-    standing: Standing
+    snapshot: ModuleSnapshot
     base: list[nn.Parameter]
     own: dict[str, nn.Parameter]
 
@@ -99,7 +99,7 @@ class Compressor(nn.Module, ABC):
         self.copies: Copies | None = None
         self._fingerprint: tuple[Any, str] | None = None
         self._own_fingerprint: tuple[Any, str] | None = None
-        self._found_weights: _Weights | None = None
+        self._cached_weights: _Weights | None = None
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.reader = reader
         self.loss_weights = loss_weights
@@ -197,8 +197,8 @@ class Compressor(nn.Module, ABC):
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, found again only where one is another parameter."""
-        weights = self._found_weights
-        if weights is None or not weights.standing.unchanged:
+        weights = self._cached_weights
+        if weights is None or not weights.snapshot.unchanged:
             base, own = [], {}
             for name, parameter in self.named_parameters():
                 adapter = self.adapters is not None and self.adapters.owns(name)
@@ -208,7 +208,7 @@ class Compressor(nn.Module, ABC):
                     base.append(parameter)
                 else:
                     own[name] = parameter
-            weights = self._found_weights = _Weights(Standing(self.modules()), base, own)
+            weights = self._cached_weights = _Weights(ModuleSnapshot(self.modules()), base, own)
         return weights
 
     @property
@@ -434,7 +434,7 @@ class Compressor(nn.Module, ABC):
                         self.lm.readout(hidden), targets=targets, **self.output_embedding
                     )
                 elif name == "ae":
-                    losses[name] = self._loss(memory, "ae", self._ended(compressed))
+                    losses[name] = self._loss(memory, "ae", self._with_end_token(compressed))
                 elif name == "lm":
                     losses[name] = self._loss(memory, "lm", texts["continuation_ids"])
             if answers:
@@ -476,7 +476,7 @@ class Compressor(nn.Module, ABC):
         return generate(self, memory, prompt_ids, attention_mask, **options)
 
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """Several documents, a memory each, as one context in that order; see `gistkit.compress.joining.join`."""
+        """Several documents, a memory each, as one context in that order; see `gistkit.compress.memory_join.join`."""
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -506,7 +506,7 @@ class Compressor(nn.Module, ABC):
             raise ValueError(f"{name}: expected tokens to predict, got empty rows")
         return rows
 
-    def _ended(self, rows: Rows) -> Rows:
+    def _with_end_token(self, rows: Rows) -> Rows:
         if self.end_token is None:
             return rows
         return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
@@ -537,13 +537,13 @@ class Compressor(nn.Module, ABC):
             targets = text.ids.where(in_answer, IGNORE)
             losses["qa"] = token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
         if "kl" in self.loss_weights:
-            teacher = self._taught(self.uncompressed(contexts), text)
+            teacher = self._teacher_states(self.uncompressed(contexts), text)
             student_and_teacher = (self.lm.readout(states[in_answer]) for states in (hidden, teacher))
             losses["kl"] = divergence_loss(*student_and_teacher, **self.output_embedding)
         return losses
 
     @torch.no_grad()
-    def _taught(self, contexts: Rows, text: Rows) -> Tensor:
+    def _teacher_states(self, contexts: Rows, text: Rows) -> Tensor:
         """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
         rows = _but_last(join_rows(contexts, text))
         plan = self.lm.causal_plan(rows.ids.shape[1])

@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.model import tuned
+from gistkit.compress.model import first_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 FORMAT = "gistkit-compressor"
 VERSION = 2
 # What compressors that were saved before there was such a setting were made with.
-LATER = {"full_copy": False}
+ADDED_SETTINGS = {"full_copy": False}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
@@ -74,7 +74,7 @@ def save_compressor(compressor: Any, folder: Path) -> None:
         save_file(tensors, path)
     adapters = compressor.adapters
     if adapters is None:
-        if (adapter := tuned(compressor.model)) is not None:
+        if (adapter := first_adapter(compressor.model)) is not None:
             raise ValueError(
                 f"model: expected no adapters in a model whose own weights were trained, got one at {adapter}"
             )
@@ -99,17 +99,17 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None)
     """See `Compressor.from_pretrained`."""
     settings, is_given = _read_settings(folder), model is not None
     method = _method(cls, settings["method"], folder)
-    later = {name: value for name, value in LATER.items() if name in method.arguments()}
+    later = {name: value for name, value in ADDED_SETTINGS.items() if name in method.arguments()}
     settings["settings"] = later | settings["settings"]
     if model is None and settings["adapters"] is not None:
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
     if model is None:
-        model = _trained(folder)
+        model = _load_model(folder)
     _check_names(method, settings, folder)
     # Before anything is changed in it.
     _check_model(model, settings, folder)
     if is_given and settings["adapters"] is None:
-        model.load_state_dict(_trained(folder).state_dict())
+        model.load_state_dict(_load_model(folder).state_dict())
     compressor = method(model, lora=_lora(folder, settings["adapters"]), **settings["settings"])
     _load_tensors(compressor, folder, settings["adapters"])
     return compressor
@@ -129,7 +129,7 @@ def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
     return config  # type: ignore[return-value]
 
 
-def _trained(folder: Path) -> PreTrainedModel:
+def _load_model(folder: Path) -> PreTrainedModel:
     if not (folder / MODEL).is_dir():
         raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)

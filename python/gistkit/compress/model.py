@@ -56,7 +56,7 @@ class SharedModel:
         """Puts LoRA adapters {role: config} into the model; None: its own weights train, beside no adapters."""
         if lora is not None:
             self.adapters = Adapters(cast(Any, self.model), lora)
-        elif (adapter := tuned(self.model)) is not None:
+        elif (adapter := first_adapter(self.model)) is not None:
             raise ValueError(
                 f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
                 f"an adapter at {adapter}"
@@ -247,7 +247,7 @@ def adapter_config(
     return lora_config(model, lora, maps)
 
 
-def tuned(model: nn.Module) -> str | None:
+def first_adapter(model: nn.Module) -> str | None:
     """The name of a module in `model` that PEFT has put an adapter around; None if there is none."""
     return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)
 
@@ -284,7 +284,9 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
 
 def active_adapters(model: nn.Module) -> list[str]:
     """The adapters that a pass of the model runs with as it is."""
-    return sorted({name for layer in _tuned(model) if not layer._disable_adapters for name in layer.active_adapters})
+    return sorted(
+        {name for layer in _peft_layers(model) if not layer._disable_adapters for name in layer.active_adapters}
+    )
 
 
 class Adapters:
@@ -301,13 +303,13 @@ class Adapters:
 
         for config in configs.values():
             _check_config(config)
-        taken_names = {name for layer in _tuned(model) for name in layer.active_adapters}
+        taken_names = {name for layer in _peft_layers(model) for name in layer.active_adapters}
         taken_names |= set(getattr(model, "peft_config", None) or {})
         free_numbers = (
             number for number in range(len(taken_names) + 1) if not taken_names & set(_names(number, configs).values())
         )
         self.names = _names(next(free_numbers), configs)
-        self._before = active_adapters(model)
+        self._previous = active_adapters(model)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         with warnings.catch_warnings():
             # Two compressors may share one model: each has adapters under its own names.
@@ -319,8 +321,8 @@ class Adapters:
             self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
             for role, other_config in other_roles:
                 self.peft.add_adapter(self.names[role], other_config)
-        self._layers = _tuned(model)
-        self._set(self._before)
+        self._layers = _peft_layers(model)
+        self._set(self._previous)
         own_names = set(self.names.values())
         for name, parameter in model.named_parameters():
             parts = set(name.split("."))
@@ -361,7 +363,7 @@ class Adapters:
             with self._by_rows({} if use is None else use):
                 yield
             return
-        with self.switched(self._before if use is None else [*self._before, self.names[use]]):
+        with self.switched(self._previous if use is None else [*self._previous, self.names[use]]):
             yield
 
     @contextmanager
@@ -428,10 +430,10 @@ class Adapters:
     def _roles_of(self, layer: Any) -> RoleLinear:
         from peft.tuners.lora import Linear as LoraLinear
 
-        if self._before or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
+        if self._previous or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
             raise ValueError(
                 "lora: expected plain LoRA on linear maps, and no other active adapter, for adapters by role, got "
-                f"{self._before or type(layer).__name__}"
+                f"{self._previous or type(layer).__name__}"
             )
         roles = {
             role: LowRank(layer.lora_A[name], layer.lora_B[name], layer.scaling[name], layer.lora_dropout[name])
@@ -459,7 +461,7 @@ def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
     return {role: f"gistkit_{number}_{role}" for role in roles}
 
 
-def _tuned(model: nn.Module) -> list[Any]:
+def _peft_layers(model: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -483,7 +485,8 @@ class Copies(nn.Module):
         self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
         self.maps.requires_grad_(True)
         self._by_role = {
-            module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
+            module: RoleLinear(_Original(), {role: self.maps[name.replace(".", "/")]})
+            for name, module in linear.items()
         }
         self._use: Mapping[str, slice] | tuple[str, ...] | None = None
 
@@ -518,7 +521,7 @@ class Copies(nn.Module):
     def _mapped(self) -> Iterator[None]:
         """The originals' modules map each token as `_use` says."""
         self._check_dtype()
-        originals = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
+        originals = [cast(_Original, by_role.base) for by_role in self._by_role.values()]
         for holder, module in zip(originals, self._by_role, strict=True):
             holder.plain = module.forward
         try:
@@ -559,7 +562,7 @@ def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
     return maps
 
 
-class _Plain(nn.Module):
+class _Original(nn.Module):
     """A module as it was found, while it has another forward; no parent of it."""
 
     plain: Any = None

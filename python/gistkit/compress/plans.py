@@ -216,7 +216,7 @@ def in_place_pass(
     full_layouts = {context: builder(context) for context in contexts}
     in_memory = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in full_layouts.items()}
     lengths = tuple(int(in_memory[context].sum()) for context in contexts)
-    pass_layouts = {c: _fed(layout, pooled) for c, layout in full_layouts.items()}
+    pass_layouts = {c: _pass_layout(layout, pooled) for c, layout in full_layouts.items()}
     width = max(lengths)
     positions = np.stack(
         [
@@ -246,7 +246,7 @@ def in_place_pass(
         )
 
 
-def _fed(layout: Layout, pooled: bool) -> Layout:
+def _pass_layout(layout: Layout, pooled: bool) -> Layout:
     """What the model runs of a layout: all but the text, and the memory where that is pooled."""
     left_out = (Role.MEMORY, Role.TEXT) if pooled else (Role.TEXT,)
     pass_layout = layout.take(~np.isin(layout.roles, left_out))

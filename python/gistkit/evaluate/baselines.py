@@ -51,7 +51,7 @@ class Prefix(Memory):
         )
 
 
-class Fed(NamedTuple):
+class BaselineInput(NamedTuple):
     """What the model is fed of a batch, and for each row: tokens whose keys are kept, the token after them in the place
     of the task token, and the tokens of the context that are read so."""
 
@@ -136,21 +136,21 @@ class Baseline(Compressor):
     @torch.no_grad()
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """The keys and values of what is read before the task token, and the hidden states there."""
-        fed = self._fed(rows)
-        columns, width = fed.rows.ids.shape[1], max(fed.kept)
+        inputs = self._input(rows)
+        columns, width = inputs.rows.ids.shape[1], max(inputs.kept)
         plan = self.lm.causal_plan(columns)
         keep = hf.KeptKeys(slice(0, width))
         self.lm.check_positions("input_ids", columns - 1)
-        out = self.lm.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, keep=keep)
+        out = self.lm.run(None, inputs_embeds=self.embed(inputs.rows.ids), plan=plan, keep=keep)
         hidden = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,
-            lengths=fed.kept,
+            lengths=inputs.kept,
             context_lengths=rows.lengths,
             positions=torch.arange(width).repeat(rows.batch_size, 1),
-            starts=fed.kept,
-            lead=fed.last,
-            tokens_read=fed.read,
+            starts=inputs.kept,
+            lead=inputs.last,
+            tokens_read=inputs.read,
             layers=keep.layers,
         )
         return memory, hidden
@@ -173,7 +173,7 @@ class Baseline(Compressor):
             raise ValueError("task_tokens: expected a baseline made with task_tokens=True, got one without")
 
     @abstractmethod
-    def _fed(self, rows: Rows) -> Fed:
+    def _input(self, rows: Rows) -> BaselineInput:
         """What the model reads in place of the contexts."""
 
 
@@ -183,12 +183,12 @@ class FullContext(Baseline):
     title = "FullContext"
     method = "full_context"
 
-    def _fed(self, rows: Rows) -> Fed:
+    def _input(self, rows: Rows) -> BaselineInput:
         cached = rows.lengths if self.task_tokens else tuple(length - 1 for length in rows.lengths)
-        return Fed(rows, cached, tuple(row[-1] for row in rows.lists()), rows.lengths)
+        return BaselineInput(rows, cached, tuple(row[-1] for row in rows.lists()), rows.lengths)
 
 
-class NoContext(Baseline):
+class NoContextBaseline(Baseline):
     """The model reads nothing of the context: the text, or the question, alone. See `Baseline`.
 
     Args:
@@ -208,7 +208,7 @@ class NoContext(Baseline):
             start_token = self.lm.first_token("start_token", start_token)
         self.start_token = start_token or 0
 
-    def _fed(self, rows: Rows) -> Fed:
+    def _input(self, rows: Rows) -> BaselineInput:
         count = rows.batch_size
         start, nothing = torch.full((count, 1), self.start_token, device=self.device), (0,) * count
-        return Fed(Rows(start, (1,) * count), nothing, (self.start_token,) * count, nothing)
+        return BaselineInput(Rows(start, (1,) * count), nothing, (self.start_token,) * count, nothing)

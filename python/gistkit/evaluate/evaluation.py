@@ -107,8 +107,8 @@ def compare(
         "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
         "stop_tokens": list(stop_tokens),
-        "tokenizer": None if tokenizer is None else called(tokenizer),
-        "methods": {name: _described(reader) for name, reader in methods.items()},
+        "tokenizer": None if tokenizer is None else display_name(tokenizer),
+        "methods": {name: _description(reader) for name, reader in methods.items()},
     }
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
 
@@ -119,7 +119,7 @@ def method_name(reader: Any) -> str:
     return title if isinstance(title, str) else type(reader).__name__
 
 
-def _described(reader: Reader) -> dict[str, Any]:
+def _description(reader: Reader) -> dict[str, Any]:
     """The model and the settings of a method, as far as it has them."""
     model = reader.model
     names = ["end_token", "start_token", "task_tokens"]
@@ -129,11 +129,11 @@ def _described(reader: Reader) -> dict[str, Any]:
         names.append("ratio")
     described = {name: getattr(reader, name) for name in names if getattr(reader, name, None) is not None}
     described["class"] = type(reader).__name__
-    described["model"] = called(model)
+    described["model"] = display_name(model)
     return described | {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
 
 
-def called(loaded: Any) -> str:
+def display_name(loaded: Any) -> str:
     """The name of a model or tokenizer; of a path on this machine, its last part."""
     name = str(getattr(loaded, "name_or_path", "") or type(loaded).__name__)
     return Path(name).name if Path(name).is_absolute() else name

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from gistkit.compress import LanguageModel, Recent
-from gistkit.evaluate.evaluation import called
+from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
@@ -63,7 +63,7 @@ def read_on(
         if "full" in baselines:
             full = Recent(compressor, 1 + max(map(len, texts)))
             rows.append(_row("FullContext", full, texts, asked, batch_size, bar))
-    settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": called(compressor.model)}
+    settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": display_name(compressor.model)}
     return Report(tuple(rows), settings | {"method": model.settings})
 
 

@@ -18,7 +18,7 @@ ANSWER_SCORES = ("rouge1_f1", "rouge2_f1", "rougel_f1", "exact_match", "token_f1
 
 
 @dataclass
-class Result:
+class ExampleResult:
     """What one method did with one example; None where the example, or the evaluation, has not that task.
 
     Args:
@@ -72,7 +72,7 @@ class Row:
     metrics: dict[str, float]
     counts: dict[str, int]
     seconds: float
-    examples: tuple[Result, ...] = ()
+    examples: tuple[ExampleResult, ...] = ()
 
 
 # Metric, heading and form, in the order of the table.
@@ -176,7 +176,7 @@ class Report:
         return self.table()
 
 
-def summary(results: Sequence[Result]) -> tuple[dict[str, float], dict[str, int]]:
+def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[str, int]]:
     """Metrics but BLEU, and counts, over all examples: losses weighted by tokens, answers by questions."""
     metrics: dict[str, float] = {}
     counts = {"examples": len(results)}
@@ -209,9 +209,9 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
 
 
-def _result(values: dict[str, Any]) -> Result:
+def _result(values: dict[str, Any]) -> ExampleResult:
     answers = values.get("answers")
-    return Result(**values | ({} if answers is None else {"answers": tuple(answers)}))
+    return ExampleResult(**values | ({} if answers is None else {"answers": tuple(answers)}))
 
 
 def _finite(value: Any) -> Any:

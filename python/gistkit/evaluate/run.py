@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gistkit.compress import Compressor
-from gistkit.evaluate.baselines import FullContext, NoContext
+from gistkit.evaluate.baselines import FullContext, NoContextBaseline
 from gistkit.evaluate.data import TASKS, Example
 from gistkit.evaluate.evaluation import compare, method_name
 from gistkit.evaluate.prompts import INST, Markers
@@ -62,7 +62,7 @@ def run(
         for name in ("bos_token_id", "eos_token_id"):
             if start_token is None:
                 start_token = getattr(tokenizer, name, None)
-        methods["NoContext"] = NoContext(compressor.model, start_token=start_token)
+        methods["NoContext"] = NoContextBaseline(compressor.model, start_token=start_token)
     methods[method or method_name(compressor)] = compressor
     if "summary" in baselines:
         summary = SummaryContext(compressor.model, tokenizer, ratio=compressor.ratio, markers=markers)

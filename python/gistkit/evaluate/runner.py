@@ -22,7 +22,7 @@ from gistkit.evaluate.metrics import (
     rougel_f1,
     token_f1,
 )
-from gistkit.evaluate.report import Result, Row, summary
+from gistkit.evaluate.report import ExampleResult, Row, summary
 from gistkit.hf import attach
 from gistkit.hf.modes import eval_mode
 
@@ -83,8 +83,8 @@ class Runner:
     def row(self, name: str, reader: Reader) -> Row:
         """One method over all examples."""
         started = perf_counter()
-        results: dict[int, Result] = {}
-        measure: dict[str, Callable[[Reader, Any, list[int], dict[int, Result]], None]]
+        results: dict[int, ExampleResult] = {}
+        measure: dict[str, Callable[[Reader, Any, list[int], dict[int, ExampleResult]], None]]
         measure = {"ae": self._reconstruct, "lm": self._continue, "qa": self._answer}
         with evaluating(reader), self._bar(name) as advance:
             for batch in self.batches:
@@ -111,7 +111,7 @@ class Runner:
         with need("tqdm").tqdm(total=total, desc=name, unit="text") as bar:
             yield bar.update
 
-    def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+    def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         # What a compressor with a window leaves uncompressed is nothing to reconstruct.
         contexts = [
             self.rows[index].context[:length] for index, length in zip(batch, memory.context_lengths, strict=True)
@@ -126,12 +126,12 @@ class Runner:
             results[index].reconstruction = words_of(row[:length], self.tokenizer)
             results[index].original = words_of(context[:length], self.tokenizer)
 
-    def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+    def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         targets = [self.rows[index].continuation for index in batch]
         for index, (nats, tokens, _) in zip(batch, _score(reader, memory, "lm", targets), strict=True):
             results[index].lm_nats, results[index].lm_tokens = nats, tokens
 
-    def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+    def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]
         most = self.max_new_tokens or ANSWER_TOKENS
         generated = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
@@ -148,7 +148,7 @@ class Runner:
             result.contains_answer = contains_answer(output, answers)
 
 
-def reconstruction_bleu(results: Sequence[Result], tokenizer: Any | None) -> float:
+def reconstruction_bleu(results: Sequence[ExampleResult], tokenizer: Any | None) -> float:
     """Corpus BLEU-4, 0..100, of what was reconstructed; without a tokenizer each id is a word."""
     pairs = [(result.reconstruction or "", result.original or "") for result in results]
     tokenize = "none" if tokenizer is None else "13a"
@@ -164,7 +164,7 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     return sorted({index for index in (*ids, getattr(tokenizer, "eos_token_id", None)) if index is not None})
 
 
-def _sizes(memory: Any) -> list[Result]:
+def _sizes(memory: Any) -> list[ExampleResult]:
     """Tokens and cache bytes that stand for each context: every one takes what a context token takes."""
     context = sum(int(length) for length in memory.context_lengths)
     token_bytes = memory.full_cache_bytes / context if context else 0.0
@@ -173,7 +173,7 @@ def _sizes(memory: Any) -> list[Result]:
         token_counts = [
             int(length) + len(remainder) for length, remainder in zip(memory.lengths, memory.rest, strict=True)
         ]
-    return [Result(tokens, tokens * token_bytes) for tokens in token_counts]
+    return [ExampleResult(tokens, tokens * token_bytes) for tokens in token_counts]
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int, device: torch.device) -> tuple[Tensor, Tensor]:

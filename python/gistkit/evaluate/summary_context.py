@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistkit.compress.tokens import Rows, pad
-from gistkit.evaluate.baselines import Fed, FullContext
+from gistkit.evaluate.baselines import BaselineInput, FullContext
 from gistkit.evaluate.prompts import INST, Markers, word_summary_prompt
 from gistkit.evaluate.runner import end_tokens, greedy_rows
 
@@ -74,7 +74,7 @@ class SummaryContext(FullContext):
         rows = self.contexts(input_ids, attention_mask)
         return self._summaries([self._parts(row)[-1] for row in rows.lists()])
 
-    def _fed(self, rows: Rows) -> Fed:
+    def _input(self, rows: Rows) -> BaselineInput:
         contexts = rows.lists()
         parts = [self._parts(row) for row in contexts]
         summaries = self._summaries([text for *_, text in parts])
@@ -82,7 +82,7 @@ class SummaryContext(FullContext):
             (first + self._ids(opened + summary, special=False)) or row[:1]
             for row, (first, opened, _), summary in zip(contexts, parts, summaries, strict=True)
         ]
-        return super()._fed(pad(summarised, self.device))
+        return super()._input(pad(summarised, self.device))
 
     def _parts(self, row: list[int]) -> tuple[list[int], str, str]:
         """A context's first token, where it is the tokenizer's own; its opening marker, if any; its text."""

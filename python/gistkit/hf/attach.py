@@ -76,7 +76,7 @@ def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
     return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
 
 
-class Standing:
+class ModuleSnapshot:
     """Whether the modules and parameters that some modules hold are still the same ones.
 
     Args:
@@ -88,7 +88,7 @@ class Standing:
         for module in holders:
             self._tables += [table for table in (module._modules, module._parameters) if table]
         # Held, so that no other object comes to have the id of one of them.
-        self._held = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._objects = [*chain.from_iterable(map(dict.values, self._tables))]
         self._ids = self._now()
 
     @property
@@ -115,7 +115,7 @@ class Parts:
         checkpointed: the modules below the decoder that have a switch for gradient checkpointing.
     """
 
-    standing: Standing
+    snapshot: ModuleSnapshot
     attentions: Mapping[nn.Module, Family]
     rotaries: tuple[nn.Module, ...]
     layers: tuple[nn.Module, ...]
@@ -130,7 +130,7 @@ _PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
 def parts_of(decoder: nn.Module) -> Parts:
     """What passes need of a decoder, found once and again only where one of its modules has been replaced."""
     parts = _PARTS.get(decoder)
-    if parts is None or not parts.standing.unchanged:
+    if parts is None or not parts.snapshot.unchanged:
         parts = _PARTS[decoder] = _find(decoder)
     return parts
 
@@ -151,7 +151,7 @@ def _find(decoder: nn.Module) -> Parts:
     config: Any = decoder.config
     models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
     return Parts(
-        standing=Standing(modules[name] for name in above),
+        snapshot=ModuleSnapshot(modules[name] for name in above),
         attentions={modules[name]: family for name, family in attentions.items()},
         rotaries=tuple(rotaries),
         layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
@@ -509,7 +509,7 @@ def attention(
     if keep is not None:
         keep.store(layer, key, value)
     if memory is not None:
-        key, value = _behind(memory, layer, key, value)
+        key, value = _with_memory(memory, layer, key, value)
     if extend is not None:
         key, value = extend(layer, key, value)
     layer_plan = _layer_plan(plan, sliding_window, query, key)
@@ -517,7 +517,7 @@ def attention(
     return out.transpose(1, 2), None
 
 
-def _behind(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _with_memory(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values [B, Hk, K + N, D]: the memory's of this layer, then the layer's own."""
     joined = []
     for name, memory_part, own_part in zip(("keys", "values"), memory[layer], (key, value), strict=True):

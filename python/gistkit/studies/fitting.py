@@ -20,7 +20,7 @@ from gistkit.train.recipe import set_learning_rate, warmed_up
 
 
 @dataclass(frozen=True)
-class Training:
+class StudyRecipe:
     """The schedule of a run, whatever its model and its data."""
 
     steps: int = 450
@@ -41,7 +41,7 @@ class Progress:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def exclusively(path: Path) -> Iterator[None]:
     """While no other process makes what several runs share; `path` is a file of its own."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -50,7 +50,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def fit(
-    recipe: Training,
+    recipe: StudyRecipe,
     compressor: Compressor,
     optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
@@ -79,7 +79,7 @@ def fit(
 
 
 def optimise(
-    recipe: Training,
+    recipe: StudyRecipe,
     parameters: Sequence[tuple[str, nn.Parameter]],
     optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],

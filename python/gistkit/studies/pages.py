@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistkit.studies.registry import Found, read
+from gistkit.studies.registry import SavedRun, read
 
 
-def committed(folder: Path, study: str) -> list[list[Found]]:
+def committed(folder: Path, study: str) -> list[list[SavedRun]]:
     """The runs of a study in a folder, by file and recipe; those of a quick preset last."""
-    groups: list[list[Found]] = []
+    groups: list[list[SavedRun]] = []
     paths = [*folder.glob(f"{study}.jsonl"), *folder.glob(f"{study}-*.jsonl")]
     for path in sorted(paths, key=lambda path: (path.stem.endswith("-quick"), path.name)):
-        file_groups: list[list[Found]] = []
+        file_groups: list[list[SavedRun]] = []
         for run in read(path):
             group = next((members for members in file_groups if members[0].recipe == run.recipe), None)
             if group is None:
@@ -45,17 +45,17 @@ def machines_line(machines: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def made_on(group: Sequence[Found]) -> str:
+def machine_caption(group: Sequence[SavedRun]) -> str:
     """`machines_line` of some runs."""
     return machines_line([run.machine for run in group])
 
 
-def runs(group: Sequence[Found]) -> list[Any]:
+def runs(group: Sequence[SavedRun]) -> list[Any]:
     """The runs without recipe and machine."""
     return [saved.run for saved in group]
 
 
-def seeds(group: Sequence[Found]) -> str:
+def seeds(group: Sequence[SavedRun]) -> str:
     """Such as 3 seeds."""
     count = len({saved.run.seed for saved in group})
     return f"{count} seed{'s' if count > 1 else ''}"
@@ -68,7 +68,7 @@ def model_line(recipe: Any) -> str:
     return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
 
 
-def without(rows: list[list[str]], column: str) -> list[list[str]]:
+def drop_column(rows: list[list[str]], column: str) -> list[list[str]]:
     """Rows without a column, by its heading: how long a run took says nothing where other work went on beside it."""
     dropped = rows[0].index(column)
     return [row[:dropped] + row[dropped + 1 :] for row in rows]

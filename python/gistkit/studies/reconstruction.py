@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.ops.tracking import measure_tracking
-from gistkit.studies.fitting import Training, fit
+from gistkit.studies.fitting import StudyRecipe, fit
 from gistkit.studies.tracking import memory_attention
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import adamw
@@ -23,7 +23,7 @@ GOAL = 1.0
 
 
 @dataclass(frozen=True)
-class Schedule(Training):
+class ReconstructionRecipe(StudyRecipe):
     """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when.
 
     `continuation` tokens follow each chunk, for the lm loss.
@@ -94,7 +94,7 @@ def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) ->
 
 
 def train(
-    recipe: Schedule,
+    recipe: ReconstructionRecipe,
     build: Build,
     layout: str,
     seed: int,

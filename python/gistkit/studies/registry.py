@@ -17,7 +17,7 @@ STUDIES = (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
+class SavedRun(NamedTuple):
     """A run as a results file has it; `source` is the name of what was read."""
 
     run: Any
@@ -44,7 +44,7 @@ def find(name: str) -> Study:
     return study
 
 
-def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
+def decode_lines(path: Path | str, lines: list[Line]) -> tuple[Study, list[SavedRun]]:
     """The study that the lines of a file are of, and its runs.
 
     Raises:
@@ -60,7 +60,7 @@ def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
     study = find(name)
     try:
         runs = [
-            Found(
+            SavedRun(
                 study.run_of(line["run"]),
                 study.recipe_of(line["recipe"]),
                 line.get("machine", {}),
@@ -73,7 +73,7 @@ def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
     return study, runs
 
 
-def read(path: Path | str) -> list[Found]:
+def read(path: Path | str) -> list[SavedRun]:
     """The runs of a study's results file, in its order.
 
     Raises:
@@ -81,4 +81,4 @@ def read(path: Path | str) -> list[Found]:
     """
     from gistkit.studies.results import load
 
-    return decoded(path, load(Path(path)))[1]
+    return decode_lines(path, load(Path(path)))[1]

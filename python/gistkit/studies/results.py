@@ -37,7 +37,7 @@ def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".form
     return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """What a study read: texts or images."""
 
     @property
@@ -48,7 +48,7 @@ class Source(Protocol):
 
 
 def line(
-    study: str, run: Any, recipe: Any, source: Source | None, machine: Mapping[str, object], kind: str = "text"
+    study: str, run: Any, recipe: Any, source: DataSource | None, machine: Mapping[str, object], kind: str = "text"
 ) -> Line:
     """A run as a file keeps it.
 
@@ -64,7 +64,7 @@ def line(
 def write(path: Path, lines: Sequence[Line]) -> None:
     """Writes a file anew; what was there stays until all of it is written."""
     arrays: dict[str, Any] = {}
-    texts = [_encoded(line, arrays) for line in lines]
+    texts = [_encode_line(line, arrays) for line in lines]
     if arrays:
         _write_arrays(path.with_suffix(".npz"), arrays)
     else:
@@ -80,7 +80,7 @@ def append(path: Path, line: Line) -> None:
     with path.open("a", encoding="utf-8") as file, _alone(file):
         arrays = _arrays(arrays_path)
         before = len(arrays)
-        text = _encoded(line, arrays)
+        text = _encode_line(line, arrays)
         if len(arrays) > before:
             _write_arrays(arrays_path, arrays)
         file.write(text)
@@ -142,7 +142,7 @@ def _alone(file: Any) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _encoded(line: Line, arrays: dict[str, Any]) -> str:
+def _encode_line(line: Line, arrays: dict[str, Any]) -> str:
     """The text of a line, whose attention map joins `arrays`."""
     if weights := _attention(line):
         name = f"attention-{len(arrays)}"

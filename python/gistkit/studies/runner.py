@@ -23,7 +23,7 @@ import torch
 from tqdm import tqdm
 
 from gistkit.studies.registry import find
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.study import Job, Study, StudyPlan
 
 # A process takes some seconds to start: runs of fewer steps are not worth one.
 WORTH = 50
@@ -35,7 +35,7 @@ EVERY = 0.1
 
 def run_jobs(
     study: Study,
-    plan: Plan,
+    plan: StudyPlan,
     jobs: Sequence[Job],
     out: Path,
     *,
@@ -58,7 +58,7 @@ def run_jobs(
     out.mkdir(parents=True, exist_ok=True)
     small = device == "cpu" and study.small(plan.recipe)
     if processes is None:
-        processes = suited(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
+        processes = processes_for(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
     processes = min(processes, len(jobs))
     if processes > 1:
         shared = 1 if small else max(1, cores() // processes)
@@ -75,7 +75,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def suited(job_count: int, cores: int) -> int:
+def processes_for(job_count: int, cores: int) -> int:
     """How many jobs of one thread go side by side: one a core, or more where the last round would leave cores idle."""
     if cores == 1 or job_count <= 1:
         return 1
@@ -95,7 +95,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def _side_by_side(
-    study: Study, plan: Plan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
+    study: Study, plan: StudyPlan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
 ) -> Iterator[tuple[Job, Any]]:
     context = get_context("spawn")
     packed = pickle.dumps((study.name, plan, out, device, resume))
@@ -186,14 +186,14 @@ class _Bar:
     """What a run in another process has as its progress bar."""
 
     def __init__(self, connection: Connection) -> None:
-        self.connection, self.count, self.told = connection, 0, time.monotonic()
+        self.connection, self.count, self.last_sent = connection, 0, time.monotonic()
 
     def reset(self, total: int) -> None:
         self._tell("reset", total)
 
     def update(self, count: int = 1) -> None:
         self.count += count
-        if time.monotonic() - self.told >= EVERY:
+        if time.monotonic() - self.last_sent >= EVERY:
             self._flush()
 
     def set_postfix_str(self, text: str) -> None:
@@ -203,7 +203,7 @@ class _Bar:
     def _flush(self) -> None:
         if self.count:
             self._tell("update", self.count)
-            self.count, self.told = 0, time.monotonic()
+            self.count, self.last_sent = 0, time.monotonic()
 
     def _tell(self, kind: str, value: Any) -> None:
         self.connection.send((kind, value))

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.studies.registry import decoded
+from gistkit.studies.registry import decode_lines
 from gistkit.studies.results import load
 from gistkit.studies.study import Study
 
@@ -46,7 +46,7 @@ def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[An
     study: Study | None = None
     variants: dict[str, tuple[list[Any], Any]] = {}
     for path in map(Path, paths):
-        file_study, runs = decoded(path, load(path))
+        file_study, runs = decode_lines(path, load(path))
         if study is not None and file_study is not study:
             raise ValueError(f"{path}: expected results of the study {study.name}, as {first}, got {file_study.name}")
         study = file_study

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gistkit.studies.results import Source
+from gistkit.studies.results import DataSource
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gistkit.studies.registry import Found
+    from gistkit.studies.registry import SavedRun
 
 
 class Job(NamedTuple):
@@ -39,7 +39,7 @@ def _name(arm: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """What a command line asks of a study.
 
     Args:
@@ -53,7 +53,7 @@ class Plan:
     recipe: Any
     jobs: Sequence[Job]
     about: str = ""
-    source: Source | None = None
+    source: DataSource | None = None
     preset: str = ""
 
 
@@ -76,7 +76,7 @@ class Study(ABC):
         """The options of its command, but for those that all have."""
 
     @abstractmethod
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         """What is to be run.
 
         Raises:
@@ -84,7 +84,7 @@ class Study(ABC):
         """
 
     @abstractmethod
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Any:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Any:
         """Trains and measures one run; `out` keeps its state, which `resume` goes on from."""
 
     @abstractmethod
@@ -100,14 +100,14 @@ class Study(ABC):
         """Pictures of the same, by name."""
 
     @abstractmethod
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         """The tables of committed runs, a group a recipe, each with what it was made with."""
 
-    def report(self, runs: Sequence[Any], plan: Plan) -> str:
+    def report(self, runs: Sequence[Any], plan: StudyPlan) -> str:
         """What the command prints at the end."""
         return self.table(runs, plan.recipe)
 
-    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
+    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         """Pictures of the states in `out`, written there too."""
         return []
 
@@ -119,7 +119,7 @@ class Study(ABC):
         """What tells recipes apart that one results file may hold; each has a table of its own."""
         return ""
 
-    def kept(self, run: Any) -> Any:
+    def without_maps(self, run: Any) -> Any:
         """A run as it is committed: without attention maps."""
         return replace(run, attention=[]) if hasattr(run, "attention") else run
 

@@ -16,7 +16,7 @@ IGNORE = -100
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
 # The loss that reads each of the others.
-READERS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
+LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
 
 Batch = dict[str, Tensor]
 
@@ -105,9 +105,11 @@ def check_size(size: int, seed: int) -> None:
         raise ValueError(f"seed: expected a number of at least 0, got {seed}")
 
 
-def needed(batch: Batch, losses: Collection[str]) -> Batch:
+def for_losses(batch: Batch, losses: Collection[str]) -> Batch:
     """The part of a batch that these losses read."""
-    return {name: tensor for name, tensor in batch.items() if not {*READERS.get(name, losses)}.isdisjoint(losses)}
+    return {
+        name: tensor for name, tensor in batch.items() if not {*LOSSES_OF_LABELS.get(name, losses)}.isdisjoint(losses)
+    }
 
 
 def texts(batch: Batch) -> Batch:

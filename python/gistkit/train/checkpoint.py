@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gistkit.compress.files import read_tensors, replacing
 
 FORMAT = "gistkit-training-1"
-Named = Iterable[tuple[str, nn.Parameter]]
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -41,7 +41,7 @@ def save(
     path: Path,
     identity: dict[str, Any],
     progress: dict[str, Any],
-    parameters: Named,
+    parameters: NamedParameters,
     optimizer: torch.optim.Optimizer,
     *,
     write: bool = True,
@@ -67,7 +67,9 @@ def save(
         save_file(tensors, partial, metadata=header)
 
 
-def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def load(
+    path: Path, identity: dict[str, Any], parameters: NamedParameters, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
     """Puts a saved state back and returns its `progress`.
 
     Raises:
@@ -99,7 +101,7 @@ def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: tor
     return json.loads(header["progress"])
 
 
-def restore(path: Path, parameters: Named) -> dict[str, Any]:
+def restore(path: Path, parameters: NamedParameters) -> dict[str, Any]:
     """Copies the trained weights of a saved state into `parameters` and returns its `progress`.
 
     Raises:

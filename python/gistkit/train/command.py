@@ -102,9 +102,9 @@ def run(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         if start is None:
-            new_compressor = METHODS[method](model, **_taken(method, layout, defaults, changes))
+            new_compressor = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
         else:
-            new_compressor = _started(Path(start), model, losses)
+            new_compressor = _load_start(Path(start), model, losses)
     trained = new_compressor if tau is None else language_model(new_compressor, tau, segment)
     # One bar, not one a process.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
@@ -158,7 +158,7 @@ def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None
     start_as_means(compressor, contexts, progress=progress)
 
 
-def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
+def _load_start(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
     """A trained compressor with other losses; None: its own."""
     compressor = Compressor.from_pretrained(folder, model)
     if losses is not None:
@@ -166,7 +166,9 @@ def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
     return compressor
 
 
-def _taken(method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _method_arguments(
+    method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]
+) -> dict[str, Any]:
     """What of a preset and its changes a method takes."""
     method_arguments = METHODS[method].arguments()
     arguments = dict(changes) if layout is None else {**changes, "layout": layout}

@@ -113,7 +113,7 @@ def load_corpus(
         name, documents, size = _dataset(dataset, streaming=limit is not None)
     else:
         name, documents, size = _topics() if text is None else _files(Path(text))
-    train, held_out = _Stream(tokenizer), _Stream(tokenizer)
+    train, held_out = _IdStream(tokenizer), _IdStream(tokenizer)
     digest, held_out_parts = hashlib.sha256(), [b"\0"]
     with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for index, (source, document) in enumerate(documents):
@@ -150,7 +150,7 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     return ids.astype(np.int64).tolist()
 
 
-class _Stream:
+class _IdStream:
     """Ids of texts one after another."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.compress import Compressor, LanguageModel, MixedResolution
-from gistkit.train.batches import Batch, needed, split, targets, texts
+from gistkit.train.batches import Batch, for_losses, split, targets, texts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -53,18 +53,18 @@ class Passes:
         self._reads = isinstance(trained, LanguageModel)
         self.calibrates = isinstance(trained, MixedResolution) and trained.compressor.samples_threshold
         # What `targets` is told of the model.
-        self._told: dict[str, Any]
+        self._target_options: dict[str, Any]
         if isinstance(trained, LanguageModel):
-            losses, self._told = {"loss": 1.0}, {"bos_token": trained.compressor.bos_token}
+            losses, self._target_options = {"loss": 1.0}, {"bos_token": trained.compressor.bos_token}
         else:
-            losses, self._told = trained.loss_weights, {"end_token": trained.end_token is not None}
+            losses, self._target_options = trained.loss_weights, {"end_token": trained.end_token is not None}
         self.names = tuple(losses)
         weights = torch.tensor(list(losses.values()), dtype=torch.float64)
         self._weights = (weights / weights.sum()).tolist()
 
     def read(self, batch: Batch) -> Batch:
         """What is read of a batch."""
-        return texts(batch) if self._reads else needed(batch, self.names)
+        return texts(batch) if self._reads else for_losses(batch, self.names)
 
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of losses [n], a scalar."""
@@ -95,7 +95,7 @@ class Passes:
         """Sets a reader's threshold on training batches, the same in every process."""
         parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
         # In the parts of the passes: these make the same scores, within the same memory.
-        self.module(*(self._moved(part) for batch in batches for part in split(batch, parts)), calibrate=True)
+        self.module(*(self._to_device(part) for batch in batches for part in split(batch, parts)), calibrate=True)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
@@ -112,12 +112,12 @@ class Passes:
         return sums[0] / sums[1].clamp(min=1)
 
     def _losses(self, batch: Batch) -> Tensor:
-        losses = self.module(self._moved(batch))
+        losses = self.module(self._to_device(batch))
         return torch.stack([losses[name].float() for name in self.names])
 
-    def _moved(self, batch: Batch) -> Batch:
+    def _to_device(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.items()}
 
     def _counts(self, batch: Batch) -> Tensor:
-        counts = targets(batch, **self._told)
+        counts = targets(batch, **self._target_options)
         return torch.tensor([counts[name] for name in self.names], dtype=torch.float64)

@@ -127,7 +127,7 @@ class Trainer:
         frozen = self.compressor.adapters is not None
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
-        self._found: dict[str, float] = {}
+        self._held_out_losses: dict[str, float] = {}
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class Trainer:
                     steps_done = step + 1
                     metrics.write(record)
                     bar.update()
-                    bar.set_postfix_str(_postfix(record, self._found))
+                    bar.set_postfix_str(_postfix(record, self._held_out_losses))
                     if self.eval_every and (steps_done % self.eval_every == 0 or steps_done == recipe.steps):
                         self._evaluate(steps_done, metrics)
                     if steps_done % self.save_every == 0 or steps_done == recipe.steps:
@@ -188,7 +188,7 @@ class Trainer:
                 metrics.close()
             self._calibrate(max(first, recipe.steps), self.held_out)
         self._export()
-        return Result(max(first, recipe.steps), self._seconds, self._found, self.out)
+        return Result(max(first, recipe.steps), self._seconds, self._held_out_losses, self.out)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -254,11 +254,11 @@ class Trainer:
         self.compressor.eval()
         losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
         held_out = dict(zip(self._passes.names, losses.tolist(), strict=True))
-        self._found = {"loss": float(self._passes.mean(losses)), **held_out}
+        self._held_out_losses = {"loss": float(self._passes.mean(losses)), **held_out}
         if self.measure is not None:
             with torch.no_grad():
-                self._found |= self.measure(self.compressor)
-        metrics.write({"step": step, "held_out": self._found})
+                self._held_out_losses |= self.measure(self.compressor)
+        metrics.write({"step": step, "held_out": self._held_out_losses})
 
     def _calibrate(self, step: int, rows: int) -> None:
         """Finds a reader's threshold on the rows of this step and of those that follow it, at least so many."""
@@ -272,12 +272,12 @@ class Trainer:
     def _load(self, path: Path) -> int:
         parameters = self.compressor.trainable()
         progress = checkpoint.load(path, self.identity, parameters, self._optimizer.optimizer)
-        self._seconds, self._found = progress["seconds"], progress["held_out"]
+        self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
         return progress["step"]
 
     def _save(self, step: int) -> None:
         main = self.accelerator.is_main_process
-        progress = {"step": step, "seconds": self._seconds, "held_out": self._found}
+        progress = {"step": step, "seconds": self._seconds, "held_out": self._held_out_losses}
         path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
         checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)
         if main:

@@ -19,7 +19,7 @@ from gistkit.layouts.relations import Role
 from gistkit.ops.recorder import AttentionMap
 from gistkit.ops.tracking import line_angle, measure_tracking
 from gistkit.viz.layout import ROLE_COLOURS
-from gistkit.viz.style import COLOURS, Drawn, Picture, axes_of
+from gistkit.viz.style import COLOURS, FigureOrAxes, Picture, axes_of
 
 SCALES = ("linear", "log")
 # Below this part of the largest weight a logarithmic scale has one colour.
@@ -36,7 +36,7 @@ def draw_attention(
     query_roles: Sequence[int] | ArrayLike | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """One attention map, a row a query or block of queries; white where nothing is seen.
 
     On the linear scale the darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more; the
@@ -92,7 +92,7 @@ def draw_attention(
 
 def draw_memory_map(
     weights: ArrayLike, *, ratio: float | None = None, title: str | None = None, ax: Axes | None = None
-) -> Drawn:
+) -> FigureOrAxes:
     """Attention of memory tokens over the context, the line of even coverage, and measured beside expected figures.
 
     Its text says how far the peak and the centre of mass of attention move, and how far they would under even coverage,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gistkit.layouts._checks import one_of
 from gistkit.layouts.oracle import physical_order
 from gistkit.layouts.relations import Role
-from gistkit.viz.style import COLOURS, Drawn, Picture
+from gistkit.viz.style import COLOURS, FigureOrAxes, Picture
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -45,7 +45,7 @@ def draw_layout(
     window: int | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """The mask of a layout: a row a query, a column a key, seen keys in the colour of their role; and its position ids.
 
     Args:

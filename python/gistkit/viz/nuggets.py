@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from gistkit.layouts._checks import at_least
 from gistkit.viz.flow import legible
-from gistkit.viz.style import COLOURS, Drawn, axes_of, legend_beside, tidy
-from gistkit.viz.text import checked_selected
+from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, legend_beside, tidy
+from gistkit.viz.text import check_selected
 
 STYLE: dict[str, dict[str, Any]] = {
     "Full (sliding)": {"color": COLOURS["black"], "linestyle": "-", "marker": "P"},
@@ -33,7 +33,7 @@ MOST_LABELS = 48
 
 def draw_token_types(
     types: Sequence[tuple[str, float, float]], *, top: int = 10, title: str = "", ax: Axes | None = None
-) -> Drawn:
+) -> FigureOrAxes:
     """How often the token types that are selected most are selected, beside how often they occur.
 
     Args:
@@ -75,7 +75,7 @@ def draw_attention_to_nuggets(
     queries: Sequence[str] | Sequence[int] | None = None,
     title: str = "",
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """Attention weights of later tokens over nuggets and recent tokens: a row a query, nuggets' columns marked.
 
     The darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more.
@@ -94,7 +94,7 @@ def draw_attention_to_nuggets(
         raise ValueError(f"draw_attention_to_nuggets: expected weights [queries, keys], got {list(values.shape)}")
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError("draw_attention_to_nuggets: expected finite weights >= 0, got others")
-    is_nugget = checked_selected("draw_attention_to_nuggets", selected, values.shape[1])
+    is_nugget = check_selected("draw_attention_to_nuggets", selected, values.shape[1])
     rows, columns = values.shape
     width, height = (min(max(low, 0.19 * count), 0.19 * MOST_LABELS) for count, low in ((columns, 2.8), (rows, 1.6)))
     result, axes = axes_of(ax, (width + 2.4, height + 1.5))
@@ -137,7 +137,7 @@ def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, c
     axis.set_ticks(shown_ticks, names, fontsize=8, family="monospace" if all_labels else None, parse_math=False)
 
 
-def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> Drawn:
+def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> FigureOrAxes:
     """BLEU of reconstructed texts against their length, a line a method, with a band from lowest to highest over seeds.
 
     Args:
@@ -168,7 +168,7 @@ def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, 
 
 def draw_perplexity(
     series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "", ax: Axes | None = None
-) -> Drawn:
+) -> FigureOrAxes:
     """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
 
     Args:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.viz.style import COLOURS, Drawn, Picture
+from gistkit.viz.style import COLOURS, FigureOrAxes, Picture
 
 Scale = Literal["row", "none"]
 
@@ -37,7 +37,7 @@ def draw_similarity(
     scale: Scale = "row",
     trained: int | None = None,
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """Heat maps of e_p . e_p' of positions 0, 1, ..., one for each encoder (SeqPE, Figure 2).
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Drawn, axes_of, tidy
+from gistkit.viz.style import COLOURS, LAYOUT_STYLE, FigureOrAxes, axes_of, tidy
 
 # For settings that are no layouts, in their order.
 OTHER_STYLES: tuple[dict[str, Any], ...] = (
@@ -28,7 +28,7 @@ def draw_loss_curves(
     goal: float,
     legend: str = "position layout",
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
 
     Args:

@@ -21,10 +21,10 @@ class Picture(Figure):
 
 
 # What a picture of one panel returns: its figure, or the axes it was given.
-Drawn: TypeAlias = Figure | Any
+FigureOrAxes: TypeAlias = Figure | Any
 
 
-def axes_of(ax: Axes | None, figsize: tuple[float, float]) -> tuple[Drawn, Axes]:
+def axes_of(ax: Axes | None, figsize: tuple[float, float]) -> tuple[FigureOrAxes, Axes]:
     """What a picture of one panel returns, and the axes it draws into: those given, or a new figure's of this size."""
     if ax is not None:
         return ax, ax

@@ -60,7 +60,7 @@ def text_html(
 
     Paper: Dodo, Figure 7.
     """
-    values, is_nugget, shades = _checked("text_html", tokens, scores, selected, scale)
+    values, is_nugget, shades = _check_text("text_html", tokens, scores, selected, scale)
     # Notebooks would set what stands between dollar signs as a formula.
     lines = ['<div class="mathjax_ignore tex2jax_ignore" style="line-height:1.7">']
     if title:
@@ -125,7 +125,7 @@ def draw_text(
 
     Paper: Dodo, Figure 7.
     """
-    values, is_nugget, shades = _checked("draw_text", tokens, scores, selected, scale)
+    values, is_nugget, shades = _check_text("draw_text", tokens, scores, selected, scale)
     columns = at_least("draw_text", "columns", columns, 20)
     pieces = list(flow(tokens, columns))
     lines = pieces[-1].line + 1
@@ -182,7 +182,7 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return middle[place] / (len(values) - 1)
 
 
-def _checked(
+def _check_text(
     function: str, tokens: Sequence[str], scores: ArrayLike, selected: ArrayLike | None, scale: str
 ) -> tuple[NDArray[np.float64], Sequence[bool | None], NDArray[np.float64]]:
     """The numbers, which tokens are nuggets (None: there are none), and the shades, 0 to 1."""
@@ -205,10 +205,10 @@ def _checked(
     shades = _ranks(values) if scale == "rank" else values / (values.max() or 1.0)
     if selected is None:
         return values, [None] * len(tokens), shades
-    return values, checked_selected(function, selected, len(tokens)).tolist(), shades
+    return values, check_selected(function, selected, len(tokens)).tolist(), shades
 
 
-def checked_selected(function: str, selected: ArrayLike, count: int) -> NDArray[np.bool_]:
+def check_selected(function: str, selected: ArrayLike, count: int) -> NDArray[np.bool_]:
     """`selected` as bool [count]."""
     is_nugget = np.asarray(selected)
     if is_nugget.dtype != bool:

@@ -68,5 +68,5 @@ class NoContext(InPlace):
         """What a table calls it."""
         return type(self).__name__
 
-    def _read(self, rows: Rows) -> Rows:
+    def _input_rows(self, rows: Rows) -> Rows:
         return Rows(rows.ids[:, :1], (1,) * rows.batch_size)

@@ -103,7 +103,7 @@ class ChunkCompressor(Compressor):
         return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
 
     @abstractmethod
-    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
@@ -127,7 +127,7 @@ class ChunkCompressor(Compressor):
             # The pass is kept for other contexts of these lengths, the memory is its owner's.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._carried(hidden, () if keep is None else keep.close()),
+            **self._contents(hidden, () if keep is None else keep.close()),
         )
         return memory, hidden
 
@@ -143,7 +143,7 @@ class ICAE(ChunkCompressor):
     method = "icae"
     carrier = "embedding"
 
-    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
         # Without gradients a copy, for a view would keep the hidden states of the context alive.
         return {"embeddings": hidden if torch.is_grad_enabled() else hidden.clone()}
 
@@ -157,7 +157,7 @@ class FiveHundredX(ChunkCompressor):
     method = "x500"
     carrier = "kv"
 
-    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
         return {"layers": layers}
 
 

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf, ops
 from gistkit.compress.compressor import Compressor, Task, draw_like
-from gistkit.compress.files import LATER
+from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
@@ -186,14 +186,14 @@ class InPlace(Compressor):
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over BOS, all contexts, and their gists where there are any."""
-        input_rows = self._read(self.with_bos(rows))
+        input_rows = self._input_rows(self.with_bos(rows))
         batch = self.pass_over(input_rows)
         self.lm.check_positions("input_ids", max(batch.starts) - 1)
         inputs = self.embed(input_rows.ids)
         if self.memory_embeddings is not None:
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
-        out = self.lm.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
+        out = self.lm.run(self._roles_of(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
         hidden = out.last_hidden_state
         memory = Memory(
             source=self.source,
@@ -249,7 +249,7 @@ class InPlace(Compressor):
             "the documents as one context"
         )
 
-    def _read(self, rows: Rows) -> Rows:
+    def _input_rows(self, rows: Rows) -> Rows:
         """What is read of BOS and context."""
         return rows
 
@@ -261,7 +261,7 @@ class InPlace(Compressor):
             )
         return (embeddings[:count] if self.gists is not None else embeddings.expand(count, -1)).expand(rows, -1, -1)
 
-    def _served(self, batch: InPlacePass) -> Use:
+    def _roles_of(self, batch: InPlacePass) -> Use:
         if not self.separate:
             return TEXT
         return {TEXT: slice(0, batch.gists.start), GISTS: batch.gists}
@@ -287,7 +287,9 @@ class InPlace(Compressor):
 
 def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
     # Memories that are older than a choice name the same layout.
-    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
+    return {
+        name: value for name, value in options.items() if name not in ADDED_SETTINGS or value != ADDED_SETTINGS[name]
+    }
 
 
 def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:
@@ -311,7 +313,7 @@ AsText = Callable[[], AbstractContextManager[None]]
 
 
 class _WithBos(hf.Keeper):
-    """Keeps the first row's keys as attention made them, and beside them what `_made` makes of a layer."""
+    """Keeps the first row's keys as attention made them, and beside them what `_compressed` makes of a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -324,10 +326,10 @@ class _WithBos(hf.Keeper):
     def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
         """Keeps [BOS][made rows]; only the first call of a layer counts."""
         key, value = self._pending.pop(layer_idx)
-        made_key, made_value = self._made(layer, before, after, key, value, rope)
+        made_key, made_value = self._compressed(layer, before, after, key, value, rope)
         self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
 
-    def _made(
+    def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
@@ -347,7 +349,7 @@ class OffsetKeys(_WithBos):
         super().__init__()
         self.rows, self.as_text = rows, as_text
 
-    def _made(
+    def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
         positions, inv_freq, scaling = rope
@@ -372,7 +374,7 @@ class PooledKeys(_WithBos):
         self.rows, self.windows, self.positions = rows, windows, positions
         self.of_hidden, self.as_text = of_hidden, as_text
 
-    def _made(
+    def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
         positions, inv_freq, scaling = rope

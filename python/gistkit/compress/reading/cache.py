@@ -61,7 +61,7 @@ class StreamCache:
         firsts = [self.first(position) for position in positions]
         if all(first - before <= self.lag for first, before in zip(firsts, self.firsts, strict=True)):
             return
-        layers, remaining = self._left(firsts)
+        layers, remaining = self._remaining(firsts)
         self.firsts = firsts
         self.old, self.new = [[position for _, position in row] for row in remaining], [[] for _ in remaining]
         index = padded([[column for column, _ in row] for row in remaining], layers[0][0].device)[:, None, :, None]
@@ -99,7 +99,7 @@ class StreamCache:
         """The columns of a row's keys and their positions, ascending."""
         return [*enumerate(self.old[row]), *enumerate(self.new[row], self.width)]
 
-    def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
+    def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
         """Layers, and which of their columns stay of each row, with their positions, as tokens from `firsts` on do."""
         stay = [
             [

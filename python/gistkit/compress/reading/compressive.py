@@ -137,10 +137,10 @@ class MeanCache(StreamCache):
         self.firsts = [0] * len(ends)
         self.clear(ends)
 
-    def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
+    def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
         """What stays, and in its place among that the means of what leaves, which come behind all columns."""
         ratio = self.reader.compressor.chunk
-        layers, remaining = super()._left(firsts)
+        layers, remaining = super()._remaining(firsts)
         columns: list[list[int]] = []
         windows: list[list[list[int]]] = []
         for row, first in enumerate(firsts):
@@ -187,10 +187,10 @@ class MeanStream(Stream):
 
     reader: Compressive
 
-    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         keep = hf.KeptKeys(slice(None))
         hidden = self.reader.hidden(rows, keep=keep)
         return hidden, MeanCache(self.reader, keep.close(), self.ends)
 
-    def _served(self, stays: Sequence[bool]) -> Use:
+    def _roles(self, stays: Sequence[bool]) -> Use:
         return TEXT

@@ -118,7 +118,7 @@ class Stream(ABC):
     def __init__(self, reader: LanguageModel, rows: Rows) -> None:
         self.reader = reader
         self.ends = list(rows.lengths)
-        hidden, self._cache = self._read(rows)
+        hidden, self._cache = self._first_pass(rows)
         ends = torch.tensor(self.ends, device=hidden.device)[:, None, None] - 1
         self.last = hidden.take_along_dim(ends, 1)[:, 0]
 
@@ -147,10 +147,10 @@ class Stream(ABC):
         compressor = self.reader.compressor
         compressor.lm.check_positions("tokens", max(self.ends))
         inputs = compressor.embed(tokens[:, None])
-        stays = self._chosen(tokens, inputs)
+        stays = self._stays(tokens, inputs)
         self._cache.clear(self.ends)
         plan = self._cache.plan(self.ends, compressor.lm.windows)
-        out = compressor.lm.run(self._served(stays), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache)
+        out = compressor.lm.run(self._roles(stays), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache)
         self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]
@@ -161,15 +161,15 @@ class Stream(ABC):
         return [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
 
     @abstractmethod
-    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         """Hidden states [B, N, d] of the texts, and what is held of them."""
 
-    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+    def _stays(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         """Which rows' next tokens, with input embeddings [B, 1, d], stay for good."""
         return [False] * len(self.ends)
 
     @abstractmethod
-    def _served(self, stays: Sequence[bool]) -> Use:
+    def _roles(self, stays: Sequence[bool]) -> Use:
         """The role of each row's next token."""
 
 

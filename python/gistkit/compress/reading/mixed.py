@@ -119,7 +119,7 @@ class MixedResolution(LanguageModel):
             bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
         with hf.attach(compressor.model):
             out = compressor.lm.run(
-                self._served(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
+                self._roles(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
             )
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
@@ -131,7 +131,7 @@ class MixedResolution(LanguageModel):
     def _start(self, rows: Rows) -> Stream:
         return NuggetStream(self, rows)
 
-    def _served(self, plan: Plan) -> Use:
+    def _roles(self, plan: Plan) -> Use:
         if not self.compressor.separate:
             return TEXT
         rows = plan.num_queries
@@ -149,7 +149,7 @@ class NuggetStream(Stream):
         """Bytes of all keys and values held, those that scores are made with too."""
         return super().nbytes + (0 if self._scored is None else self._scored.nbytes)
 
-    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         reader, device = self.reader, self.reader.compressor.device
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
@@ -157,16 +157,16 @@ class NuggetStream(Stream):
             keep = hf.KeptKeys(padded(recent, device))
         scores = reader.scores(rows, keep=keep)
         if keep is not None:
-            self._scored = self._holding(keep, recent, [()] * len(recent))
+            self._scored = self._cache_of(keep, recent, [()] * len(recent))
         is_nugget = reader.nuggets(rows, scores)
         nuggets = [row.nonzero()[0].tolist() for row in is_nugget.cpu().numpy()]
         remaining = [sorted({*row, *row_nuggets}) for row, row_nuggets in zip(recent, nuggets, strict=True)]
         plan = reader.plan(is_nugget)
         columns = padded(remaining, device)
         keep = hf.KeptKeys(columns if plan.inverse is None else plan.inverse.gather(1, columns))
-        return reader.hidden(rows, is_nugget, plan=plan, keep=keep), self._holding(keep, remaining, nuggets)
+        return reader.hidden(rows, is_nugget, plan=plan, keep=keep), self._cache_of(keep, remaining, nuggets)
 
-    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+    def _stays(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         compressor = self.reader.compressor
         is_nugget = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
         return is_nugget[:, 0].tolist()
@@ -185,13 +185,13 @@ class NuggetStream(Stream):
         scores: Tensor = compressor.scorer(out.last_hidden_state)
         return scores[:, 0]
 
-    def _served(self, is_nugget: Sequence[bool]) -> Use:
+    def _roles(self, is_nugget: Sequence[bool]) -> Use:
         if not self.reader.compressor.separate:
             return TEXT
         roles = tuple(GISTS if nugget else TEXT for nugget in is_nugget)
         return roles if len(set(roles)) > 1 or self.reader.compressor.adapters is None else roles[0]
 
-    def _holding(
+    def _cache_of(
         self, keep: hf.KeptKeys, positions: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
     ) -> StreamCache:
         return StreamCache(keep.close(), positions, nuggets, self.reader.first, self.ends, self.reader.segment)

@@ -59,7 +59,7 @@ class _RecentStream(Stream):
 
     reader: Recent
 
-    def _read(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         positions = self._recent()
         keep = hf.KeptKeys(padded(positions, self.reader.compressor.device))
         hidden = self.reader.hidden(rows, keep=keep)
@@ -69,5 +69,5 @@ class _RecentStream(Stream):
         )
         return hidden, cache
 
-    def _served(self, stays: Sequence[bool]) -> Use:
+    def _roles(self, stays: Sequence[bool]) -> Use:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from gistkit.studies.reconstruction import GOAL, Run, Schedule
+from gistkit.studies.reconstruction import GOAL, ReconstructionRecipe, Run
 from gistkit.studies.results import spread
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def format_passages(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def format_tracking(runs: Sequence[Run], recipe: Schedule) -> str:
+def format_tracking(runs: Sequence[Run], recipe: ReconstructionRecipe) -> str:
     """How the memory tokens' attention follows the context, last layer, mean over seeds."""
     lines = [f"  slope of the memory tokens' attention over the context (even coverage: 1/{recipe.ratio})"]
     for layout in dict.fromkeys(run.layout for run in runs):
@@ -87,7 +87,7 @@ def format_tracking(runs: Sequence[Run], recipe: Schedule) -> str:
 
 
 def figures(
-    runs: Sequence[Run], recipe: Schedule, *, last_layer: bool = False, legend: str = "position layout"
+    runs: Sequence[Run], recipe: ReconstructionRecipe, *, last_layer: bool = False, legend: str = "position layout"
 ) -> dict[str, Figure]:
     """Loss curves under a `legend`, and where the runs have them attention maps of all layers or the last."""
     from gistkit.viz import draw_loss_curves, draw_memory_attention

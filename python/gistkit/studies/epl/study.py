@@ -13,11 +13,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit.compress import ICAE, Compressor
-from gistkit.studies.reconstruction import Schedule
+from gistkit.studies.reconstruction import ReconstructionRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
+class Recipe(ReconstructionRecipe):
     """Everything that decides a run but its layout and seed."""
 
     hidden_size: int = 128

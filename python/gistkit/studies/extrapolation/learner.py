@@ -14,13 +14,13 @@ from torch import Tensor
 
 from gistkit.nn import GPT, SeqPE, SeqPEPositions, ViT
 from gistkit.nn.seqpe_regularizer import SeqPERegularizer
-from gistkit.studies.fitting import Progress, Training, optimise
+from gistkit.studies.fitting import Progress, StudyRecipe, optimise
 
 Model = TypeVar("Model", GPT, ViT)
 
 
 @dataclass(frozen=True)
-class Schedule(Training):
+class PositionRecipe(StudyRecipe):
     """What the model is, how it and its positions are trained, whatever the model and the task.
 
     Args:
@@ -80,7 +80,7 @@ class Schedule(Training):
         return {"std": std, "encoder": encoder} | ({"mul_start": self.mul_start} if arm == "seqpe-mul" else {})
 
 
-class Placed(NamedTuple):
+class StepPositions(NamedTuple):
     """Where the sequences of a step stand: positions and SeqPE's embeddings of them, and SeqPE's losses.
 
     For other encodings positions and embeddings are None, the model's own, and there is no loss.
@@ -105,7 +105,7 @@ class Learner(Generic[Model]):
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: PositionRecipe,
         model: Model,
         shape: int | Sequence[int],
         seed: int,
@@ -132,13 +132,13 @@ class Learner(Generic[Model]):
         """Those of the model with its positions."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def place(self, rows: int, step: int) -> Placed:
+    def place(self, rows: int, step: int) -> StepPositions:
         """The positions of a step's batch, the same at every call."""
         if self.regularizer is None or self.encoder is None:
-            return Placed(None, None, 0.0)
+            return StepPositions(None, None, 0.0)
         sample = self.regularizer.draw(rows, step)
         encoded = self.encoder(sample.positions)
-        return Placed(
+        return StepPositions(
             sample.positions[sample.main], sample.embeddings(encoded), self.regularizer.losses(sample, encoded).total
         )
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, position_encoding
 from gistkit.nn.block import Style
-from gistkit.studies.extrapolation.learner import Learner, Schedule
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
 from gistkit.studies.fitting import Progress
 
 IGNORE = -100
@@ -24,7 +24,7 @@ ARMS = (*TEXT_ENCODINGS, *ABLATIONS)
 
 
 @dataclass(frozen=True)
-class Sizes(Schedule):
+class Sizes(PositionRecipe):
     """What the model is, how it and its positions are trained, whatever the task.
 
     Args:

@@ -15,10 +15,10 @@ from gistkit.options.models import add_dtype, add_model_name, load_compressor, l
 from gistkit.options.texts import read_contents
 from gistkit.studies.greedy import report
 from gistkit.studies.greedy.report import Run
-from gistkit.studies.greedy.study import Improved, Recipe, passages, study
-from gistkit.studies.pages import made_on, runs
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.greedy.study import Recipe, SwapSearch, passages, study
+from gistkit.studies.pages import machine_caption, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import token_ids
 from gistkit.train.recipe import find_preset
 
@@ -75,7 +75,7 @@ class GreedyStudy(Study):
                 name, type=positive, default=default, metavar="N", help=f"{purpose} (default: %(default)s)"
             )
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         contents = read_contents(options.texts, options.glob)
         recipe = Recipe(options.context, options.read, options.asked, options.rounds)
         model, tokenizer = load_model(options.model, options.dtype, device(options.device))
@@ -94,9 +94,9 @@ class GreedyStudy(Study):
             f"{recipe.read} read, {recipe.asked} asked"
         )
         source = Passages(", ".join(options.texts), sha256(json.dumps(text_passages).encode()).hexdigest()[:12])
-        return Plan(recipe, [Job(Search(compressor, text_passages, options.batch_size), 0)], about, source)
+        return StudyPlan(recipe, [Job(Search(compressor, text_passages, options.batch_size), 0)], about, source)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         search: Search = job.arm
         results = list(study(search.compressor, search.texts, plan.recipe, batch_size=search.batch_size))
         return Run(search.compressor.title, search.compressor.settings, results)
@@ -112,20 +112,20 @@ class GreedyStudy(Study):
 
     def run_of(self, values: dict[str, Any]) -> Run:
         names = ("before", "after")
-        texts = [Improved(**text | {name: tuple(text[name]) for name in names}) for text in values["texts"]]
+        texts = [SwapSearch(**text | {name: tuple(text[name]) for name in names}) for text in values["texts"]]
         return Run(**values | {"texts": texts})
 
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return report.format_results(runs)
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         (group,) = groups
         recipe, training = group[0].recipe, group[0].run.training
         preset = find_preset(training["preset"]).recipe
         return (
             f"{self.table(runs(group), recipe)}\n{recipe.context} tokens compressed, {recipe.read} read, "
             f"{recipe.asked} asked, after {training['steps']} steps of {preset.batch} passages of "
-            f"{preset.max_length} tokens. {made_on(group)}."
+            f"{preset.max_length} tokens. {machine_caption(group)}."
         )
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gistkit.evaluate import perplexity
 from gistkit.evaluate.report import format_table
-from gistkit.studies.greedy.study import Improved
+from gistkit.studies.greedy.study import SwapSearch
 
 # Dodo, Section 7.1 and Appendix A: Llama-2-7B at 10x, 1000 documents of WikiText-103's test set. There the last token
 # may be swapped too.
@@ -32,11 +32,11 @@ class Run:
 
     title: str
     settings: dict[str, Any]
-    texts: list[Improved]
+    texts: list[SwapSearch]
     training: dict[str, Any] = field(default_factory=dict)
 
 
-def summary(results: Sequence[Improved]) -> dict[str, float]:
+def summary(results: Sequence[SwapSearch]) -> dict[str, float]:
     """The figures of `PAPER`, the swaps tried, and overlap_but_last where some context has more than one nugget."""
     figures = {
         "overlap": fmean(result.overlap for result in results),
@@ -49,7 +49,7 @@ def summary(results: Sequence[Improved]) -> dict[str, float]:
     return figures | ({"overlap_but_last": fmean(but_last)} if but_last else {})
 
 
-def table_rows(runs: Mapping[str, Sequence[Improved]]) -> list[list[str]]:
+def table_rows(runs: Mapping[str, Sequence[SwapSearch]]) -> list[list[str]]:
     """Header, a row a compressor by its title, and the paper's."""
     header = ["", "stayed", "perplexity", "of the best found", "lower by", "texts"]
     rows = [_row(title, summary(results)) for title, results in runs.items()]

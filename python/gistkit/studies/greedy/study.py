@@ -53,7 +53,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Improved:
+class SwapSearch:
     """The nuggets of one context as the compressor selects them, and after the search.
 
     Args:
@@ -99,7 +99,7 @@ def improve(
     batch_size: int = BATCH,
     rounds: int = 1,
     progress: bool = True,
-) -> Improved:
+) -> SwapSearch:
     """Swaps the nuggets of one context, one by one, for those of the lowest loss (Dodo, Algorithm 1).
 
     For each nugget in the order of the text, all tokens that are none are tried in its place, first to last; the first
@@ -141,7 +141,7 @@ def study(
     *,
     batch_size: int = BATCH,
     progress: bool = True,
-) -> Iterator[Improved]:
+) -> Iterator[SwapSearch]:
     """Yields what `improve` finds in each text.
 
     Args:
@@ -156,12 +156,12 @@ def study(
     for index, text in enumerate(texts):
         if len(text) < recipe.length:
             raise ValueError(f"texts: expected at least {recipe.length} tokens, got {len(text)} in text {index}")
-    return _improved(compressor, texts, recipe, batch_size, progress)
+    return _search_texts(compressor, texts, recipe, batch_size, progress)
 
 
-def _improved(
+def _search_texts(
     compressor: Dodo, texts: Sequence[Sequence[int]], recipe: Recipe, batch_size: int, progress: bool
-) -> Iterator[Improved]:
+) -> Iterator[SwapSearch]:
     with tqdm(texts, desc="texts", unit="text", dynamic_ncols=True, disable=not progress) as bar:
         for text in bar:
             yield improve(
@@ -232,7 +232,7 @@ class _Selections:
         return torch.cat(nats).view(count, -1).mean(1).tolist()  # type: ignore[no-any-return]
 
 
-def _search(selections: _Selections, batch_size: int, rounds: int, progress: bool) -> Improved:
+def _search(selections: _Selections, batch_size: int, rounds: int, progress: bool) -> SwapSearch:
     """Algorithm 1, a batch of selections at a time."""
     selection, last = list(selections.own), selections.last
     nuggets_before = tuple(selection)
@@ -258,7 +258,7 @@ def _search(selections: _Selections, batch_size: int, rounds: int, progress: boo
                     bar.update(len(batch))
             if best == round_start:
                 break
-    return Improved(nuggets_before, tuple(sorted(selection)), first, best, tried)
+    return SwapSearch(nuggets_before, tuple(sorted(selection)), first, best, tried)
 
 
 def _one_row(compressor: Dodo, name: str, ids: Any) -> Rows:

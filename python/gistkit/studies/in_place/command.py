@@ -13,9 +13,9 @@ from gistkit.studies.in_place import report
 from gistkit.studies.in_place.runs import Run, train
 from gistkit.studies.in_place.study import METHODS, OTHER_METHODS, PRESETS, RATIOS, Arm, Recipe, arms
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
-from gistkit.studies.pages import made_on, model_line, runs
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import machine_caption, model_line, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class InPlaceStudy(Study):
         add_text(parser, "text file to ask about")
         add_runs(parser)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         recipe = PRESETS[options.preset]
         recipe = replace(recipe, steps=options.steps or recipe.steps)
         corpus = load_corpus(options.text)
@@ -51,9 +51,9 @@ class InPlaceStudy(Study):
             f"Answering from contexts of {recipe.min_length} to {recipe.max_length} tokens, {len(study_arms)} arms of "
             f"{recipe.steps} steps of {recipe.batch}; text {corpus.name}, {corpus.digest}"
         )
-        return Plan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
+        return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         corpus: Any = plan.source
         return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
 
@@ -66,14 +66,14 @@ class InPlaceStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return format_table(report.table_rows(runs, "test"))
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         return (
             f"Held-out questions:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
             f"Questions that no choice was made on:\n{self.table(runs, plan.recipe)}\n\n"
             f"Held-out questions, as they were answered:\n{report.format_examples(runs)}"
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
@@ -82,7 +82,7 @@ class InPlaceStudy(Study):
             )
             tables.append(
                 f"{self.table(runs(group), recipe)}\n\n{model_line(recipe)}; test split, on which nothing was chosen; "
-                f"{how}. {made_on(group)}."
+                f"{how}. {machine_caption(group)}."
             )
         return "\n\n".join(tables)
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, alone, fit
+from gistkit.studies.fitting import Progress, exclusively, fit
 from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model, tokenizer
 from gistkit.studies.needles import Needles, as_batch
 from gistkit.train.batches import Batch
@@ -186,7 +186,7 @@ def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
         compressor = build_compressor(schedule, Arm("full"), model).to(device)
         state = out / f"base-{seed}.safetensors"
-        with alone(state.with_suffix(".lock")):
+        with exclusively(state.with_suffix(".lock")):
             _fit(schedule, compressor, "base", seed, data, state, device, True, bar, True)
     return model
 

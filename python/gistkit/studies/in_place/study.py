@@ -19,11 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from gistkit import compress
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.fitting import Training
+from gistkit.studies.fitting import StudyRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Training):
+class Recipe(StudyRecipe):
     """Everything that decides a run but its arm and seed.
 
     Args:

@@ -14,9 +14,9 @@ from gistkit.studies.extrapolation.student import ARMS, arms
 from gistkit.studies.length import report
 from gistkit.studies.length.study import PAPER_DATASET, PAPER_TOKENIZER, PRESETS, Recipe, Run, train
 from gistkit.studies.options import add_text, jobs
-from gistkit.studies.pages import made_on, runs, without
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import drop_column, machine_caption, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class LengthStudy(Study):
         )
         parser.add_argument("--tokenizer", help="folder or hub name (default: bytes; of paper, GPT-2's)")
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         recipe = PRESETS[options.preset]
         recipe = replace(recipe, steps=options.steps or recipe.steps)
         dataset, tokenizer = options.dataset, options.tokenizer
@@ -58,9 +58,9 @@ class LengthStudy(Study):
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; text {corpus.name}, "
             f"{corpus.digest}"
         )
-        return Plan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
+        return StudyPlan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         corpus: Any = plan.source
         return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
 
@@ -73,26 +73,26 @@ class LengthStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         title = "Perplexity of chunks without overlap,"
         return (
             f"{title} held-out text:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
             f"{title} text that no choice was made on:\n{self.table(runs, plan.recipe)}"
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
             how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
-            table = format_table(without(report.table_rows(runs(group)), "training"))
-            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {made_on(group)}.")
+            table = format_table(drop_column(report.table_rows(runs(group)), "training"))
+            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {machine_caption(group)}.")
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
         return report.figures(runs)
 
-    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
+    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         encodings = ("seqpe-bias-no-delta", "seqpe-bias")
         states = {arm: path for arm in encodings if (path := out / f"{arm}-0.safetensors").exists()}
         if len(states) < len(encodings) or {job.arm.name for job in plan.jobs}.isdisjoint(encodings):

@@ -70,7 +70,7 @@ class Run:
     parameters: int = 0
 
 
-class Texts:
+class LengthTexts:
     """Training rows by seed and step, and the two halves of the held-out text.
 
     Args:
@@ -132,7 +132,7 @@ def train(
     bar: Any,
 ) -> Run:
     """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
-    texts = Texts(corpus, recipe, seed)
+    texts = LengthTexts(corpus, recipe, seed)
     vocabulary = 256 if corpus.tokenizer is None else len(corpus.tokenizer)
     student = Student(recipe, arm, vocabulary, seed, device)
     run = Run(arm.name, seed, parameters=student.parameters)

@@ -14,9 +14,9 @@ from gistkit.studies.nuggets import report
 from gistkit.studies.nuggets.runs import Run, train
 from gistkit.studies.nuggets.study import LM_ARMS, PRESETS, SELECTIONS, TASKS, Arm, Recipe, arms, tokenizer
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
-from gistkit.studies.pages import made_on, model_line, runs
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import machine_caption, model_line, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class NuggetsStudy(Study):
         add_text(parser)
         add_runs(parser)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         need("sacrebleu")
         recipe = PRESETS[options.preset]
         recipe = replace(recipe, steps=options.steps or recipe.steps)
@@ -54,9 +54,9 @@ class NuggetsStudy(Study):
             f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, "
             f"{len(study_arms)} arms of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
         )
-        return Plan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
+        return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         corpus: Any = plan.source
         return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
 
@@ -70,7 +70,7 @@ class NuggetsStudy(Study):
         tables = (report.language_rows(runs), report.reconstruction_rows(runs))
         return "\n\n".join(format_table(rows) for rows in tables if len(rows) > 1)
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         parts = []
         for title, rows in (
             ("A context, reconstructed from its nuggets", report.reconstruction_rows(runs)),
@@ -82,11 +82,11 @@ class NuggetsStudy(Study):
                 parts.append(f"{title}:\n{format_table(rows)}")
         return "\n\n".join([*parts, report.PAPER])
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
-            caption = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {made_on(group)}."
+            caption = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {machine_caption(group)}."
             texts = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
             contexts = f"{recipe.batch} contexts of {recipe.context} tokens"
             for rows, how in (

@@ -86,7 +86,7 @@ def language_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 def type_rows(runs: Sequence[Run], task: str, top: int = 10) -> list[list[str]]:
     """Header and the token types that the learned scorer selects most (first seed, highest ratio)."""
-    run = _learned(runs, task)
+    run = _learned_run(runs, task)
     rows = [["token", "share of nuggets", "share of text"]]
     if run is not None:
         selected, tokens = run.chosen["selected"], run.chosen["tokens"]
@@ -108,7 +108,7 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
             series[TITLES[arm.method]] = [(states, [math.exp(run.test["loss"]) for run in arm_runs])]
         pictures["perplexity"] = draw_perplexity(series, title="Perplexity of test text by states kept a layer")
     for task, purpose in (("ae", "to reconstruct"), ("lm", "to read on")):
-        learned = _learned(runs, task)
+        learned = _learned_run(runs, task)
         if learned is not None and learned.chosen.get("types"):
             selected, tokens = learned.chosen["selected"], learned.chosen["tokens"]
             types = [
@@ -121,6 +121,6 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     return pictures
 
 
-def _learned(runs: Sequence[Run], task: str) -> Run | None:
+def _learned_run(runs: Sequence[Run], task: str) -> Run | None:
     learned = [run for arm, arm_runs in by_arm(runs, task).items() if arm.method == "learned" for run in arm_runs[:1]]
     return learned[-1] if learned else None

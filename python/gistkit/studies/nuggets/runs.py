@@ -17,7 +17,7 @@ from gistkit.compress.reading.language import LanguageModel
 from gistkit.evaluate import bleu4
 from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, alone, fit
+from gistkit.studies.fitting import Progress, exclusively, fit
 from gistkit.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
 from gistkit.studies.reconstruction import evaluate as reconstruct
 from gistkit.train.data import Corpus
@@ -48,7 +48,7 @@ class Run:
     chosen: dict[str, Any] = field(default_factory=dict)
 
 
-class Texts:
+class TextPassages:
     """Passages of a corpus: training ones by seed and step, and two held-out splits, the halves of what is held out.
 
     Args:
@@ -110,7 +110,7 @@ def train(
     run = Run(arm.task, arm.method, arm.ratio, seed)
     run.parameters = sum(parameter.numel() for _, parameter in compressor.trainable())
     if arm.task == "ae":
-        with alone(out / f"{arm.name}-{seed}.lock"):
+        with exclusively(out / f"{arm.name}-{seed}.lock"):
             _train_reconstruction(recipe, arm, seed, corpus, out, compressor, run, device, resume, bar)
     else:
         if arm.method == "learned" and isinstance(compressor, Dodo):
@@ -123,7 +123,7 @@ def _train_reconstruction(
     recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: InPlace, run: Run, device: str,
     resume: bool, bar: Any,
 ) -> None:  # fmt: skip
-    texts = Texts(corpus, recipe.context, recipe.batch, seed, recipe.final_texts, recipe.context)
+    texts = TextPassages(corpus, recipe.context, recipe.batch, seed, recipe.final_texts, recipe.context)
     splits = {name: rows.to(device) for name, rows in texts.splits.items()}
     progress = _fit(
         recipe, arm.name, seed, corpus, compressor, lambda step: compressor(texts(step).to(device))["loss"],
@@ -144,7 +144,7 @@ def _train_reconstruction(
             scores = compressor.whole_scores(input_rows)
             is_nugget = torch.zeros_like(scores, dtype=torch.bool)
             is_nugget.scatter_(1, compressor.nuggets(input_rows, scores).index, True)
-            run.chosen = _described(corpus, input_rows.ids[:, 1:], scores[:, 1:], is_nugget[:, 1:])
+            run.chosen = _description(corpus, input_rows.ids[:, 1:], scores[:, 1:], is_nugget[:, 1:])
 
 
 def _train_reader(
@@ -152,7 +152,7 @@ def _train_reader(
     resume: bool, bar: Any,
 ) -> None:  # fmt: skip
     reader = build_reader(recipe, arm, compressor)
-    texts = Texts(corpus, recipe.length, recipe.lm_batch, seed, recipe.final_texts, recipe.asked)
+    texts = TextPassages(corpus, recipe.length, recipe.lm_batch, seed, recipe.final_texts, recipe.asked)
     splits = {name: rows.to(device) for name, rows in texts.splits.items()}
     mixed = reader if isinstance(reader, MixedResolution) else None
     scored = mixed if arm.method in ("learned", "frozen", "delimiters") else None
@@ -189,7 +189,7 @@ def _train_reader(
             input_rows = mixed.rows(splits["held_out"])
             with torch.no_grad():
                 scores = mixed.scores(input_rows)
-            run.chosen = _described(
+            run.chosen = _description(
                 corpus, input_rows.ids[:, 1:], scores[:, 1:], mixed.nuggets(input_rows, scores)[:, 1:]
             )
             run.chosen["threshold"] = compressor.threshold
@@ -213,7 +213,7 @@ def _take_scorer(
     model = _base(recipe, seed, corpus, out, device, bar)
     torch.manual_seed(seed)
     teacher = build_compressor(recipe, source, model).to(device)
-    with alone(path.with_suffix(".lock")):
+    with exclusively(path.with_suffix(".lock")):
         _train_reconstruction(
             replace(recipe, final_texts=recipe.eval_texts), source, seed, corpus, out, teacher, Run("ae", "", 1, seed),
             device, path.exists(), bar,
@@ -256,9 +256,9 @@ def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar
     compressor = Dodo(model, ratio=1, selection="none", layer=recipe.layer, lora=None, separate=False).to(device)
     arm = Arm("lm", "full", 1)
     reader = build_reader(schedule, arm, compressor)
-    texts = Texts(corpus, recipe.length, recipe.lm_batch, seed, recipe.eval_texts, recipe.asked)
+    texts = TextPassages(corpus, recipe.length, recipe.lm_batch, seed, recipe.eval_texts, recipe.asked)
     held_out = texts.splits["held_out"].to(device)
-    with alone(out / f"base-{seed}.lock"):
+    with exclusively(out / f"base-{seed}.lock"):
         _fit(
             schedule, "base", seed, corpus, compressor, lambda step: reader(texts(step).to(device))["loss"],
             lambda: continue_texts(reader, schedule, arm, held_out), out, True, bar,
@@ -266,7 +266,7 @@ def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar
     return model
 
 
-def _described(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor, most: int = 24) -> dict[str, Any]:
+def _description(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor, most: int = 24) -> dict[str, Any]:
     """What was selected of texts [n, N]: the rate, the most frequent types, and the first text."""
     occurrences, selected = Counter(ids.flatten().tolist()), Counter(ids[is_nugget].tolist())
     piece = lambda token: corpus.text(torch.tensor([token]))  # noqa: E731

@@ -23,11 +23,11 @@ from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
 from gistkit.compress.model import lora_config
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.fitting import Training
+from gistkit.studies.fitting import StudyRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Training):
+class Recipe(StudyRecipe):
     """Everything that decides a run but its arm and seed; adapters of rank `rank` train, and what arms have besides.
 
     Args:

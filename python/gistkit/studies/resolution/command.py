@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gistkit.evaluate.report import format_table
 from gistkit.nn import IMAGE_ENCODINGS
 from gistkit.studies.options import add_names, add_runs, jobs
-from gistkit.studies.pages import made_on, runs, without
-from gistkit.studies.registry import Found
+from gistkit.studies.pages import drop_column, machine_caption, runs
+from gistkit.studies.registry import SavedRun
 from gistkit.studies.resolution import report
 from gistkit.studies.resolution.images import load_images
 from gistkit.studies.resolution.study import ABLATIONS, ARMS, PRESETS, Recipe, Run, arms, train
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.study import Job, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ class ResolutionStudy(Study):
         add_names(parser, "--encodings", ARMS, IMAGE_ENCODINGS, f", {' and '.join(ABLATIONS)} among them")
         add_runs(parser)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         images = load_images(options.data)
         recipe = PRESETS[options.preset].fitted(images)
         recipe = replace(recipe, steps=options.steps or recipe.steps)
@@ -55,9 +55,9 @@ class ResolutionStudy(Study):
             f"{len(images.train)} training images, {images.digest}"
         )
         study_jobs = jobs(arms(options.encodings), options.seeds)
-        return Plan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{options.preset}")
+        return StudyPlan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{options.preset}")
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         images: Any = plan.source
         return train(plan.recipe, job.arm, job.seed, images, out, device=device, resume=resume, bar=bar)
 
@@ -73,29 +73,29 @@ class ResolutionStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         return (
             f"Accuracy in percent, held-out images:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
             f"Accuracy in percent, images that no choice was made on:\n{self.table(runs, plan.recipe)}"
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
-            rows = without(report.table_rows(runs(group)), "training")
+            rows = drop_column(report.table_rows(runs(group)), "training")
             rows[0][0] = group[0].source.split()[-1]
             how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
             tables.append(
                 f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
-                f"{made_on(group)}."
+                f"{machine_caption(group)}."
             )
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
         return report.figures(runs)
 
-    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
+    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         embedded = dict.fromkeys(
             job.arm.name for job in plan.jobs if job.arm.name == "learned-2d" or job.arm.name.startswith("seqpe")
         )

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.nn import IMAGE_ENCODINGS, PositionEncoding, ViT, grid_positions, position_encoding
-from gistkit.studies.extrapolation.learner import Learner, Schedule
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
 from gistkit.studies.resolution.images import Images, Split, random_crops, resize
 
 # Arms that train SeqPE without one of its losses.
@@ -27,7 +27,7 @@ ARMS = (*IMAGE_ENCODINGS, *ABLATIONS)
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
+class Recipe(PositionRecipe):
     """Everything that decides a run but its arm, its seed and the images.
 
     Args:

@@ -17,11 +17,11 @@ from peft import LoraConfig
 
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.reconstruction import Schedule
+from gistkit.studies.reconstruction import ReconstructionRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
+class Recipe(ReconstructionRecipe):
     """Everything that decides a run but its layout and seed; memory tokens and adapter train, in fp32."""
 
     steps: int = 96
