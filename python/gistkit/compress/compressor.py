@@ -143,9 +143,9 @@ class Compressor(nn.Module, ABC):
         """See `SharedModel.using`."""
         return self.lm.using(use)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
-        return self.lm.logits(hidden)
+        return self.lm.logits(hidden_states)
 
     def gradient_checkpointing_enable(self) -> None:
         """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
@@ -258,8 +258,8 @@ class Compressor(nn.Module, ABC):
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
         rows, remainder = self.cut(rows)
-        memory, hidden = self.encode_rows(rows)
-        return replace(memory, rest=remainder or memory.rest), hidden, rows
+        memory, hidden_states = self.encode_rows(rows)
+        return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
         """What is compressed of contexts, and the tokens behind the window of each row; () where there are none."""
@@ -285,20 +285,20 @@ class Compressor(nn.Module, ABC):
         if memory.embeddings is not None:
             skip = memory.num_tokens
             inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
-        hidden = inputs
+        hidden_states = inputs
         if inputs.shape[1]:
             bias = None
             if memory.key_bias is not None and torch.is_grad_enabled():
                 # The text's keys have none. Without gradients it is zeros.
                 bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
             out = self.lm.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
-            hidden = out.last_hidden_state[:, skip:]
+            hidden_states = out.last_hidden_state[:, skip:]
         if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
-            hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)
+            hidden_states = torch.cat([self.last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
         if not remainder.ids.shape[1]:
-            return hidden
-        last = torch.tensor(remainder.lengths, device=hidden.device)[:, None, None]
-        return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + remainder.ids.shape[1] :]], 1)
+            return hidden_states
+        last = torch.tensor(remainder.lengths, device=hidden_states.device)[:, None, None]
+        return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys.
@@ -426,12 +426,12 @@ class Compressor(nn.Module, ABC):
         }
         losses: dict[str, Tensor] = {}
         with hf.attach(self.model):
-            memory, hidden, compressed = self.compress(rows)
+            memory, hidden_states, compressed = self.compress(rows)
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
                     targets = self._segments(compressed)
                     losses[name] = self.compression_head(
-                        self.lm.readout(hidden), targets=targets, **self.output_embedding
+                        self.lm.readout(hidden_states), targets=targets, **self.output_embedding
                     )
                 elif name == "ae":
                     losses[name] = self._loss(memory, "ae", self._with_end_token(compressed))
@@ -522,23 +522,23 @@ class Compressor(nn.Module, ABC):
 
     def _loss(self, memory: Memory, task: Task, text: Rows) -> Tensor:
         """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
-        hidden = self.read(memory, task, _but_last(text))
+        hidden_states = self.read(memory, task, _but_last(text))
         targets = text.ids.where(text.valid, IGNORE)
-        return token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
+        return token_loss(self.lm.readout(hidden_states), targets=targets, **self.output_embedding)
 
     def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
         """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
         text = join_rows(question, answer)
-        hidden = self.read(memory, "qa", _but_last(text))
+        hidden_states = self.read(memory, "qa", _but_last(text))
         columns = torch.arange(text.ids.shape[1], device=text.ids.device)
         in_answer = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
         losses = {}
         if "qa" in self.loss_weights:
             targets = text.ids.where(in_answer, IGNORE)
-            losses["qa"] = token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
+            losses["qa"] = token_loss(self.lm.readout(hidden_states), targets=targets, **self.output_embedding)
         if "kl" in self.loss_weights:
             teacher = self._teacher_states(self.uncompressed(contexts), text)
-            student_and_teacher = (self.lm.readout(states[in_answer]) for states in (hidden, teacher))
+            student_and_teacher = (self.lm.readout(states[in_answer]) for states in (hidden_states, teacher))
             losses["kl"] = divergence_loss(*student_and_teacher, **self.output_embedding)
         return losses
 
@@ -547,10 +547,10 @@ class Compressor(nn.Module, ABC):
         """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
         rows = _but_last(join_rows(contexts, text))
         plan = self.lm.causal_plan(rows.ids.shape[1])
-        hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
-        start = torch.tensor(contexts.lengths, device=hidden.device)[:, None] - 1
-        index = start + torch.arange(text.ids.shape[1], device=hidden.device)
-        return hidden.take_along_dim(index.clamp(max=hidden.shape[1] - 1)[..., None], 1)
+        hidden_states = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
+        start = torch.tensor(contexts.lengths, device=hidden_states.device)[:, None] - 1
+        index = start + torch.arange(text.ids.shape[1], device=hidden_states.device)
+        return hidden_states.take_along_dim(index.clamp(max=hidden_states.shape[1] - 1)[..., None], 1)
 
     def uncompressed(self, contexts: Rows) -> Rows:
         """Contexts as the base model reads them whole."""

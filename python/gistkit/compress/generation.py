@@ -123,8 +123,8 @@ def write(
     """
     stop = torch.tensor(stops, dtype=torch.int64, device=model.device)
     ended = torch.zeros((), dtype=torch.bool, device=model.device)
-    for hidden in states:
-        token = choose(model.logits(hidden)).masked_fill(ended, pad_token)
+    for hidden_states in states:
+        token = choose(model.logits(hidden_states)).masked_fill(ended, pad_token)
         answer.append(token)
         if streamer is not None:
             streamer.put(token.cpu())

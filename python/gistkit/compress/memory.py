@@ -255,11 +255,11 @@ class Memory:
             ),
         )
 
-    def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden: int) -> None:
-        """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden` size cannot read."""
+    def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden_size: int) -> None:
+        """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden_size` size cannot read."""
         rows, columns = self.batch_size, self.num_tokens
         if self.source.carrier == "embedding":
-            expected: list[tuple[int, ...]] = [(rows, columns, hidden)]
+            expected: list[tuple[int, ...]] = [(rows, columns, hidden_size)]
             tensors = [] if self.embeddings is None else [self.embeddings]
         else:
             heads, dim = head_shape
@@ -271,8 +271,8 @@ class Memory:
                 f"got {len(tensors)}" + (f", the first {tuple(tensors[0].shape)}" if tensors else "")
             )
 
-        if self.last is not None and tuple(self.last.shape) != (rows, hidden):
-            raise ValueError(f"memory: expected last of shape {(rows, hidden)}, got {tuple(self.last.shape)}")
+        if self.last is not None and tuple(self.last.shape) != (rows, hidden_size):
+            raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header, replacing `path` in one move."""

@@ -134,13 +134,13 @@ class SharedModel:
             raise ValueError(f"{name}: expected a token id in [0, {self.vocabulary}), got {token!r}")
         return token
 
-    def readout(self, hidden: Tensor) -> Tensor:
+    def readout(self, hidden_states: Tensor) -> Tensor:
         """Hidden states as the losses take them, of which the output embedding and its bias make the logits."""
-        return hidden if self.logit_scale == 1.0 else hidden * self.logit_scale
+        return hidden_states if self.logit_scale == 1.0 else hidden_states * self.logit_scale
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
-        logits = self.head(self.readout(hidden)).float()
+        logits = self.head(self.readout(hidden_states)).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def run(self, use: Use, **inputs: Any) -> Any:

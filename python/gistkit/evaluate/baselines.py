@@ -142,7 +142,7 @@ class Baseline(Compressor):
         keep = hf.KeptKeys(slice(0, width))
         self.lm.check_positions("input_ids", columns - 1)
         out = self.lm.run(None, inputs_embeds=self.embed(inputs.rows.ids), plan=plan, keep=keep)
-        hidden = out.last_hidden_state[:, :width]
+        hidden_states = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,
             lengths=inputs.kept,
@@ -153,7 +153,7 @@ class Baseline(Compressor):
             tokens_read=inputs.read,
             layers=keep.layers,
         )
-        return memory, hidden
+        return memory, hidden_states
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of what follows; positions go on from what was read, whatever the task."""

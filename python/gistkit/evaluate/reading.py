@@ -94,13 +94,13 @@ def last_tokens(
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
         rows = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
-        hidden, states = model.hidden(rows), model.states(rows)
+        hidden_states, states = model.hidden(rows), model.states(rows)
         for row, end in enumerate(rows.lengths):
             # A token is predicted where the one before it is read; a BOS that a text begins with is given.
             before = slice(max(end - asked, 1) - 1, end - 1)
             targets = rows.ids[row, before.start + 1 : end]
             for hidden_part, labels in zip(
-                hidden[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True
+                hidden_states[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True
             ):
                 nats += float(F.cross_entropy(model.compressor.logits(hidden_part), labels, reduction="sum").double())
             state_count += float(states[row, before].sum())

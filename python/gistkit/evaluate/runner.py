@@ -42,7 +42,7 @@ class Reader(Protocol):
     def decode(self, memory: Any, task: Any, input_ids: Any, attention_mask: Any = None) -> Tensor:
         """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], padded at the end."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """fp32 [..., V]."""
 
     def generate(self, memory: Any, prompt_ids: Any = None, attention_mask: Any = None, **settings: Any) -> Tensor:
@@ -195,9 +195,9 @@ def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[in
     device = reader.model.device
     targets, _ = _padded(rows, IGNORE, device)
     inputs, mask = _padded([row[:-1] for row in rows], 0, device)
-    hidden = reader.decode(memory, task, inputs, mask)
+    hidden_states = reader.decode(memory, task, inputs, mask)
     is_token = targets != IGNORE
-    states, labels = hidden[is_token], targets[is_token]
+    states, labels = hidden_states[is_token], targets[is_token]
     nats, correct = [], []
     for part, part_labels in zip(states.split(LOGIT_ROWS), labels.split(LOGIT_ROWS), strict=True):
         logits = reader.logits(part)

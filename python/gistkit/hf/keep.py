@@ -75,20 +75,20 @@ class KeptKeys(Keeper):
 
 
 def project_keys(
-    layer: nn.Module, hidden: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float
+    layer: nn.Module, hidden_states: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """Rotated keys and values [B, Hk, K, D] of hidden states, by a decoder layer's own norms and projections.
 
     Args:
         layer: a decoder layer of a family with RoPE that `attach` knows.
-        hidden: [B, K, d], as the layer's input is: not normed.
+        hidden_states: [B, K, d], as the layer's input is: not normed.
         positions: position ids [K] or [B, K]; float64 where fractional.
         inv_freq, scaling: of the layer's RoPE, as `Keeper.leave` is given them.
     """
     parts = cast(Any, layer)
     attention = parts.self_attn
-    normed = parts.input_layernorm(hidden)
-    heads = (*hidden.shape[:2], -1, attention.head_dim)
+    normed = parts.input_layernorm(hidden_states)
+    heads = (*hidden_states.shape[:2], -1, attention.head_dim)
     key = attention.k_proj(normed).view(heads).transpose(1, 2)
     value = attention.v_proj(normed).view(heads).transpose(1, 2)
     if hasattr(attention, "k_norm"):

@@ -144,8 +144,10 @@ class Dodo(InPlace):
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.selection, rows.ids, indices, self.chunk, self.delimiters)
         with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
-            hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
-        return self.scorer(hidden)  # type: ignore[no-any-return]
+            hidden_states = self.lm.run(
+                None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
+            ).last_hidden_state
+        return self.scorer(hidden_states)  # type: ignore[no-any-return]
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
@@ -189,7 +191,7 @@ class Dodo(InPlace):
         index = F.pad(nuggets.index, (1, 0))
         keep = hf.KeptKeys(index)
         out = self.lm.run(self._encoder, inputs_embeds=self.embed(input_rows.ids), plan=plan, keep=keep)
-        hidden = out.last_hidden_state.take_along_dim(index[..., None], 1)
+        hidden_states = out.last_hidden_state.take_along_dim(index[..., None], 1)
         last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
         bias = None
         if scores is not None and scores.requires_grad:
@@ -207,7 +209,7 @@ class Dodo(InPlace):
             last=out.last_hidden_state.take_along_dim(last[..., None], 1)[:, 0],
             key_bias=bias,
         )
-        return memory, hidden
+        return memory, hidden_states
 
     @property
     def _encoder(self) -> Use:

@@ -113,12 +113,12 @@ class _Fit:
                 handle.remove()
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        hidden = args[0]
-        counts = torch.tensor(self.batch.lengths, device=hidden.device)[:, None] - 1
-        self.real = torch.arange(int(counts.max()), device=hidden.device) < counts
-        window_mean = ops.window_pool(hidden[:, self.batch.context], windows=self.batch.windows)
-        self.precision = torch.promote_types(hidden.dtype, torch.float32)
-        self.mean, self.made = self._real(window_mean), self._real(hidden[:, self.batch.gists])
+        hidden_states = args[0]
+        counts = torch.tensor(self.batch.lengths, device=hidden_states.device)[:, None] - 1
+        self.real = torch.arange(int(counts.max()), device=hidden_states.device) < counts
+        window_mean = ops.window_pool(hidden_states[:, self.batch.context], windows=self.batch.windows)
+        self.precision = torch.promote_types(hidden_states.dtype, torch.float32)
+        self.mean, self.made = self._real(window_mean), self._real(hidden_states[:, self.batch.gists])
         # Each gist counts alike, however large what is there: a layer's norm makes it so.
         square = self.mean.square().mean(-1, keepdim=True)
         self.share = (square + 1e-6 * square.mean()).rsqrt()

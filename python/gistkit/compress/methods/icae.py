@@ -103,7 +103,7 @@ class ChunkCompressor(Compressor):
         return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
 
     @abstractmethod
-    def _contents(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
         """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
@@ -119,7 +119,7 @@ class ChunkCompressor(Compressor):
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         use = ENCODER if self.adapters is not None else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
-        hidden = out.last_hidden_state[:, columns:]
+        hidden_states = out.last_hidden_state[:, columns:]
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
@@ -127,9 +127,9 @@ class ChunkCompressor(Compressor):
             # The pass is kept for other contexts of these lengths, the memory is its owner's.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._contents(hidden, () if keep is None else keep.close()),
+            **self._contents(hidden_states, () if keep is None else keep.close()),
         )
-        return memory, hidden
+        return memory, hidden_states
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] or [LM] token."""
@@ -143,9 +143,9 @@ class ICAE(ChunkCompressor):
     method = "icae"
     carrier = "embedding"
 
-    def _contents(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
         # Without gradients a copy, for a view would keep the hidden states of the context alive.
-        return {"embeddings": hidden if torch.is_grad_enabled() else hidden.clone()}
+        return {"embeddings": hidden_states if torch.is_grad_enabled() else hidden_states.clone()}
 
 
 class FiveHundredX(ChunkCompressor):
@@ -157,7 +157,7 @@ class FiveHundredX(ChunkCompressor):
     method = "x500"
     carrier = "kv"
 
-    def _contents(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
         return {"layers": layers}
 
 

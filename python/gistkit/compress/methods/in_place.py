@@ -194,7 +194,7 @@ class InPlace(Compressor):
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
         out = self.lm.run(self._roles_of(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
-        hidden = out.last_hidden_state
+        hidden_states = out.last_hidden_state
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
@@ -202,9 +202,9 @@ class InPlace(Compressor):
             positions=batch.positions.clone(),
             starts=batch.starts,
             layers=keep.close(),
-            last=hidden[torch.arange(rows.batch_size), batch.last_rows],
+            last=hidden_states[torch.arange(rows.batch_size), batch.last_rows],
         )
-        return memory, hidden[:, batch.gists]
+        return memory, hidden_states[:, batch.gists]
 
     def pass_over(self, input_rows: Rows) -> InPlacePass:
         """The plan of a pass over BOS and contexts, and what is kept of it."""

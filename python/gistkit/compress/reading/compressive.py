@@ -189,8 +189,8 @@ class MeanStream(Stream):
 
     def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         keep = hf.KeptKeys(slice(None))
-        hidden = self.reader.hidden(rows, keep=keep)
-        return hidden, MeanCache(self.reader, keep.close(), self.ends)
+        hidden_states = self.reader.hidden(rows, keep=keep)
+        return hidden_states, MeanCache(self.reader, keep.close(), self.ends)
 
     def _roles(self, stays: Sequence[bool]) -> Use:
         return TEXT

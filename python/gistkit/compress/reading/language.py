@@ -68,10 +68,12 @@ class LanguageModel(ABC):
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
         rows = self.rows(input_ids, attention_mask)
-        hidden = self.hidden(rows)
+        hidden_states = self.hidden(rows)
         targets = rows.ids.where(rows.valid, IGNORE)[:, 1:]
         return {
-            "loss": token_loss(compressor.lm.readout(hidden[:, :-1]), targets=targets, **compressor.output_embedding)
+            "loss": token_loss(
+                compressor.lm.readout(hidden_states[:, :-1]), targets=targets, **compressor.output_embedding
+            )
         }
 
     def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
@@ -118,9 +120,9 @@ class Stream(ABC):
     def __init__(self, reader: LanguageModel, rows: Rows) -> None:
         self.reader = reader
         self.ends = list(rows.lengths)
-        hidden, self._cache = self._first_pass(rows)
-        ends = torch.tensor(self.ends, device=hidden.device)[:, None, None] - 1
-        self.last = hidden.take_along_dim(ends, 1)[:, 0]
+        hidden_states, self._cache = self._first_pass(rows)
+        ends = torch.tensor(self.ends, device=hidden_states.device)[:, None, None] - 1
+        self.last = hidden_states.take_along_dim(ends, 1)[:, 0]
 
     @property
     def states(self) -> tuple[int, ...]:

@@ -62,12 +62,12 @@ class _RecentStream(Stream):
     def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         positions = self._recent()
         keep = hf.KeptKeys(padded(positions, self.reader.compressor.device))
-        hidden = self.reader.hidden(rows, keep=keep)
+        hidden_states = self.reader.hidden(rows, keep=keep)
         # Dropping copies all that is left.
         cache = StreamCache(
             keep.close(), positions, [()] * len(positions), self.reader.first, self.ends, room=64, lag=63
         )
-        return hidden, cache
+        return hidden_states, cache
 
     def _roles(self, stays: Sequence[bool]) -> Use:
         return None

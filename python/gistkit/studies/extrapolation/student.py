@@ -124,8 +124,8 @@ class Student(Learner[GPT]):
         # Positions are encoded in full precision.
         embeddings = None if self.encoder is None else self.encoder(torch.arange(input_ids.shape[1]))
         with self.precision():
-            hidden = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
-            return self.model.head(hidden if last is None else hidden[:, -last:]).float()
+            hidden_states = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
+            return self.model.head(hidden_states if last is None else hidden_states[:, -last:]).float()
 
     def train(
         self,

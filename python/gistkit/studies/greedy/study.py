@@ -222,12 +222,12 @@ class _Selections:
         )
         ids = self.text.ids
         text = Rows(ids[:, :-1].expand(count, -1), (ids.shape[1] - 1,) * count)
-        hidden = compressor.read(memory, "lm", text)[:, -self.asked :].flatten(0, 1)
+        hidden_states = compressor.read(memory, "lm", text)[:, -self.asked :].flatten(0, 1)
         targets = ids[0, -self.asked :].repeat(count)
         size = max(1, LOGITS // compressor.vocabulary)
         nats = [
             F.cross_entropy(compressor.logits(part), labels, reduction="none").double()
-            for part, labels in zip(hidden.split(size), targets.split(size), strict=True)
+            for part, labels in zip(hidden_states.split(size), targets.split(size), strict=True)
         ]
         return torch.cat(nats).view(count, -1).mean(1).tolist()  # type: ignore[no-any-return]
 

@@ -66,8 +66,8 @@ def evaluate(
         for group in data.groups(split, count, kind):
             contexts = torch.tensor([question.context for question in group], device=device)
             texts = [[*question.question, *question.answer[:-1]] for question in group]
-            hidden = compressor.decode(compressor.encode(contexts), "qa", texts)
-            for states, question in zip(hidden, group, strict=True):
+            hidden_states = compressor.decode(compressor.encode(contexts), "qa", texts)
+            for states, question in zip(hidden_states, group, strict=True):
                 start, answer = len(question.question), torch.tensor(question.answer, device=device)
                 logits = compressor.logits(states[start : start + len(answer)])
                 loss += float(cross_entropy(logits, answer, reduction="sum"))
