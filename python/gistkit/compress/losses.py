@@ -49,7 +49,7 @@ def token_loss(
     chunk: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Mean cross entropy of `hidden_states @ weight.T + bias` against `targets`, with at most `chunk` rows of logits alive.
+    """Mean cross entropy of `hidden_states @ weight.T + bias` and `targets`, with at most `chunk` rows of logits alive.
 
     Args:
         hidden_states: [..., d] hidden states.
@@ -64,7 +64,8 @@ def token_loss(
     """
     if hidden_states.shape[:-1] != targets.shape:
         raise ValueError(
-            f"targets: expected shape {tuple(hidden_states.shape[:-1])} as hidden_states has, got {tuple(targets.shape)}"
+            f"targets: expected shape {tuple(hidden_states.shape[:-1])} as hidden_states has, "
+            f"got {tuple(targets.shape)}"
         )
     chunk = max(1, LOGITS // weight.shape[0]) if chunk is None else chunk
     if chunk < 1:
@@ -189,7 +190,7 @@ class JointHead(nn.Module):
         bias: Tensor | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Mean cross entropy over all targets; hidden_states [B, kM, d], targets [B, kM, offsets]; weight and bias unused."""
+        """Mean cross entropy over all targets; as `CompressionHead.forward`, without use for weight and bias."""
         hidden_states = hidden_states.to(self.projection.weight.dtype)
         count = (targets != IGNORE).sum().clamp(min=1)
         total = hidden_states.new_zeros((), dtype=torch.float32)
