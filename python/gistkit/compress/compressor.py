@@ -46,7 +46,7 @@ def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
 
 
 class _Weights(NamedTuple):
-    """The parameters of the base model, and those of its own by name, with the modules that hold them."""
+    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both."""
 
     snapshot: ModuleSnapshot
     base: list[nn.Parameter]
@@ -58,15 +58,16 @@ class Compressor(nn.Module, ABC):
 
     Args:
         model: a transformers causal language model; its one copy of the weights serves all passes.
-        chunk, memory_tokens: every chunk of so many context tokens, and a shorter last one, has so many memory tokens.
+        chunk, memory_tokens: each chunk of `chunk` context tokens has `memory_tokens` memory tokens; so has a shorter
+            last one.
         layout: see `Source`.
-        reader: the role whose adapter the decoder runs with; None: none.
-        window: a longer context is compressed in its first `window` tokens. None: all of it is compressed.
+        reader: the role whose adapter the decoder runs with; None: no adapter.
+        window: only the first `window` tokens of a longer context are compressed. None: all of them are.
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            it as the base model does that reads the whole context).
-        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
-        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+            as the base model does when it reads the whole context).
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
+        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
         settings: the method's own keyword arguments by name; JSON values, which `from_pretrained` reads back.
     """
 
@@ -94,7 +95,7 @@ class Compressor(nn.Module, ABC):
             check_count("window", window)
         super().__init__()
         self.lm = SharedModel(model)
-        # Registered here, for the names that parameters have in checkpoints.
+        # Registered here, because parameters have its name in checkpoints.
         self.model = model
         self.copies: Copies | None = None
         self._fingerprint: tuple[Any, str] | None = None
@@ -136,7 +137,7 @@ class Compressor(nn.Module, ABC):
 
     @property
     def adapters(self) -> Adapters | None:
-        """The LoRA adapters that are its own, by role; None where the model's own weights train."""
+        """The compressor's LoRA adapters by role; None where the model's own weights train."""
         return self.lm.adapters
 
     def using(self, use: Use) -> AbstractContextManager[None]:
@@ -148,7 +149,7 @@ class Compressor(nn.Module, ABC):
         return self.lm.logits(hidden_states)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
+        """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
         self.lm.gradient_checkpointing_enable()
 
     def gradient_checkpointing_disable(self) -> None:
@@ -157,14 +158,14 @@ class Compressor(nn.Module, ABC):
 
     @abstractmethod
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """The memory of rows that fit the window, and the hidden states [B, K, d] at their learned memory tokens."""
+        """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens."""
 
     @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 0 or 1, d]: the task token between memory and text; without one `Memory.last` predicts the text."""
+        """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """Where memory tokens [B, K] and each row's text stand in logical order, by which sliding windows count."""
+        """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
     @property
@@ -174,15 +175,15 @@ class Compressor(nn.Module, ABC):
 
     @property
     def shortest(self) -> int:
-        """Tokens a context has at least."""
+        """Fewest tokens of a context."""
         return -(-self.chunk // self.memory_tokens)
 
     def fingerprint(self) -> str:
-        """The base model's, computed again only where its weights have changed."""
+        """The base model's fingerprint, computed again only when its weights have changed."""
         return self.fingerprints()[0]
 
     def own_fingerprint(self) -> str:
-        """Of the weights that are the compressor's and not the base model's, computed again only where they changed."""
+        """The fingerprint of the compressor's own weights, computed again only when they have changed."""
         return self.fingerprints()[1]
 
     def fingerprints(self) -> tuple[str, str]:
@@ -196,7 +197,7 @@ class Compressor(nn.Module, ABC):
         return self._fingerprint[1], self._own_fingerprint[1]
 
     def _weights(self) -> _Weights:
-        """The base model's weights and the compressor's own, found again only where one is another parameter."""
+        """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
         weights = self._cached_weights
         if weights is None or not weights.snapshot.unchanged:
             base, own = [], {}
@@ -213,7 +214,7 @@ class Compressor(nn.Module, ABC):
 
     @property
     def source(self) -> Source:
-        """What a memory must share to be readable."""
+        """What a readable memory was made with."""
         heads, head_dim = self.lm.head_shape
         width = 2 * self.config.num_hidden_layers * heads * head_dim
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.lm.structure, width)
@@ -222,8 +223,8 @@ class Compressor(nn.Module, ABC):
         """Compresses a batch of contexts in one pass over all their chunks.
 
         Args:
-            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. At least `ratio` tokens a
-                row, what one memory token stands for.
+            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least `ratio`
+                tokens, those that one memory token stands for.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
         """
         memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
@@ -240,18 +241,18 @@ class Compressor(nn.Module, ABC):
         """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
 
         Args:
-            memory: what `encode` returned; where it has a rest, the decoder reads that between task token and text.
+            memory: what `encode` returned. Its `rest` is read between the task token and the text.
             task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
             input_ids, attention_mask: as in `encode`; rows may be empty.
         """
         return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask))
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
-        """Token ids as users have them, checked and padded at the end of rows."""
+        """A user's token ids, checked and padded at the end of rows."""
         return as_rows(name, ids, attention_mask, vocabulary=self.vocabulary, device=self.device, shortest=shortest)
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, at least as long as what one memory token stands for."""
+        """`rows` of contexts, each at least as long as what one memory token stands for."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=self.shortest)
 
     def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
@@ -262,7 +263,7 @@ class Compressor(nn.Module, ABC):
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
-        """What is compressed of contexts, and the tokens behind the window of each row; () where there are none."""
+        """The part of contexts that is compressed, and each row's tokens behind the window; () where there are none."""
         if self.window is None or max(rows.lengths) <= self.window:
             return rows, ()
         limits = self.limits(rows, self.window)
@@ -301,9 +302,9 @@ class Compressor(nn.Module, ABC):
         return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
-        """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys.
+        """The plan of [memory][task token][text]...; memory tokens that are cached keys have no row of their own.
 
-        `name` is the argument that says how long the text is.
+        Errors about the length of the text name the argument `name`.
         """
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
@@ -329,7 +330,7 @@ class Compressor(nn.Module, ABC):
         return decoder_plan(reading, memory.num_tokens, widths, cached, self.lm.windows, str(self.device))
 
     def last_of(self, memory: Memory) -> Tensor:
-        """`Memory.last`, which a memory without task token must have."""
+        """`Memory.last`; a ValueError if the memory has none."""
         if memory.last is None:
             raise ValueError("memory: expected one with the output that predicts what follows it, got one without")
         return memory.last
@@ -351,19 +352,24 @@ class Compressor(nn.Module, ABC):
                 stacklevel=3,
             )
         if memory.device != self.device:
-            raise ValueError(f"memory: expected it on {self.device}, got it on {memory.device}; use memory.to(device)")
+            raise ValueError(
+                f"memory: expected one on {self.device}, got one on {memory.device}; use memory.to(device)"
+            )
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What a table calls it, such as FiveHundredX EPL 5x."""
+        """The name in tables, such as FiveHundredX EPL 5x."""
 
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
-        """Changes what `forward` returns; a compressor made without the compression loss has no head for it."""
+        """Changes what `forward` returns; the compression loss needs a compressor that was made with it."""
         loss_weights = check_losses(losses)
         self._check_base(loss_weights, self.adapters is not None)
         if "compression" in loss_weights and self.compression_head is None:
-            raise ValueError("losses: expected no 'compression' for a compressor made without it, got it")
+            raise ValueError(
+                "losses: expected no 'compression' for a compressor that was made without it, got "
+                + ", ".join(loss_weights)
+            )
         self.loss_weights = loss_weights
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
@@ -378,11 +384,13 @@ class Compressor(nn.Module, ABC):
     @staticmethod
     def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
         if "kl" in losses and not base_frozen:
-            raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
+            raise ValueError(
+                "losses: expected 'kl' with LoRA only, as training without it changes the base model, got lora None"
+            )
 
     @classmethod
     def arguments(cls) -> set[str]:
-        """The keyword arguments that make one around a model."""
+        """The names of the keyword arguments of the constructor."""
         parameters = inspect.signature(cls).parameters.values()
         named = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
         return named | cls.shared_arguments
@@ -390,11 +398,11 @@ class Compressor(nn.Module, ABC):
     @classmethod
     @abstractmethod
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Whose adapters one made with these settings has, where it has any."""
+        """The roles that have adapters, in a compressor with these settings and with LoRA."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
+        """The keyword arguments that the compressor was made with, except `lora`; JSON values."""
         return self._settings | {"losses": dict(self.loss_weights), "end_token": self.end_token}
 
     def forward(
@@ -406,12 +414,12 @@ class Compressor(nn.Module, ABC):
         question_ids: Any = None,
         answer_ids: Any = None,
     ) -> dict[str, Tensor]:
-        """The losses named at construction, from one shared compression, and their weighted mean as "loss".
+        """The losses named at construction, all from one compression, and their weighted mean as "loss".
 
         Args:
             input_ids, attention_mask: the contexts, as in `encode`.
-            continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; needed
-                for the "lm" loss alone.
+            continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only
+                for the loss "lm".
             question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
 
         Returns:
@@ -444,14 +452,14 @@ class Compressor(nn.Module, ABC):
         return losses
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that train, by name; other adapters in the model are not this compressor's."""
+        """The parameters that train, by name, without other adapters in the model."""
         for name, parameter in self.named_parameters():
             belongs = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
             if parameter.requires_grad and (belongs or not name.startswith("model.")):
                 yield name, parameter
 
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
-        """The parameters for an optimizer, those of the gists with a learning rate `memory_factor` times as high.
+        """The parameters as an optimizer takes them; those of the gists have `memory_factor` times the learning rate.
 
         GistPool, Section 5.2: parameters that compress need a higher learning rate.
         """
@@ -468,7 +476,7 @@ class Compressor(nn.Module, ABC):
         return [group for group in groups if group["params"]]
 
     def of_gists(self, name: str) -> bool:
-        """Whether a parameter, by its name, serves gists alone."""
+        """Whether the parameter of this name is used for gists only."""
         return False
 
     def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
@@ -476,7 +484,7 @@ class Compressor(nn.Module, ABC):
         return generate(self, memory, prompt_ids, attention_mask, **options)
 
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """Several documents, a memory each, as one context in that order; see `gistkit.compress.memory_join.join`."""
+        """The memories of several documents as one context, in that order; see `gistkit.compress.memory_join.join`."""
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -489,10 +497,10 @@ class Compressor(nn.Module, ABC):
 
         Args:
             folder: what `save_pretrained` wrote.
-            model: the base model; None where the folder holds one (a compressor without LoRA).
+            model: the base model; None if the folder holds it (a compressor without LoRA).
 
         Raises:
-            FileNotFoundError, ValueError: if the folder holds none, or one of another model, method or version.
+            FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
         """
         return cast(Compressor, load_compressor(cls, Path(folder), model))
 
@@ -513,21 +521,21 @@ class Compressor(nn.Module, ABC):
 
     @property
     def output_embedding(self) -> dict[str, Any]:
-        """What the losses make logits with."""
+        """The output embedding as arguments of the losses."""
         return {"weight": self.lm.head.weight, "bias": self.lm.head.bias, "softcap": self.lm.softcap}
 
     def _segments(self, compressed: Rows) -> Tensor:
-        """The context tokens that each memory token's compression loss asks for."""
+        """The context tokens that the compression loss predicts from each memory token."""
         return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
 
     def _loss(self, memory: Memory, task: Task, text: Rows) -> Tensor:
-        """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
+        """Mean loss of the tokens of a text after the memory; a row's last token predicts nothing."""
         hidden_states = self.read(memory, task, _but_last(text))
         targets = text.ids.where(text.valid, IGNORE)
         return token_loss(self.lm.readout(hidden_states), targets=targets, **self.output_embedding)
 
     def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
-        """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
+        """Those of the losses "qa" and "kl" that the compressor has, over the tokens of the answers."""
         text = join_rows(question, answer)
         hidden_states = self.read(memory, "qa", _but_last(text))
         columns = torch.arange(text.ids.shape[1], device=text.ids.device)
@@ -544,7 +552,7 @@ class Compressor(nn.Module, ABC):
 
     @torch.no_grad()
     def _teacher_states(self, contexts: Rows, text: Rows) -> Tensor:
-        """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
+        """Hidden states [B, T, d] before each token of `text`, of the base model on the whole context."""
         rows = _but_last(join_rows(contexts, text))
         plan = self.lm.causal_plan(rows.ids.shape[1])
         hidden_states = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
@@ -562,5 +570,5 @@ def _but_last(rows: Rows) -> Rows:
 
 
 def _versions(weights: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
-    # Weights made in inference mode count no versions, and cannot be changed outside it.
+    # Weights made in inference mode have no version, and cannot be changed outside it.
     return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)

@@ -1,4 +1,4 @@
-"""AvgPool: the text reads means of the context's activations; NoContext: it reads nothing of the context."""
+"""AvgPool: the text reads means of the context's activations. NoContext: the text reads nothing of the context."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from gistkit.compress.tokens import Rows
 class AvgPool(InPlace):
     """AvgPool (Getting to the Gist of Gisting, Section 4); with ratio 1 it is the model that reads the whole context.
 
-    Text sees, in layer l, BOS and the means of what layer l is given for every `ratio` context tokens, at the mean of
-    their position ids; no parameters but the model's.
+    In layer l the text sees BOS and means over every `ratio` context tokens of what enters layer l, at the mean of
+    their position ids. There are no parameters besides the model's.
 
     Args:
-        ratio: context tokens a mean, a whole number >= 1; the last window may be shorter.
+        ratio: context tokens in each mean, a whole number >= 1; the last window may be shorter.
         pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys, as they
             are before rotation, and of values.
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
@@ -49,7 +49,7 @@ class AvgPool(InPlace):
 class NoContext(InPlace):
     """The No context baseline (Getting to the Gist of Gisting, Section 2), trained like the other methods.
 
-    Text sees BOS and no context; its position ids begin behind BOS.
+    The text sees BOS and no context; its position ids begin after BOS.
 
     Args:
         model, common: as in `InPlace`: losses, lora, end_token, bos_token.

@@ -1,4 +1,4 @@
-"""Gist and GistPool: learned memory tokens, the gists, read the context, and the text reads the gists alone."""
+"""Gist and GistPool: learned memory tokens, the gists, read the context, and the text reads only the gists."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class Gist(InPlace):
     """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
 
     Args:
-        ratio: context tokens a gist, a whole number >= 1; there are ceil(n / ratio) gists after n context tokens.
-        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        separate, full_copy: gists have parameters of their own, as in `InPlace`.
-        separate_positions: gists have a counter of position ids of their own, and do not count for other tokens.
-        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        ratio: context tokens a gist stands for, a whole number >= 1; ceil(n / ratio) gists follow n context tokens.
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        separate, full_copy: gists have their own parameters, as in `InPlace`.
+        separate_positions: gists have their own counter of position ids, and other tokens do not count them.
+        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
+            5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
@@ -57,13 +58,14 @@ class GistPool(InPlace):
     """GistPool (Getting to the Gist of Gisting, Section 5.3), with the variants of Table 10.
 
     Args:
-        ratio: context tokens a window, a whole number >= 1; there are ceil(n / ratio) gists among n context tokens.
-        windows: windows a gist sees, its own and those before; None: all up to its own.
+        ratio: context tokens in a window, a whole number >= 1; n context tokens have ceil(n / ratio) gists.
+        windows: number of windows that a gist sees, its own and those before it; None: all up to its own.
         memory_sees_memory, memory_sees_itself, memory_sees_bos, context_sees_memory, separate_positions: as in
             `gistkit.layouts.gistpool`.
-        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        separate, full_copy: gists have parameters of their own, as in `InPlace`; `start_as_means` needs a copy.
-        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        separate, full_copy: gists have their own parameters, as in `InPlace`; `start_as_means` needs a full copy.
+        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
+            5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
