@@ -1,4 +1,4 @@
-"""Generation from a memory: batched, ragged, greedy or sampled, each row to its own stop."""
+"""Generation from a memory: batched, ragged, greedy or sampled, each row until its own stop token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gistkit.layouts import Plan
 
 
 class Streamer(Protocol):
-    """What transformers' streamers are: told of new tokens [B] as they come, and of the end."""
+    """The interface of transformers' streamers, which receive new tokens [B] as they come, and the end."""
 
     def put(self, value: Tensor) -> None: ...
 
@@ -26,7 +26,7 @@ class Streamer(Protocol):
 
 
 class MemoryReader(Protocol):
-    """What reads memories: a `Compressor`, as far as generation and joining know it."""
+    """The part of a `Compressor` that generating and joining use."""
 
     lm: SharedModel
     reader: str | None
@@ -77,12 +77,13 @@ def generate(
         temperature: above 0, divides the logits before sampling.
         top_k, top_p: sample among the k likeliest tokens, or the likeliest ones that hold the share p.
         stop_tokens: a row ends after one of these ids; one id, or several.
-        pad_token: what stands behind the end of a row, a token id or any other number.
-        streamer: is given the new tokens [B] of each step, and no prompt: transformers' own with skip_prompt=False.
+        pad_token: fills a row behind its end, a token id or any other number.
+        streamer: receives the new tokens [B] of each step, but no prompt: transformers' streamers with
+            skip_prompt=False.
         generator: of the random numbers.
 
     Returns:
-        int64 [B, n] with n <= max_new_tokens, less where every row has ended.
+        int64 [B, n] with n <= max_new_tokens, fewer if every row has ended.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: expected at least 1, got {max_new_tokens!r}")
@@ -113,11 +114,11 @@ def write(
     pad_token: int,
     streamer: Streamer | None,
 ) -> Tensor:
-    """Tokens [B, n] chosen one after another, each row to its own stop.
+    """Tokens [B, n] chosen one after another, each row until its own stop token.
 
     Args:
-        states: hidden states [B, d] that predict each next token.
-        answer: the tokens [B] chosen so far, which `states` may read; starts empty.
+        states: hidden states [B, d], each predicting the next token.
+        answer: the tokens [B] chosen so far, which `states` may read; empty at the start.
         choose: tokens [B] of logits [B, V].
         stops, pad_token, streamer: as in `generate`.
     """
@@ -154,7 +155,7 @@ def _hidden(
     plan = compressor.reading_plan(memory, task, (remainder, prompt, new_tokens), "max_new_tokens")
     lead = compressor.task_embedding(task, memory)
     inputs = torch.cat([lead, compressor.lm.embed(remainder.ids), compressor.lm.embed(prompt.ids)], 1)
-    # A row's last token is that of its prompt, or of its rest, or what comes before: the task token, or the memory.
+    # A row's last token is the prompt's, or that of the remainder, or what precedes it: the task token, or the memory.
     last = [
         remainder.ids.shape[1] + length if length else previous
         for previous, length in zip(remainder.lengths, prompt.lengths, strict=True)

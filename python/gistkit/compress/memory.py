@@ -1,4 +1,4 @@
-"""Memory: what a compressed context leaves behind for the decoder."""
+"""Memory: a compressed context, as the decoder reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gistkit.compress.files import read_tensors, replacing
 
-# What a memory is read for: the context itself, what continues it, or answers about it.
+# The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 FORMAT = "gistkit-memory"
@@ -24,16 +24,16 @@ _POSITIONS = 2**31
 
 @dataclass(frozen=True)
 class Source:
-    """What made a memory; only its like can read it.
+    """What made a memory; only a compressor with an equal source can read it.
 
     Args:
         method: the compressor's `method`, such as "icae" or "gistpool".
         carrier: "embedding" or "kv".
-        layout: position layout, "dpl", "upl", "cpl" or "epl"; or the options of a method that has no such layouts.
+        layout: position layout, "dpl", "upl", "cpl" or "epl"; or the options, as JSON, of a method without these.
         chunk: chunk size L in tokens.
-        memory_tokens: memory tokens M a chunk, of which the first token of a text is none.
+        memory_tokens: memory tokens M of a chunk; BOS is not counted.
         structure: the base model's shape, `gistkit.hf.structure`.
-        cache_width: numbers that the model's full cache holds a token, over all layers.
+        cache_width: numbers that the model's full cache holds for each token, over all layers.
     """
 
     method: str
@@ -60,21 +60,21 @@ class Memory:
     """The compressed contexts of B rows, at most K memory tokens each; decoding from it leaves it unchanged.
 
     Args:
-        source: what made it.
-        lengths: memory tokens of each row; the rest of its K columns is padding.
-        context_lengths: context tokens of each row that the memory tokens stand for.
+        source: what made the memory.
+        lengths: memory tokens of each row; the other columns are padding.
+        context_lengths: context tokens that the memory tokens of each row stand for.
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
-            or the ids their keys were rotated at (kv); 0 on padding.
-        starts: position id of what comes after the memory, each row's [LM] token or its text.
+            or the ids that their keys were rotated with (kv); 0 on padding.
+        starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
-        last: [B, hidden], the output that predicts what follows the memory where there is no task token between them.
-        key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which training
-            passes a gradient to what chose them (Dodo); in no file.
-        rest: token ids of each row beyond the compressor's window, which the decoder reads as they are. (`rest` and
-            `maker` are the words of the file format.)
+        last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
+        key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
+            of Dodo's nuggets get gradients; not saved.
+        rest: token ids of each row behind the compressor's window, which the decoder reads uncompressed. (The file
+            format has the names `rest` and `maker`.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
-        maker: of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
+        maker: fingerprint of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
     """
 
     source: Source
@@ -106,24 +106,24 @@ class Memory:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What is carried: the embeddings, or the keys and values of all layers."""
+        """The embeddings, or the keys and values of all layers."""
         if self.embeddings is not None:
             return [self.embeddings]
         return [tensor for layer in self.layers or () for tensor in layer]
 
     @property
     def device(self) -> torch.device:
-        """Where the carried tensors are."""
+        """The device of `tensors`."""
         return self.tensors[0].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the carried tensors."""
+        """The dtype of `tensors`."""
         return self.tensors[0].dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the carried tensors, padding left out."""
+        """Bytes of `tensors`, without padding."""
         numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
         return numbers * sum(self.lengths) * self.tensors[0].element_size()
 
@@ -133,7 +133,7 @@ class Memory:
         return sum(self.context_lengths) * self.source.cache_width * self.tensors[0].element_size()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
-        """The same memory with its tensors on `device` and in `dtype`, where given; a floating-point one."""
+        """The same memory with its tensors on `device` and in the floating-point `dtype`; None: unchanged."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
         memory = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
@@ -212,11 +212,13 @@ class Memory:
                     f"stack: expected memories of one base model, got {first.fingerprint} and {other.fingerprint}"
                 )
             if (other.last is None) != (first.last is None):
-                raise ValueError("stack: expected `last` in all memories or in none, got it in some")
+                raise ValueError("stack: expected `last` in all memories or in none, got some with it and some without")
             if other.maker != first.maker:
                 raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {other.maker}")
             if (other.key_bias is None) != (first.key_bias is None):
-                raise ValueError("stack: expected `key_bias` in all memories or in none, got it in some")
+                raise ValueError(
+                    "stack: expected `key_bias` in all memories or in none, got some with it and some without"
+                )
             if (other.device, other.dtype) != (first.device, first.dtype):
                 raise ValueError(
                     f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "

@@ -1,4 +1,4 @@
-"""Several memories as one: documents that were compressed one by one, read as one context."""
+"""join: the memories of several documents, compressed one by one, as the memory of one context."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gistkit.compress.memory import Memory
 
 
 def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
-    """The memory of several documents in that order, as if each had been further chunks of one context.
+    """The memory of several documents in that order, as if they were consecutive chunks of one context.
 
-    Where the encoder numbers the context through all chunks (UPL, EPL) a document's position ids go on from the one
-    before, and its cached keys are rotated by that much; elsewhere every chunk is numbered from 0 anyway.
+    If the encoder numbers the context through all chunks (UPL, EPL), a document's position ids continue those of the
+    document before, and its cached keys are rotated accordingly. Otherwise every chunk is numbered from 0 anyway.
 
     Args:
-        memories: at least one, all readable by `compressor`, with the same number of rows and no rest but in the last.
+        memories: at least one, all readable by `compressor`, with the same number of rows; only the last may have a
+            rest.
     """
     if not memories:
         raise ValueError("memories: expected at least one, got none")
@@ -35,7 +36,9 @@ def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
             )
     for memory in memories[:-1]:
         if any(memory.rest):
-            raise ValueError("memories: expected a rest beyond the window in the last alone, got one in an earlier")
+            raise ValueError(
+                "memories: expected a rest behind the window only in the last one, got one in an earlier memory"
+            )
     result = memories[0]
     for memory in memories[1:]:
         result = _append(compressor, result, memory)
@@ -46,7 +49,7 @@ def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
     source = first.source
     contexts = _sum(first.context_lengths, second.context_lengths)
     lengths = _sum(first.lengths, second.lengths)
-    # By how much the second's ids move on: the context before it, or, for embeddings in a row, the memory before it.
+    # The offset of the second's ids: the context before it, or, for embeddings numbered in a row, the memory before it.
     if source.carrier == "kv":
         offsets = first.context_lengths if source.layout in ("upl", "epl") else (0,) * first.batch_size
     else:

@@ -1,4 +1,4 @@
-"""ICAE and 500xCompressor: chunks of a context are encoded into learned memory tokens behind them."""
+"""ICAE and 500xCompressor: each chunk of a context is encoded into learned memory tokens that follow it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ ENCODER = "encoder"
 class ChunkCompressor(Compressor):
     """Compresses chunks of a context into memory tokens that the same model reads in their place.
 
-    A context of p tokens is cut into k = ceil(p / chunk) chunks; each is followed by M = chunk / ratio learned memory
-    tokens and encoded by itself. What the memory tokens leave behind depends on the method (its carrier). The decoder
-    reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and 12-15).
+    A context of p tokens is cut into k = ceil(p / chunk) chunks. Each chunk is followed by M = chunk / ratio learned
+    memory tokens and encoded by itself. What the memory keeps of the memory tokens depends on the method (its carrier).
+    The decoder reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and
+    12-15).
 
     Args:
         model: a transformers causal language model; encoder and decoder share its one copy of the weights.
         chunk: chunk size L in tokens.
-        ratio: compression ratio r >= 1, context tokens a memory token stands for; chunk / ratio must be whole.
-        layout: "dpl", "upl", "epl" or "cpl" (the decoder half of EPL alone).
+        ratio: compression ratio r >= 1, the context tokens that a memory token stands for; chunk / ratio must be whole.
+        layout: "dpl", "upl", "epl" or "cpl" (only the decoder half of EPL).
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            it as the base model does that reads the whole context).
+            as the base model does when it reads the whole context).
         lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
             peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
             weights train, in encoder and decoder.
-        window: a longer context is compressed in its first `window` tokens, and the decoder reads the others as they
-            are, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all of it is compressed.
-        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
-        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+        window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
+            uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
+        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
@@ -104,7 +105,7 @@ class ChunkCompressor(Compressor):
 
     @abstractmethod
     def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
-        """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
+        """The memory's `embeddings` or `layers`, from the memory tokens' hidden states [B, K, d] or their keys."""
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over all chunks of all rows."""
@@ -124,7 +125,7 @@ class ChunkCompressor(Compressor):
             source=self.source,
             lengths=batch.lengths,
             context_lengths=rows.lengths,
-            # The pass is kept for other contexts of these lengths, the memory is its owner's.
+            # A copy: the pass is cached for other contexts of these lengths.
             positions=batch.positions.clone(),
             starts=batch.starts,
             **self._contents(hidden_states, () if keep is None else keep.close()),
@@ -144,7 +145,7 @@ class ICAE(ChunkCompressor):
     carrier = "embedding"
 
     def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
-        # Without gradients a copy, for a view would keep the hidden states of the context alive.
+        # A copy, without gradients: a view would keep the hidden states of the context alive.
         return {"embeddings": hidden_states if torch.is_grad_enabled() else hidden_states.clone()}
 
 
