@@ -1,7 +1,8 @@
-"""Compressors on disk, and files that are whole or not there.
+"""Compressors on disk, and files that are either complete or absent.
 
 A compressor is a folder: settings as JSON, tensors as safetensors, adapters as PEFT writes them. A file is written
-beside its place and moved; a broken one is read with a message that names it.
+    under
+another name and then moved; reading a broken file raises an error that names it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMAT = "gistkit-compressor"
 VERSION = 2
-# What compressors that were saved before there was such a setting were made with.
+# Settings that older folders do not have, with the value that their compressors were made with.
 ADDED_SETTINGS = {"full_copy": False}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
@@ -35,12 +36,12 @@ SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` in one move; where writing fails, `path` stays as it was."""
+    """A file to write, which replaces `path` in one move; if writing fails, `path` stays as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
-        # On the disk before it takes the place of a good one.
+        # On the disk before it replaces a good file.
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -51,11 +52,11 @@ def replacing(path: Path) -> Iterator[Path]:
 def read_tensors(
     path: Path, content: str, broken: str = "a file that cannot be read"
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors, on the CPU, of a safetensors file; messages name `content` it should be.
+    """The header and the tensors, on the CPU, of a safetensors file; errors say that it should be `content`.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is cut short, or no safetensors.
+        ValueError: if it is truncated or not a safetensors file.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected {content}, got none there")
@@ -67,7 +68,7 @@ def read_tensors(
 
 
 def save_compressor(compressor: Any, folder: Path) -> None:
-    """Writes compressor.json, compressor.safetensors and the adapter, or the model where it trains itself."""
+    """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
     with replacing(folder / TENSORS) as path:
@@ -106,7 +107,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None)
     if model is None:
         model = _load_model(folder)
     _check_names(method, settings, folder)
-    # Before anything is changed in it.
+    # Before anything in the model is changed.
     _check_model(model, settings, folder)
     if is_given and settings["adapters"] is None:
         model.load_state_dict(_load_model(folder).state_dict())
@@ -123,7 +124,7 @@ def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
     for name in adapters.values():
         if not (folder / name / "adapter_config.json").is_file():
             raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
-    # Those of all roles were made from one.
+    # The adapters of all roles have the same configuration.
     config = LoraConfig.from_pretrained(str(folder / next(iter(adapters.values()))))
     config.inference_mode = False
     return config  # type: ignore[return-value]
@@ -216,7 +217,7 @@ def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> N
 
 
 def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
-    # A baseline may have the name of a compressor, but writes files of its own.
+    # A baseline may have the name of a compressor, but writes other files.
     classes = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
     methods = {vars(method)["method"]: method for method in classes}
     if not isinstance(name, str) or name not in methods:

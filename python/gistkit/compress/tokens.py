@@ -1,4 +1,4 @@
-"""Token ids as users have them, tensors, lists or a tokenizer's output, to rows padded at the end."""
+"""Token ids from tensors, lists or a tokenizer's output, as rows padded at the end."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, sh
         ids = ids.where(mask, 0)
     rows = as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
     if mask is not None and mask.shape[-1] and not rows.ids.shape[1]:
-        # Rows of padding alone are a batch in which nothing is asked, where no columns at all are a mistake.
+        # Rows of only padding are a batch without labels; no columns at all are a mistake.
         return Rows(rows.ids.new_zeros(rows.batch_size, 1), rows.lengths)
     return rows
 
@@ -161,12 +161,12 @@ def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
 
 
 def check_rows(name: str, rows: Rows, batch_size: int) -> None:
-    """Refuses text with another number of rows than the memory has."""
+    """Refuses texts whose number of rows differs from the memory's."""
     if rows.batch_size != batch_size:
         raise ValueError(f"{name}: expected {batch_size} rows as the memory has, got {rows.batch_size}")
 
 
 def check_count(name: str, value: Any) -> None:
-    """Refuses what is no whole number of at least 1."""
+    """Refuses anything but a whole number of at least 1."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name}: expected at least 1 token, a whole number, got {value!r}")

@@ -88,7 +88,7 @@ class _Fit:
         maps: the gists' copies of its linear maps, by name.
         batch: the pass.
         ridge: see `start_as_means`.
-        done: called at the end.
+        on_end: called at the end.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Compressive: a language model that reads its recent tokens whole, and of the past before them means."""
+"""Compressive: a language model that sees its recent tokens, and of the past before them only means."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from gistkit.layouts import Plan
 class Compressive(LanguageModel):
     """The Compressive Transformer (Rae et al.) as Dodo is compared with it: mean pooling of evenly cut text.
 
-    A token sees BOS, the last `tau` tokens, itself included, and of those before them the means of every `ratio`
-    tokens: of their values, and of their keys as they are before rotation, at the mean of their position ids. (Dodo,
-    Section 5.1. For a context that is known as a whole, this is `AvgPool`.)
+    A token sees BOS, the last `tau` tokens, itself included, and means over every `ratio` tokens before those: means of
+    values, and of keys before rotation, at the mean of their position ids. (Dodo, Section 5.1. For a context that is
+    known as a whole, this is `AvgPool`.)
 
     Args:
-        compressor: an AvgPool, for its model, its ratio and the adapter "text".
-        tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token is left between the means
-            and the recent tokens.
+        compressor: an AvgPool; its model, its ratio and the adapter "text" are used.
+        tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token lies between the means and
+            the recent tokens.
     """
 
     def __init__(self, compressor: AvgPool, *, tau: int = 128, segment: int = 32) -> None:
@@ -43,11 +43,11 @@ class Compressive(LanguageModel):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
+        """The name in tables."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
 
     def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         compressor, count = self.compressor, rows.ids.shape[1]
         inputs = compressor.embed(rows.ids)
         with hf.attach(compressor.model):
@@ -56,14 +56,14 @@ class Compressive(LanguageModel):
         return out.last_hidden_state  # type: ignore[no-any-return]
 
     def states(self, rows: Rows) -> Tensor:
-        """int64 [B, N]: how many states each token of rows behind BOS sees, itself included; 0 on padding."""
+        """int64 [B, N]: how many states each token of rows with BOS sees, itself included; 0 on padding."""
         return keys_seen(self.plan(rows.ids.shape[1])).where(rows.valid, 0)
 
     def _start(self, rows: Rows) -> Stream:
         return MeanStream(self, rows)
 
     def plan(self, count: int) -> Plan:
-        """The plan of `count` tokens, BOS first, whose keys are followed by the means, of ratio tokens each."""
+        """The plan of `count` tokens, BOS first; behind their keys come the means of `ratio` tokens each."""
         compressor = self.compressor
         spans = torch.from_numpy(self._spans(count, None))
         cuts = {window: torch.from_numpy(self._spans(count, window))[None] for window in compressor.lm.windows}
@@ -72,7 +72,7 @@ class Compressive(LanguageModel):
         return plan.with_windows(cuts).to(compressor.device)
 
     def _bounds(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where the windows of the means begin, and where the last one ends; BOS is in none."""
+        """Where the windows of the means begin, and where the last one ends; BOS is in no window."""
         ratio = self.compressor.chunk
         return np.unique(np.maximum(np.arange(0, count // ratio + 1) * ratio, 1))
 
@@ -80,7 +80,7 @@ class Compressive(LanguageModel):
         row = np.arange(count)
         first = np.array([self.first(start) for start in range(0, count, self.segment)]).repeat(self.segment)[:count]
         bounds = self._bounds(count)
-        # What a sliding window leaves: of means those whose last token it leaves.
+        # A sliding window keeps a mean if it keeps its last token.
         oldest = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)
         first_mean = np.searchsorted(bounds[1:] - 1, oldest)
         bos = np.stack([np.zeros_like(row), (oldest == 0).astype(row.dtype)], 1)
@@ -97,7 +97,7 @@ class Compressive(LanguageModel):
         return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
 
     def _with_means(self, count: int) -> Any:
-        """Keys and values of a layer, and behind them the means of their windows."""
+        """A function that appends the means of windows to the keys and values of a layer."""
         compressor = self.compressor
         windows = torch.from_numpy(self._bounds(count)).to(compressor.device)
         position_ids = torch.arange(count, device=compressor.device)
@@ -107,7 +107,7 @@ class Compressive(LanguageModel):
 
         def extend(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             if not frequencies:
-                # Within the pass, as RoPE types that go by the length have set them; looking takes all modules.
+                # Read within the pass, because RoPE types that depend on the length change them there.
                 frequencies.extend(hf.frequencies(compressor.model))
             inv_freq = frequencies[layer]
             unrotated = ops.rerotate(key, -position_ids, inv_freq)
@@ -118,18 +118,18 @@ class Compressive(LanguageModel):
 
 
 class MeanCache(StreamCache):
-    """Keys of which means take the place of windows of tokens that are no longer seen as they are.
+    """A cache in which means replace windows of tokens that are no longer seen uncompressed.
 
-    A mean counts as a token at the position of its window's last, which is how far a sliding window looks back to it.
+    A mean counts as a token at the position of its window's last token, which is what sliding windows compare.
 
     Args:
-        reader: whose model and ratio serve.
-        layers, ends: as in `StreamCache`; every token of the texts is there.
+        reader: its model and ratio are used.
+        layers, ends: as in `StreamCache`, with every token of the texts.
     """
 
     def __init__(self, reader: Compressive, layers: Layers, ends: Sequence[int]) -> None:
         self.reader = reader
-        # Those of the pass that made the keys: RoPE types that go by the length change the model's with every pass.
+        # Those of the pass that made the keys: RoPE types that depend on the length change the model's in every pass.
         self.frequencies = [inv_freq.clone() for inv_freq in hf.frequencies(reader.compressor.model)]
         positions = [range(end) for end in ends]
         super().__init__(layers, positions, [()] * len(ends), reader.first, ends, reader.segment)
@@ -138,7 +138,7 @@ class MeanCache(StreamCache):
         self.clear(ends)
 
     def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
-        """What stays, and in its place among that the means of what leaves, which come behind all columns."""
+        """The columns that stay, and in order among them the means of what leaves, appended behind all columns."""
         ratio = self.reader.compressor.chunk
         layers, remaining = super()._remaining(firsts)
         columns: list[list[int]] = []
@@ -161,7 +161,7 @@ class MeanCache(StreamCache):
     def _with_means(
         self, layers: Layers, columns: Sequence[Sequence[int]], windows: Sequence[Sequence[Sequence[int]]]
     ) -> Layers:
-        """Layers, and behind their columns the means of windows, given as positions, of the tokens in `columns`."""
+        """Layers with the means of windows, given as positions, of the tokens in `columns` appended."""
         device = layers[0][0].device
         position_ids = padded([[position for window in row for position in window] for row in windows], device)
         offsets = [list(accumulate(map(len, row), initial=0)) for row in windows]
@@ -183,7 +183,7 @@ class MeanCache(StreamCache):
 
 
 class MeanStream(Stream):
-    """What a `Compressive` reads on, with a cache of about n / ratio + tau of n tokens, once the first pass is over."""
+    """The stream of a `Compressive`, whose cache holds about n / ratio + tau of n tokens after the first pass."""
 
     reader: Compressive
 

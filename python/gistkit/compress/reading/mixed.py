@@ -1,4 +1,4 @@
-"""MixedResolution: a language model that reads its recent tokens whole, and of the past before them the nuggets."""
+"""MixedResolution: a language model that sees its recent tokens, and of the past before them only nuggets."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from gistkit.nn import nuggets_above, straight_through, threshold_for
 class MixedResolution(LanguageModel):
     """Dodo as an autoregressive language model (Section 2.2): all parameters are those of its compressor.
 
-    A token sees BOS, the nuggets before it, and the last `tau` tokens, itself included, nuggets or not. Nuggets, of
-    which the score is above the compressor's threshold, have the parameters phi, other tokens theta. Scores come from
-    the base model's lower layers, in which a token sees BOS and the last `tau` tokens: nothing older is needed to read
-    on. One pass reads a whole text, in training and to measure it; `start` reads token by token, with a cache that
-    keeps what can still be seen.
+    A token sees BOS, the nuggets before it, and the last `tau` tokens, itself included, nuggets or not. Nuggets are the
+    tokens with a score above the compressor's threshold; they have the parameters phi, other tokens theta. Scores come
+    from the base model's lower layers, in which a token sees BOS and the last `tau` tokens, so reading on needs nothing
+    older. Training and measuring read a whole text in one pass; `start` reads token by token, with a cache of the keys
+    that can still be seen.
 
     Args:
-        compressor: its scorer, threshold and adapters serve here too; train it by either, or by one after the other.
+        compressor: its scorer, threshold and adapters are used; train the compressor, this model, or both in turn.
         tau: number of most recent tokens seen uncompressed, at least 1.
-        segment: tokens that share where the uncompressed part begins; divides tau. See `gistkit.layouts.dodo`.
+        segment: tokens that share the beginning of the uncompressed part; divides tau. See `gistkit.layouts.dodo`.
     """
 
     def __init__(self, compressor: Dodo, *, tau: int = 128, segment: int = 32) -> None:
@@ -44,21 +44,21 @@ class MixedResolution(LanguageModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides its losses beside parameters and text, which tell the threshold of most rules; JSON values."""
+        """What determines the losses besides parameters and text, which determine most thresholds; JSON values."""
         settings = super().settings
         if self.compressor.samples_threshold:
             del settings["threshold"]
         return settings
 
     def scores(self, rows: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
-        """Scores [B, N] of the tokens of rows behind BOS; `keep` sees the pass through the lower layers, if any."""
+        """Scores [B, N] of the tokens of rows with BOS; `keep` is for the pass through the lower layers, if any."""
         nobody = np.zeros(rows.ids.shape[1], bool)
         layout = layouts.dodo(nobody, self.tau, segment=self.segment, bos=True)
         compressor = self.compressor
         return compressor.scores(rows, layout.compile(windows=compressor.lm.windows, device=compressor.device), keep)
 
     def nuggets(self, rows: Rows, scores: Tensor | None = None) -> Tensor:
-        """bool [B, N], the tokens of rows behind BOS that are nuggets; BOS is none."""
+        """bool [B, N], the nuggets among the tokens of rows with BOS; BOS is not one."""
         scores = self.scores(rows) if scores is None else scores
         is_nugget = nuggets_above(scores, self.compressor.threshold, rows.valid, keep_last=False)
         is_nugget[:, 0] = False
@@ -66,11 +66,11 @@ class MixedResolution(LanguageModel):
 
     @torch.no_grad()
     def calibrate(self, texts: Iterable[Any], ratio: float | None = None) -> float:
-        """Sets the compressor's threshold, and returns it, so that one in `ratio` tokens of sampled text is a nugget.
+        """Sets and returns the compressor's threshold, such that one in `ratio` tokens of sampled text is a nugget.
 
         Args:
-            texts: batches of texts, each what `__call__` takes.
-            ratio: tokens a nugget; None: the compressor's.
+            texts: batches of texts, each as `__call__` takes it.
+            ratio: tokens for each nugget; None: the compressor's.
         """
         scores = []
         for text in texts:
@@ -82,8 +82,8 @@ class MixedResolution(LanguageModel):
         return self.compressor.threshold
 
     def plan(self, chosen: Tensor) -> Plan:
-        """The plan of one pass in which the tokens of `chosen` [B, N] are nuggets; each role the same rows in all."""
-        # The choice goes to the host once, for all layers.
+        """The plan of one pass with the nuggets `chosen` [B, N]; every role has the same columns in all rows."""
+        # The choice is copied to the host once, for all layers.
         parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in chosen.cpu().numpy()]
         compressor = self.compressor
         return layouts.compile_batch(parts, aligned=True, windows=compressor.lm.windows, device=compressor.device)
@@ -96,13 +96,13 @@ class MixedResolution(LanguageModel):
         keep: hf.KeptKeys | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass.
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass.
 
         Args:
             rows: what `rows` returned.
             chosen: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
-            keep: as in `gistkit.hf.attach`; it sees the rows of `plan`.
-            plan: what `plan(chosen)` returned, where it is there already.
+            keep: as in `gistkit.hf.attach`; it gets the tokens in the plan's order.
+            plan: what `plan(chosen)` returned; None: it is made here.
         """
         compressor, bias = self.compressor, None
         if chosen is None:
@@ -124,7 +124,7 @@ class MixedResolution(LanguageModel):
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
     def states(self, rows: Rows, chosen: Tensor | None = None) -> Tensor:
-        """int64 [B, N]: how many tokens' states each token of rows behind BOS sees, itself included; 0 on padding."""
+        """int64 [B, N]: how many tokens each token of rows with BOS sees, itself included; 0 on padding."""
         plan = self.plan(self.nuggets(rows) if chosen is None else chosen)
         return plan.restore(keys_seen(plan))[:, : rows.ids.shape[1]].where(rows.valid, 0)
 
@@ -140,13 +140,13 @@ class MixedResolution(LanguageModel):
 
 
 class NuggetStream(Stream):
-    """What a `MixedResolution` reads on, with a cache of about n / ratio + tau of n tokens."""
+    """The stream of a `MixedResolution`, whose cache holds about n / ratio + tau of n tokens."""
 
     reader: MixedResolution
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values held, those that scores are made with too."""
+        """Bytes of all cached keys and values, including those of the scorer's layers."""
         return super().nbytes + (0 if self._scored is None else self._scored.nbytes)
 
     def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
