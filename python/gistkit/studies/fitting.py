@@ -34,7 +34,7 @@ class StudyRecipe:
 
 @dataclass
 class Progress:
-    """What a training gave: the evaluations, (step, figure, ...) each, and its seconds without them."""
+    """The evaluations of a training, (step, figure, ...) each, and its seconds without them."""
 
     curve: list[tuple[Any, ...]]
     seconds: float
@@ -42,7 +42,7 @@ class Progress:
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """While no other process makes what several runs share; `path` is a file of its own."""
+    """Inside, no other process is in this block; `path` is a lock file. For what several runs share."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -95,10 +95,10 @@ def optimise(
     """Trains to the recipe's last step.
 
     Args:
-        clipped: what is trained, by name.
+        parameters: the trained parameters, by name.
         optimizer: of these, its groups with a "factor" of the learning rate, as `adamw` makes them.
         loss: of step 0, 1, ...; the same at every call.
-        evaluate: figures of the model as it is, the first of them its held-out loss; called before the first step,
+        evaluate: figures of the current model, the first of them its held-out loss; called before the first step,
             every `eval_every` steps and after the last.
         state: a file, written at every evaluation.
         identity: JSON values that decide the run; a state of another one is refused.
