@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -64,12 +64,17 @@ class Study(ABC):
         name: as commands and results files have it.
         run_type, recipe_type: made of what a results file holds.
         kind: of what is read, "text" or "images".
+        presets: recipes by name, for --preset.
+        train_run: trains and measures one run: (recipe, arm, seed, the plan's source if it has one, out, *, device,
+            resume, bar); a study may override `train` instead.
     """
 
     name: str
     run_type: Any
     recipe_type: Any
     kind = "text"
+    presets: Mapping[str, Any]
+    train_run: Callable[..., Any]
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -83,9 +88,15 @@ class Study(ABC):
             ValueError: naming the option, what was expected and what came.
         """
 
-    @abstractmethod
+    def recipe_for(self, options: argparse.Namespace) -> Any:
+        """The recipe of --preset, with --steps if they are given."""
+        recipe = self.presets[options.preset]
+        return replace(recipe, steps=options.steps or recipe.steps)
+
     def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Any:
-        """Trains and measures one run; `out` keeps its state, which `resume` goes on from."""
+        """Trains and measures one run; `out` keeps its state, from which `resume` continues."""
+        source = () if plan.source is None else (plan.source,)
+        return self.train_run(plan.recipe, job.arm, job.seed, *source, out, device=device, resume=resume, bar=bar)
 
     @abstractmethod
     def arm_name(self, run: Any) -> str:

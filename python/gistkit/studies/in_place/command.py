@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.report import format_table
 from gistkit.studies.in_place import report
 from gistkit.studies.in_place.runs import Run, train
 from gistkit.studies.in_place.study import METHODS, OTHER_METHODS, PRESETS, RATIOS, Arm, Recipe, arms
+from gistkit.studies.models import add_preset
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
 from gistkit.studies.pages import machine_caption, model_line, runs
 from gistkit.studies.registry import SavedRun
-from gistkit.studies.study import Job, Study, StudyPlan
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -28,13 +27,11 @@ class InPlaceStudy(Study):
     name = "in-place"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--preset", choices=PRESETS, default="quick",
-            help="quick: a small model from scratch; short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M "
-            "on a GPU (default: %(default)s)",
-        )  # fmt: skip
+        add_preset(parser, PRESETS)
         more = "; gistpool-means is GistPool with gists that begin as means of their windows, and there are "
         add_names(parser, "--methods", METHODS + OTHER_METHODS, METHODS, more + ", ".join(OTHER_METHODS))
         ratios = [str(ratio) for ratio in RATIOS]
@@ -43,8 +40,7 @@ class InPlaceStudy(Study):
         add_runs(parser)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options)
         corpus = load_corpus(options.text)
         study_arms = arms(options.methods, [int(ratio) for ratio in options.ratios])
         about = (
@@ -52,10 +48,6 @@ class InPlaceStudy(Study):
             f"{recipe.steps} steps of {recipe.batch}; text {corpus.name}, {corpus.digest}"
         )
         return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
-
-    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        corpus: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
 
     def arm_name(self, run: Run) -> str:
         return Arm(run.method, run.ratio).name

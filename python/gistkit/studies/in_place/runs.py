@@ -15,7 +15,8 @@ from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.studies.fitting import Progress, exclusively, fit
-from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model, tokenizer
+from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model
+from gistkit.studies.models import tokenizer
 from gistkit.studies.needles import Needles, as_batch
 from gistkit.train.batches import Batch
 from gistkit.train.data import Corpus

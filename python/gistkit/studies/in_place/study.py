@@ -7,18 +7,15 @@ of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and th
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit import compress
 from gistkit.compress.methods.in_place import InPlace
-from gistkit.hf.smollm2 import load_smollm2
+from gistkit.studies import models
 from gistkit.studies.fitting import StudyRecipe
 
 
@@ -132,30 +129,7 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlac
     raise ValueError(f"method: expected one of {', '.join(METHODS + OTHER_METHODS)}, got {arm.method!r}")
 
 
-def tokenizer(recipe: Recipe) -> Any:
-    """The tokenizer of a recipe's model; None for bytes."""
-    return _smollm2()[1] if recipe.model == "smollm2" else None
-
-
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
     """A copy of the pretrained model, or a small one with the random weights of a seed."""
-    if recipe.model == "smollm2":
-        return copy.deepcopy(_smollm2()[0])
-    torch.manual_seed(seed)
-    return _small_llama()
-
-
-@lru_cache(maxsize=1)
-def _smollm2() -> Any:
-    return load_smollm2()
-
-
-def _small_llama() -> PreTrainedModel:
-    # The width of the initial weights, and the base of the rotation, decide whether so small a model learns to look up.
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=257, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4,
-            max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=0.09,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e3}, bos_token_id=256, eos_token_id=None,
-        )
-    )  # fmt: skip
+    # These decide whether so small a model learns to look things up.
+    return models.fresh_model(recipe, seed, initializer_range=0.09, rope_theta=1e3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from gistkit.studies.length.study import PAPER_DATASET, PAPER_TOKENIZER, PRESETS
 from gistkit.studies.options import add_text, jobs
 from gistkit.studies.pages import drop_column, machine_caption, runs
 from gistkit.studies.registry import SavedRun
-from gistkit.studies.study import Job, Study, StudyPlan
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ class LengthStudy(Study):
     name = "length"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         sizes = (
@@ -43,8 +44,7 @@ class LengthStudy(Study):
         parser.add_argument("--tokenizer", help="folder or hub name (default: bytes; of paper, GPT-2's)")
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options)
         dataset, tokenizer = options.dataset, options.tokenizer
         if options.preset == "paper" and options.text is None and dataset is None:
             dataset = PAPER_DATASET
@@ -59,10 +59,6 @@ class LengthStudy(Study):
             f"{corpus.digest}"
         )
         return StudyPlan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
-
-    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        corpus: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
 
     def arm_name(self, run: Run) -> str:
         return run.arm

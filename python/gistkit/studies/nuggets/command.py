@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import format_table
+from gistkit.studies.models import add_preset, tokenizer
 from gistkit.studies.nuggets import report
 from gistkit.studies.nuggets.runs import Run, train
-from gistkit.studies.nuggets.study import LM_ARMS, PRESETS, SELECTIONS, TASKS, Arm, Recipe, arms, tokenizer
+from gistkit.studies.nuggets.study import LM_ARMS, PRESETS, SELECTIONS, TASKS, Arm, Recipe, arms
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
 from gistkit.studies.pages import machine_caption, model_line, runs
 from gistkit.studies.registry import SavedRun
-from gistkit.studies.study import Job, Study, StudyPlan
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -29,13 +28,11 @@ class NuggetsStudy(Study):
     name = "nuggets"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--preset", choices=PRESETS, default="quick",
-            help="quick: a small model from scratch; short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M "
-            "on a GPU, at the paper's sizes (default: %(default)s)",
-        )  # fmt: skip
+        add_preset(parser, PRESETS, ", at the paper's sizes")
         add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
         add_names(parser, "--methods", LM_ARMS, LM_ARMS)
         add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
@@ -44,8 +41,7 @@ class NuggetsStudy(Study):
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         need("sacrebleu")
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options)
         corpus = load_corpus(options.text, tokenizer=tokenizer(recipe))
         study_arms = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
         if not study_arms:
@@ -55,10 +51,6 @@ class NuggetsStudy(Study):
             f"{len(study_arms)} arms of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
         )
         return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
-
-    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        corpus: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
 
     def arm_name(self, run: Run) -> str:
         return Arm(run.task, run.method, run.ratio).name

@@ -8,21 +8,18 @@ the reconstruction's ends (Section 2.2), and its threshold is found again as it 
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
 from gistkit.compress.model import lora_config
 from gistkit.compress.reading.language import LanguageModel
-from gistkit.hf.smollm2 import load_smollm2
+from gistkit.studies import models
 from gistkit.studies.fitting import StudyRecipe
 
 
@@ -147,14 +144,9 @@ def adapter(recipe: Recipe, model: PreTrainedModel) -> LoraConfig:
     return lora_config(model, recipe.rank, "query_key_value" if recipe.model == "smollm2" else "all")
 
 
-def tokenizer(recipe: Recipe) -> Any:
-    """The tokenizer of a recipe's model; None for bytes."""
-    return _smollm2()[1] if recipe.model == "smollm2" else None
-
-
 def delimiters(recipe: Recipe) -> list[int]:
     """Tokens that end a clause: punctuation marks and line ends (Section 4.3)."""
-    recipe_tokenizer = tokenizer(recipe)
+    recipe_tokenizer = models.tokenizer(recipe)
     if recipe_tokenizer is None:
         return sorted(b".,;:!?\n")
     ends = re.compile(r"[.,;:!?)\"']*[.,;:!?][\"')]*\s*|\s*\n\s*")
@@ -163,18 +155,4 @@ def delimiters(recipe: Recipe) -> list[int]:
 
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
     """A copy of the pretrained model, or a small one with the random weights of a seed."""
-    if recipe.model == "smollm2":
-        return copy.deepcopy(_smollm2()[0])
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=257, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4,
-            max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=0.05,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4}, bos_token_id=256, eos_token_id=None,
-        )
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def _smollm2() -> Any:
-    return load_smollm2()
+    return models.fresh_model(recipe, seed, initializer_range=0.05, rope_theta=1e4)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from gistkit.studies.registry import SavedRun
 from gistkit.studies.resolution import report
 from gistkit.studies.resolution.images import load_images
 from gistkit.studies.resolution.study import ABLATIONS, ARMS, PRESETS, Recipe, Run, arms, train
-from gistkit.studies.study import Job, Study, StudyPlan
+from gistkit.studies.study import Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +27,8 @@ class ResolutionStudy(Study):
     name = "resolution"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
     kind = "images"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -46,8 +47,7 @@ class ResolutionStudy(Study):
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         images = load_images(options.data)
-        recipe = PRESETS[options.preset].fitted(images)
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options).fitted(images)
         first, last = (f"{grid} x {grid}" for grid in (recipe.grids[0], recipe.grids[-1]))
         about = (
             f"Classifiers of {recipe.size} x {recipe.size} pixels, {first} patches, tested on up to {last}: "
@@ -56,10 +56,6 @@ class ResolutionStudy(Study):
         )
         study_jobs = jobs(arms(options.encodings), options.seeds)
         return StudyPlan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{options.preset}")
-
-    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        images: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, images, out, device=device, resume=resume, bar=bar)
 
     def arm_name(self, run: Run) -> str:
         return run.arm

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.report import format_table
 from gistkit.nn import TEXT_ENCODINGS
@@ -17,7 +15,7 @@ from gistkit.studies.pages import drop_column, machine_caption, runs
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.retrieval import report
 from gistkit.studies.retrieval.study import PRESETS, Recipe, Run, train
-from gistkit.studies.study import Job, Study, StudyPlan
+from gistkit.studies.study import Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +27,8 @@ class RetrievalStudy(Study):
     name = "retrieval"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         sizes = (
@@ -38,17 +38,13 @@ class RetrievalStudy(Study):
         add_encodings(parser, PRESETS, sizes, TEXT_ENCODINGS)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options)
         about = (
             f"{recipe.facts} facts, a key and its value each: trained on {recipe.length} tokens, tested at up to "
             f"{recipe.lengths[-1]}; by chance one answer in {recipe.values} is right; "
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}"
         )
         return StudyPlan(recipe, jobs(arms(options.encodings), options.seeds), about, preset=options.preset)
-
-    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        return train(plan.recipe, job.arm, job.seed, out, device=device, resume=resume, bar=bar)
 
     def arm_name(self, run: Run) -> str:
         return run.arm
