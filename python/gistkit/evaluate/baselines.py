@@ -1,4 +1,4 @@
-"""NoContext and FullContext: what a compressor is measured against, on its model and through its interface."""
+"""The baselines without and with the whole context, on a compressor's model and with its interface."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TASK_TOKENS = "task_tokens.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Memory):
-    """A memory of plain tokens, as the model itself caches them.
+    """A memory of plain tokens: the keys and values of the model itself.
 
     Args:
-        lead: the token of each row in the place of the task token: the last of the context, or the start token.
-        tokens_read: tokens of each row's context that are read.
+        lead: the token of each row in place of the task token: the last one of the context, or the start token.
+        tokens_read: tokens of each row's context that the model reads.
     """
 
     lead: tuple[int, ...] = ()
@@ -52,8 +52,8 @@ class Prefix(Memory):
 
 
 class BaselineInput(NamedTuple):
-    """What the model is fed of a batch, and for each row: tokens whose keys are kept, the token after them in the place
-    of the task token, and the tokens of the context that are read so."""
+    """The tokens that the model reads for a batch. For each row: how many tokens have their keys kept, the token after
+    them, which takes the place of the task token, and how many tokens of the context the model reads."""
 
     rows: Rows
     kept: tuple[int, ...]
@@ -62,16 +62,16 @@ class BaselineInput(NamedTuple):
 
 
 class Baseline(Compressor):
-    """The plain model with positions 0, 1, ..: `encode` caches what is read, all else is as in a compressor.
+    """The plain model with positions 0, 1, ..: `encode` caches what it reads; everything else is as in a compressor.
 
-    The model is used as it is: a compressor's LoRA adapter in it is off, but weights that a compressor without LoRA has
-    trained stay trained.
+    A compressor's LoRA adapter in the model is off, but weights that a compressor without LoRA has trained stay
+    trained.
 
     Args:
         model: a transformers causal language model.
-        task_tokens: whether there are learned [AE] and [LM] tokens before the text, as the papers train them for these
-            baselines; they are all that `trainable` names and `save_pretrained` writes. Without them the text follows
-            the context directly.
+        task_tokens: whether there are learned [AE] and [LM] tokens before the text, which the papers train for these
+            baselines; `trainable` and `save_pretrained` cover only these tokens. Without them the text follows the
+            context directly.
         losses, end_token: what `forward` returns and what ends a reconstruction, as in a compressor.
     """
 
@@ -100,18 +100,18 @@ class Baseline(Compressor):
         return iter(parameters if self.task_tokens else ())
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the task tokens as safetensors; the model is as it was and is not written."""
+        """Writes the task tokens as safetensors; the model is unchanged and is not written."""
         self._check_task_tokens()
         Path(folder).mkdir(parents=True, exist_ok=True)
         tokens = {name: token.detach().cpu().contiguous() for name, token in self.task_embeddings.items()}
         save_file(tokens, Path(folder) / TASK_TOKENS, {"method": self.method})
 
     def load_task_tokens(self, folder: str | Path) -> None:
-        """Takes the task tokens that `save_pretrained` wrote.
+        """Loads the task tokens that `save_pretrained` wrote.
 
         Raises:
             FileNotFoundError: if the folder has none.
-            ValueError: if they are of another baseline or another model's width, or this one has no task tokens.
+            ValueError: if they belong to another baseline or width, or this baseline has no task tokens.
         """
         self._check_task_tokens()
         path = Path(folder) / TASK_TOKENS
@@ -135,7 +135,7 @@ class Baseline(Compressor):
 
     @torch.no_grad()
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """The keys and values of what is read before the task token, and the hidden states there."""
+        """The keys and values of the tokens before the task token, and their hidden states."""
         inputs = self._input(rows)
         columns, width = inputs.rows.ids.shape[1], max(inputs.kept)
         plan = self.lm.causal_plan(columns)
@@ -156,13 +156,13 @@ class Baseline(Compressor):
         return memory, hidden_states
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
-        """The plan of what follows; positions go on from what was read, whatever the task."""
+        """The plan of the text; positions continue from the tokens that were read, for every task."""
         if task not in ("ae", "lm", "qa"):
             raise ValueError(f"task: expected one of ae, lm, qa, got {task!r}")
         return super().reading_plan(memory, "lm", texts, name)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 1, d]: the learned token of the task, or the token that stands in its place."""
+        """[B, 1, d]: the learned token of the task, or the token in its place."""
         if self.task_tokens:
             embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
             return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
@@ -174,7 +174,7 @@ class Baseline(Compressor):
 
     @abstractmethod
     def _input(self, rows: Rows) -> BaselineInput:
-        """What the model reads in place of the contexts."""
+        """The tokens that the model reads for the contexts."""
 
 
 class FullContext(Baseline):
@@ -189,7 +189,7 @@ class FullContext(Baseline):
 
 
 class NoContextBaseline(Baseline):
-    """The model reads nothing of the context: the text, or the question, alone. See `Baseline`.
+    """The model reads only the text, or the question, and nothing of the context. See `Baseline`.
 
     Args:
         start_token: id before the text, from which its first token is predicted; None: the first token or else the end

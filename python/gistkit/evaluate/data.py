@@ -1,4 +1,4 @@
-"""What an evaluation reads: examples of token ids or text, from a file of questions or cut from plain text."""
+"""The examples of an evaluation, as token ids or text: from a file of questions, or cut from plain text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ Tokens = Sequence[int] | Tensor | str
 
 @dataclass(frozen=True)
 class Example:
-    """One context and what is asked of it. Token ids, or text where the evaluation has a tokenizer.
+    """One context and its tasks. Token ids, or text if the evaluation has a tokenizer.
 
     Args:
-        context: what is compressed; at least one token.
+        context: the tokens to compress; at least one.
         continuation: the tokens after the context, for the task "lm"; None, or at least one.
-        question: all that stands between the context and the answer, for the task "qa"; None,
-            or at least one token.
-        answers: the right answers; the best counts. Texts, or token ids.
+        question: everything between the context and the answer, for the task "qa"; None, or at least one token.
+        answers: the right answers, of which the best match counts. Texts, or token ids.
     """
 
     context: Tokens
@@ -42,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An example as token ids, its answers as texts; empty where the example has none."""
+    """An example as token ids, with its answers as texts; empty fields where the example has none."""
 
     context: list[int]
     continuation: list[int]
@@ -81,12 +80,12 @@ def _ids(name: str, tokens: Tokens, tokenizer: Any | None, special: bool = False
 
 
 def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]) -> list[Prepared]:
-    """The examples as token ids, checked for the tasks that are asked.
+    """The examples as token ids, checked for the tasks.
 
-    The text of a context takes the tokenizer's own special tokens (such as a first one); other texts take none.
+    The text of a context gets the tokenizer's special tokens (such as a first token); other texts get none.
 
     Raises:
-        ValueError: if there is no example or no example for a task, or an example is not as it should be.
+        ValueError: if there is no example, or none for a task, or an example is malformed.
     """
     if isinstance(tasks, str) or not tasks or not set(tasks) <= set(TASKS):
         raise ValueError(f"tasks: expected some of {', '.join(TASKS)}, got {tasks!r}")
@@ -133,8 +132,8 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
 
     Args:
         path: the file, UTF-8.
-        template: text with {question} in it, put between context and answer. Where it has {context} too, what stands
-            before that is put before the context and is part of it, as in `question_template`.
+        template: text with {question} in it, put between context and answer. If it has {context} too, the text before
+            that precedes the context and is part of it, as in `question_template`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -166,7 +165,7 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
 
 
 def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:
-    """Consecutive passages of one long text: a context and the tokens after it. What is left at the end is dropped.
+    """Consecutive passages of one long text: a context and the tokens after it. A shorter rest is dropped.
 
     Args:
         tokens: int64 [n], at least `context + continuation` of them.
@@ -188,19 +187,19 @@ def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0
 def cloze_questions(
     text: str, *, words: int = 100, phrase: int = 4, seed: int = 0, template: str = QUESTION
 ) -> list[Example]:
-    """One question a passage of plain text: which word follows a phrase that stands in it once.
+    """One question for each passage of plain text: which word follows a phrase that occurs in it once.
 
-    This asks what the passage says word by word, not what it means. The same arguments give the same questions.
+    The questions test the wording of the passage, not its meaning. The same arguments give the same questions.
 
     Args:
         text: plain text.
         words: words of a passage.
-        phrase: words of the phrase that is asked about, fewer than `words`.
-        seed: picks the phrase in each passage.
+        phrase: words of the phrase, fewer than `words`.
+        seed: selects the phrase in each passage.
         template: as in `load_questions`.
 
     Raises:
-        ValueError: if no passage has a word to ask for.
+        ValueError: if no passage has a suitable word.
     """
     check_template(template)
     if not 1 <= phrase < words:
@@ -211,7 +210,7 @@ def cloze_questions(
     for start in range(0, len(pieces) - words + 1, words):
         passage = pieces[start : start + words]
         phrases = [tuple(passage[i : i + phrase]) for i in range(words - phrase + 1)]
-        # A word of three letters or more is still there when punctuation and articles are taken away.
+        # A word of three letters or more survives the removal of punctuation and articles.
         spots = [
             spot
             for spot in range(words - phrase)

@@ -14,7 +14,7 @@ from gistkit.evaluate.runner import Reader, reconstruction_bleu
 
 @dataclass(frozen=True)
 class LengthBleu:
-    """The contexts of about one length: that length in tokens, how many they are, and their corpus BLEU-4, 0..100."""
+    """Contexts of about one length: that length in tokens, their number, and their corpus BLEU-4, 0..100."""
 
     length: int
     contexts: int
@@ -37,9 +37,9 @@ def bleu_by_length(
 
     Args:
         compressor: a Compressor, or a baseline.
-        contexts: token ids, or text where there is a tokenizer; those of no group are left out.
+        contexts: token ids, or text with a tokenizer; those outside all groups are left out.
         lengths: the groups' lengths in tokens, in any order; groups must not overlap.
-        within: a group has the contexts whose lengths differ from its own by at most so many tokens.
+        within: a group has the contexts whose lengths differ from its length by at most so many tokens.
         tokenizer, batch_size, progress: as in `compare`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""read_on: what a language model that compresses its past loses, beside the plain model with as many states and all."""
+"""read_on: the loss of a language model that compresses its past, beside the plain model with as many states or all."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def read_on(
 
     Args:
         model: such as `gistkit.compress.MixedResolution` or `Compressive`.
-        texts: token ids, at least `asked` of each.
-        asked: of how many tokens at each text's end the loss is the mean.
-        baselines: some of "recent", the plain model with the last tokens alone, as many as the model keeps states on
-            average; and "full", the plain model with everything.
-        method: what the model's row is called; None: its `title`.
+        texts: token ids, at least `asked` in each.
+        asked: the loss is the mean over so many tokens at each text's end.
+        baselines: some of "recent", the plain model with as many last tokens as the model keeps states on average, and
+            "full", the plain model with all tokens.
+        method: the name of the model's row; None: its `title`.
         batch_size: texts at a time.
         progress: whether to show a progress bar.
 
     Returns:
-        Metrics "lm_loss", "lm_perplexity" and "states", the mean number of tokens that an asked one is predicted from,
-        means counted as one.
+        Metrics "lm_loss", "lm_perplexity" and "states", the mean number of states that each of these tokens is
+        predicted from; a mean counts as one.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -76,14 +76,14 @@ def last_tokens(
     batch_size: int = 8,
     on_batch: Callable[[int], Any] = lambda count: None,
 ) -> tuple[float, float, int]:
-    """What the last `asked` tokens of texts lose, and what is kept for them.
+    """The loss of the last `asked` tokens of texts, and the states kept for them.
 
     Args:
         model, texts, asked, batch_size: as in `read_on`.
         on_batch: called with the number of texts behind each batch.
 
     Returns:
-        Their mean loss in nats, the mean states kept for each, and how many tokens that were.
+        Their mean loss in nats, the mean number of states for each, and the number of tokens.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -96,7 +96,7 @@ def last_tokens(
         rows = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
         hidden_states, states = model.hidden(rows), model.states(rows)
         for row, end in enumerate(rows.lengths):
-            # A token is predicted where the one before it is read; a BOS that a text begins with is given.
+            # A token is predicted at the one before it; a BOS at the start of a text is not predicted.
             before = slice(max(end - asked, 1) - 1, end - 1)
             targets = rows.ids[row, before.start + 1 : end]
             for hidden_part, labels in zip(

@@ -1,4 +1,4 @@
-"""What an evaluation found: a row of figures a method, as a table and as JSON."""
+"""The report of an evaluation: a row of figures for each method, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ANSWER_SCORES = ("rouge1_f1", "rouge2_f1", "rougel_f1", "exact_match", "token_f1
 
 @dataclass
 class ExampleResult:
-    """What one method did with one example; None where the example, or the evaluation, has not that task.
+    """The result of one method on one example; None where the example, or the evaluation, lacks the task.
 
     Args:
-        tokens_read: memory tokens, or tokens, that stand for the context.
-        cache_bytes: bytes that these take in the decoder's cache.
+        tokens_read: memory tokens, or plain tokens, that stand for the context.
+        cache_bytes: their bytes in the decoder's cache.
         ae_nats, ae_tokens, ae_correct: summed cross entropy, tokens and right first guesses of the reconstruction,
             each token predicted from the true ones before it.
         reconstruction, original: the context as the method reconstructs it greedily, and as it is.
         lm_nats, lm_tokens: summed cross entropy and tokens of the continuation.
-        output: all that was generated greedily after the question.
+        output: the greedy generation after the question.
         prediction, answers: its first line and the right answers.
         rouge1_f1, rouge2_f1, rougel_f1, exact_match, token_f1: the prediction's scores, 0..1.
         contains_answer: 1 where the output contains an answer, else 0.
@@ -97,7 +97,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Report:
-    """Rows by method, with what they were measured with.
+    """Rows by method, with settings and machine.
 
     Args:
         rows: one Row a method.
@@ -110,14 +110,14 @@ class Report:
     machine: dict[str, str | int] = field(default_factory=machine)
 
     def __getitem__(self, method: str) -> Row:
-        """The row of a method; a KeyError that names those there are."""
+        """The row of a method; a KeyError names the existing ones."""
         for row in self.rows:
             if row.method == method:
                 return row
         raise KeyError(f"method: expected one of {', '.join(row.method for row in self.rows)}, got {method!r}")
 
     def as_dict(self, *, examples: bool = False) -> dict[str, Any]:
-        """Everything as plain dictionaries, lists, numbers and texts; what each example gave only where asked."""
+        """Everything as plain dictionaries, lists, numbers and texts; single examples only with `examples`."""
         rows = []
         for row in self.rows:
             values = asdict(row)
@@ -130,7 +130,7 @@ class Report:
         return {"machine": self.machine, "settings": self.settings, "rows": rows}
 
     def save(self, path: str | Path, *, examples: bool = False) -> Path:
-        """Writes JSON; an infinite perplexity becomes null, its loss says how large it was."""
+        """Writes JSON; an infinite perplexity becomes null, while its loss is written."""
         finite = _finite(self.as_dict(examples=examples))
         path = Path(path)
         path.write_text(json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")

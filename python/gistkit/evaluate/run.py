@@ -1,4 +1,4 @@
-"""run: one compressor beside the baselines, as the command `gistkit evaluate` does it."""
+"""run: one compressor beside the baselines, as in the command `gistkit evaluate`."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def run(
     method: str | None = None,
     **settings: Any,
 ) -> Report:
-    """A compressor beside the plain model without the context, with all of it, with a summary: a report of a row each.
+    """A report on a compressor beside the plain model without the context, with all of it, and with a summary.
 
     Args:
-        compressor: what is measured; the baselines run on its model, without its LoRA adapter.
-        tokenizer: of transformers, or None where the examples are token ids.
-        examples: contexts with what there is to measure.
+        compressor: the compressor; the baselines run on its model, without its LoRA adapter.
+        tokenizer: of transformers, or None if the examples are token ids.
+        examples: contexts with their tasks.
         baselines: some of "none", "full" and "summary" (`SummaryContext` at the compressor's ratio), or none of them.
-        tasks: some of "ae", "lm" and "qa"; None: those that some example has something for.
+        tasks: some of "ae", "lm" and "qa"; None: those that some example has.
         start_token: id from which NoContext predicts the first token; None: the tokenizer's first or else end token, or
             that of the model.
         markers: of the user's message in which "summary" asks for summaries.
-        method: what the compressor's row is called; None: its class, layout and ratio.
+        method: the name of the compressor's row; None: its class, layout and ratio.
         settings: batch_size, max_new_tokens, stop_tokens and progress, as in `compare`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""One method over all examples: what `compare` does for each of its rows."""
+"""Runner: evaluates one method on all examples, for one row of `compare`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IGNORE = -100
 
 
 class Reader(Protocol):
-    """What can be evaluated: a Compressor, NoContext, FullContext or anything with the same five members."""
+    """Anything that can be evaluated: a Compressor, a baseline, or another object with the same five members."""
 
     model: Any
 
@@ -51,7 +51,7 @@ class Reader(Protocol):
 
 @contextmanager
 def evaluating(reader: Reader) -> Iterator[None]:
-    """Eval mode and gistkit's attention, and all modules back in their own mode afterwards."""
+    """Eval mode and gistkit's attention inside; afterwards all modules have their own mode again."""
     root = reader if isinstance(reader, nn.Module) else reader.model
     with eval_mode(root), torch.no_grad(), attach(reader.model):
         yield
@@ -76,12 +76,12 @@ class Runner:
         self.max_new_tokens = max_new_tokens
         self.stop_tokens = stop_tokens
         self.progress = progress
-        # The longest first: what does not fit in memory fails at once.
+        # The longest first: a batch that does not fit in memory fails at once.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
     def row(self, name: str, reader: Reader) -> Row:
-        """One method over all examples."""
+        """The row of one method, over all examples."""
         started = perf_counter()
         results: dict[int, ExampleResult] = {}
         measure: dict[str, Callable[[Reader, Any, list[int], dict[int, ExampleResult]], None]]
@@ -112,7 +112,7 @@ class Runner:
             yield bar.update
 
     def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
-        # What a compressor with a window leaves uncompressed is nothing to reconstruct.
+        # Tokens behind a compressor's window are not reconstructed.
         contexts = [
             self.rows[index].context[:length] for index, length in zip(batch, memory.context_lengths, strict=True)
         ]

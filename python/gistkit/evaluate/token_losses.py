@@ -20,10 +20,10 @@ def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[
         contexts: token ids, one list a text; all are compressed in one batch.
 
     Returns:
-        Losses in nats, one a token; of a compressor with a window those of the tokens that it compresses.
+        Losses in nats, one a token; for a compressor with a window, only of the compressed tokens.
 
     Raises:
-        TypeError: if the contexts are no lists of token ids.
+        TypeError: if the contexts are not lists of token ids.
     """
     if any(isinstance(context, str) for context in contexts):
         raise TypeError("contexts: expected lists of token ids, one a text, got strings")
