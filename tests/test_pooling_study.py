@@ -9,7 +9,7 @@ import torch
 from study_runs import Bar, outcome
 
 from gistkit import cli
-from gistkit.cli.study import known
+from gistkit.cli.study import saved_by_job
 from gistkit.hf import attach
 from gistkit.studies import results
 from gistkit.studies.pooling import command as pooling_command
@@ -233,10 +233,10 @@ def test_a_study_keeps_finished_runs_and_reads_them_back(tmp_path):
     results.write(path, [results.line("pooling", run, TINY, None, {}) for run in runs])
     back = [one.run for one in read(path)]
     assert json.dumps([outcome(run) for run in back]) == json.dumps([outcome(run) for run in runs])
-    assert list(known(path, STUDY, plan, results.load(path))) == [job.name for job in plan.jobs[:2]]
+    assert list(saved_by_job(path, STUDY, plan, results.load(path))) == [job.name for job in plan.jobs[:2]]
     other = dataclasses.replace(plan, recipe=dataclasses.replace(TINY, steps=7, batch=5))
     with pytest.raises(ValueError, match=r"results.jsonl: the saved runs differ in steps, batch; use the same setting"):
-        known(path, STUDY, other, results.load(path))
+        saved_by_job(path, STUDY, other, results.load(path))
 
 
 def test_the_table_shows_best_and_median_beside_the_paper():
