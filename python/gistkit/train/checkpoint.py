@@ -32,7 +32,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Removes all but the last `keep` states, and what interrupted writes left."""
+    """Removes all but the last `keep` states, and the files of interrupted writes."""
     for path in [*find(folder)[:-keep], *folder.glob("step-*.partial")]:
         path.unlink(missing_ok=True)
 
@@ -46,14 +46,14 @@ def save(
     *,
     write: bool = True,
 ) -> None:
-    """Writes the state, replacing `path` in one move: a write that is interrupted loses nothing.
+    """Writes the state, replacing `path` in one move: an interrupted write loses nothing.
 
     Args:
-        identity: JSON values that decide the run; `load` refuses a state of another one.
-        progress: JSON values to get back.
-        parameters: what is trained, by name.
+        identity: JSON values that determine the run; `load` refuses a state of another run.
+        progress: JSON values that `load` returns.
+        parameters: the trained parameters, by name.
         optimizer: of these parameters.
-        write: False in all processes but one; they take part in gathering what is sharded.
+        write: False in all processes but one; the others take part in gathering sharded tensors.
     """
     tensors = {}
     for name, parameter in parameters:
@@ -70,10 +70,10 @@ def save(
 def load(
     path: Path, identity: dict[str, Any], parameters: NamedParameters, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """Puts a saved state back and returns its `progress`.
+    """Restores a saved state and returns its `progress`.
 
     Raises:
-        ValueError: if the file is cut short, no such state, or of a run with another identity or other parameters.
+        ValueError: if the file is truncated, not a state, or of a run with another identity or other parameters.
     """
     header, tensors = _read(path)
     saved, expected = json.loads(header["identity"]), json.loads(json.dumps(identity))
@@ -105,7 +105,7 @@ def restore(path: Path, parameters: NamedParameters) -> dict[str, Any]:
     """Copies the trained weights of a saved state into `parameters` and returns its `progress`.
 
     Raises:
-        ValueError: if the file is cut short, no such state, or of other parameters.
+        ValueError: if the file is truncated, not a state, or of other parameters.
     """
     header, tensors = _read(path)
     _copy_weights(path, tensors, list(parameters))
@@ -139,7 +139,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """`value` sharded as `parameter` is, where it is of its shape."""
+    """`value`, sharded like `parameter` if it has its shape."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None or value.shape != parameter.shape:
         return value

@@ -1,4 +1,4 @@
-"""Text as streams of token ids: the standard library's documentation by default, files or a `datasets` name instead."""
+"""Corpus: text as streams of token ids, by default the standard library's documentation, or files, or a dataset."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ HELD_OUT = 0.1
 SUFFIXES = (".txt", ".md", ".rst")
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
-# A text is tokenised in pieces of this many characters, so that progress is seen and memory is bounded.
+# Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
 PIECE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Training and held-out token ids, each one stream of whole documents' parts: the last tenth of each is held out.
+    """Training and held-out token ids, a stream each; the last tenth of every document is held out.
 
     Args:
         name: where the text comes from.
         train: [n] token ids, uint8 for bytes, otherwise int32.
         held_out: the same.
-        digest: first 12 hexadecimal digits of the SHA-256 of the text read, to tell one from another.
-        tokenizer: what made the ids; None where they are bytes.
+        digest: first 12 hexadecimal digits of the SHA-256 of the text, to tell texts apart.
+        tokenizer: the tokenizer of the ids; None if they are bytes.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Corpus:
 
     @property
     def unit(self) -> str:
-        """What an id is called in messages."""
+        """The name of an id in messages."""
         return "bytes" if self.tokenizer is None else "tokens"
 
     def text(self, ids: Tensor) -> str:
@@ -138,7 +138,7 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     """The ids of `text`; `tokenizer` is as in `load_corpus`, `special` whether it may add start and end tokens."""
     if tokenizer is None:
         return list(text.encode())
-    # verbose: a transformers tokenizer warns of texts longer than its model takes.
+    # verbose: a transformers tokenizer warns of texts that are too long for its model.
     options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
     output = tokenizer(text, **options)
     output = output["input_ids"] if hasattr(output, "keys") else output

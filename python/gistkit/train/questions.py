@@ -20,7 +20,7 @@ from gistkit.train.data import HELD_OUT, token_ids
 
 @dataclass(frozen=True)
 class Question:
-    """Token ids of a context, of all that stands between it and the answer, and of the answer."""
+    """Token ids of a context, of the text between it and the answer, and of the answer."""
 
     context: tuple[int, ...]
     question: tuple[int, ...]
@@ -28,18 +28,18 @@ class Question:
 
 
 class QuestionAnswering(Batches):
-    """Questions for the loss "qa". Every epoch goes once through those to train on, in an order of its own.
+    """Questions for the loss "qa". Every epoch goes once through the training questions, in its own order.
 
     The last tenth of the contexts, with all their questions, is held out.
 
     Args:
-        examples: from `gistkit.evaluate.load_questions`, or made otherwise: context, question and answers as text or
-            token ids; the first answer is trained on. At least two different contexts.
-        tokenizer: as in `load_corpus`; contexts take its special tokens, as in an evaluation.
+        examples: such as from `gistkit.evaluate.load_questions`: context, question and answers as text or token ids;
+            the first answer is trained on. At least two different contexts.
+        tokenizer: as in `load_corpus`; contexts get its special tokens, as in an evaluation.
         size: rows B of a batch.
         seed: at least 0.
         max_context: contexts are cut to this many tokens; None: never.
-        end_token: id put behind every answer; None: the tokenizer's, if it has one.
+        end_token: id after every answer; None: the tokenizer's, if it has one.
         progress: whether to show a progress bar.
     """
 

@@ -16,7 +16,7 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run but its data and its compressor; the defaults pretrain as Position IDs Matter does.
+    """Everything that determines a run besides data and compressor; the defaults pretrain as in Position IDs Matter.
 
     Args:
         steps: updates of the weights.
@@ -26,7 +26,7 @@ class Recipe:
         betas: of AdamW.
         weight_decay: of AdamW, on parameters with two or more axes alone.
         clip: largest norm of the gradient.
-        memory_factor: learning rate of parameters that gists have of their own, over that of the others (GistPool).
+        memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
         min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
             cut to max_length.
         seed: of batches and dropout.

@@ -33,12 +33,12 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind.
+    """The result of a run.
 
     Args:
-        steps: updates done, those before a resumption included.
-        seconds: of training, evaluations left out.
-        held_out: the last evaluation, losses by name in nats a token; empty if there was none.
+        steps: number of updates, including those before a resumption.
+        seconds: of training, without evaluations.
+        held_out: losses of the last evaluation by name, in nats a token; empty if there was none.
         folder: holds metrics.jsonl, the last checkpoints (step-*.safetensors) and the trained compressor (compressor/).
     """
 
@@ -51,32 +51,32 @@ class Result:
 class Trainer:
     """Trains a compressor or a `LanguageModel` through Accelerate; under `accelerate launch`, on all its processes.
 
-    The losses of a run are decided by the recipe, the batches and the compressor: neither the number of processes nor
-    `accumulate` changes them but by rounding, and a run that is interrupted and resumed gives those of an unbroken one,
-    bit for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) follow from the seed,
-    the step and the process.
+    The recipe, the batches and the compressor determine the losses of a run. The number of processes and `accumulate`
+    change them only by rounding. A run that is interrupted and resumed has the same losses as an uninterrupted one, bit
+    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) depend on the seed, the
+    step and the process.
 
-    A `LanguageModel` reads contexts and what continues them as one text, and has one loss, "loss". The threshold of a
-    `MixedResolution`, unless its rule knows it, is found anew before every step on the step's batch, which costs a pass
-    through the scorer's layers; before an evaluation, and at the end, on as many training rows as are held out. What is
-    saved is the compressor, with that threshold.
+    A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
+    `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, which costs a
+    pass through the scorer's layers; before an evaluation, and at the end, from as many training rows as are held out.
+    The compressor is saved with that threshold.
 
     Args:
         compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
-        batches: where rows come from.
+        batches: the training and held-out rows.
         recipe: the schedule; its `batch` is the batches' size.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
-        precision: "no" or "bf16" mixed precision; None: what the launcher says, otherwise "no".
-        cpu: whether to leave GPUs alone.
+        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no".
+        cpu: whether to use no GPU.
         gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
-        eval_every: steps from one held-out evaluation to the next, the first before training; None: none at all.
+        eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
         held_out: rows of an evaluation, at most.
-        save_every: steps from one checkpoint to the next; the last step has one too.
-        keep: checkpoints kept.
+        save_every: steps between checkpoints; the last step has one too.
+        keep: number of checkpoints to keep.
         tensorboard: whether to write TensorBoard's event files too.
         progress: whether to show a progress bar.
-        measure: more numbers for each evaluation, from the compressor in eval mode; called in every process.
+        measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
 
     Raises:
         ValueError: if an argument is out of range, or the rows cannot be divided among processes and passes.
@@ -123,7 +123,7 @@ class Trainer:
         self.gradient_checkpointing = gradient_checkpointing
         self.eval_every, self.held_out, self.save_every, self.keep = eval_every, held_out, save_every, keep
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
-        # Base weights that do not train are not in a checkpoint; these say whose they are.
+        # Frozen base weights are not in a checkpoint; this identifies them.
         frozen = self.compressor.adapters is not None
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
@@ -131,7 +131,7 @@ class Trainer:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the losses, as JSON values. More steps are the same run."""
+        """The JSON values that determine the losses, without the number of steps."""
         recipe = asdict(self.recipe)
         del recipe["steps"]
         return {
@@ -147,7 +147,7 @@ class Trainer:
         """Trains to the recipe's last step, and saves the compressor.
 
         Args:
-            resume: whether to go on from the last checkpoint in `out`, if there is one.
+            resume: whether to continue from the last checkpoint in `out`, if there is one.
 
         Raises:
             Diverged: if the loss or the gradient is not finite; the last good checkpoint is kept.
@@ -192,7 +192,7 @@ class Trainer:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Everything prepared for passes, and undone at the end."""
+        """Prepares passes, and undoes that at the end."""
         accelerator, compressor = self.accelerator, self.compressor
         training, device = compressor.training, accelerator.device
         groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.memory_factor)
@@ -261,10 +261,10 @@ class Trainer:
         metrics.write({"step": step, "held_out": self._held_out_losses})
 
     def _calibrate(self, step: int, rows: int) -> None:
-        """Finds a reader's threshold on the rows of this step and of those that follow it, at least so many."""
+        """Sets a language model's threshold on at least `rows` rows, of this step and the following ones."""
         if not self._passes.calibrates:
             return
-        # Without dropout, in which processes differ.
+        # Without dropout, which differs between processes.
         self.compressor.eval()
         steps = range(step, step + -(-rows // self.recipe.batch))
         self._passes.calibrate(self._passes.read(self.batches(at)) for at in steps)
@@ -285,7 +285,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _export(self) -> None:
-        """Saves the trained compressor, unless its weights are sharded: `checkpoint.restore` gathers those."""
+        """Saves the trained compressor, unless its weights are sharded: see `checkpoint.restore`."""
         sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
         if self.accelerator.is_main_process and not sharded:
             self.compressor.save_pretrained(self.out / "compressor")
