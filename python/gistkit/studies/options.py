@@ -11,7 +11,7 @@ from gistkit.studies.study import Job
 
 
 def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
-    """--seeds and --steps. `steps`: their default; None: the preset's."""
+    """--seeds and --steps. `steps`: the default of --steps; None: the preset's."""
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
     default = "the preset's" if steps is None else "%(default)s"
     parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
@@ -25,7 +25,7 @@ def add_text(parser: argparse.ArgumentParser, purpose: str = "text file to train
 def add_names(
     parser: argparse.ArgumentParser, option: str, choices: Sequence[str], default: Sequence[str], more: str = ""
 ) -> None:
-    """An option of comma-separated names. `more`: said of them before the default."""
+    """An option of comma-separated names. `more`: help text before the default."""
     parser.add_argument(
         option,
         type=names(*choices),

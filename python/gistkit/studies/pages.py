@@ -1,4 +1,4 @@
-"""What the tables on pages of committed results share: captions, and the machines that runs were made on."""
+"""Captions of the tables of committed results, with the machines of the runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gistkit.studies.registry import SavedRun, read
 
 
 def committed(folder: Path, study: str) -> list[list[SavedRun]]:
-    """The runs of a study in a folder, by file and recipe; those of a quick preset last."""
+    """The committed runs of a study in a folder, grouped by file and recipe; quick presets come last."""
     groups: list[list[SavedRun]] = []
     paths = [*folder.glob(f"{study}.jsonl"), *folder.glob(f"{study}-*.jsonl")]
     for path in sorted(paths, key=lambda path: (path.stem.endswith("-quick"), path.name)):
@@ -26,7 +26,7 @@ def committed(folder: Path, study: str) -> list[list[SavedRun]]:
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """One line that says what figures were made on."""
+    """One line with the machine and the commit."""
     return (
         f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}, "
         f"torch {machine['torch']}, commit {machine['commit']}"
@@ -34,7 +34,7 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def machines_line(machines: Sequence[Mapping[str, Any]]) -> str:
-    """The same for runs that were made on several, or at several commits, in the order of the runs."""
+    """One line with several machines and commits, in the order of the runs."""
     lines: dict[str, list[str]] = {}
     for machine in machines:
         machine_name, _, commit = machine_line(machine).rpartition(", commit ")
@@ -46,7 +46,7 @@ def machines_line(machines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def machine_caption(group: Sequence[SavedRun]) -> str:
-    """`machines_line` of some runs."""
+    """`machines_line` of a group of runs."""
     return machines_line([run.machine for run in group])
 
 
@@ -56,19 +56,19 @@ def runs(group: Sequence[SavedRun]) -> list[Any]:
 
 
 def seeds(group: Sequence[SavedRun]) -> str:
-    """Such as 3 seeds."""
+    """The number of seeds, such as "3 seeds"."""
     count = len({saved.run.seed for saved in group})
     return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def model_line(recipe: Any) -> str:
-    """What the arms of a recipe with a model begin with."""
+    """The model of a recipe, as the start of a caption."""
     if recipe.model == "smollm2":
         return "SmolLM2-135M with LoRA"
     return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
 
 
 def drop_column(rows: list[list[str]], column: str) -> list[list[str]]:
-    """Rows without a column, by its heading: how long a run took says nothing where other work went on beside it."""
+    """Rows without the column of a heading, such as a run's time, which other work on the machine distorts."""
     dropped = rows[0].index(column)
     return [row[:dropped] + row[dropped + 1 :] for row in rows]

@@ -1,4 +1,4 @@
-"""The studies by name: a folder each, whose `PURPOSE` and `EXAMPLES` load at once, and whose `command` when used."""
+"""The studies by name. Each folder's `PURPOSE` and `EXAMPLES` load at once, its `command` only when used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STUDIES = (
 
 
 class SavedRun(NamedTuple):
-    """A run as a results file has it; `source` is the name of what was read."""
+    """A run from a results file; `source` is the name of its text or images."""
 
     run: Any
     recipe: Any
@@ -27,7 +27,7 @@ class SavedRun(NamedTuple):
 
 
 def purpose(name: str) -> tuple[str, str]:
-    """A line that says what a study does, and examples of its command."""
+    """The purpose of a study, in a line, and examples of its command."""
     folder = import_module(f"gistkit.studies.{name.replace('-', '_')}")
     return folder.PURPOSE, folder.EXAMPLES
 
@@ -45,10 +45,10 @@ def find(name: str) -> Study:
 
 
 def decode_lines(path: Path | str, lines: list[Line]) -> tuple[Study, list[SavedRun]]:
-    """The study that the lines of a file are of, and its runs.
+    """The study of a results file's lines, and its runs.
 
     Raises:
-        ValueError: if they are of none, or of several.
+        ValueError: if the lines belong to no study, or to several.
     """
     if not lines:
         raise ValueError(f"{path}: expected at least one run, got none")

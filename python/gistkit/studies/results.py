@@ -1,8 +1,9 @@
-"""Results files: a run a line, with all that decided it; tables' cells; pictures as files.
+"""Results files, a run a line with everything that determined it; cells of tables; pictures as files.
 
-A line is a JSON object: "study", "machine", what was read as "text" or "images" {"name", "digest"}, "recipe" and "run".
-Each says all of it, so that lines can be added, left out and put together. Attention maps stand in FILE.npz beside
-FILE.jsonl, in steps of 1e-5; a run's "attention" is then the name of its array.
+A line is a JSON object: "study", "machine", the source as "text" or "images" {"name", "digest"}, "recipe" and "run".
+    Each
+line is complete, so that lines can be added, removed and merged. Attention maps are in FILE.npz beside FILE.jsonl, in
+steps of 1e-5; a run's "attention" is then the name of its array.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".form
 
 
 class DataSource(Protocol):
-    """What a study read: texts or images."""
+    """The texts or images of a study."""
 
     @property
     def name(self) -> str: ...
@@ -50,11 +51,11 @@ class DataSource(Protocol):
 def line(
     study: str, run: Any, recipe: Any, source: DataSource | None, machine: Mapping[str, object], kind: str = "text"
 ) -> Line:
-    """A run as a file keeps it.
+    """A run as a line of a file.
 
     Args:
         run, recipe: dataclasses of JSON values, or mappings.
-        source: None where nothing is read.
+        source: the texts or images; None: there are none.
         kind: "text" or "images".
     """
     source_fields = {} if source is None else {kind: {"name": source.name, "digest": source.digest}}
@@ -62,7 +63,7 @@ def line(
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:
-    """Writes a file anew; what was there stays until all of it is written."""
+    """Writes a file; the previous one stays until the new one is complete."""
     arrays: dict[str, Any] = {}
     texts = [_encode_line(line, arrays) for line in lines]
     if arrays:
@@ -74,7 +75,7 @@ def write(path: Path, lines: Sequence[Line]) -> None:
 
 
 def append(path: Path, line: Line) -> None:
-    """Adds a line; several processes may add theirs to one file."""
+    """Adds a line; several processes may add lines to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays_path = path.with_suffix(".npz")
     with path.open("a", encoding="utf-8") as file, _alone(file):
@@ -133,7 +134,7 @@ def _attention(line: Line) -> object:
 
 @contextmanager
 def _alone(file: Any) -> Iterator[None]:
-    """While no other process adds to the file."""
+    """Inside, no other process adds to the file."""
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
@@ -143,7 +144,7 @@ def _alone(file: Any) -> Iterator[None]:
 
 
 def _encode_line(line: Line, arrays: dict[str, Any]) -> str:
-    """The text of a line, whose attention map joins `arrays`."""
+    """The text of a line; its attention map is added to `arrays`."""
     if weights := _attention(line):
         name = f"attention-{len(arrays)}"
         arrays[name] = np.rint(np.asarray(weights, dtype=np.float64) * STEPS).astype(np.uint32)
@@ -164,7 +165,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def environment(folder: Path) -> dict[str, object]:
-    """The machine, and the commit of the sources that `folder` lies among, with a mark if they differ from it."""
+    """The machine, and the commit of the sources around `folder`, with a mark if they differ from it."""
     import torch
 
     from gistkit.info import machine

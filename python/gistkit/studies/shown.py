@@ -1,4 +1,4 @@
-"""Tables and pictures of results files, whichever study they are of."""
+"""Tables and pictures of results files of any study."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def table(*paths: Path | str) -> str:
-    """The table of a study's results; where a file holds several variants of it, each below its name.
+    """The table of a study's results; if a file holds several variants, a table for each, below its name.
 
     Args:
-        paths: a results file, or several of one study and recipe, whose runs are put together.
+        paths: a results file, or several of one study and recipe, whose runs are merged.
 
     Raises:
-        ValueError: a file that holds something else, or files of different studies or recipes, or of the same runs.
+        ValueError: if a file holds something else, or files have different studies or recipes, or share runs.
     """
     study, variants = _read(paths)
     tables = {name: study.table(runs, recipe) for name, (runs, recipe) in variants.items()}
@@ -29,7 +29,7 @@ def table(*paths: Path | str) -> str:
 
 
 def draw(*paths: Path | str) -> dict[str, Figure]:
-    """The pictures of a study's results, by name; none where a study has none. Arguments and errors as of `table`."""
+    """The pictures of a study's results, by name, if it has any. Arguments and errors as of `table`."""
     study, variants = _read(paths)
     return {
         f"{variant}-{name}" if variant else name: figure
@@ -39,7 +39,7 @@ def draw(*paths: Path | str) -> dict[str, Figure]:
 
 
 def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[Any], Any]]]:
-    """The study, and by variant its runs and their recipe."""
+    """The study; and for each variant, its runs and their recipe."""
     if not paths:
         raise ValueError("paths: expected at least one results file, got none")
     first = Path(paths[0])
@@ -64,6 +64,6 @@ def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[An
 
 
 def changes(first: Any, other: Any) -> str:
-    """The names of what two recipes differ in."""
+    """The names of the fields in which two recipes differ."""
     old, new = asdict(first), asdict(other)
     return ", ".join(name for name in old if old[name] != new.get(name))

@@ -14,7 +14,7 @@ def memory_attention(compressor: Compressor, chunks: Tensor) -> list[Tensor]:
     """Attention of the memory tokens over one chunk of context: for each layer [M, L], mean over rows and heads.
 
     Args:
-        compressor: an attached compressor.
+        compressor: a compressor whose model is attached.
         chunks: int64 [B, L], contexts of a single chunk.
     """
     length = chunks.shape[1]

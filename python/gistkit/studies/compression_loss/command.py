@@ -1,4 +1,4 @@
-"""The study `compression-loss` as a command."""
+"""The command of the study `compression-loss`."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Recipe(epl.Recipe):
-    """Everything that decides a run but its setting and seed."""
+    """Everything that determines a run except its setting and seed."""
 
     continuation: int = 80
 

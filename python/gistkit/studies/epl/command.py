@@ -1,4 +1,4 @@
-"""The study `epl` as a command."""
+"""The command of the study `epl`."""
 
 from __future__ import annotations
 

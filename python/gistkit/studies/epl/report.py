@@ -1,4 +1,4 @@
-"""What the study `epl` found: a table beside the paper's, passages and pictures."""
+"""The results of the study `epl`: a table beside the paper's, passages and pictures."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from gistkit.studies.reconstruction import ReconstructionRecipe
 
 @dataclass(frozen=True)
 class Recipe(ReconstructionRecipe):
-    """Everything that decides a run but its layout and seed."""
+    """Everything that determines a run except its layout and seed."""
 
     hidden_size: int = 128
     intermediate_size: int = 352

@@ -1,4 +1,4 @@
-"""The study `greedy` as a command."""
+"""The command of the study `greedy`."""
 
 from __future__ import annotations
 

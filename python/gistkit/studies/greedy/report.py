@@ -1,4 +1,4 @@
-"""What the study `greedy` found: a table beside the paper's."""
+"""The results of the study `greedy`: a table beside the paper's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The study `in-place` as a command."""
+"""The command of the study `in-place`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the study `in-place`: one arm and seed, trained and measured."""
+"""Runs of the study `in-place`: trains and measures one arm and seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gistkit.train.recipe import adamw
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats an answer token, `exact` the share of answers without a wrong token.
+    """The results of one arm and seed; losses in nats an answer token, `exact` the share of answers without an error.
 
     `held_out` and `test` hold {"loss", "exact"} of the trained model for each kind of question, and their mean as
     "all"; the test split is read once, at the end. `curve` holds (step, loss, exact) over held-out questions, the mean
@@ -101,7 +101,7 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
     With `base_steps` it also keeps the base model of the seed, and finds one that an earlier run has left.
     """

@@ -21,7 +21,7 @@ from gistkit.studies.fitting import StudyRecipe
 
 @dataclass(frozen=True)
 class Recipe(StudyRecipe):
-    """Everything that decides a run but its arm and seed.
+    """Everything that determines a run except its arm and seed.
 
     Args:
         model: "smollm2" (SmolLM2-135M, with LoRA of rank `rank`) or "small" (a Llama of 0.6M parameters on bytes, all

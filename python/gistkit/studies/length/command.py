@@ -1,4 +1,4 @@
-"""The study `length` as a command."""
+"""The command of the study `length`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gistkit.train.data import Corpus
 
 @dataclass(frozen=True)
 class Recipe(Sizes):
-    """Everything that decides a run but its arm, its seed and the text.
+    """Everything that determines a run except its arm, its seed and the text.
 
     Args:
         eval_tokens: held-out tokens at every evaluation.
@@ -55,7 +55,7 @@ PAPER_TOKENIZER = "openai-community/gpt2"
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats a token.
+    """The results of one arm and seed; losses in nats a token.
 
     `curve` holds (step, loss at L, loss at the longest length) over some held-out text, `held_out` and `test` the loss
     of the trained model at each length, of the first and the second half of what is held out; the second is read once.
@@ -131,7 +131,7 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
     texts = LengthTexts(corpus, recipe, seed)
     vocabulary = 256 if corpus.tokenizer is None else len(corpus.tokenizer)
     student = Student(recipe, arm, vocabulary, seed, device)

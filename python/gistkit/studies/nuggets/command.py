@@ -1,4 +1,4 @@
-"""The study `nuggets` as a command."""
+"""The command of the study `nuggets`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the study `nuggets` found: tables beside the paper's figures, and pictures."""
+"""The results of the study `nuggets`: tables beside the paper's figures, and pictures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of the study `nuggets`: one arm and seed, trained and measured."""
+"""Runs of the study `nuggets`: trains and measures one arm and seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gistkit.train.recipe import adamw
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats a token.
+    """The results of one arm and seed; losses in nats a token.
 
     `held_out` and `test` hold the figures of the trained model: of reconstruction "loss", "accuracy" and "bleu", of the
     language model "loss" and "states", how many states a layer keeps for an asked token, on average. The test texts
@@ -100,7 +100,7 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
     It also keeps the seed's base model, where there is one, and the reconstruction that a scorer comes from.
     """

@@ -25,7 +25,7 @@ from gistkit.studies.fitting import StudyRecipe
 
 @dataclass(frozen=True)
 class Recipe(StudyRecipe):
-    """Everything that decides a run but its arm and seed; adapters of rank `rank` train, and what arms have besides.
+    """Everything that determines a run except its arm and seed; adapters of rank `rank` train, and scorers.
 
     Args:
         model: "smollm2" (SmolLM2-135M), or "small" (a Llama of 0.6M parameters on bytes, trained before for

@@ -1,4 +1,4 @@
-"""The study `pooling` as a command."""
+"""The command of the study `pooling`."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run but its setting.
+    """Everything that determines a run except its setting.
 
     Args:
         steps: updates at most; training ends at the first evaluation with a share of right vectors of `enough`.

@@ -1,4 +1,4 @@
-"""What the study `pooling` found: a table beside what the paper says, and pictures."""
+"""The results of the study `pooling`: a table beside what the paper says, and pictures."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from gistkit.train.recipe import warmed_up
 
 @dataclass
 class Run:
-    """What one setting gave, on embeddings it was not trained on.
+    """The results of one setting, on embeddings it was not trained on.
 
     `share` is the share of predicted vectors whose nearest window mean of their sequence is their own; `error` the
     mean squared error divided by that of predicting zeros; `in_window` the share of a gist's attention on the context

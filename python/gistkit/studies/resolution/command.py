@@ -1,4 +1,4 @@
-"""The study `resolution` as a command."""
+"""The command of the study `resolution`."""
 
 from __future__ import annotations
 

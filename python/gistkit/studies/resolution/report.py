@@ -1,4 +1,4 @@
-"""What the study `resolution` found: a table beside the paper's, and pictures."""
+"""The results of the study `resolution`: a table beside the paper's, and pictures."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ ARMS = (*IMAGE_ENCODINGS, *ABLATIONS)
 
 @dataclass(frozen=True)
 class Recipe(PositionRecipe):
-    """Everything that decides a run but its arm, its seed and the images.
+    """Everything that determines a run except its arm, its seed and the images.
 
     Args:
         grids: patches on a side, first in training and then in tests, ascending.
@@ -132,7 +132,7 @@ class Arm:
 
 @dataclass
 class Run:
-    """What one arm and seed gave; accuracies are shares.
+    """The results of one arm and seed; accuracies are shares.
 
     `curve` holds (step, loss in nats, accuracy, accuracy on the largest grid) over some held-out images, `held_out` and
     `test` the accuracy of the trained model on each grid; the test images are read once.
@@ -222,7 +222,7 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
     recipe = recipe.fitted(images)
     learner = Classifier(recipe, arm, images, seed, device)
     run = Run(arm.name, seed, parameters=learner.parameters)

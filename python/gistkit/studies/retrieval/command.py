@@ -1,4 +1,4 @@
-"""The study `retrieval` as a command."""
+"""The command of the study `retrieval`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the study `retrieval` found: tables beside the paper's, and pictures."""
+"""The results of the study `retrieval`: tables beside the paper's, and pictures."""
 
 from __future__ import annotations
 

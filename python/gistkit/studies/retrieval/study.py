@@ -25,7 +25,7 @@ SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 @dataclass(frozen=True)
 class Recipe(Sizes):
-    """Everything that decides a run but its arm and its seed.
+    """Everything that determines a run except its arm and its seed.
 
     Args:
         keys: at most one fact of a context is about each.
@@ -92,7 +92,7 @@ PRESETS = {
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats an answer, `exact` the share of right ones.
+    """The results of one arm and seed; losses in nats an answer, `exact` the share of right ones.
 
     `curve` holds (step, loss, exact) over held-out sequences of the training length. `held_out` and `test` hold
     {"loss", "exact"} of the trained model at each length; the second is read once, at the end.
@@ -171,7 +171,7 @@ def measure(student: Student, data: Facts, split: str, length: int, rows: int) -
 def train(
     recipe: Recipe, arm: Arm, seed: int, out: Path, *, device: str = "cpu", resume: bool = False, bar: Any
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
     data = Facts(recipe, seed)
     student = Student(recipe, arm, recipe.vocabulary, seed, device)
     run = Run(arm.name, seed, parameters=student.parameters)

@@ -1,4 +1,4 @@
-"""The study `smollm2` as a command."""
+"""The command of the study `smollm2`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gistkit.studies.reconstruction import ReconstructionRecipe
 
 @dataclass(frozen=True)
 class Recipe(ReconstructionRecipe):
-    """Everything that decides a run but its layout and seed; memory tokens and adapter train, in fp32."""
+    """Everything that determines a run except its layout and seed; memory tokens and adapter train, in fp32."""
 
     steps: int = 96
     chunk: int = 64
