@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
         "--template", help="text around a {question}, as in training (default: ### Question: and ### Answer: lines)"
     )
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
-    parser.add_argument("--temperature", type=number(0), help="0: greedy (default: 0, or 1 with --top-p)")
+    parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
     parser.add_argument("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 
@@ -114,7 +114,7 @@ def _questions(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 class Answer:
-    """Generates from one memory and prints while it does."""
+    """Generates from one memory, printing tokens as they come."""
 
     def __init__(self, arguments: argparse.Namespace, compressor: Compressor, tokenizer: Any, memory: Memory) -> None:
         import torch
@@ -136,7 +136,7 @@ class Answer:
         }
 
     def stream(self, prompt: str | None) -> None:
-        """Prints what follows the memory and the prompt, if there is one."""
+        """Prints the text that follows the memory and the prompt, if there is one."""
         from transformers import TextStreamer
 
         ids = None if prompt is None else [self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]

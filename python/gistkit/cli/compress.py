@@ -34,8 +34,8 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, padding included; "
-        "a longer text goes by itself (default: %(default)s)"
+        "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, including padding; "
+        "a longer text is encoded by itself (default: %(default)s)"
     )  # fmt: skip
 
 

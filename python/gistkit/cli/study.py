@@ -19,7 +19,7 @@ RESUME = "; --resume goes on from the last evaluation"
 
 
 class LateParser(argparse.ArgumentParser):
-    """A parser that gets its arguments when it is used: what they are takes seconds to load."""
+    """A parser that gets its arguments when it is used, because loading them takes seconds."""
 
     fill: Any = None
 
@@ -57,18 +57,18 @@ def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
-    """The options of a study, and those that all have."""
+    """The options of a study, and those of all studies."""
     registry.find(name).add_options(parser)
     add_device(parser)
     parser.add_argument("--out", type=Path, help=f"folder for results (default: {default_out(name)})")
-    parser.add_argument("--resume", action="store_true", help="keep the runs in --out and go on where they stopped")
+    parser.add_argument("--resume", action="store_true", help="keep the runs in --out and continue where they stopped")
     parser.add_argument(
         "--processes", type=positive, metavar="N",
-        help="runs side by side (default: as many as the cores carry if models are small, else 1)",
+        help="runs side by side (default: as many as the cores can take if models are small, else 1)",
     )  # fmt: skip
     parser.add_argument(
         "--save", nargs="?", type=Path, const=COMMITTED, metavar="FOLDER",
-        help="add the runs to the committed results, and leave out those that are there (default: %(const)s)",
+        help="add the runs to the committed results, and skip those that exist (default: %(const)s)",
     )  # fmt: skip
 
 
@@ -78,8 +78,8 @@ def default_out(name: str) -> Path:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Makes the runs that are missing, prints what they gave, and leaves results and pictures in --out."""
-    # All that the end needs is loaded before the training starts.
+    """Makes the missing runs, prints their results, and writes results and pictures to --out."""
+    # Loads everything that the end needs before the training starts.
     from gistkit import viz as _  # noqa: F401
     from gistkit.info import machine
     from gistkit.studies import results
@@ -119,10 +119,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def saved_by_job(path: Path, study: Study, plan: StudyPlan, saved_lines: Sequence[Line]) -> dict[str, Line]:
-    """Those of the lines of a file that a plan asks for, by the names of its jobs.
+    """The lines of a file that a plan asks for, by the names of its jobs.
 
     Raises:
-        ValueError: if a run of them is of another recipe, or of another text or other images.
+        ValueError: if one of these runs has another recipe, another text or other images.
     """
     from gistkit.studies.shown import changes
 

@@ -36,10 +36,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where torch has it)")
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
     parser.add_argument(
         "--preset", default="pretrain",
-        help="what all else starts from: pretrain or finetune (the papers'), or smollm2-small (default: %(default)s)",
+        help="defaults of other options: pretrain or finetune (the papers'), or smollm2-small (default: %(default)s)",
     )  # fmt: skip
     _add_data(parser.add_argument_group("data"))
     _add_settings(parser.add_argument_group("compressor"))
@@ -52,7 +52,7 @@ def _add_data(group: Any) -> None:
         "--text", type=Path, help="text file, or folder of .txt, .md and .rst (default: Python's topics)"
     )
     group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
-    group.add_argument("--limit", type=positive, metavar="N", help="read at most so many training tokens")
+    group.add_argument("--limit", type=positive, metavar="N", help="read at most N training tokens")
     group.add_argument(
         "--questions",
         type=Path,
@@ -62,7 +62,7 @@ def _add_data(group: Any) -> None:
 
 
 def _add_settings(group: Any) -> None:
-    group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained one to go on from")
+    group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained compressor to continue from")
     group.add_argument("--method", choices=METHODS, help="default: x500")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
@@ -75,21 +75,23 @@ def _add_settings(group: Any) -> None:
         "--tau",
         type=positive,
         metavar="N",
-        help="in place of the losses, train the language model that reads its last N tokens whole and of those before "
-        "them nuggets (--method dodo) or means (avgpool); passages must be longer",
+        help="in place of the losses, train the language model that sees its last N tokens, and of those before them "
+        "only nuggets (--method dodo) or means (avgpool); passages must be longer",
     )
     group.add_argument(
-        "--segment", type=positive, metavar="N", help="tokens that share where those of --tau begin (default: 32)"
+        "--segment", type=positive, metavar="N", help="tokens that share the beginning of those of --tau (default: 32)"
     )
     add_option(group)
     group.add_argument(
         "--gists-as-means",
         type=positive,
         metavar="N",
-        help="gistpool with windows=1 and full_copy=true: solve for maps that make gists the means of their windows, "
-        "over so many gists (some thousands); then train with a --memory-factor of about 0.1",
+        help="gistpool with windows=1 and full_copy=true: first fit maps that make gists the means of their windows, "
+        "over N gists (some thousands); then train with a --memory-factor of about 0.1",
     )
-    group.add_argument("--window", type=positive, help="tokens of a context that are compressed; the rest is kept")
+    group.add_argument(
+        "--window", type=positive, help="tokens of a context that are compressed; the others stay uncompressed"
+    )
     group.add_argument(
         "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"
     )

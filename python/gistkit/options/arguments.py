@@ -72,15 +72,15 @@ def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """--device; `device` says whether it is there."""
+    """--device; `device` checks it."""
     parser.add_argument("--device", default="cpu", help="torch device, cpu or cuda (default: %(default)s)")
 
 
 def device(text: str) -> str:
-    """A device that is here and that the ops have kernels for.
+    """The name of an available device for which the ops have kernels.
 
     Raises:
-        ValueError: if it is not, with the reason.
+        ValueError: otherwise, with the reason.
     """
     import torch
 

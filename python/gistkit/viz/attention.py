@@ -1,4 +1,4 @@
-"""Attention maps: one recorded map, and memory tokens over the context with the slope and focus of their attention."""
+"""Attention maps: a recorded map, and that of memory tokens over the context, with its slope and focus."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ def draw_attention(
 ) -> FigureOrAxes:
     """One attention map, a row a query or block of queries; white where nothing is seen.
 
-    On the linear scale the darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more; the
-    logarithmic one goes down to 10^-4 of the largest weight.
+    On the linear scale the darkest colour starts at the 98% quantile of the weights above 0; the logarithmic scale goes
+    down to 10^-4 of the largest weight.
 
     Args:
         recorded: a map of `AttentionRecorder`.
-        head: one of `recorded.heads`; None is the first, or the mean of all where that was recorded.
+        head: one of `recorded.heads`; None is the first, or the mean of all if that was recorded.
         sequence: one of `recorded.batch`; None is the first.
         scale: "linear" or "log".
         key_roles: `Role` of each key, in physical order as the map's; drawn as a strip below the map. None: no strip.
-        query_roles: `Role` of each query row that was recorded, for a strip on the left.
+        query_roles: `Role` of each recorded query row, for a strip on the left.
         title: a heading; None says layer and head.
         ax: axes to draw into.
 
     Raises:
-        ValueError: if the map lacks the head or sequence, or is empty, or there are not as many roles as tokens.
+        ValueError: if the map lacks the head or sequence, or is empty, or the number of roles differs from the tokens'.
     """
     one_of("draw_attention", "scale", scale, SCALES)
     mean = recorded.weights.shape[1] == 1 < len(recorded.heads)
@@ -93,11 +93,11 @@ def draw_attention(
 def draw_memory_map(
     weights: ArrayLike, *, ratio: float | None = None, title: str | None = None, ax: Axes | None = None
 ) -> FigureOrAxes:
-    """Attention of memory tokens over the context, the line of even coverage, and measured beside expected figures.
+    """Attention of memory tokens over the context, the line of even coverage, and measured and expected figures.
 
-    Its text says how far the peak and the centre of mass of attention move, and how far they would under even coverage,
-    in context tokens a memory token and as the angle arctan(1 / slope) of the line; and the focus, the share of a
-    memory token's attention in its own L / M tokens. See `gistkit.ops.tracking.Tracking`.
+    The text gives how far the peak and the centre of mass of attention move, and how far they would under even
+    coverage, in context tokens for each memory token and as the angle arctan(1 / slope) of the line; and the focus, the
+    share of a memory token's attention in its own L / M tokens. See `gistkit.ops.tracking.Tracking`.
 
     Args:
         weights: [M, L], M at least 2; each row of any scale.
@@ -178,7 +178,7 @@ def _slope(slope: float, unit: str = "") -> str:
 
 
 def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
-    """Where `number` is among the recorded numbers; None is the first."""
+    """The index of `number` among the recorded numbers; None is the first."""
     if number is None and numbers:
         return 0
     if number not in numbers:
@@ -187,7 +187,7 @@ def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
 
 
 def _norm(visible: Any, scale: str) -> tuple[Normalize, str]:
-    """Colours of weights, and at which ends of the scale some are beyond it."""
+    """The colour scale of weights, and the ends at which weights exceed it."""
     values = visible.compressed()
     if not values.size:
         return Normalize(0, 1), "neither"
@@ -201,7 +201,7 @@ def _norm(visible: Any, scale: str) -> tuple[Normalize, str]:
 
 
 def _strip(ax: Axes, axis: Literal["x", "y"], name: str, roles: Any, count: int) -> list[Role]:
-    """Draws the role of each token along one side of the map; the roles that there are."""
+    """Draws the role of each token along one side of the map; returns the roles that occur."""
     if roles is None:
         return []
     numbers: NDArray[np.int64] = np.asarray(roles).astype(np.int64)

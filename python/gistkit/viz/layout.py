@@ -46,13 +46,13 @@ def draw_layout(
     title: str | None = None,
     ax: Axes | None = None,
 ) -> FigureOrAxes:
-    """The mask of a layout: a row a query, a column a key, seen keys in the colour of their role; and its position ids.
+    """The mask of a layout, rows queries and columns keys, visible keys in their role's colour; and its position ids.
 
     Args:
         layout: of at most 1024 tokens.
-        order: of the tokens, "logical", "physical" (grouped by role, as `Layout.compile` has them) or "both", a panel
+        order: of the tokens, "logical", "physical" (grouped by role, as in `Layout.compile`) or "both", in a panel
             each.
-        positions: whether position ids are drawn below, in logical order where both are shown.
+        positions: whether position ids are drawn below, in logical order if both are shown.
         window: sliding window, as in `Layout.compile`.
         title: heading; None is the layout's name.
         ax: axes to draw the mask alone into, in logical order unless `order` is "physical"; `ax.legend()` names the
@@ -93,12 +93,12 @@ def check_size(function: str, layout: Layout) -> None:
 
 
 def tokens_in(order: str, layout: Layout) -> NDArray[np.int64]:
-    """The tokens [N] as "logical" or "physical" order has them."""
+    """The tokens [N] in "logical" or "physical" order."""
     return physical_order(layout) if order == "physical" else np.arange(len(layout))
 
 
 def role_legend(figure: Figure, title: str = "", most: int = 6) -> None:
-    """The roles that any of the figure's masks has, below the figure, `most` in a row."""
+    """A legend below the figure with the roles of all its masks, `most` in a row."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
         artists, names = axes.get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""Pictures of Dodo's nuggets: which token types they are, attention to them, and figures of Dodo beside others."""
+"""Pictures of Dodo's nuggets: their token types, attention to them, and Dodo's figures beside others."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ MOST_LABELS = 48
 def draw_token_types(
     types: Sequence[tuple[str, float, float]], *, top: int = 10, title: str = "", ax: Axes | None = None
 ) -> FigureOrAxes:
-    """How often the token types that are selected most are selected, beside how often they occur.
+    """How often the most selected token types are selected, beside how often they occur.
 
     Args:
         types: (token, share of the nuggets, share of all tokens), 0 to 1, the most often selected first, as
             `gistkit.evaluate.token_types` counts them; at least one.
-        top: token types that are drawn, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
+        top: number of token types to draw, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
         title: a heading.
         ax: axes to draw into.
 
@@ -78,7 +78,7 @@ def draw_attention_to_nuggets(
 ) -> FigureOrAxes:
     """Attention weights of later tokens over nuggets and recent tokens: a row a query, nuggets' columns marked.
 
-    The darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more.
+    The darkest colour starts at the 98% quantile of the weights above 0.
 
     Args:
         weights: [queries, keys], none negative; 0 where a query does not see a key.
@@ -124,7 +124,7 @@ def draw_attention_to_nuggets(
 
 
 def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, count: int) -> None:
-    """Ticks with the labels: with all texts where they fit, else with some."""
+    """Ticks with the labels: all texts if they fit, else some."""
     labels = range(count) if labels is None else labels
     if len(labels) != count:
         raise ValueError(f"draw_attention_to_nuggets: expected {count} {name}, as weights has, got {len(labels)}")
@@ -142,7 +142,7 @@ def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, 
 
     Args:
         series: {method: {tokens of the text: BLEU of each seed, 0 to 100}}. A method whose name is not in `STYLE` gets
-            a style there that no other has; as many methods as styles at most.
+            an unused style; at most as many methods as styles.
         ax: axes to draw into.
 
     Paper: Dodo, Figure 4.
@@ -172,8 +172,8 @@ def draw_perplexity(
     """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
 
     Args:
-        series: {arm: [(states, above 0, as measured; perplexity of each seed)]}, arms as in `STYLE`; others get a style
-            there that no other has; as many arms as styles at most.
+        series: {arm: [(measured states, above 0; perplexity of each seed)]}, arms as in `STYLE`; others get an unused
+            style; at most as many arms as styles.
         title: a heading.
         ax: axes to draw into.
 
@@ -206,7 +206,7 @@ def draw_perplexity(
 
 
 def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """A style a name: its own, or one that no other has."""
+    """The style of each name: its own, or an unused one."""
     if not 1 <= len(series) <= len(STYLE):
         raise ValueError(f"{function}: expected 1 to {len(STYLE)} series, got {len(series)}")
     spare = (style for name, style in reversed(STYLE.items()) if name not in series)

@@ -1,4 +1,4 @@
-"""Pages to look into layouts and attention maps: one HTML file each, which a browser shows without a network."""
+"""Pages of layouts and attention maps: one HTML file each, which a browser shows without a network."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ return weight < 0.001 ? weight.toExponential(2) : weight.toPrecision(3);"""
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What a page tells about the tokens along one side of a map; None is what it does not know.
+    """What a page shows about the tokens along one side of a map; None: unknown.
 
     Args:
         texts: decoded tokens, [N].
@@ -53,8 +53,8 @@ class Tokens:
 def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: str | None = None) -> str:
     """The mask of a layout, in logical and in physical order, and its position ids, as HTML.
 
-    Pointing at a pair tells both tokens, their roles and position ids, and whether the query sees the key. A pixel that
-    stands for several pairs has the colour of most keys seen among them, the paler the fewer they are.
+    Pointing at a pair shows both tokens, their roles and position ids, and whether the query sees the key. A pixel of
+    several pairs has the colour of most visible keys among them; the fewer these are, the paler it is.
 
     Args:
         layout: of at most 4096 tokens.
@@ -94,18 +94,18 @@ def attention_page(
 ) -> str:
     """Attention weights as HTML: a map, or several to choose from.
 
-    Pointing at a weight tells it, to 3 %, and both tokens with their roles and position ids. Colours are logarithmic
-    from 1e-5 to 1, and white at 0; a pixel that stands for several weights has the colour of the largest.
+    Pointing at a weight shows it, to 3 %, and both tokens with their roles and position ids. Colours are logarithmic
+    from 1e-5 to 1, and white at 0; a pixel of several weights has the colour of the largest.
 
     Args:
         weights: [Nq, Nk], 0 to 1, and 0 where a query does not see a key; or {name: such weights}, all of one shape. At
             most 4096 queries and keys, and 4 x 4096 x 4096 weights in all.
-        queries, keys: their tokens; `keys` None is `queries` where there are as many of both.
+        queries, keys: their tokens; `keys` None is `queries` if there are as many of both.
         title: heading.
 
     Raises:
         TypeError: if a token is no string.
-        ValueError: for other weights, too many of them, or tokens, roles or positions of another number.
+        ValueError: for other weights, too many weights, or another number of tokens, roles or positions.
     """
     named_weights = weights if isinstance(weights, Mapping) else {"weights": weights}
     maps = {name: np.asarray(weight_map, np.float32) for name, weight_map in named_weights.items()}
@@ -152,7 +152,7 @@ def _levels(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _towards(colour: str, amount: float) -> str:
-    """Between white, 0, and the colour, 1."""
+    """A mixture of white, 0, and the colour, 1."""
     red, green, blue = (1 - amount * (1 - part) for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
@@ -165,7 +165,7 @@ def _check_count(function: str, name: str, count: int) -> None:
 def _side(
     function: str, name: str, tokens: Tokens, count: int, physical: NDArray[np.int64] | None = None
 ) -> ColumnDataSource:
-    """The tokens along one side, as `MatrixPage` has them."""
+    """The tokens along one side, as `MatrixPage` takes them."""
     columns: dict[str, Any] = {"place": np.arange(count, dtype=np.int32)}
     parts: list[Iterable[str]] = [(f"#{place}" for place in range(count))]
     texts = tokens.texts

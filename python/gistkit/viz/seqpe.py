@@ -20,8 +20,7 @@ def similarities(embeddings: ArrayLike, others: ArrayLike | None = None, *, scal
     """Dot products e_p . e_p' of embeddings [P, D] with others [P', D] (their own by default): [P, P'].
 
     Args:
-        scale: "row" stretches each row from 0 to 1: embeddings differ in length, and the row of a long one would
-            outshine all others; "none" leaves them.
+        scale: "row" scales each row from 0 to 1, because the row of a long embedding would dominate; "none" does not.
     """
     rows = np.asarray(embeddings, dtype=np.float64)
     products = rows @ (rows if others is None else np.asarray(others, dtype=np.float64)).T
@@ -43,7 +42,7 @@ def draw_similarity(
     Args:
         embeddings: [P, D] by title, such as "before training" and "after training".
         scale: see `similarities`.
-        trained: positions below it were trained on; a dashed line marks it.
+        trained: number of positions in training; a dashed line marks it.
         ax: axes to draw the map of a single encoder into.
     """
     arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from gistkit.viz.style import COLOURS, LAYOUT_STYLE, FigureOrAxes, axes_of, tidy
 
-# For settings that are no layouts, in their order.
+# For settings that are not layouts, in their order.
 OTHER_STYLES: tuple[dict[str, Any], ...] = (
     {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
     {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
@@ -34,7 +34,7 @@ def draw_loss_curves(
     Args:
         curves: for each layout, or other setting, its seeds' curves of (step, loss in nats a token, accuracy).
         goal: loss at which a thin line is drawn.
-        legend: what the lines are, over their names.
+        legend: title of the legend.
         ax: axes to draw into.
     """
     result, axes = axes_of(ax, (6.4, 4.0))

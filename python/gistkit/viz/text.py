@@ -1,4 +1,4 @@
-"""Pictures of a text whose tokens are shaded by a number, those selected marked, in HTML and in matplotlib."""
+"""Pictures of a text whose tokens are shaded by a number, with marks on selected tokens, in HTML and matplotlib."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def text_html(
     scale: Scale = "rank",
     title: str = "",
 ) -> str:
-    """A text as an HTML fragment: every token shaded by its number, which shows on hover; nuggets on green.
+    """A text as an HTML fragment: every token is shaded by its number, which shows on hover; nuggets are green.
 
     The numbers may be scores of nuggets, the attention of one query over the text, or each token's loss. Shades are
-    translucent, so that they serve on light and dark pages: the higher, the farther from the page's own colour.
+    translucent, for light and dark pages: the higher the number, the farther from the page's colour.
 
     Args:
         tokens: decoded pieces of text, at least one; white space in them is kept, line breaks are marked.
         scores: [number of tokens], without NaN.
         selected: bool [number of tokens], True at the nuggets; None: the text has none.
         label: what the numbers are, such as "attention" or "loss (nats)".
-        scale: "rank" shades by the rank in the text, so that an outlier leaves the others apart; "linear" from 0 to the
-            highest, for numbers that are not negative and finite.
+        scale: "rank" shades by the rank in the text, so that an outlier does not hide differences; "linear" from 0 to
+            the highest number, for finite numbers >= 0.
         title: a heading.
 
     Raises:
@@ -61,7 +61,7 @@ def text_html(
     Paper: Dodo, Figure 7.
     """
     values, is_nugget, shades = _check_text("text_html", tokens, scores, selected, scale)
-    # Notebooks would set what stands between dollar signs as a formula.
+    # Notebooks would typeset text between dollar signs as a formula.
     lines = ['<div class="mathjax_ignore tex2jax_ignore" style="line-height:1.7">']
     if title:
         lines.append(f'<div style="font-weight:bold">{escape(title)}</div>')
@@ -69,7 +69,7 @@ def text_html(
         _element(nugget, shade, f"{label} {value:.4g}{', nugget' if nugget else ''}", _html(token))
         for token, value, shade, nugget in zip(tokens, values, shades, is_nugget, strict=True)
     ]
-    # The text stands in one line of the source: a break there would show.
+    # The text is one line of the source: a line break there would show.
     lines.append(f'<div style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(pieces)}</div>')
     blank = "&nbsp;&nbsp;&nbsp;"
     ramps = ["".join(_element(kind, step / 4, "", blank) for step in range(5)) for kind in _kinds(is_nugget)]
@@ -92,7 +92,7 @@ def _element(nugget: bool | None, shade: float, hint: str, content: str) -> str:
 
 
 def _html(token: str) -> str:
-    """A token's text; marks of what cannot be seen in it are left out where it is copied or read aloud."""
+    """A token's text; marks of invisible characters are not copied, and not read aloud."""
     mark = '<span aria-hidden="true" style="user-select:none;opacity:.6">{}</span>'
     text = "".join(
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else symbol_of(char) for char in token
@@ -112,7 +112,7 @@ def draw_text(
 ) -> Figure:
     """A text in lines of a fixed width, every token's box shaded by its number, nuggets bold on green.
 
-    The bars below tell which numbers the shades stand for.
+    The bars below show the numbers of the shades.
 
     Args:
         tokens, scores, selected, label, scale: as in `text_html`; a text of at most 1000 lines. Line breaks are marked,
@@ -169,12 +169,12 @@ def draw_text(
 
 
 def _kinds(is_nugget: Sequence[bool | None]) -> tuple[bool | None, ...]:
-    """Whose shades a legend explains."""
+    """The kinds of tokens that a legend explains."""
     return (None,) if is_nugget[0] is None else (False, True)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0, the lowest, to 1; equal values share the mean of theirs."""
+    """Ranks from 0, the lowest, to 1; equal values share their mean rank."""
     if len(values) == 1:
         return np.full(1, 0.5)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -185,7 +185,7 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _check_text(
     function: str, tokens: Sequence[str], scores: ArrayLike, selected: ArrayLike | None, scale: str
 ) -> tuple[NDArray[np.float64], Sequence[bool | None], NDArray[np.float64]]:
-    """The numbers, which tokens are nuggets (None: there are none), and the shades, 0 to 1."""
+    """The numbers, whether each token is a nugget (None: there are no nuggets), and the shades, 0 to 1."""
     if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
         raise TypeError(f"{function}: expected tokens to be a sequence of strings, one a token")
     if not len(tokens):
