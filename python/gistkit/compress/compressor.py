@@ -49,8 +49,8 @@ class _Weights(NamedTuple):
     """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both."""
 
     snapshot: ModuleSnapshot
-    base: list[nn.Parameter]
-    own: dict[str, nn.Parameter]
+    base_weights: list[nn.Parameter]
+    own_weights: dict[str, nn.Parameter]
 
 
 class Compressor(nn.Module, ABC):
@@ -189,27 +189,27 @@ class Compressor(nn.Module, ABC):
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
         weights = self._weights()
-        base_version, own_version = _versions(weights.base), _versions(weights.own.values())
+        base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
         if self._fingerprint is None or self._fingerprint[0] != base_version:
             self._fingerprint = base_version, hf.fingerprint(self.model)
         if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
-            self._own_fingerprint = own_version, hf.digest(weights.own.items())
+            self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
         return self._fingerprint[1], self._own_fingerprint[1]
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
         weights = self._cached_weights
         if weights is None or not weights.snapshot.unchanged:
-            base, own = [], {}
+            base_weights, own_weights = [], {}
             for name, parameter in self.named_parameters():
                 adapter = self.adapters is not None and self.adapters.owns(name)
                 if self.adapters is not None and adapter:
-                    own[self.adapters.plain(name)] = parameter
+                    own_weights[self.adapters.plain(name)] = parameter
                 elif name.startswith("model."):
-                    base.append(parameter)
+                    base_weights.append(parameter)
                 else:
-                    own[name] = parameter
-            weights = self._cached_weights = _Weights(ModuleSnapshot(self.modules()), base, own)
+                    own_weights[name] = parameter
+            weights = self._cached_weights = _Weights(ModuleSnapshot(self.modules()), base_weights, own_weights)
         return weights
 
     @property
@@ -392,8 +392,8 @@ class Compressor(nn.Module, ABC):
     def arguments(cls) -> set[str]:
         """The names of the keyword arguments of the constructor."""
         parameters = inspect.signature(cls).parameters.values()
-        named = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
-        return named | cls.shared_arguments
+        keywords = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        return keywords | cls.shared_arguments
 
     @classmethod
     @abstractmethod

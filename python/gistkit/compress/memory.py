@@ -204,25 +204,25 @@ class Memory:
         if not memories:
             raise ValueError("stack: expected at least one memory, got none")
         first = memories[0]
-        for other in memories[1:]:
-            if other.source != first.source:
-                raise ValueError(f"stack: expected memories of one source, got {first.source} and {other.source}")
-            if other.fingerprint != first.fingerprint:
+        for memory in memories[1:]:
+            if memory.source != first.source:
+                raise ValueError(f"stack: expected memories of one source, got {first.source} and {memory.source}")
+            if memory.fingerprint != first.fingerprint:
                 raise ValueError(
-                    f"stack: expected memories of one base model, got {first.fingerprint} and {other.fingerprint}"
+                    f"stack: expected memories of one base model, got {first.fingerprint} and {memory.fingerprint}"
                 )
-            if (other.last is None) != (first.last is None):
+            if (memory.last is None) != (first.last is None):
                 raise ValueError("stack: expected `last` in all memories or in none, got some with it and some without")
-            if other.maker != first.maker:
-                raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {other.maker}")
-            if (other.key_bias is None) != (first.key_bias is None):
+            if memory.maker != first.maker:
+                raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {memory.maker}")
+            if (memory.key_bias is None) != (first.key_bias is None):
                 raise ValueError(
                     "stack: expected `key_bias` in all memories or in none, got some with it and some without"
                 )
-            if (other.device, other.dtype) != (first.device, first.dtype):
+            if (memory.device, memory.dtype) != (first.device, first.dtype):
                 raise ValueError(
                     f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "
-                    f"{other.device} {other.dtype}; use memory.to"
+                    f"{memory.device} {memory.dtype}; use memory.to"
                 )
         width = max(memory.num_tokens for memory in memories)
 

@@ -56,9 +56,9 @@ class BaselineInput(NamedTuple):
     them, which takes the place of the task token, and how many tokens of the context the model reads."""
 
     rows: Rows
-    kept: tuple[int, ...]
-    last: tuple[int, ...]
-    read: tuple[int, ...]
+    cached: tuple[int, ...]
+    lead: tuple[int, ...]
+    tokens_read: tuple[int, ...]
 
 
 class Baseline(Compressor):
@@ -137,7 +137,7 @@ class Baseline(Compressor):
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """The keys and values of the tokens before the task token, and their hidden states."""
         inputs = self._input(rows)
-        columns, width = inputs.rows.ids.shape[1], max(inputs.kept)
+        columns, width = inputs.rows.ids.shape[1], max(inputs.cached)
         plan = self.lm.causal_plan(columns)
         keep = hf.KeptKeys(slice(0, width))
         self.lm.check_positions("input_ids", columns - 1)
@@ -145,12 +145,12 @@ class Baseline(Compressor):
         hidden_states = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,
-            lengths=inputs.kept,
+            lengths=inputs.cached,
             context_lengths=rows.lengths,
             positions=torch.arange(width).repeat(rows.batch_size, 1),
-            starts=inputs.kept,
-            lead=inputs.last,
-            tokens_read=inputs.read,
+            starts=inputs.cached,
+            lead=inputs.lead,
+            tokens_read=inputs.tokens_read,
             layers=keep.layers,
         )
         return memory, hidden_states

@@ -51,10 +51,10 @@ def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
     """A kind of argument: comma-separated names out of `choices`, each once; none only where `empty`."""
 
     def convert(text: str) -> list[str]:
-        chosen = [name.strip().lower() for name in text.split(",") if name.strip()]
-        if not (chosen or empty) or not set(chosen) <= set(choices) or len(set(chosen)) < len(chosen):
+        values = [name.strip().lower() for name in text.split(",") if name.strip()]
+        if not (values or empty) or not set(values) <= set(choices) or len(set(values)) < len(values):
             raise argparse.ArgumentTypeError(f"expected some of {','.join(choices)}, each once, got {text!r}")
-        return chosen
+        return values
 
     return convert
 

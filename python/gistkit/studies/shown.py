@@ -63,7 +63,7 @@ def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[An
     return study, variants
 
 
-def changes(first: Any, other: Any) -> str:
+def changes(first: Any, second: Any) -> str:
     """The names of the fields in which two recipes differ."""
-    old, new = asdict(first), asdict(other)
-    return ", ".join(name for name in old if old[name] != new.get(name))
+    first_fields, second_fields = asdict(first), asdict(second)
+    return ", ".join(name for name in first_fields if first_fields[name] != second_fields.get(name))

@@ -81,17 +81,17 @@ class MixedResolution(LanguageModel):
         self.compressor.threshold = threshold_for(torch.cat(scores), self.compressor.ratio if ratio is None else ratio)
         return self.compressor.threshold
 
-    def plan(self, chosen: Tensor) -> Plan:
-        """The plan of one pass with the nuggets `chosen` [B, N]; every role has the same columns in all rows."""
+    def plan(self, is_nugget: Tensor) -> Plan:
+        """The plan of one pass with the nuggets `is_nugget` [B, N]; every role has the same columns in all rows."""
         # The choice is copied to the host once, for all layers.
-        parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in chosen.cpu().numpy()]
+        parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in is_nugget.cpu().numpy()]
         compressor = self.compressor
         return layouts.compile_batch(parts, aligned=True, windows=compressor.lm.windows, device=compressor.device)
 
     def hidden(
         self,
         rows: Rows,
-        chosen: Tensor | None = None,
+        is_nugget: Tensor | None = None,
         *,
         keep: hf.KeptKeys | None = None,
         plan: Plan | None = None,
@@ -100,19 +100,19 @@ class MixedResolution(LanguageModel):
 
         Args:
             rows: what `rows` returned.
-            chosen: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
+            is_nugget: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
             keep: as in `gistkit.hf.attach`; it gets the tokens in the plan's order.
-            plan: what `plan(chosen)` returned; None: it is made here.
+            plan: what `plan(is_nugget)` returned; None: it is made here.
         """
         compressor, bias = self.compressor, None
-        if chosen is None:
+        if is_nugget is None:
             scores = self.scores(rows)
-            chosen = self.nuggets(rows, scores)
+            is_nugget = self.nuggets(rows, scores)
             if scores.requires_grad:
-                bias = straight_through(scores).where(chosen, 0)
-        if chosen.shape != rows.ids.shape:
-            raise ValueError(f"chosen: expected bool {list(rows.ids.shape)}, got shape {tuple(chosen.shape)}")
-        plan = self.plan(chosen) if plan is None else plan
+                bias = straight_through(scores).where(is_nugget, 0)
+        if is_nugget.shape != rows.ids.shape:
+            raise ValueError(f"is_nugget: expected bool {list(rows.ids.shape)}, got shape {tuple(is_nugget.shape)}")
+        plan = self.plan(is_nugget) if plan is None else plan
         extra = plan.num_queries - rows.ids.shape[1]
         ids = plan.arrange(F.pad(rows.ids, (0, extra)))
         if bias is not None:
@@ -123,9 +123,9 @@ class MixedResolution(LanguageModel):
             )
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
-    def states(self, rows: Rows, chosen: Tensor | None = None) -> Tensor:
+    def states(self, rows: Rows, is_nugget: Tensor | None = None) -> Tensor:
         """int64 [B, N]: how many tokens each token of rows with BOS sees, itself included; 0 on padding."""
-        plan = self.plan(self.nuggets(rows) if chosen is None else chosen)
+        plan = self.plan(self.nuggets(rows) if is_nugget is None else is_nugget)
         return plan.restore(keys_seen(plan))[:, : rows.ids.shape[1]].where(rows.valid, 0)
 
     def _start(self, rows: Rows) -> Stream:
