@@ -1,4 +1,4 @@
-"""What the commands of the studies `length` and `retrieval` share."""
+"""Options of the studies `length` and `retrieval`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gistkit.studies.options import add_names, add_runs
 def add_encodings(
     parser: argparse.ArgumentParser, presets: Mapping[str, object], sizes: str, default: Sequence[str]
 ) -> None:
-    """--preset, --encodings, --seeds and --steps. `sizes`: what the presets are."""
+    """--preset, --encodings, --seeds and --steps. `sizes`: a description of the presets."""
     parser.add_argument("--preset", choices=presets, default="short", help=f"{sizes} (default: %(default)s)")
     encodings = list(dict.fromkeys([*default, *ABLATIONS]))
     further = [name for name in encodings if name not in default]

@@ -1,4 +1,4 @@
-"""What the studies of position encodings share: a model with any of them, its schedule, and its training."""
+"""Learner: a model with any position encoding, its schedule, and its training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Model = TypeVar("Model", GPT, ViT)
 
 @dataclass(frozen=True)
 class PositionRecipe(StudyRecipe):
-    """What the model is, how it and its positions are trained, whatever the model and the task.
+    """The model's sizes and the training of the model and its positions, for any model and task.
 
     Args:
         dim, layers, heads, dropout: of the model.
@@ -81,9 +81,9 @@ class PositionRecipe(StudyRecipe):
 
 
 class StepPositions(NamedTuple):
-    """Where the sequences of a step stand: positions and SeqPE's embeddings of them, and SeqPE's losses.
+    """The positions of a step's sequences, SeqPE's embeddings of them, and SeqPE's losses.
 
-    For other encodings positions and embeddings are None, the model's own, and there is no loss.
+    Other encodings have None for positions and embeddings, which is the model's default, and no loss.
     """
 
     positions: Tensor | None
@@ -92,7 +92,7 @@ class StepPositions(NamedTuple):
 
 
 class Learner(Generic[Model]):
-    """A model with a position encoding, how SeqPE's positions are drawn for it, and its training.
+    """A model with a position encoding, the sampler of SeqPE's positions, and its training.
 
     Args:
         schedule: of its training.
@@ -157,7 +157,7 @@ class Learner(Generic[Model]):
         Args:
             loss: of step 0, 1, ..., the same at every call.
             figures, state, resume, bar: as in `optimise`.
-            identity: JSON values that decide the run, besides schedule and seed.
+            identity: JSON values that determine the run, besides schedule and seed.
         """
         parameters = list(self.model.named_parameters())
         of_positions = {id(parameter) for parameter in self.model.position.parameters()}

@@ -1,4 +1,4 @@
-"""What the studies `length` and `retrieval` share: a GPT for each position encoding, and its training at one length."""
+"""Student: a GPT with any position encoding, and its training at one length, for `length` and `retrieval`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARMS = (*TEXT_ENCODINGS, *ABLATIONS)
 
 @dataclass(frozen=True)
 class Sizes(PositionRecipe):
-    """What the model is, how it and its positions are trained, whatever the task.
+    """The model's sizes and the training of the model and its positions, for any task.
 
     Args:
         length: L, the tokens of a sequence in training.
@@ -142,7 +142,7 @@ class Student(Learner[GPT]):
         Args:
             batch: (input_ids, labels) of step 0, 1, ..., the same at every call.
             figures, state, resume, bar: as in `fit`.
-            data: JSON values that decide the batches.
+            data: JSON values that determine the batches.
         """
         identity = {"data": data, "arm": self.arm.name}
         return self.fit(lambda step: self.loss(step, *batch(step)), figures, state, identity, resume=resume, bar=bar)

@@ -83,7 +83,7 @@ def evaluate(
 
 @torch.no_grad()
 def answers(compressor: InPlace, group: Sequence[Question], device: str = "cpu") -> list[tuple[int, ...]]:
-    """What greedy decoding gives, as many tokens each as the answer has."""
+    """Greedy answers, as long as the right ones."""
     memory = compressor.encode(as_batch(group)["input_ids"].to(device))
     longest = max(len(question.answer) for question in group)
     generated = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
@@ -103,7 +103,7 @@ def train(
 ) -> Run:
     """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
-    With `base_steps` it also keeps the base model of the seed, and finds one that an earlier run has left.
+    With `base_steps`, `out` also gets the base model of the seed, which the seed's other runs reuse.
     """
     data = questions(recipe, corpus, seed)
     model = _base(recipe, seed, data, out, device, bar)
@@ -137,7 +137,7 @@ def start(recipe: Recipe, compressor: InPlace, data: Needles) -> list[float]:
 
 
 def memory_factor(recipe: Recipe, compressor: InPlace) -> float:
-    """The learning rate of what memory tokens alone have, in the recipe's."""
+    """The learning rate of the memory tokens' own parameters, as a factor of the recipe's."""
     copies_beside_lora = compressor.copies is not None and compressor.adapters is not None
     return recipe.copy_factor if copies_beside_lora else recipe.memory_factor
 
@@ -154,7 +154,7 @@ def _fit(
     bar: Any,
     base: bool = False,
 ) -> Progress:
-    """Trains on the answers; what the arms start from as a language model too, and on what comes again."""
+    """Trains on the answers; the base model of the arms also as a language model, and on repetitions."""
     groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=memory_factor(recipe, compressor))
     optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
@@ -181,7 +181,7 @@ def _fit(
 
 
 def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any) -> PreTrainedModel:
-    """The model that the arms of a seed start from, each with a copy of its own."""
+    """The model that the arms of a seed start from; each gets its own copy."""
     model = fresh_model(recipe, seed)
     if recipe.base_steps:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
@@ -201,9 +201,9 @@ def language_loss(compressor: InPlace, batch: Batch) -> torch.Tensor:
 
 
 def repetition_loss(compressor: InPlace, batch: Batch, generator: torch.Generator) -> torch.Tensor:
-    """Mean loss of random bytes that stand in the text a second time, as many and as long texts as the contexts.
+    """Mean loss of random bytes that occur in the text a second time, in texts like the contexts in number and length.
 
-    Text can be guessed without looking back; from this so small a model learns to look things up, and does so at once.
+    Real text can be guessed without looking back; from random bytes so small a model soon learns to look things up.
     """
     device, shape = batch["input_ids"].device, batch["input_ids"].shape
     random_ids = torch.randint(32, 127, shape, generator=generator).to(device)

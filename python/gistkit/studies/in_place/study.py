@@ -1,8 +1,9 @@
 """Study `in-place`: a decoder answers from a context that each method compresses in place, at several ratios.
 
-The context is real text with codes between its sentences; asked for are a code, or what follows a passage. All arms
-have the same model, steps, batches and held-out questions (Long Context In-Context Compression by Getting to the Gist
-of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and the questions are SQuAD's and others).
+The context is real text with codes between its sentences. A question asks for a code, or for the continuation of a
+passage. All arms have the same model, steps, batches and held-out questions (Long Context In-Context Compression by
+Getting to the Gist of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and the questions are
+SQuAD's and others).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Recipe(StudyRecipe):
         min_length, max_length, lines, cue, answer: of the questions, see `Needles`.
         memory_factor, copy_factor: the learning rate of what memory tokens alone have, in `learning_rate`; the second
             of whole maps beside LoRA.
-        start_gists: read by the arm whose gists start as means, at least.
+        start_gists: fewest gists that `start_as_means` fits, for the arm whose gists start as means.
         eval_questions: held-out questions of each kind at every evaluation.
         final_questions: questions of each kind at the end, held-out ones and as many of the test split.
     """
@@ -70,7 +71,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# The methods of the paper's Figure 2, and GistPool that starts as means; then the rest of its Table 3.
+# The methods of the paper's Figure 2, and GistPool with gists that start as means; then the others of its Table 3.
 METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
 OTHER_METHODS = ("sep-gist", "gist-pool", "sep-gist-pool", "offset-gist-pool")
 RATIOS = (1, 2, 5, 10)

@@ -82,7 +82,7 @@ def continue_texts(
     """Loss of the last `asked` tokens of texts [n, length], and the mean number of states kept for each of them."""
     asked = recipe.asked
     if arm.method == "truncated":
-        # A text that is cut behind so many tokens is read anew for every block: no layer sees further.
+        # A text that is cut to its last tokens is read again for every block, so that no layer sees further.
         before, asked = recipe.budget - recipe.segment // 2, recipe.segment
         ends = range(recipe.length - recipe.asked + asked, recipe.length + 1, asked)
         texts = torch.cat([texts[:, end - asked - before : end] for end in ends])
@@ -102,7 +102,7 @@ def train(
 ) -> Run:
     """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
-    It also keeps the seed's base model, where there is one, and the reconstruction that a scorer comes from.
+    `out` also gets the seed's base model, if there is one, and the reconstruction run that a scorer comes from.
     """
     model = _base(recipe, seed, corpus, out, device, bar)
     torch.manual_seed(seed)
@@ -163,14 +163,14 @@ def _train_reader(
         nonlocal calibrated
         calibrated = True
         if scored is not None:
-            # Texts to train on that no step has.
+            # Training texts that no step uses.
             scored.calibrate([texts(1_000_000 + batches * step + at).to(device) for at in range(batches)])
 
     def loss(step: int) -> Tensor:
         if step % recipe.calibrate_every == 0:
             calibrate(step)
         elif not calibrated:
-            # A resumed run goes on with the threshold of the evaluation it stopped behind.
+            # A resumed run continues with the threshold of its last evaluation.
             calibrate(0, 8)
         return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
 
@@ -207,7 +207,7 @@ def _pieces(recipe: Recipe, arm: Arm, texts: Tensor) -> Tensor:
 def _take_scorer(
     recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: Dodo, device: str, bar: Any
 ) -> None:
-    """Gives the language model the scorer that learned to reconstruct, which is trained first where it is not there."""
+    """Gives the language model the scorer that learned to reconstruct, after training that if it does not exist yet."""
     source = Arm("ae", "learned", arm.ratio)
     path = out / f"{source.name}-{seed}.safetensors"
     model = _base(recipe, seed, corpus, out, device, bar)
@@ -238,7 +238,7 @@ def _fit(
         values: tuple[float, float] = figures()
         return values
 
-    # What is measured at the end does not decide a run.
+    # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key != "final_texts"}
     identity = {"recipe": decides, "corpus": corpus.digest, "arm": name, "seed": seed}
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
@@ -248,7 +248,7 @@ def _fit(
 
 
 def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar: Any) -> PreTrainedModel:
-    """The model that the arms of a seed start from, each with a copy of its own."""
+    """The model that the arms of a seed start from; each gets its own copy."""
     model = fresh_model(recipe, seed)
     if not recipe.base_steps:
         return model

@@ -32,12 +32,12 @@ class Recipe(StudyRecipe):
             `base_steps` steps as a language model; the arms of a seed share it).
         layer: whose hidden states are scored.
         context: tokens of a context that is reconstructed.
-        length: tokens of a text that is continued, the loss of whose last `asked` is measured.
+        length: tokens of a text for the language model; the loss of its last `asked` tokens is measured.
         lm_batch: rows of a step of the language model.
         ratio, tau, segment: of the language model; see `MixedResolution`.
-        calibrate_every: steps of the language model from one threshold to the next.
+        calibrate_every: steps between thresholds of the language model.
         eval_texts: held-out contexts or texts at every evaluation.
-        final_texts: at the end, held-out ones, and as many others that no choice is made on.
+        final_texts: held-out contexts or texts at the end, and as many test texts, on which no choice is based.
     """
 
     steps: int = 100
@@ -63,7 +63,7 @@ class Recipe(StudyRecipe):
 
     @property
     def budget(self) -> int:
-        """Recent tokens that are as many states as nuggets and recent tokens together, on average where asked."""
+        """Number of recent tokens equal to the average number of nuggets and recent tokens together."""
         recent = self.tau - (self.segment - 1) / 2
         return round(recent + (self.length - self.asked / 2 - recent) / self.ratio)
 
@@ -129,7 +129,7 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo |
 
 
 def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> LanguageModel:
-    """How an arm of the language model reads."""
+    """The language model of an arm."""
     if isinstance(compressor, AvgPool):
         return Compressive(compressor, tau=recipe.tau, segment=recipe.segment)
     if arm.method in ("full", "truncated"):
@@ -140,7 +140,7 @@ def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> Langua
 
 
 def adapter(recipe: Recipe, model: PreTrainedModel) -> LoraConfig:
-    """The same for every arm: the paper's maps of a large model, and all those of a small one."""
+    """The LoRA configuration of every arm: the paper's maps of a large model, and all maps of a small one."""
     return lora_config(model, recipe.rank, "query_key_value" if recipe.model == "smollm2" else "all")
 
 
