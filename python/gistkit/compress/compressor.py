@@ -385,7 +385,7 @@ class Compressor(nn.Module, ABC):
     def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
         if "kl" in losses and not base_frozen:
             raise ValueError(
-                "losses: expected 'kl' with LoRA only, as training without it changes the base model, got lora None"
+                "losses: expected 'kl' beside LoRA, as training without it changes the base model, got lora None"
             )
 
     @classmethod

@@ -193,7 +193,7 @@ class SharedModel:
             if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
                     f"{name}: expected position ids below {limit}, the size of the model's table of positions, "
-                    f"got up to {last}"
+                    f"got {last} as the last"
                 )
             warnings.warn(
                 f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
