@@ -24,7 +24,7 @@ from gistkit.studies.epl.study import Recipe
 from gistkit.studies.options import jobs
 from gistkit.studies.reconstruction import Run
 from gistkit.studies.runner import run_jobs, threads
-from gistkit.studies.study import Job, Plan
+from gistkit.studies.study import Job, StudyPlan
 from gistkit.train.data import load_corpus
 
 
@@ -47,7 +47,7 @@ def busy(nice: int) -> Iterator[None]:
         process.wait()
 
 
-def seconds(plan: Plan, asked: list[Job], side_by_side: bool) -> tuple[float, float]:
+def seconds(plan: StudyPlan, asked: list[Job], side_by_side: bool) -> tuple[float, float]:
     """Seconds of training, from the first step of all to the last of any, and with the start and the measuring."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, threads(2):
@@ -68,7 +68,7 @@ def main() -> int:
     if options.quick:
         options.steps, options.rounds = 10, 1
     recipe = Recipe(steps=options.steps, eval_every=options.steps, eval_chunks=2, final_chunks=4)
-    plan = Plan(recipe, jobs(STUDIED, 1), source=load_corpus())
+    plan = StudyPlan(recipe, jobs(STUDIED, 1), source=load_corpus())
     found: dict[tuple[bool, bool], list[tuple[float, float]]] = {}
     for _ in range(options.rounds):
         for beside in (False, True):

@@ -13,7 +13,7 @@ from gistkit.nn import Nuggets
 from gistkit.studies import registry
 from gistkit.studies.greedy import report as greedy_report
 from gistkit.studies.greedy import study as greedy
-from gistkit.studies.greedy.study import Improved, Recipe, improve, passages, study
+from gistkit.studies.greedy.study import Recipe, SwapSearch, improve, passages, study
 from gistkit.studies.results import load
 from tests.cli.test_cli import byte_tokenizer, small_llama
 from tests.helpers.dodo_oracle import best, read, scores_of
@@ -206,9 +206,9 @@ def test_passages_are_all_pieces_of_the_texts_once():
 
 def test_figures_are_means_over_texts_and_perplexity_over_tokens():
     found = [
-        Improved((2, 5, 9, 12), (2, 6, 7, 12), math.log(8.0), math.log(4.0), 24),
-        Improved((4, 12), (4, 12), math.log(2.0), math.log(1.0), 10),
-        Improved((3,), (3,), math.log(4.0), math.log(2.0), 0),
+        SwapSearch((2, 5, 9, 12), (2, 6, 7, 12), math.log(8.0), math.log(4.0), 24),
+        SwapSearch((4, 12), (4, 12), math.log(2.0), math.log(1.0), 10),
+        SwapSearch((3,), (3,), math.log(4.0), math.log(2.0), 0),
     ]
     assert (found[0].overlap, found[0].overlap_but_last) == (0.5, 1 / 3)
     assert found[0].perplexity_before == pytest.approx(8)

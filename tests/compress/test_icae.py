@@ -311,7 +311,7 @@ def test_inputs_say_what_was_expected():
         compressor.decode(memory, "sum", zeros(2, 1))
     with pytest.raises(ValueError, match="input_ids: expected 2 rows as the memory has, got 3"):
         compressor.decode(memory, "lm", zeros(3, 1))
-    with pytest.raises(ValueError, match=r"targets: expected shape \(2, 3\) as hidden has, got \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"targets: expected shape \(2, 3\) as hidden_states has, got \(2, 4\)"):
         token_loss(torch.zeros(2, 3, 4), torch.zeros(5, 4), zeros(2, 4))
 
 

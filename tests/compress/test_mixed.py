@@ -281,7 +281,7 @@ def test_bad_input_is_named():
         stream.step(torch.tensor([3.0, 4.0]))
     reader = make()
     for width in (8, 12):
-        with pytest.raises(ValueError, match=rf"chosen: expected bool \[2, 10\], got shape \(2, {width}\)"):
+        with pytest.raises(ValueError, match=rf"is_nugget: expected bool \[2, 10\], got shape \(2, {width}\)"):
             reader.hidden(reader.rows(tokens(2, 9)), torch.zeros(2, width, dtype=torch.bool))
 
 

@@ -49,7 +49,7 @@ def student(name, seed=0, **changes):
 
 
 def test_rows_are_of_their_seed_and_step_and_labels_the_next_tokens(corpus):
-    texts, again, other = (length.Texts(corpus, RECIPE, seed) for seed in (0, 0, 1))
+    texts, again, other = (length.LengthTexts(corpus, RECIPE, seed) for seed in (0, 0, 1))
     inputs, labels = texts(3)
     assert inputs.shape == labels.shape == (3, 8) and torch.equal(inputs[:, 1:], labels[:, :-1])
     assert all(map(torch.equal, again(3), (inputs, labels)))
@@ -72,7 +72,7 @@ def test_added_positions_are_as_large_as_tokens(name, weight_std):
 def test_a_text_too_short_for_the_longest_length_is_named(corpus):
     short = dataclasses.replace(corpus, held_out=corpus.held_out[:64])
     with pytest.raises(ValueError, match=r"corpus: expected more than 64 held-out bytes, .* got 64"):
-        length.Texts(short, RECIPE, 0)
+        length.LengthTexts(short, RECIPE, 0)
 
 
 @pytest.mark.parametrize("name", ["nope", "learned", "alibi", "seqpe-bias", "seqpe-mul"])
@@ -94,7 +94,7 @@ def test_losses_are_those_of_single_chunks_and_all_lengths_read_the_same_tokens(
 @pytest.mark.parametrize("name", ["rope-1e4", "seqpe-sum", "seqpe-mul", "seqpe-bias", *ABLATIONS])
 def test_the_loss_of_a_step_is_that_of_the_task_and_of_its_positions(corpus, name):
     one = student(name, shift_rate=0.6)
-    inputs, labels = length.Texts(corpus, RECIPE, 0)(1)
+    inputs, labels = length.LengthTexts(corpus, RECIPE, 0)(1)
     shifted = (step for step in range(50) if one.regularizer.draw(3, step).shifted.sum() == 2)
     step = 1 if one.regularizer is None else next(shifted)
     found = float(one.loss(step, inputs, labels).detach())
@@ -147,7 +147,7 @@ def test_positions_are_clipped_by_themselves_and_do_not_decay(corpus, tmp_path, 
 
     monkeypatch.setattr(encodings, "optimise", watch)
     one = student("seqpe-bias", position_rate=0.5, position_clip=7.0)
-    one.train(length.Texts(corpus, RECIPE, 0), lambda: (0.0,), tmp_path / "state", {}, resume=False, bar=Bar())
+    one.train(length.LengthTexts(corpus, RECIPE, 0), lambda: (0.0,), tmp_path / "state", {}, resume=False, bar=Bar())
     positions = {id(parameter) for parameter in one.model.position.parameters()}
     (others, clip), (own, its) = seen["clips"]
     assert {id(x) for x in own} == positions and (clip, its) == (1.0, 7.0) and not positions & {id(x) for x in others}

@@ -29,7 +29,7 @@ def corpus():
 
 
 def test_the_held_out_splits_are_halves_and_each_token_is_asked_for_once(corpus):
-    texts = nuggets_runs.Texts(corpus, 64, 3, 0, 10_000, 16)
+    texts = nuggets_runs.TextPassages(corpus, 64, 3, 0, 10_000, 16)
     held_out, test = texts.splits["held_out"], texts.splits["test"]
     half = corpus.held_out.numel() // 2
     for rows, part in ((held_out, corpus.held_out[:half]), (test, corpus.held_out[half:])):
@@ -40,14 +40,14 @@ def test_the_held_out_splits_are_halves_and_each_token_is_asked_for_once(corpus)
 
 
 def test_texts_are_of_their_seed_and_step(corpus):
-    one, again, other = (nuggets_runs.Texts(corpus, 64, 3, seed, 4, 16) for seed in (0, 0, 1))
+    one, again, other = (nuggets_runs.TextPassages(corpus, 64, 3, seed, 4, 16) for seed in (0, 0, 1))
     assert one(2).shape == (3, 64)
     assert torch.equal(one(2), again(2))
     assert not torch.equal(one(2), one(3))
     assert not torch.equal(one(2), other(2))
     short = dataclasses.replace(corpus, held_out=corpus.held_out[:100])
     with pytest.raises(ValueError, match="corpus: expected at least 128 held-out tokens, got 100"):
-        nuggets_runs.Texts(short, 64, 3, 0, 4, 16)
+        nuggets_runs.TextPassages(short, 64, 3, 0, 4, 16)
 
 
 def test_arms_and_how_they_read(corpus):
@@ -65,7 +65,7 @@ def test_arms_and_how_they_read(corpus):
 
 
 def test_the_arms_keep_about_as_many_states(corpus):
-    texts = nuggets_runs.Texts(corpus, RECIPE.length, 3, 0, 6, RECIPE.asked).splits["test"]
+    texts = nuggets_runs.TextPassages(corpus, RECIPE.length, 3, 0, 6, RECIPE.asked).splits["test"]
     states = {}
     for method in ("sliding", "truncated", "compressive", "strided", "none", "full"):
         arm = Arm("lm", method, RECIPE.ratio)
@@ -88,7 +88,7 @@ def test_the_loss_is_that_of_the_asked_tokens(corpus, method):
     reader = nuggets.build_reader(RECIPE, arm, compressor)
     if method == "learned":
         reader.calibrate([corpus.passages([0, 500], 64)])
-    texts = nuggets_runs.Texts(corpus, RECIPE.length, 3, 0, 4, RECIPE.asked).splits["test"]
+    texts = nuggets_runs.TextPassages(corpus, RECIPE.length, 3, 0, 4, RECIPE.asked).splits["test"]
     found, _ = nuggets_runs.continue_texts(reader, RECIPE, arm, texts, batch=3)
     nats = []
     with torch.no_grad():

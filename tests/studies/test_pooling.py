@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gistkit import cli
-from gistkit.cli.study import known
+from gistkit.cli.study import saved_by_job
 from gistkit.hf import attach
 from gistkit.studies import results
 from gistkit.studies.pooling import command as pooling_command
@@ -21,7 +21,7 @@ from gistkit.studies.pooling.inputs import make_inputs
 from gistkit.studies.pooling.layer import CONTEXTS, MASKS, PoolingLayer, Recipe, Setting
 from gistkit.studies.registry import read
 from gistkit.studies.runner import run_jobs
-from gistkit.studies.study import Job, Plan
+from gistkit.studies.study import Job, StudyPlan
 from tests.helpers.study_runs import Bar, outcome
 
 TINY = Recipe(steps=6, batch=4, width=16, mlp=32, warmup=2, eval_every=2, eval_batches=1, final_batches=1)
@@ -227,16 +227,16 @@ def test_a_study_keeps_finished_runs_and_reads_them_back(tmp_path):
     assert [(s.mask, s.heads, s.kv_heads, s.seed) for s in settings] == [
         ("pool", 2, 1, 0), ("pool", 2, 1, 1), ("standard", 2, 1, 0), ("standard", 2, 1, 1),
     ]  # fmt: skip
-    plan = Plan(TINY, [Job(setting, setting.seed) for setting in settings])
+    plan = StudyPlan(TINY, [Job(setting, setting.seed) for setting in settings])
     runs = [run for _, run in run_jobs(STUDY, plan, plan.jobs[:2], tmp_path)]
     path = tmp_path / "results.jsonl"
     results.write(path, [results.line("pooling", run, TINY, None, {}) for run in runs])
     back = [one.run for one in read(path)]
     assert json.dumps([outcome(run) for run in back]) == json.dumps([outcome(run) for run in runs])
-    assert list(known(path, STUDY, plan, results.load(path))) == [job.name for job in plan.jobs[:2]]
+    assert list(saved_by_job(path, STUDY, plan, results.load(path))) == [job.name for job in plan.jobs[:2]]
     other = dataclasses.replace(plan, recipe=dataclasses.replace(TINY, steps=7, batch=5))
     with pytest.raises(ValueError, match=r"results.jsonl: the saved runs differ in steps, batch; use the same setting"):
-        known(path, STUDY, other, results.load(path))
+        saved_by_job(path, STUDY, other, results.load(path))
 
 
 def test_the_table_shows_best_and_median_beside_the_paper():

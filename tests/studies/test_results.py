@@ -16,8 +16,8 @@ from gistkit import cli
 from gistkit.cli import view_results
 from gistkit.studies import registry, results, shown
 from gistkit.studies.greedy.report import Run as GreedyRun
-from gistkit.studies.greedy.study import Improved
 from gistkit.studies.greedy.study import Recipe as GreedyRecipe
+from gistkit.studies.greedy.study import SwapSearch
 from gistkit.studies.resolution import study as resolution
 from gistkit.studies.retrieval import study as retrieval
 
@@ -148,7 +148,7 @@ def test_studies_without_committed_results(tmp_path: Path) -> None:
     results.write(tmp_path / "b.jsonl", [results.line("resolution", one, resolution.PRESETS["quick"], None, MACHINE)])
     assert "| NoPE              | 50.0    | 25.0      |" in shown.table(tmp_path / "b.jsonl")
 
-    nuggets = GreedyRun("Dodo 3x", {}, [Improved((1, 3), (2, 3), 2.0, 1.0, 5)])
+    nuggets = GreedyRun("Dodo 3x", {}, [SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
     results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, GreedyRecipe(), None, MACHINE)])
     assert "| Dodo 3x         | 50.0% (0.0%) | 7.39 " in shown.table(tmp_path / "c.jsonl")
     assert shown.draw(tmp_path / "c.jsonl") == {}

@@ -18,16 +18,16 @@ from gistkit.studies import results, runner
 from gistkit.studies.epl import command
 from gistkit.studies.epl.study import Recipe
 from gistkit.studies.registry import read
-from gistkit.studies.runner import run_jobs, suited
-from gistkit.studies.study import Job, Plan
+from gistkit.studies.runner import processes_for, run_jobs
+from gistkit.studies.study import Job, StudyPlan
 from gistkit.train.data import load_corpus
 
 RECIPE = Recipe(steps=6, chunk=20, batch=2, eval_every=3, eval_chunks=2, final_chunks=4, hidden_size=16, heads=2)
 
 
 @pytest.fixture(scope="module")
-def plan() -> Plan:
-    return Plan(RECIPE, [Job(arm, seed) for seed in (0, 1) for arm in ("dpl", "epl")], source=load_corpus())
+def plan() -> StudyPlan:
+    return StudyPlan(RECIPE, [Job(arm, seed) for seed in (0, 1) for arm in ("dpl", "epl")], source=load_corpus())
 
 
 def outcome(found) -> dict:
@@ -76,7 +76,7 @@ def test_a_process_that_ends_is_told(plan, tmp_path):
     [(3, 2, 3), (1, 2, 1), (2, 2, 2), (4, 2, 2), (5, 2, 3), (9, 2, 3), (3, 1, 1), (0, 2, 1), (3, 16, 3), (96, 64, 12)],
 )
 def test_as_many_side_by_side_as_the_cores_carry(jobs, cores, count):
-    assert suited(jobs, cores) == count
+    assert processes_for(jobs, cores) == count
 
 
 class Counts(type(command.STUDY)):

@@ -9,7 +9,7 @@ import torch
 
 from gistkit.evaluate import Example
 from gistkit.train import PRESETS, Pretraining, QuestionAnswering, Recipe, load_corpus
-from gistkit.train.batches import needed, num_tokens, split, targets
+from gistkit.train.batches import for_losses, num_tokens, split, targets
 from tests.helpers.train_worker import make_batches, make_questions
 
 
@@ -106,11 +106,11 @@ def test_the_rows_of_a_step_do_not_depend_on_how_they_are_shared():
         assert all(torch.equal(torch.cat([part[name] for part in cut]), batch[name]) for name in batch)
     with pytest.raises(ValueError, match="expected a multiple of 3 rows"):
         split(batch, 3)
-    assert needed(batch, ("ae", "compression")).keys() == {"input_ids"}
-    assert num_tokens(needed(batch, ("ae",))) == batch["input_ids"].numel()
+    assert for_losses(batch, ("ae", "compression")).keys() == {"input_ids"}
+    assert num_tokens(for_losses(batch, ("ae",))) == batch["input_ids"].numel()
     assert num_tokens(batch) == sum(tensor.numel() for tensor in batch.values())
     ragged = make_questions()(0)
-    assert needed(ragged, ("qa",)).keys() == ragged.keys()
+    assert for_losses(ragged, ("qa",)).keys() == ragged.keys()
     counts = [targets(part, end_token=True) for part in split(ragged, 4)]
     assert targets(ragged, end_token=True) == {name: sum(count[name] for count in counts) for name in counts[0]}
     assert sum(num_tokens(part) for part in split(ragged, 4)) == num_tokens(ragged)

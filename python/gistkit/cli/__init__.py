@@ -1,4 +1,4 @@
-"""The command `gistkit`: a file a command; what a command needs is imported when it runs."""
+"""The command `gistkit`, a file for each command. A command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DESCRIPTION = "Context compression and position layouts for transformers."
 EXAMPLES = """\
 example: gistkit demo
          gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
-         gistkit COMMAND --help tells a command's options"""
+         gistkit COMMAND --help lists a command's options"""
 COMMANDS = (demo, study, train, evaluate, compress, ask, nuggets, view, info)
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options; words after an option still join the list that the command's `words` names."""
+    """The options; words after an option are added to the list option named by the command's `words`."""
     root = parser()
     options, late = root.parse_known_args(arguments)
     name: str = getattr(options, "words", "")
@@ -71,7 +71,7 @@ def _refuse(reason: object) -> int:
 
 
 def _missing(error: ModuleNotFoundError) -> object:
-    """What to install for a module that is not there."""
+    """A message that says what to install for a missing module."""
     from gistkit.info import OPTIONAL
 
     name = (error.name or "").partition(".")[0]

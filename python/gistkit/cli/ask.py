@@ -43,13 +43,13 @@ def add(commands: Any) -> None:
         "--template", help="text around a {question}, as in training (default: ### Question: and ### Answer: lines)"
     )
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
-    parser.add_argument("--temperature", type=number(0), help="0: greedy (default: 0, or 1 with --top-p)")
+    parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
     parser.add_argument("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     if arguments.task != "qa" and arguments.questions:
         raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
 
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for path, memory in zip(paths, memories, strict=True):
         if memory.batch_size != 1:
             raise ValueError(f"{path}: expected the memory of one text, got {memory.batch_size} rows")
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = _compressor(arguments.compressor, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
     for path, memory in zip(paths, memories, strict=True):
@@ -74,8 +74,8 @@ def _run(arguments: argparse.Namespace) -> int:
             compressor.check_readable(memory)
         except ValueError as error:
             raise ValueError(f"{path}: {str(error).removeprefix('memory: ')}") from error
-    joined = compressor.join(memories) if len(memories) > 1 else memories[0]
-    answer = Answer(arguments, compressor, tokenizer, joined)
+    memory_to_read = compressor.join(memories) if len(memories) > 1 else memories[0]
+    answer = Answer(arguments, compressor, tokenizer, memory_to_read)
     with torch.no_grad():
         if arguments.task != "qa":
             answer.stream(None)
@@ -114,7 +114,7 @@ def _questions(arguments: argparse.Namespace) -> Iterator[str]:
 
 
 class Answer:
-    """Generates from one memory and prints while it does."""
+    """Generates from one memory, printing tokens as they come."""
 
     def __init__(self, arguments: argparse.Namespace, compressor: Compressor, tokenizer: Any, memory: Memory) -> None:
         import torch
@@ -136,7 +136,7 @@ class Answer:
         }
 
     def stream(self, prompt: str | None) -> None:
-        """Prints what follows the memory and the prompt, if there is one."""
+        """Prints the text that follows the memory and the prompt, if there is one."""
         from transformers import TextStreamer
 
         ids = None if prompt is None else [self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]

@@ -34,8 +34,8 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, padding included; "
-        "a longer text goes by itself (default: %(default)s)"
+        "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, including padding; "
+        "a longer text is encoded by itself (default: %(default)s)"
     )  # fmt: skip
 
 
@@ -49,13 +49,13 @@ def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     texts = read_texts(arguments.texts, arguments.glob, arguments.out)
 
     import torch
     from tqdm import tqdm
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
     rows = [array("i", tokenizer(text.content, verbose=False)["input_ids"]) for text in texts]
     _check_lengths(texts, rows, compressor)
@@ -66,9 +66,9 @@ def _run(arguments: argparse.Namespace) -> int:
         for batch in batches([len(row) for row in rows], arguments.batch_tokens):
             memory = compressor.encode([rows[index].tolist() for index in batch])
             for place, index in enumerate(batch):
-                one = memory[place]
-                one.save(texts[index].target)
-                lines[index] = total.add(texts[index], len(rows[index]), one)
+                text_memory = memory[place]
+                text_memory.save(texts[index].target)
+                lines[index] = total.add(texts[index], len(rows[index]), text_memory)
                 bar.update(len(rows[index]))
     print("\n".join(lines))
     print(total.line(len(texts), time.perf_counter() - start))
@@ -96,14 +96,14 @@ class Total:
 
     def add(self, text: Text, tokens: int, memory: Memory) -> str:
         """Counts one memory and returns its line."""
-        kept = len(memory.rest[0])
+        uncompressed = len(memory.rest[0])
         full = memory.full_cache_bytes
         self.tokens += tokens
         self.memory_tokens += memory.lengths[0]
         self.nbytes += memory.nbytes
         self.full += full
-        beside = f" and {kept} kept as they are" if kept else ""
-        return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{beside}"
+        remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
+        return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{remainder}"
 
     def line(self, texts: int, seconds: float) -> str:
         """The sums, as a line."""

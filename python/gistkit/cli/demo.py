@@ -36,6 +36,6 @@ def _run(options: argparse.Namespace) -> int:
         return study.run(options)
     if options.steps != options.tiny_steps:
         raise ValueError(f"--steps: expected it with --model tiny alone, got {options.steps}")
-    chosen = options.preset or "short"
-    options.study, options.preset, options.method, options.learning_rate = "smollm2", chosen, "x500", None
+    preset = options.preset or "short"
+    options.study, options.preset, options.method, options.learning_rate = "smollm2", preset, "x500", None
     return study.run(options)

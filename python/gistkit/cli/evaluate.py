@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--prompt", choices=("plain", "dodo"), default="plain",
-        help="of questions; plain: ### Question: and ### Answer: lines; dodo: that of Dodo as a message of the model's "
-        "chat template, or between [INST] and [/INST] (default: %(default)s)",
+        help="of questions; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt as a message of the "
+        "model's chat template, or between [INST] and [/INST] (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--context", type=positive, metavar="N", help="tokens of a context (default: one chunk; without chunks, 510)"
@@ -52,17 +52,17 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--baselines", type=names("none", "full", "summary", "recent", empty=True),
-        help="some of none,full,summary, or ''; summary: the model reads a summary it writes, as many times shorter as "
-        "the compressor's memory (default: none,full); with --tau some of recent,full; recent: the last tokens alone, "
-        "as many as states are kept (default: recent,full)",
+        help="some of none,full,summary, or ''; summary: the model reads its own summary, as many times shorter as the "
+        "compressor's memory (default: none,full); with --tau some of recent,full; recent: only the last tokens, as "
+        "many as states are kept (default: recent,full)",
     )  # fmt: skip
     parser.add_argument(
         "--tau", type=positive, metavar="N",
-        help="measure the language model that reads its last N tokens whole and of those before them nuggets (dodo) or "
+        help="measure the language model that sees its last N tokens, and of those before them only nuggets (dodo) or "
         "means (avgpool): its perplexity of continuations, and the states it keeps",
     )  # fmt: skip
     parser.add_argument(
-        "--segment", type=positive, metavar="N", help="tokens that share where those of --tau begin (default: 32)"
+        "--segment", type=positive, metavar="N", help="tokens that share the beginning of those of --tau (default: 32)"
     )
     parser.add_argument("--batch-size", type=positive, default=8, metavar="N", help="default: %(default)s")
     parser.add_argument(
@@ -80,7 +80,7 @@ def add(commands: Any) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     for name in ("text", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
@@ -92,9 +92,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from gistkit import evaluate
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
-    # A chat template that cannot be used matters only here.
+    # An unusable chat template is an error only here.
     chat = arguments.prompt == "dodo" or "summary" in baselines
     markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
     template = evaluate.QUESTION if arguments.prompt == "plain" else evaluate.question_template(markers)
@@ -126,20 +126,20 @@ def _read_on(arguments: argparse.Namespace) -> int:
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
         raise ValueError(f"--baselines: expected some of recent, full beside --tau, got {unknown[0]}")
-    where = device(arguments.device)
+    device_name = device(arguments.device)
 
     import torch
 
     from gistkit import evaluate, train
     from gistkit.compress import MixedResolution, language_model
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor: Any = chosen_compressor(arguments, model)
     reader = language_model(compressor, arguments.tau, arguments.segment)
     context = arguments.context or CONTEXT
-    asked = arguments.continuation or context
+    continuation = arguments.continuation or context
     corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
-    rows = _passages(arguments, corpus, context + asked)
+    rows = _passages(arguments, corpus, context + continuation)
     if arguments.tau >= len(rows[0]):
         raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
     if (
@@ -147,10 +147,10 @@ def _read_on(arguments: argparse.Namespace) -> int:
         and compressor.samples_threshold
         and compressor.settings["threshold"] is None
     ):
-        # One that was trained on whole contexts has none yet: text that is not measured tells it.
+        # After training on whole contexts there is no threshold: training text determines it.
         sampled = torch.Generator().manual_seed(0)
-        reader.calibrate(corpus.batch(arguments.batch_size, context + asked, sampled) for _ in range(4))
-    report = evaluate.read_on(reader, rows, asked, baselines=baselines, batch_size=arguments.batch_size)
+        reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
+    report = evaluate.read_on(reader, rows, continuation, baselines=baselines, batch_size=arguments.batch_size)
     return _show(report, arguments)
 
 

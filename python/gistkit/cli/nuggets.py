@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     if arguments.text == STDIN and arguments.out is None:
         raise ValueError("-o: expected a file for the picture of standard input, got none")
     out = arguments.out or Path(arguments.text).with_suffix(".html")
@@ -39,19 +39,19 @@ def _run(arguments: argparse.Namespace) -> int:
     from gistkit.evaluate import token_types
     from gistkit.evaluate.report import format_table
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = load_compressor(arguments.compressor, model)
     if not isinstance(compressor, Dodo):
         raise ValueError(f"--compressor: expected one of dodo, which keeps tokens of the text, got {compressor.method}")
     rows = compressor.contexts([tokenizer(text.content, verbose=False)["input_ids"]])
-    read = compressor.with_bos(rows)
-    scores = compressor.whole_scores(read)
-    chosen = set(compressor.nuggets(read, scores).index[0].tolist())
-    ids = read.ids[0].tolist()
-    places = range(1, len(ids))
-    tokens = [tokenizer.decode([ids[place]]) for place in places]
-    selected = [place in chosen for place in places]
-    title = f"{text.name}: {len(chosen)} of {len(tokens)} tokens"
+    input_rows = compressor.with_bos(rows)
+    scores = compressor.whole_scores(input_rows)
+    nugget_columns = set(compressor.nuggets(input_rows, scores).index[0].tolist())
+    ids = input_rows.ids[0].tolist()
+    columns = range(1, len(ids))
+    tokens = [tokenizer.decode([ids[place]]) for place in columns]
+    selected = [place in nugget_columns for place in columns]
+    title = f"{text.name}: {len(nugget_columns)} of {len(tokens)} tokens"
     if out.suffix == ".html":
         from gistkit.viz.text import text_html
 
@@ -60,9 +60,12 @@ def _run(arguments: argparse.Namespace) -> int:
         from gistkit.viz.text import draw_text
 
         draw_text(tokens, scores[0, 1:].tolist(), selected, title=title).savefig(out, dpi=150)
-    print(f"{title} kept, {len(tokens) / len(chosen):.1f}x\n")
+    print(f"{title} kept, {len(tokens) / len(nugget_columns):.1f}x\n")
     table = [["token", "share of nuggets", "share of text"]]
-    table += [[repr(token), f"{mine:.3f}", f"{every:.3f}"] for token, mine, every in token_types(tokens, selected)[:10]]
+    table += [
+        [repr(token), f"{nugget_share:.3f}", f"{text_share:.3f}"]
+        for token, nugget_share, text_share in token_types(tokens, selected)[:10]
+    ]
     print(format_table([row for row in table if row[1] != "0.000"]))
     print(f"\nWritten: {out}")
     return 0

@@ -20,19 +20,19 @@ def command_map(root: argparse.ArgumentParser) -> str:
     """Every command and subcommand of a parser with its line of help, in groups."""
     lines = {name: [(name, purpose), *_below(name, parser)] for name, purpose, parser in _commands(root)}
     groups = {title: [name for name in names if name in lines] for title, names in GROUPS.items()}
-    known = {name for names in groups.values() for name in names}
-    next(reversed(groups.values())).extend(name for name in lines if name not in known)
+    grouped = {name for names in groups.values() for name in names}
+    next(reversed(groups.values())).extend(name for name in lines if name not in grouped)
     column = max(len(words) for rows in lines.values() for words, _ in rows) + 4
     parts = []
     for title, names in groups.items():
-        shown = [title]
+        group_lines = [title]
         for name in names:
             for words, purpose in lines[name]:
                 text = textwrap.wrap(purpose, WIDTH - column) or [""]
-                shown.append(f"  {words}".ljust(column) + text[0])
-                shown += [" " * column + more for more in text[1:]]
+                group_lines.append(f"  {words}".ljust(column) + text[0])
+                group_lines += [" " * column + more for more in text[1:]]
         if names:
-            parts.append("\n".join(shown))
+            parts.append("\n".join(group_lines))
     return "\n\n".join(parts)
 
 

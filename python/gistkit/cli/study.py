@@ -12,26 +12,26 @@ from gistkit.studies import registry
 
 if TYPE_CHECKING:
     from gistkit.studies.results import Line
-    from gistkit.studies.study import Plan, Study
+    from gistkit.studies.study import Study, StudyPlan
 
 COMMITTED = Path("benchmarks/results")
 RESUME = "; --resume goes on from the last evaluation"
 
 
 class LateParser(argparse.ArgumentParser):
-    """A parser that gets its arguments when it is used: what they are takes seconds to load."""
+    """A parser that gets its arguments when it is used, because loading them takes seconds."""
 
     fill: Any = None
 
-    def parse_known_args(self, *given: Any, **named: Any) -> Any:
-        self._filled()
-        return super().parse_known_args(*given, **named)
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        self._fill_once()
+        return super().parse_known_args(*args, **kwargs)
 
     def format_help(self) -> str:
-        self._filled()
+        self._fill_once()
         return super().format_help()
 
-    def _filled(self) -> None:
+    def _fill_once(self) -> None:
         fill, self.fill = self.fill, None
         if fill is not None:
             fill(self)
@@ -49,26 +49,26 @@ def add(commands: Any) -> None:
 
 def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any = None) -> Any:
     """A command that runs a study."""
-    purpose, own = registry.purpose(study)
-    parser: Any = add_command(commands, name, run, purpose, examples or own)
+    purpose, study_examples = registry.purpose(study)
+    parser: Any = add_command(commands, name, run, purpose, examples or study_examples)
     parser.set_defaults(study=study, if_interrupted=RESUME)
     parser.fill = fill or (lambda parser: add_options(parser, study))
     return parser
 
 
 def add_options(parser: argparse.ArgumentParser, name: str) -> None:
-    """The options of a study, and those that all have."""
+    """The options of a study, and those of all studies."""
     registry.find(name).add_options(parser)
     add_device(parser)
     parser.add_argument("--out", type=Path, help=f"folder for results (default: {default_out(name)})")
-    parser.add_argument("--resume", action="store_true", help="keep the runs in --out and go on where they stopped")
+    parser.add_argument("--resume", action="store_true", help="keep the runs in --out and continue where they stopped")
     parser.add_argument(
         "--processes", type=positive, metavar="N",
-        help="runs side by side (default: as many as the cores carry if models are small, else 1)",
+        help="runs side by side (default: as many as the cores can take if models are small, else 1)",
     )  # fmt: skip
     parser.add_argument(
         "--save", nargs="?", type=Path, const=COMMITTED, metavar="FOLDER",
-        help="add the runs to the committed results, and leave out those that are there (default: %(const)s)",
+        help="add the runs to the committed results, and skip those that exist (default: %(const)s)",
     )  # fmt: skip
 
 
@@ -78,66 +78,70 @@ def default_out(name: str) -> Path:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Makes the runs that are missing, prints what they gave, and leaves results and pictures in --out."""
-    # All that the end needs is loaded before the training starts.
+    """Makes the missing runs, prints their results, and writes results and pictures to --out."""
+    # Loads everything that the end needs before the training starts.
     from gistkit import viz as _  # noqa: F401
     from gistkit.info import machine
     from gistkit.studies import results
     from gistkit.studies.runner import run_jobs
 
     study = registry.find(options.study)
-    where, out = device(options.device), options.out or default_out(options.study)
+    device_name, out = device(options.device), options.out or default_out(options.study)
     plan = study.plan(options)
     path: Path = out / "results.jsonl"
     if options.save is not None:
         path = options.save / f"{'-'.join(filter(None, (study.name, plan.preset)))}.jsonl"
-    there = results.load(path) if (options.resume or options.save is not None) and path.exists() else []
-    lines = known(path, study, plan, there)
+    saved_lines = results.load(path) if (options.resume or options.save is not None) and path.exists() else []
+    lines = saved_by_job(path, study, plan, saved_lines)
     runs = {name: study.run_of(line["run"]) for name, line in lines.items()}
-    made = machine() if options.save is None else results.environment(options.save)
+    environment = machine() if options.save is None else results.environment(options.save)
     if plan.about:
         print(plan.about)
-    others = [line for line in there if line not in lines.values()]
+    other_lines = [line for line in saved_lines if line not in lines.values()]
     missing = [job for job in plan.jobs if job.name not in lines]
-    for job, done in run_jobs(
-        study, plan, missing, out, device=where, resume=options.resume, processes=options.processes
+    for job, run in run_jobs(
+        study, plan, missing, out, device=device_name, resume=options.resume, processes=options.processes
     ):
-        runs[job.name] = done
+        runs[job.name] = run
         if options.save is None:
-            lines[job.name] = results.line(study.name, done, plan.recipe, plan.source, made, study.kind)
-            results.write(path, [*others, *(lines[job.name] for job in plan.jobs if job.name in lines)])
+            lines[job.name] = results.line(study.name, run, plan.recipe, plan.source, environment, study.kind)
+            results.write(path, [*other_lines, *(lines[job.name] for job in plan.jobs if job.name in lines)])
         else:
-            kept = study.kept(done)
-            results.append(path, results.line(study.name, kept, plan.recipe, plan.source, made, study.kind))
-    found = [runs[job.name] for job in plan.jobs]
-    print(f"\n{study.report(found, plan)}")
-    pictures = results.save(out, study.figures(found, plan.recipe)) + study.more_pictures(plan, out)
+            committed_run = study.without_maps(run)
+            results.append(
+                path, results.line(study.name, committed_run, plan.recipe, plan.source, environment, study.kind)
+            )
+    plan_runs = [runs[job.name] for job in plan.jobs]
+    print(f"\n{study.report(plan_runs, plan)}")
+    pictures = results.save(out, study.figures(plan_runs, plan.recipe)) + study.more_pictures(plan, out)
     print("\nWritten: " + ", ".join(map(str, [path, *pictures])))
     return 0
 
 
-def known(path: Path, study: Study, plan: Plan, there: Sequence[Line]) -> dict[str, Line]:
-    """Those of the lines of a file that a plan asks for, by the names of its jobs.
+def saved_by_job(path: Path, study: Study, plan: StudyPlan, saved_lines: Sequence[Line]) -> dict[str, Line]:
+    """The lines of a file that a plan asks for, by the names of its jobs.
 
     Raises:
-        ValueError: if a run of them is of another recipe, or of another text or other images.
+        ValueError: if one of these runs has another recipe, another text or other images.
     """
     from gistkit.studies.shown import changes
 
-    asked = {job.name for job in plan.jobs}
-    found: dict[str, Line] = {}
-    of, runs = registry.decoded(path, list(there)) if there else (study, [])
-    if of.name != study.name:
-        raise ValueError(f"{path}: the saved runs are of the study {of.name}; use another --out folder")
-    for line, (run, recipe, *_) in zip(there, runs, strict=True):
+    job_names = {job.name for job in plan.jobs}
+    lines: dict[str, Line] = {}
+    saved_study, runs = registry.decode_lines(path, list(saved_lines)) if saved_lines else (study, [])
+    if saved_study.name != study.name:
+        raise ValueError(f"{path}: the saved runs are of the study {saved_study.name}; use another --out folder")
+    for line, (run, recipe, *_) in zip(saved_lines, runs, strict=True):
         if study.variant(recipe) != study.variant(plan.recipe):
             continue
         if recipe != plan.recipe:
-            what = changes(plan.recipe, recipe)
-            raise ValueError(f"{path}: the saved runs differ in {what}; use the same settings, or another --out folder")
+            differences = changes(plan.recipe, recipe)
+            raise ValueError(
+                f"{path}: the saved runs differ in {differences}; use the same settings, or another --out folder"
+            )
         if plan.source is not None and line.get(study.kind, {}).get("digest") != plan.source.digest:
             raise ValueError(f"{path}: the saved runs have another {study.kind}; use the same, or another --out folder")
         name = f"{study.arm_name(run)}-{study.seed(run)}"
-        if name in asked:
-            found[name] = line
-    return found
+        if name in job_names:
+            lines[name] = line
+    return lines

@@ -36,10 +36,10 @@ def add(commands: Any) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where torch has it)")
     parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder (default: %(default)s)")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
     parser.add_argument(
         "--preset", default="pretrain",
-        help="what all else starts from: pretrain or finetune (the papers'), or smollm2-small (default: %(default)s)",
+        help="defaults of other options: pretrain or finetune (the papers'), or smollm2-small (default: %(default)s)",
     )  # fmt: skip
     _add_data(parser.add_argument_group("data"))
     _add_settings(parser.add_argument_group("compressor"))
@@ -52,7 +52,7 @@ def _add_data(group: Any) -> None:
         "--text", type=Path, help="text file, or folder of .txt, .md and .rst (default: Python's topics)"
     )
     group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
-    group.add_argument("--limit", type=positive, metavar="N", help="read at most so many training tokens")
+    group.add_argument("--limit", type=positive, metavar="N", help="read at most N training tokens")
     group.add_argument(
         "--questions",
         type=Path,
@@ -62,7 +62,7 @@ def _add_data(group: Any) -> None:
 
 
 def _add_settings(group: Any) -> None:
-    group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained one to go on from")
+    group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained compressor to continue from")
     group.add_argument("--method", choices=METHODS, help="default: x500")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
@@ -75,21 +75,23 @@ def _add_settings(group: Any) -> None:
         "--tau",
         type=positive,
         metavar="N",
-        help="in place of the losses, train the language model that reads its last N tokens whole and of those before "
-        "them nuggets (--method dodo) or means (avgpool); passages must be longer",
+        help="in place of the losses, train the language model that sees its last N tokens, and of those before them "
+        "only nuggets (--method dodo) or means (avgpool); passages must be longer",
     )
     group.add_argument(
-        "--segment", type=positive, metavar="N", help="tokens that share where those of --tau begin (default: 32)"
+        "--segment", type=positive, metavar="N", help="tokens that share the beginning of those of --tau (default: 32)"
     )
     add_option(group)
     group.add_argument(
         "--gists-as-means",
         type=positive,
         metavar="N",
-        help="gistpool with windows=1 and full_copy=true: solve for maps that make gists the means of their windows, "
-        "over so many gists (some thousands); then train with a --memory-factor of about 0.1",
+        help="gistpool with windows=1 and full_copy=true: first fit maps that make gists the means of their windows, "
+        "over N gists (some thousands); then train with a --memory-factor of about 0.1",
     )
-    group.add_argument("--window", type=positive, help="tokens of a context that are compressed; the rest is kept")
+    group.add_argument(
+        "--window", type=positive, help="tokens of a context that are compressed; the others stay uncompressed"
+    )
     group.add_argument(
         "--end-token", action="store_true", default=None, help="end a reconstruction with the tokenizer's end token"
     )
@@ -128,25 +130,25 @@ def _add_options(group: Any) -> None:
 
 def losses(text: str) -> dict[str, float]:
     """{name: weight} of "ae,compression=0.5"."""
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, weight = part.partition("=")
         try:
-            found[name.strip()] = float(weight or 1)
+            weights[name.strip()] = float(weight or 1)
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a number after {name}=, got {weight!r}") from None
-    return found
+    return weights
 
 
-def _given(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
+def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    settings = with_options(_given(arguments, SETTINGS), arguments.option)
-    made = _given(arguments, ("method", "layout"))
+    settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
+    method_options = _set_options(arguments, ("method", "layout"))
     if arguments.compressor is not None:
-        for name, value in (made | settings).items():
+        for name, value in (method_options | settings).items():
             if name != "losses":
                 raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
     if arguments.device is not None:
@@ -168,22 +170,23 @@ def _run(arguments: argparse.Namespace) -> int:
             tokenizer,
             arguments.out,
             preset=arguments.preset,
-            recipe=_given(arguments, RECIPE),
+            recipe=_set_options(arguments, RECIPE),
             compressor=settings,
             start=arguments.compressor,
             resume=arguments.resume,
             cpu=arguments.device == "cpu" or not torch.cuda.is_available(),
-            **made,
-            **_given(arguments, DATA),
-            **_given(arguments, OPTIONS),
+            **method_options,
+            **_set_options(arguments, DATA),
+            **_set_options(arguments, OPTIONS),
         )
     if not PartialState().is_main_process:
         return 0
-    found = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
+    held_out = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
     if arguments.tau is not None and result.held_out:
-        found += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
+        held_out += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
     print(
-        f"{result.steps} steps, {result.seconds:.0f} s of training; held-out losses in nats a token: {found or 'none'}"
+        f"{result.steps} steps, {result.seconds:.0f} s of training; "
+        f"held-out losses in nats a token: {held_out or 'none'}"
     )
     print(f"Written: {result.folder / 'metrics.jsonl'}, {result.folder / 'compressor'}")
     return 0

@@ -40,40 +40,41 @@ def add(kinds: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    where = device(arguments.device)
+    device_name = device(arguments.device)
     (text,) = read_contents([arguments.text], "")
 
     import numpy as np
 
     from gistkit.viz.page import MOST_CELLS, attention_page
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, where)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     config = model.config.get_text_config()
     layers = _below("--layer", arguments.layer or [config.num_hidden_layers - 1], config.num_hidden_layers)
     heads = _below("--head", arguments.head or [], config.num_attention_heads) or None
     ids = tokenizer(text, verbose=False)["input_ids"]
     if len(ids) > LARGEST:
         raise ValueError(f"--text: expected at most {LARGEST} tokens, got {len(ids)}; show a part of it")
-    wanted = len(layers) * len(heads or [0])
-    if wanted * len(ids) ** 2 > MOST_CELLS:
+    map_count = len(layers) * len(heads or [0])
+    if map_count * len(ids) ** 2 > MOST_CELLS:
         raise ValueError(
-            f"--layer, --head: expected at most {MOST_CELLS // len(ids) ** 2} maps of {len(ids)} tokens, got {wanted}"
+            f"--layer, --head: expected at most {MOST_CELLS // len(ids) ** 2} maps of {len(ids)} tokens, "
+            f"got {map_count}"
         )
-    asked = [getattr(arguments, name) for name in ("compressor", "method", "layout", "ratio", "chunk")]
+    compressor_options = [getattr(arguments, name) for name in ("compressor", "method", "layout", "ratio", "chunk")]
     compressor = None
-    if any(value is not None for value in asked) or arguments.option:
+    if any(value is not None for value in compressor_options) or arguments.option:
         compressor = chosen_compressor(arguments, model)
-    recorded, plan, read, nuggets = _record(model, compressor, ids, layers, heads)
+    recorded, plan, input_ids, nuggets = _record(model, compressor, ids, layers, heads)
     # The rows of the maps are in the plan's physical order.
     count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
-    texts = [tokenizer.decode([token]) for token in read]
+    texts = [tokenizer.decode([token]) for token in input_ids]
     tokens = _tokens(texts, plan, nuggets, order)
     maps = {}
-    for layer, found in zip(layers, recorded, strict=True):
-        for place, weights in enumerate(found.weights[0].float().numpy()):
-            which = f"mean of {len(found.heads)} heads" if heads is None else f"head {found.heads[place]}"
-            maps[f"layer {layer}, {which}"] = weights[np.ix_(order, order)]
+    for layer, layer_map in zip(layers, recorded, strict=True):
+        for place, weights in enumerate(layer_map.weights[0].float().numpy()):
+            head_title = f"mean of {len(layer_map.heads)} heads" if heads is None else f"head {layer_map.heads[place]}"
+            maps[f"layer {layer}, {head_title}"] = weights[np.ix_(order, order)]
     title = f"{arguments.model} reads" if compressor is None else f"{compressor.title} encodes"
     write_page(attention_page(maps, queries=tokens, title=f"{title} {arguments.text}"), arguments.out)
     return 0
@@ -105,7 +106,7 @@ def _record(
         recorder.layers = [recorder.calls + layer for layer in layers]
         recorder.maps.clear()
 
-    read, nuggets = ids, []
+    input_ids, nuggets = ids, []
     hook = model.get_decoder().register_forward_pre_hook(begin, with_kwargs=True)
     try:
         with torch.no_grad(), attach(model), recorder:
@@ -114,11 +115,11 @@ def _record(
             else:
                 memory, _, rows = compressor.compress(compressor.contexts([ids]))
                 rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
-                read = rows.ids[0].tolist()
+                input_ids = rows.ids[0].tolist()
                 nuggets = memory.positions[0].tolist() if compressor.method == "dodo" else []
     finally:
         hook.remove()
-    return recorder.maps, plan, read, nuggets
+    return recorder.maps, plan, input_ids, nuggets
 
 
 def _tokens(texts: list[str], plan: Plan | None, nuggets: list[int], order: Any) -> Tokens:

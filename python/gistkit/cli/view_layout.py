@@ -104,19 +104,21 @@ def _run(arguments: argparse.Namespace) -> int:
     from gistkit.viz.page import layout_page
 
     _, needed, optional, _ = BUILDERS[arguments.builder]
-    given = {name: value for name, value in vars(arguments).items() if name in [*needed.split(), *optional.split()]}
+    builder_options = {
+        name: value for name, value in vars(arguments).items() if name in [*needed.split(), *optional.split()]
+    }
     try:
-        layout = _dodo(**given) if arguments.builder == "dodo" else _build(arguments.builder, given)
+        layout = _dodo(**builder_options) if arguments.builder == "dodo" else _build(arguments.builder, builder_options)
     except TypeError as error:
         raise ValueError(str(error)) from error
     write_page(layout_page(layout), arguments.out)
     return 0
 
 
-def _build(name: str, given: dict[str, Any]) -> Layout:
+def _build(name: str, options: dict[str, Any]) -> Layout:
     from gistkit import layouts
 
-    return getattr(layouts, name)(**given)
+    return getattr(layouts, name)(**options)
 
 
 def _dodo(context: int, ratio: int, tau: int, **options: Any) -> Layout:

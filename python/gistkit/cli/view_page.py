@@ -8,7 +8,7 @@ from pathlib import Path
 from gistkit.cli.compress import size
 from gistkit.options.arguments import whole
 
-# gistkit.viz.page.MOST_TOKENS, which cannot be loaded for --help.
+# gistkit.viz.page.MOST_TOKENS, which is too slow to load for --help.
 LARGEST = 4096
 
 
@@ -24,6 +24,6 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 
 def write_page(page: str, out: Path) -> None:
-    """Writes the file, and says what to do with it."""
+    """Writes the file, and prints how to open it."""
     out.write_text(page, encoding="utf-8")
     print(f"Written: {out}, {size(len(page.encode()))}; open it in a browser, it needs no network")

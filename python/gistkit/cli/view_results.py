@@ -1,4 +1,4 @@
-"""`gistkit view results`: the table and the pictures of what a study left."""
+"""`gistkit view results`: the table and the pictures of a study's results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def add(kinds: Any) -> None:
         "files",
         nargs="+",
         metavar="FILE",
-        help="what gistkit study left, JSON lines; several of one study are put together",
+        help="results of gistkit study, JSON lines; several files of one study are merged",
     )
     parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="draw the pictures, as PNG files in FOLDER")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Prints the table, and leaves pictures in --out."""
+    """Prints the table, and writes pictures to --out."""
     from gistkit.studies import results as files
     from gistkit.studies import shown
 

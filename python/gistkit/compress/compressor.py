@@ -20,7 +20,6 @@ from gistkit import hf
 from gistkit._checks import IGNORE, whole
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
-from gistkit.compress.joining import join
 from gistkit.compress.losses import (
     CompressionHead,
     JointHead,
@@ -30,10 +29,11 @@ from gistkit.compress.losses import (
     token_loss,
 )
 from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
+from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
-from gistkit.hf.attach import Standing
+from gistkit.hf.attach import ModuleSnapshot
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
 
 
 class _Weights(NamedTuple):
-    """The parameters of the base model, and those of its own by name, with the modules that hold them."""
+    """The base model's parameters, the compressor's own parameters by name, and a snapshot of the modules with both."""
 
-    standing: Standing
-    base: list[nn.Parameter]
-    own: dict[str, nn.Parameter]
+    snapshot: ModuleSnapshot
+    base_weights: list[nn.Parameter]
+    own_weights: dict[str, nn.Parameter]
 
 
 class Compressor(nn.Module, ABC):
@@ -59,19 +59,23 @@ class Compressor(nn.Module, ABC):
 
     Args:
         model: a transformers causal language model; its one copy of the weights serves all passes.
-        chunk, memory_tokens: every chunk of so many context tokens, and a shorter last one, has so many memory tokens.
+        chunk, memory_tokens: each chunk of `chunk` context tokens has `memory_tokens` memory tokens; so has a shorter
+            last one.
         layout: see `Source`.
-        reader: the role whose adapter the decoder runs with; None: none.
-        window: a longer context is compressed in its first `window` tokens. None: all of it is compressed.
+        reader: the role whose adapter the decoder runs with; None: no adapter.
+        window: only the first `window` tokens of a longer context are compressed. None: all of them are.
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            it as the base model does that reads the whole context).
-        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
-        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+            as the base model does when it reads the whole context).
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
+        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
+        settings: the method's own keyword arguments by name; JSON values, which `from_pretrained` reads back.
     """
 
     method: ClassVar[str]
     carrier: ClassVar[str]
+    shared_arguments: ClassVar[frozenset[str]] = frozenset()
+    """Keyword arguments that a method takes as `**` of its constructor."""
 
     def __init__(
         self,
@@ -85,21 +89,23 @@ class Compressor(nn.Module, ABC):
         window: int | None = None,
         end_token: int | None = None,
         joint_head: bool = False,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         loss_weights = check_losses(losses)
         if window is not None:
             whole("window", window)
         super().__init__()
         self.lm = SharedModel(model)
-        # Registered here, for the names that parameters have in checkpoints.
+        # Registered here, because parameters have its name in checkpoints.
         self.model = model
         self.copies: Copies | None = None
         self._fingerprint: tuple[Any, str] | None = None
         self._own_fingerprint: tuple[Any, str] | None = None
-        self._found_weights: _Weights | None = None
+        self._cached_weights: _Weights | None = None
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.reader = reader
         self.loss_weights = loss_weights
+        self._settings = dict(settings or {})
         if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
             raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
         self.end_token = end_token
@@ -132,19 +138,19 @@ class Compressor(nn.Module, ABC):
 
     @property
     def adapters(self) -> Adapters | None:
-        """The LoRA adapters that are its own, by role; None where the model's own weights train."""
+        """The compressor's LoRA adapters by role; None where the model's own weights train."""
         return self.lm.adapters
 
     def using(self, use: Use) -> AbstractContextManager[None]:
         """See `SharedModel.using`."""
         return self.lm.using(use)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
-        return self.lm.logits(hidden)
+        return self.lm.logits(hidden_states)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
+        """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
         self.lm.gradient_checkpointing_enable()
 
     def gradient_checkpointing_disable(self) -> None:
@@ -153,14 +159,14 @@ class Compressor(nn.Module, ABC):
 
     @abstractmethod
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """The memory of rows that fit the window, and the hidden states [B, K, d] at their learned memory tokens."""
+        """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens."""
 
     @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 0 or 1, d]: the task token between memory and text; without one `Memory.last` predicts the text."""
+        """[B, 0 or 1, d]: the task token between memory and text; without one, `Memory.last` predicts the text."""
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """Where memory tokens [B, K] and each row's text stand in logical order, by which sliding windows count."""
+        """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
     @property
@@ -170,46 +176,46 @@ class Compressor(nn.Module, ABC):
 
     @property
     def shortest(self) -> int:
-        """Tokens a context has at least."""
+        """Fewest tokens of a context."""
         return -(-self.chunk // self.memory_tokens)
 
     def fingerprint(self) -> str:
-        """The base model's, computed again only where its weights have changed."""
+        """The base model's fingerprint, computed again only when its weights have changed."""
         return self.fingerprints()[0]
 
     def own_fingerprint(self) -> str:
-        """Of the weights that are the compressor's and not the base model's, computed again only where they changed."""
+        """The fingerprint of the compressor's own weights, computed again only when they have changed."""
         return self.fingerprints()[1]
 
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
         weights = self._weights()
-        base, own = _versions(weights.base), _versions(weights.own.values())
-        if self._fingerprint is None or self._fingerprint[0] != base:
-            self._fingerprint = base, hf.fingerprint(self.model)
-        if self._own_fingerprint is None or self._own_fingerprint[0] != own:
-            self._own_fingerprint = own, hf.digest(weights.own.items())
+        base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
+        if self._fingerprint is None or self._fingerprint[0] != base_version:
+            self._fingerprint = base_version, hf.fingerprint(self.model)
+        if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
+            self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
         return self._fingerprint[1], self._own_fingerprint[1]
 
     def _weights(self) -> _Weights:
-        """The base model's weights and the compressor's own, found again only where one is another parameter."""
-        found = self._found_weights
-        if found is None or not found.standing.unchanged:
-            base, own = [], {}
+        """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
+        weights = self._cached_weights
+        if weights is None or not weights.snapshot.unchanged:
+            base_weights, own_weights = [], {}
             for name, parameter in self.named_parameters():
                 adapter = self.adapters is not None and self.adapters.owns(name)
                 if self.adapters is not None and adapter:
-                    own[self.adapters.plain(name)] = parameter
+                    own_weights[self.adapters.plain(name)] = parameter
                 elif name.startswith("model."):
-                    base.append(parameter)
+                    base_weights.append(parameter)
                 else:
-                    own[name] = parameter
-            found = self._found_weights = _Weights(Standing(self.modules()), base, own)
-        return found
+                    own_weights[name] = parameter
+            weights = self._cached_weights = _Weights(ModuleSnapshot(self.modules()), base_weights, own_weights)
+        return weights
 
     @property
     def source(self) -> Source:
-        """What a memory must share to be readable."""
+        """What a readable memory was made with."""
         heads, head_dim = self.lm.head_shape
         width = 2 * self.config.num_hidden_layers * heads * head_dim
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.lm.structure, width)
@@ -218,8 +224,8 @@ class Compressor(nn.Module, ABC):
         """Compresses a batch of contexts in one pass over all their chunks.
 
         Args:
-            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. At least `ratio` tokens a
-                row, what one memory token stands for.
+            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least `ratio`
+                tokens, those that one memory token stands for.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
         """
         memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
@@ -236,35 +242,35 @@ class Compressor(nn.Module, ABC):
         """Hidden states [B, 1 + T, d] before `input_ids` [B, T] (at the task token, or the memory) and at each of them.
 
         Args:
-            memory: what `encode` returned; where it has a rest, the decoder reads that between task token and text.
+            memory: what `encode` returned. Its `rest` is read between the task token and the text.
             task: "ae" reconstructs the context, "lm" continues it, "qa" answers a question about it.
             input_ids, attention_mask: as in `encode`; rows may be empty.
         """
         return self.read(memory, task, self.rows("input_ids", input_ids, attention_mask))
 
     def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
-        """Token ids as users have them, checked and padded at the end of rows."""
+        """A user's token ids, checked and padded at the end of rows."""
         return as_rows(name, ids, attention_mask, vocabulary=self.vocabulary, device=self.device, shortest=shortest)
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, at least as long as what one memory token stands for."""
+        """`rows` of contexts, each at least as long as what one memory token stands for."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=self.shortest)
 
     def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
-        rows, rest = self.cut(rows)
-        memory, hidden = self.encode_rows(rows)
-        return replace(memory, rest=rest or memory.rest), hidden, rows
+        rows, remainder = self.cut(rows)
+        memory, hidden_states = self.encode_rows(rows)
+        return replace(memory, rest=remainder or memory.rest), hidden_states, rows
 
     def cut(self, rows: Rows) -> tuple[Rows, tuple[tuple[int, ...], ...]]:
-        """What is compressed of contexts, and the tokens behind the window of each row; () where there are none."""
+        """The part of contexts that is compressed, and each row's tokens behind the window; () where there are none."""
         if self.window is None or max(rows.lengths) <= self.window:
             return rows, ()
         limits = self.limits(rows, self.window)
-        rest = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
+        remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
-        return Rows(rows.ids[:, : max(lengths)], lengths), rest
+        return Rows(rows.ids[:, : max(lengths)], lengths), remainder
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses."""
@@ -274,39 +280,39 @@ class Compressor(nn.Module, ABC):
         """`decode` of checked rows."""
         check_memory(memory)
         check_rows("input_ids", rows, memory.batch_size)
-        rest = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
-        plan = self.reading_plan(memory, task, (rest, rows))
-        inputs = torch.cat([self.task_embedding(task, memory), self.embed(rest.ids), self.embed(rows.ids)], 1)
+        remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
+        plan = self.reading_plan(memory, task, (remainder, rows))
+        inputs = torch.cat([self.task_embedding(task, memory), self.embed(remainder.ids), self.embed(rows.ids)], 1)
         tokens, skip = inputs.shape[1], 0
         if memory.embeddings is not None:
             skip = memory.num_tokens
             inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
-        hidden = inputs
+        hidden_states = inputs
         if inputs.shape[1]:
             bias = None
             if memory.key_bias is not None and torch.is_grad_enabled():
                 # The text's keys have none. Without gradients it is zeros.
                 bias = F.pad(memory.key_bias, (0, inputs.shape[1]))[:, None]
             out = self.lm.run(self.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers, key_bias=bias)
-            hidden = out.last_hidden_state[:, skip:]
-        if tokens == rest.ids.shape[1] + rows.ids.shape[1]:
-            hidden = torch.cat([self.last_of(memory)[:, None].to(hidden.dtype), hidden], 1)
-        if not rest.ids.shape[1]:
-            return hidden
-        last = torch.tensor(rest.lengths, device=hidden.device)[:, None, None]
-        return torch.cat([hidden.take_along_dim(last, 1), hidden[:, 1 + rest.ids.shape[1] :]], 1)
+            hidden_states = out.last_hidden_state[:, skip:]
+        if tokens == remainder.ids.shape[1] + rows.ids.shape[1]:
+            hidden_states = torch.cat([self.last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
+        if not remainder.ids.shape[1]:
+            return hidden_states
+        last = torch.tensor(remainder.lengths, device=hidden_states.device)[:, None, None]
+        return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
-        """The plan of [memory][task token][text]...; a row each, but none for memory tokens that are cached keys.
+        """The plan of [memory][task token][text]...; memory tokens that are cached keys have no row of their own.
 
-        `name` is the argument that says how long the text is.
+        Errors about the length of the text name the argument `name`.
         """
         if task not in TASKS:
             raise ValueError(f"task: expected one of {', '.join(TASKS)}, got {task!r}")
         self.check_readable(memory)
         self.rows("memory", memory.rest)
         cached = self.carrier == "kv"
-        ordinals, behind = self.ordinals(memory)
+        ordinals, text_ordinals = self.ordinals(memory)
         tasks = self.task_embedding(task, memory).shape[1]
         reading = tuple(
             ReadingRow(
@@ -315,7 +321,7 @@ class Compressor(nn.Module, ABC):
                 b"" if cached else memory.positions[row].numpy().tobytes(),
                 ordinals[row].numpy().tobytes(),
                 0 if task == "ae" and memory.source.consistent else memory.starts[row],
-                behind[row],
+                text_ordinals[row],
                 (tasks, *(text.lengths[row] for text in texts)),
             )
             for row in range(memory.batch_size)
@@ -325,7 +331,7 @@ class Compressor(nn.Module, ABC):
         return decoder_plan(reading, memory.num_tokens, widths, cached, self.lm.windows, str(self.device))
 
     def last_of(self, memory: Memory) -> Tensor:
-        """`Memory.last`, which a memory without task token must have."""
+        """`Memory.last`; a ValueError if the memory has none."""
         if memory.last is None:
             raise ValueError("memory: expected one with the output that predicts what follows it, got one without")
         return memory.last
@@ -347,20 +353,25 @@ class Compressor(nn.Module, ABC):
                 stacklevel=3,
             )
         if memory.device != self.device:
-            raise ValueError(f"memory: expected it on {self.device}, got it on {memory.device}; use memory.to(device)")
+            raise ValueError(
+                f"memory: expected one on {self.device}, got one on {memory.device}; use memory.to(device)"
+            )
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """What a table calls it, such as FiveHundredX EPL 5x."""
+        """The name in tables, such as FiveHundredX EPL 5x."""
 
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
-        """Changes what `forward` returns; a compressor made without the compression loss has no head for it."""
-        wanted = check_losses(losses)
-        self._check_base(wanted, self.adapters is not None)
-        if "compression" in wanted and self.compression_head is None:
-            raise ValueError("losses: expected no 'compression' for a compressor made without it, got it")
-        self.loss_weights = wanted
+        """Changes what `forward` returns; the compression loss needs a compressor that was made with it."""
+        loss_weights = check_losses(losses)
+        self._check_base(loss_weights, self.adapters is not None)
+        if "compression" in loss_weights and self.compression_head is None:
+            raise ValueError(
+                "losses: expected no 'compression' for a compressor that was made without it, got "
+                + ", ".join(loss_weights)
+            )
+        self.loss_weights = loss_weights
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
         """See `SharedModel.install`."""
@@ -372,25 +383,28 @@ class Compressor(nn.Module, ABC):
         self.copies = self.lm.copies = Copies(self.model, role)
 
     @staticmethod
-    def _check_base(losses: Mapping[str, float], kept: bool) -> None:
-        if "kl" in losses and not kept:
-            raise ValueError("losses: expected 'kl' beside LoRA, without which the base model is lost, got lora None")
+    def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
+        if "kl" in losses and not base_frozen:
+            raise ValueError(
+                "losses: expected 'kl' beside LoRA, as training without it changes the base model, got lora None"
+            )
 
     @classmethod
     def arguments(cls) -> set[str]:
-        """The keyword arguments that make one around a model."""
+        """The names of the keyword arguments of the constructor."""
         parameters = inspect.signature(cls).parameters.values()
-        return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        keywords = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+        return keywords | cls.shared_arguments
 
     @classmethod
     @abstractmethod
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
-        """Whose adapters one made with these settings has, where it has any."""
+        """The roles that have adapters, in a compressor with these settings and with LoRA."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        return {"losses": dict(self.loss_weights), "end_token": self.end_token}
+        """The keyword arguments that the compressor was made with, except `lora`; JSON values."""
+        return self._settings | {"losses": dict(self.loss_weights), "end_token": self.end_token}
 
     def forward(
         self,
@@ -401,12 +415,12 @@ class Compressor(nn.Module, ABC):
         question_ids: Any = None,
         answer_ids: Any = None,
     ) -> dict[str, Tensor]:
-        """The losses named at construction, from one shared compression, and their weighted mean as "loss".
+        """The losses named at construction, all from one compression, and their weighted mean as "loss".
 
         Args:
             input_ids, attention_mask: the contexts, as in `encode`.
-            continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; needed
-                for the "lm" loss alone.
+            continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only
+                for the loss "lm".
             question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
 
         Returns:
@@ -421,15 +435,15 @@ class Compressor(nn.Module, ABC):
         }
         losses: dict[str, Tensor] = {}
         with hf.attach(self.model):
-            memory, hidden, compressed = self.compress(rows)
+            memory, hidden_states, compressed = self.compress(rows)
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
                     targets = self._segments(compressed)
                     losses[name] = self.compression_head(
-                        self.lm.readout(hidden), targets=targets, **self.output_embedding
+                        self.lm.readout(hidden_states), targets=targets, **self.output_embedding
                     )
                 elif name == "ae":
-                    losses[name] = self._loss(memory, "ae", self._ended(compressed))
+                    losses[name] = self._loss(memory, "ae", self._with_end_token(compressed))
                 elif name == "lm":
                     losses[name] = self._loss(memory, "lm", texts["continuation_ids"])
             if answers:
@@ -439,28 +453,31 @@ class Compressor(nn.Module, ABC):
         return losses
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that train, by name; other adapters in the model are not this compressor's."""
+        """The parameters that train, by name, without other adapters in the model."""
         for name, parameter in self.named_parameters():
-            own = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
-            if parameter.requires_grad and (own or not name.startswith("model.")):
+            belongs = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
+            if parameter.requires_grad and (belongs or not name.startswith("model.")):
                 yield name, parameter
 
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
-        """The parameters for an optimizer, those of the gists with a learning rate `memory_factor` times as high.
+        """The parameters as an optimizer takes them; those of the gists have `memory_factor` times the learning rate.
 
         GistPool, Section 5.2: parameters that compress need a higher learning rate.
         """
         if not memory_factor > 0:
             raise ValueError(f"memory_factor: expected a number > 0, got {memory_factor}")
-        own: list[nn.Parameter] = []
-        text: list[nn.Parameter] = []
+        gist_parameters: list[nn.Parameter] = []
+        text_parameters: list[nn.Parameter] = []
         for name, parameter in self.trainable():
-            (own if self.of_gists(name) else text).append(parameter)
-        groups = [{"params": text, "lr": learning_rate}, {"params": own, "lr": learning_rate * memory_factor}]
+            (gist_parameters if self.of_gists(name) else text_parameters).append(parameter)
+        groups = [
+            {"params": text_parameters, "lr": learning_rate},
+            {"params": gist_parameters, "lr": learning_rate * memory_factor},
+        ]
         return [group for group in groups if group["params"]]
 
     def of_gists(self, name: str) -> bool:
-        """Whether a parameter, by its name, serves gists alone."""
+        """Whether the parameter of this name is used for gists only."""
         return False
 
     def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
@@ -468,7 +485,7 @@ class Compressor(nn.Module, ABC):
         return generate(self, memory, prompt_ids, attention_mask, **options)
 
     def join(self, memories: Sequence[Memory]) -> Memory:
-        """Several documents, a memory each, as one context in that order; see `gistkit.compress.joining.join`."""
+        """The memories of several documents as one context, in that order; see `gistkit.compress.memory_join.join`."""
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -481,10 +498,10 @@ class Compressor(nn.Module, ABC):
 
         Args:
             folder: what `save_pretrained` wrote.
-            model: the base model; None where the folder holds one (a compressor without LoRA).
+            model: the base model; None if the folder holds it (a compressor without LoRA).
 
         Raises:
-            FileNotFoundError, ValueError: if the folder holds none, or one of another model, method or version.
+            FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
         """
         return cast(Compressor, load_compressor(cls, Path(folder), model))
 
@@ -498,51 +515,51 @@ class Compressor(nn.Module, ABC):
             raise ValueError(f"{name}: expected tokens to predict, got empty rows")
         return rows
 
-    def _ended(self, rows: Rows) -> Rows:
+    def _with_end_token(self, rows: Rows) -> Rows:
         if self.end_token is None:
             return rows
         return join_rows(rows, pad([[self.end_token]] * rows.batch_size, rows.ids.device))
 
     @property
     def output_embedding(self) -> dict[str, Any]:
-        """What the losses make logits with."""
+        """The output embedding as arguments of the losses."""
         return {"weight": self.lm.head.weight, "bias": self.lm.head.bias, "softcap": self.lm.softcap}
 
     def _segments(self, compressed: Rows) -> Tensor:
-        """The context tokens that each memory token's compression loss asks for."""
+        """The context tokens that the compression loss predicts from each memory token."""
         return segment_targets(compressed.ids, self.chunk, self.memory_tokens, compressed.lengths)
 
     def _loss(self, memory: Memory, task: Task, text: Rows) -> Tensor:
-        """Mean loss of the tokens of a text behind the memory; the last token of a row predicts nothing."""
-        hidden = self.read(memory, task, _but_last(text))
+        """Mean loss of the tokens of a text after the memory; a row's last token predicts nothing."""
+        hidden_states = self.read(memory, task, _but_last(text))
         targets = text.ids.where(text.valid, IGNORE)
-        return token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
+        return token_loss(self.lm.readout(hidden_states), targets=targets, **self.output_embedding)
 
     def _answer_losses(self, memory: Memory, contexts: Rows, question: Rows, answer: Rows) -> dict[str, Tensor]:
-        """The losses "qa" and "kl", those that are asked for, of the answers' tokens behind the questions."""
+        """Those of the losses "qa" and "kl" that the compressor has, over the tokens of the answers."""
         text = join_rows(question, answer)
-        hidden = self.read(memory, "qa", _but_last(text))
+        hidden_states = self.read(memory, "qa", _but_last(text))
         columns = torch.arange(text.ids.shape[1], device=text.ids.device)
-        asked = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
+        in_answer = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
         losses = {}
         if "qa" in self.loss_weights:
-            targets = text.ids.where(asked, IGNORE)
-            losses["qa"] = token_loss(self.lm.readout(hidden), targets=targets, **self.output_embedding)
+            targets = text.ids.where(in_answer, IGNORE)
+            losses["qa"] = token_loss(self.lm.readout(hidden_states), targets=targets, **self.output_embedding)
         if "kl" in self.loss_weights:
-            teacher = self._taught(self.uncompressed(contexts), text)
-            states = (self.lm.readout(each[asked]) for each in (hidden, teacher))
-            losses["kl"] = divergence_loss(*states, **self.output_embedding)
+            teacher = self._teacher_states(self.uncompressed(contexts), text)
+            student_and_teacher = (self.lm.readout(states[in_answer]) for states in (hidden_states, teacher))
+            losses["kl"] = divergence_loss(*student_and_teacher, **self.output_embedding)
         return losses
 
     @torch.no_grad()
-    def _taught(self, contexts: Rows, text: Rows) -> Tensor:
-        """Hidden states [B, T, d] before each token of `text` in the base model that reads the whole context."""
+    def _teacher_states(self, contexts: Rows, text: Rows) -> Tensor:
+        """Hidden states [B, T, d] before each token of `text`, of the base model on the whole context."""
         rows = _but_last(join_rows(contexts, text))
         plan = self.lm.causal_plan(rows.ids.shape[1])
-        hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
-        start = torch.tensor(contexts.lengths, device=hidden.device)[:, None] - 1
-        index = start + torch.arange(text.ids.shape[1], device=hidden.device)
-        return hidden.take_along_dim(index.clamp(max=hidden.shape[1] - 1)[..., None], 1)
+        hidden_states = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
+        start = torch.tensor(contexts.lengths, device=hidden_states.device)[:, None] - 1
+        index = start + torch.arange(text.ids.shape[1], device=hidden_states.device)
+        return hidden_states.take_along_dim(index.clamp(max=hidden_states.shape[1] - 1)[..., None], 1)
 
     def uncompressed(self, contexts: Rows) -> Rows:
         """Contexts as the base model reads them whole."""
@@ -554,5 +571,5 @@ def _but_last(rows: Rows) -> Rows:
 
 
 def _versions(weights: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
-    # Weights made in inference mode count no versions, and cannot be changed outside it.
+    # Weights made in inference mode have no version, and cannot be changed outside it.
     return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)

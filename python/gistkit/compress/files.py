@@ -1,7 +1,8 @@
-"""Compressors on disk, and files that are whole or not there.
+"""Compressors on disk, and files that are either complete or absent.
 
 A compressor is a folder: settings as JSON, tensors as safetensors, adapters as PEFT writes them. A file is written
-beside its place and moved; a broken one is read with a message that names it.
+    under
+another name and then moved; reading a broken file raises an error that names it.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress.model import tuned
+from gistkit.compress.model import first_adapter
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 FORMAT = "gistkit-compressor"
 VERSION = 2
-# What compressors that were saved before there was such a setting were made with.
-LATER = {"full_copy": False}
+# Settings that older folders do not have, with the value that their compressors were made with.
+ADDED_SETTINGS = {"full_copy": False}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which takes the place of `path` in one move; where writing fails, `path` stays as it was."""
+    """A file to write, which replaces `path` in one move; if writing fails, `path` stays as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
-        # On the disk before it takes the place of a good one.
+        # On the disk before it replaces a good file.
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -49,34 +50,34 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def read_tensors(
-    path: Path, what: str, broken: str = "a file that cannot be read"
+    path: Path, content: str, broken: str = "a file that cannot be read"
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors, on the CPU, of a safetensors file; messages name `what` it should be.
+    """The header and the tensors, on the CPU, of a safetensors file; errors say that it should be `content`.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if it is cut short, or no safetensors.
+        ValueError: if it is truncated or not a safetensors file.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {what}, got none there")
+        raise FileNotFoundError(f"{path}: expected {content}, got none there")
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path}: expected {what}, got {broken} ({error})") from error
+        raise ValueError(f"{path}: expected {content}, got {broken} ({error})") from error
 
 
 def save_compressor(compressor: Any, folder: Path) -> None:
-    """Writes compressor.json, compressor.safetensors and the adapter, or the model where it trains itself."""
+    """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    own = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
+    tensors = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
     with replacing(folder / TENSORS) as path:
-        save_file(own, path)
+        save_file(tensors, path)
     adapters = compressor.adapters
     if adapters is None:
-        if (found := tuned(compressor.model)) is not None:
+        if (adapter := first_adapter(compressor.model)) is not None:
             raise ValueError(
-                f"model: expected no adapters in a model whose own weights were trained, got one at {found}"
+                f"model: expected no adapters in a model whose own weights were trained, got one at {adapter}"
             )
         compressor.model.save_pretrained(folder / MODEL)
     else:
@@ -99,17 +100,17 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None)
     """See `Compressor.from_pretrained`."""
     settings, is_given = _read_settings(folder), model is not None
     method = _method(cls, settings["method"], folder)
-    later = {name: value for name, value in LATER.items() if name in method.arguments()}
+    later = {name: value for name, value in ADDED_SETTINGS.items() if name in method.arguments()}
     settings["settings"] = later | settings["settings"]
     if model is None and settings["adapters"] is not None:
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
     if model is None:
-        model = _trained(folder)
+        model = _load_model(folder)
     _check_names(method, settings, folder)
-    # Before anything is changed in it.
+    # Before anything in the model is changed.
     _check_model(model, settings, folder)
     if is_given and settings["adapters"] is None:
-        model.load_state_dict(_trained(folder).state_dict())
+        model.load_state_dict(_load_model(folder).state_dict())
     compressor = method(model, lora=_lora(folder, settings["adapters"]), **settings["settings"])
     _load_tensors(compressor, folder, settings["adapters"])
     return compressor
@@ -123,18 +124,18 @@ def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
     for name in adapters.values():
         if not (folder / name / "adapter_config.json").is_file():
             raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
-    # Those of all roles were made from one.
+    # The adapters of all roles have the same configuration.
     config = LoraConfig.from_pretrained(str(folder / next(iter(adapters.values()))))
     config.inference_mode = False
     return config  # type: ignore[return-value]
 
 
-def _trained(folder: Path) -> PreTrainedModel:
+def _load_model(folder: Path) -> PreTrainedModel:
     if not (folder / MODEL).is_dir():
         raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
     loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)
-    model, found = loaded
-    if missing := sorted(found["missing_keys"]):
+    model, loading_info = loaded
+    if missing := sorted(loading_info["missing_keys"]):
         raise ValueError(f"{folder / MODEL}: expected all weights of the model, got none for {missing[0]}")
     return cast(PreTrainedModel, model)
 
@@ -154,17 +155,17 @@ def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path)
 
 def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None) -> None:
     tensors = read_tensors(folder / TENSORS, "a file of tensors")[1]
-    own = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
-    if tensors.keys() != own.keys():
-        raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(own)}, got {sorted(tensors)}")
-    for name, parameter in own.items():
+    parameters = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
+    if tensors.keys() != parameters.keys():
+        raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(parameters)}, got {sorted(tensors)}")
+    for name, parameter in parameters.items():
         if tensors[name].shape != parameter.shape:
             raise ValueError(
                 f"{folder / TENSORS}: expected {name} of shape {tuple(parameter.shape)}, got "
                 f"{tuple(tensors[name].shape)}"
             )
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
     if adapters is None or compressor.adapters is None:
         return
@@ -172,9 +173,9 @@ def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None
 
     for role, name in compressor.adapters.names.items():
         weights = read_tensors(folder / adapters[role] / "adapter_model.safetensors", "a file of tensors")[1]
-        found: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
-        if found.unexpected_keys:
-            raise ValueError(f"{folder}: expected an adapter of this model, got weights {found.unexpected_keys[:3]}")
+        result: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
+        if result.unexpected_keys:
+            raise ValueError(f"{folder}: expected an adapter of this model, got weights {result.unexpected_keys[:3]}")
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -202,26 +203,26 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> None:
     expected = method.arguments() - {"lora"}
-    own, adapters = settings["settings"], settings["adapters"]
-    odd = sorted(expected ^ own.keys())
-    if odd:
-        found = "one that it does not have" if odd[0] in own else "none"
+    options, adapters = settings["settings"], settings["adapters"]
+    mismatches = sorted(expected ^ options.keys())
+    if mismatches:
+        difference = "one that it does not have" if mismatches[0] in options else "none"
         raise ValueError(
-            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, got {found} "
-            f"for {odd[0]}"
+            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, "
+            f"got {difference} for {mismatches[0]}"
         )
-    roles = set(method.roles(own))
+    roles = set(method.roles(options))
     if adapters is not None and (adapters.keys() != roles or not all(isinstance(n, str) for n in adapters.values())):
         raise ValueError(f"{folder / SETTINGS}: expected the names of adapters for {sorted(roles)}, got {adapters}")
 
 
 def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
-    # A baseline may have the name of a compressor, but writes files of its own.
-    saved = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
-    known = {vars(kind)["method"]: kind for kind in saved}
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(known))}, got {name}")
-    return known[name]
+    # A baseline may have the name of a compressor, but writes other files.
+    classes = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
+    methods = {vars(method)["method"]: method for method in classes}
+    if not isinstance(name, str) or name not in methods:
+        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(methods))}, got {name}")
+    return methods[name]
 
 
 def _subclasses(cls: type) -> set[Any]:

@@ -1,4 +1,4 @@
-"""Generation from a memory: batched, ragged, greedy or sampled, each row to its own stop."""
+"""Generation from a memory: batched, ragged, greedy or sampled, each row until its own stop token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gistkit.layouts import Plan
 
 
 class Streamer(Protocol):
-    """What transformers' streamers are: told of new tokens [B] as they come, and of the end."""
+    """The interface of transformers' streamers, which receive new tokens [B] as they come, and the end."""
 
     def put(self, value: Tensor) -> None: ...
 
@@ -27,7 +27,7 @@ class Streamer(Protocol):
 
 
 class MemoryReader(Protocol):
-    """What reads memories: a `Compressor`, as far as generation and joining know it."""
+    """The part of a `Compressor` that generating and joining use."""
 
     lm: SharedModel
     reader: str | None
@@ -78,12 +78,13 @@ def generate(
         temperature: above 0, divides the logits before sampling.
         top_k, top_p: sample among the k likeliest tokens, or the likeliest ones that hold the share p.
         stop_tokens: a row ends after one of these ids; one id, or several.
-        pad_token: what stands behind the end of a row, a token id or any other number.
-        streamer: is given the new tokens [B] of each step, and no prompt: transformers' own with skip_prompt=False.
+        pad_token: fills a row behind its end, a token id or any other number.
+        streamer: receives the new tokens [B] of each step, but no prompt: transformers' streamers with
+            skip_prompt=False.
         generator: of the random numbers.
 
     Returns:
-        int64 [B, n] with n <= max_new_tokens, less where every row has ended.
+        int64 [B, n] with n <= max_new_tokens, fewer if every row has ended.
     """
     whole("max_new_tokens", max_new_tokens)
     check_memory(memory)
@@ -113,18 +114,18 @@ def write(
     pad_token: int,
     streamer: Streamer | None,
 ) -> Tensor:
-    """Tokens [B, n] chosen one after another, each row to its own stop.
+    """Tokens [B, n] chosen one after another, each row until its own stop token.
 
     Args:
-        states: hidden states [B, d] that predict each next token.
-        answer: the tokens [B] chosen so far, which `states` may read; starts empty.
+        states: hidden states [B, d], each predicting the next token.
+        answer: the tokens [B] chosen so far, which `states` may read; empty at the start.
         choose: tokens [B] of logits [B, V].
         stops, pad_token, streamer: as in `generate`.
     """
     stop = torch.tensor(stops, dtype=torch.int64, device=model.device)
     ended = torch.zeros((), dtype=torch.bool, device=model.device)
-    for hidden in states:
-        token = choose(model.logits(hidden)).masked_fill(ended, pad_token)
+    for hidden_states in states:
+        token = choose(model.logits(hidden_states)).masked_fill(ended, pad_token)
         answer.append(token)
         if streamer is not None:
             streamer.put(token.cpu())
@@ -148,16 +149,16 @@ def _hidden(
 ) -> Any:
     """Yields the hidden state [B, d] that predicts each next token; `answer` holds the tokens chosen so far."""
     batch = memory.batch_size
-    rest = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
+    remainder = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
     # The last new token is not fed.
-    fed = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
-    plan = compressor.reading_plan(memory, task, (rest, prompt, fed), "max_new_tokens")
+    new_tokens = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
+    plan = compressor.reading_plan(memory, task, (remainder, prompt, new_tokens), "max_new_tokens")
     lead = compressor.task_embedding(task, memory)
-    inputs = torch.cat([lead, compressor.lm.embed(rest.ids), compressor.lm.embed(prompt.ids)], 1)
-    # A row's last token is that of its prompt, or of its rest, or what comes before: the task token, or the memory.
+    inputs = torch.cat([lead, compressor.lm.embed(remainder.ids), compressor.lm.embed(prompt.ids)], 1)
+    # A row's last token is the prompt's, or that of the remainder, or what precedes it: the task token, or the memory.
     last = [
-        rest.ids.shape[1] + length if length else before
-        for before, length in zip(rest.lengths, prompt.lengths, strict=True)
+        remainder.ids.shape[1] + length if length else previous
+        for previous, length in zip(remainder.lengths, prompt.lengths, strict=True)
     ]
     layers = memory.layers or (compressor.lm.no_keys(),) * compressor.lm.config.num_hidden_layers
     cache = hf.memory_cache(layers, max(memory.starts), capacity=plan.num_queries)

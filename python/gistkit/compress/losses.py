@@ -28,20 +28,20 @@ def check_losses(losses: Iterable[str] | Mapping[str, float]) -> dict[str, float
     return {name: float(weights[name]) for name in LOSSES if name in weights}
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
-    logits = F.linear(hidden, weight, bias).float()
+def _logits(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
+    logits = F.linear(hidden_states, weight, bias).float()
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def _summed_cross_entropy(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None
 ) -> Tensor:
-    logits = _logits(hidden, weight, bias, softcap)
+    logits = _logits(hidden_states, weight, bias, softcap)
     return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
 
 
 def token_loss(
-    hidden: Tensor,
+    hidden_states: Tensor,
     weight: Tensor,
     targets: Tensor,
     *,
@@ -49,10 +49,10 @@ def token_loss(
     chunk: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Mean cross entropy of `hidden @ weight.T + bias` against `targets`, with at most `chunk` rows of logits alive.
+    """Mean cross entropy of `hidden_states @ weight.T + bias` and `targets`, with at most `chunk` rows of logits alive.
 
     Args:
-        hidden: [..., d] hidden states.
+        hidden_states: [..., d] hidden states.
         weight, bias: [V, d] and [V], the output embedding.
         targets: int64 [...], vocabulary ids; -100 is left out of the mean.
         chunk: rows of logits computed at a time; they are computed again in the backward pass. None: as many as hold
@@ -62,32 +62,33 @@ def token_loss(
     Returns:
         A scalar in nats a token, fp32; 0 where every target is left out.
     """
-    if hidden.shape[:-1] != targets.shape:
+    if hidden_states.shape[:-1] != targets.shape:
         raise ValueError(
-            f"targets: expected shape {tuple(hidden.shape[:-1])} as hidden has, got {tuple(targets.shape)}"
+            f"targets: expected shape {tuple(hidden_states.shape[:-1])} as hidden_states has, "
+            f"got {tuple(targets.shape)}"
         )
     chunk = max(1, LOGITS // weight.shape[0]) if chunk is None else chunk
     if chunk < 1:
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
-    rows, labels = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    rows, labels = hidden_states.reshape(-1, hidden_states.shape[-1]), targets.reshape(-1)
     count = (labels != IGNORE).sum().clamp(min=1)
     if rows.shape[0] <= chunk:
         return _summed_cross_entropy(rows, weight, bias, labels, softcap) / count
-    total = hidden.new_zeros((), dtype=torch.float32)
+    total = hidden_states.new_zeros((), dtype=torch.float32)
     for part, part_labels in zip(rows.split(chunk), labels.split(chunk), strict=True):
         total = total + checkpoint(_summed_cross_entropy, part, weight, bias, part_labels, softcap, use_reentrant=False)
     return total / count
 
 
 def _summed_divergence(
-    hidden: Tensor, teacher: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None
+    hidden_states: Tensor, teacher: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None
 ) -> Tensor:
-    wanted, found = (_logits(states, weight, bias, softcap).log_softmax(-1) for states in (teacher, hidden))
-    return F.kl_div(found, wanted, reduction="sum", log_target=True)
+    target, prediction = (_logits(states, weight, bias, softcap).log_softmax(-1) for states in (teacher, hidden_states))
+    return F.kl_div(prediction, target, reduction="sum", log_target=True)
 
 
 def divergence_loss(
-    hidden: Tensor,
+    hidden_states: Tensor,
     teacher: Tensor,
     weight: Tensor,
     *,
@@ -98,17 +99,17 @@ def divergence_loss(
     """Mean Kullback-Leibler divergence KL(teacher || model) of next tokens, at most `chunk` rows of logits alive.
 
     Args:
-        hidden, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
+        hidden_states, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
         weight, bias, chunk, softcap: as in `token_loss`.
 
     Returns:
         A scalar in nats a token, fp32; 0 where there are no tokens.
     """
     chunk = max(1, LOGITS // 2 // weight.shape[0]) if chunk is None else chunk
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for part, wanted in zip(hidden.split(chunk), teacher.split(chunk), strict=True):
-        total = total + checkpoint(_summed_divergence, part, wanted, weight, bias, softcap, use_reentrant=False)
-    return total / max(hidden.shape[0], 1)
+    total = hidden_states.new_zeros((), dtype=torch.float32)
+    for part, teacher_part in zip(hidden_states.split(chunk), teacher.split(chunk), strict=True):
+        total = total + checkpoint(_summed_divergence, part, teacher_part, weight, bias, softcap, use_reentrant=False)
+    return total / max(hidden_states.shape[0], 1)
 
 
 def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Sequence[int] | None = None) -> Tensor:
@@ -154,14 +155,14 @@ class CompressionHead(nn.Module):
 
     def forward(
         self,
-        hidden: Tensor,
+        hidden_states: Tensor,
         weight: Tensor,
         targets: Tensor,
         bias: Tensor | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Mean cross entropy over all targets; hidden [B, kM, d], weight [V, d], targets [B, kM, offsets]."""
-        projected = self.projection(hidden.to(self.projection.weight.dtype)).unflatten(-1, (self.offsets, -1))
+        """Mean cross entropy over all targets; hidden_states [B, kM, d], weight [V, d], targets [B, kM, offsets]."""
+        projected = self.projection(hidden_states.to(self.projection.weight.dtype)).unflatten(-1, (self.offsets, -1))
         return token_loss(projected.to(weight.dtype), weight, targets, bias=bias, softcap=softcap)
 
 
@@ -183,18 +184,18 @@ class JointHead(nn.Module):
 
     def forward(
         self,
-        hidden: Tensor,
+        hidden_states: Tensor,
         weight: Tensor,
         targets: Tensor,
         bias: Tensor | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """Mean cross entropy over all targets; hidden [B, kM, d], targets [B, kM, offsets]; weight and bias unused."""
-        hidden = hidden.to(self.projection.weight.dtype)
+        """Mean cross entropy over all targets; as `CompressionHead.forward`, without use for weight and bias."""
+        hidden_states = hidden_states.to(self.projection.weight.dtype)
         count = (targets != IGNORE).sum().clamp(min=1)
-        total = hidden.new_zeros((), dtype=torch.float32)
+        total = hidden_states.new_zeros((), dtype=torch.float32)
         # An offset at a time: no more than the logits of one token a memory token are alive.
         for offset, part in enumerate(self.projection.weight.chunk(self.offsets)):
             labels = targets[..., offset]
-            total = total + token_loss(hidden, part, labels, softcap=softcap) * (labels != IGNORE).sum()
+            total = total + token_loss(hidden_states, part, labels, softcap=softcap) * (labels != IGNORE).sum()
         return total / count

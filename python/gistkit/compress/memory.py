@@ -1,4 +1,4 @@
-"""Memory: what a compressed context leaves behind for the decoder."""
+"""Memory: a compressed context, as the decoder reads it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gistkit.compress.files import read_tensors, replacing
 
-# What a memory is read for: the context itself, what continues it, or answers about it.
+# The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 FORMAT = "gistkit-memory"
@@ -24,16 +24,16 @@ _POSITIONS = 2**31
 
 @dataclass(frozen=True)
 class Source:
-    """What made a memory; only its like can read it.
+    """What made a memory; only a compressor with an equal source can read it.
 
     Args:
         method: the compressor's `method`, such as "icae" or "gistpool".
         carrier: "embedding" or "kv".
-        layout: position layout, "dpl", "upl", "cpl" or "epl"; or the options of a method that has no such layouts.
+        layout: position layout, "dpl", "upl", "cpl" or "epl"; or the options, as JSON, of a method without these.
         chunk: chunk size L in tokens.
-        memory_tokens: memory tokens M a chunk, of which the first token of a text is none.
+        memory_tokens: memory tokens M of a chunk; BOS is not counted.
         structure: the base model's shape, `gistkit.hf.structure`.
-        cache_width: numbers that the model's full cache holds a token, over all layers.
+        cache_width: numbers that the model's full cache holds for each token, over all layers.
     """
 
     method: str
@@ -60,21 +60,21 @@ class Memory:
     """The compressed contexts of B rows, at most K memory tokens each; decoding from it leaves it unchanged.
 
     Args:
-        source: what made it.
-        lengths: memory tokens of each row; the rest of its K columns is padding.
-        context_lengths: context tokens of each row that the memory tokens stand for.
+        source: what made the memory.
+        lengths: memory tokens of each row; the other columns are padding.
+        context_lengths: context tokens that the memory tokens of each row stand for.
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
-            or the ids their keys were rotated at (kv); 0 on padding.
-        starts: position id of what comes after the memory, each row's [LM] token or its text.
+            or the ids that their keys were rotated with (kv); 0 on padding.
+        starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
-        last: [B, hidden], the output that predicts what follows the memory where there is no task token between them.
-        key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which training
-            passes a gradient to what chose them (Dodo); in no file.
-        rest: token ids of each row beyond the compressor's window, which the decoder reads as they are. (`rest` and
-            `maker` are the words of the file format.)
+        last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
+        key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
+            of Dodo's nuggets get gradients; not saved.
+        rest: token ids of each row behind the compressor's window, which the decoder reads uncompressed. (The file
+            format has the names `rest` and `maker`.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
-        maker: of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
+        maker: fingerprint of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
     """
 
     source: Source
@@ -106,24 +106,24 @@ class Memory:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What is carried: the embeddings, or the keys and values of all layers."""
+        """The embeddings, or the keys and values of all layers."""
         if self.embeddings is not None:
             return [self.embeddings]
         return [tensor for layer in self.layers or () for tensor in layer]
 
     @property
     def device(self) -> torch.device:
-        """Where the carried tensors are."""
+        """The device of `tensors`."""
         return self.tensors[0].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the carried tensors."""
+        """The dtype of `tensors`."""
         return self.tensors[0].dtype
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the carried tensors, padding left out."""
+        """Bytes of `tensors`, without padding."""
         numbers = sum(tensor.numel() for tensor in self.tensors) // (self.batch_size * max(self.num_tokens, 1))
         return numbers * sum(self.lengths) * self.tensors[0].element_size()
 
@@ -133,12 +133,12 @@ class Memory:
         return sum(self.context_lengths) * self.source.cache_width * self.tensors[0].element_size()
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Memory:
-        """The same memory with its tensors on `device` and in `dtype`, where given; a floating-point one."""
+        """The same memory with its tensors on `device` and in the floating-point `dtype`; None: unchanged."""
         if dtype is not None and not dtype.is_floating_point:
             raise ValueError(f"dtype: expected one of floating point, got {dtype}")
-        moved = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
+        memory = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
         return replace(
-            moved,
+            memory,
             last=None if self.last is None else self.last.to(device=device, dtype=dtype),
             key_bias=None if self.key_bias is None else self.key_bias.to(device),
         )
@@ -148,21 +148,21 @@ class Memory:
         rows_here = range(self.batch_size)
         try:
             if isinstance(rows, slice):
-                chosen = list(rows_here[rows])
+                row_indices = list(rows_here[rows])
             else:
-                chosen = [rows_here[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
+                row_indices = [rows_here[row] for row in (rows if isinstance(rows, Iterable) else [rows])]
         except (IndexError, TypeError) as error:
             raise type(error)(f"rows: expected some of {self.batch_size} rows, got {rows!r}") from error
-        if not chosen:
+        if not row_indices:
             raise ValueError(f"rows: expected at least one of {self.batch_size} rows, got none")
-        width = max(self.lengths[row] for row in chosen)
-        index = torch.tensor(chosen, device=self.device)
-        pick = lambda values: tuple(values[row] for row in chosen)  # noqa: E731
+        width = max(self.lengths[row] for row in row_indices)
+        index = torch.tensor(row_indices, device=self.device)
+        pick = lambda values: tuple(values[row] for row in row_indices)  # noqa: E731
         picked = replace(
             self,
             lengths=pick(self.lengths),
             context_lengths=pick(self.context_lengths),
-            positions=self.positions[chosen, :width],
+            positions=self.positions[row_indices, :width],
             starts=pick(self.starts),
             rest=pick(self.rest),
         )
@@ -204,23 +204,25 @@ class Memory:
         if not memories:
             raise ValueError("stack: expected at least one memory, got none")
         first = memories[0]
-        for other in memories[1:]:
-            if other.source != first.source:
-                raise ValueError(f"stack: expected memories of one source, got {first.source} and {other.source}")
-            if other.fingerprint != first.fingerprint:
+        for memory in memories[1:]:
+            if memory.source != first.source:
+                raise ValueError(f"stack: expected memories of one source, got {first.source} and {memory.source}")
+            if memory.fingerprint != first.fingerprint:
                 raise ValueError(
-                    f"stack: expected memories of one base model, got {first.fingerprint} and {other.fingerprint}"
+                    f"stack: expected memories of one base model, got {first.fingerprint} and {memory.fingerprint}"
                 )
-            if (other.last is None) != (first.last is None):
-                raise ValueError("stack: expected `last` in all memories or in none, got it in some")
-            if other.maker != first.maker:
-                raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {other.maker}")
-            if (other.key_bias is None) != (first.key_bias is None):
-                raise ValueError("stack: expected `key_bias` in all memories or in none, got it in some")
-            if (other.device, other.dtype) != (first.device, first.dtype):
+            if (memory.last is None) != (first.last is None):
+                raise ValueError("stack: expected `last` in all memories or in none, got some with it and some without")
+            if memory.maker != first.maker:
+                raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {memory.maker}")
+            if (memory.key_bias is None) != (first.key_bias is None):
+                raise ValueError(
+                    "stack: expected `key_bias` in all memories or in none, got some with it and some without"
+                )
+            if (memory.device, memory.dtype) != (first.device, first.dtype):
                 raise ValueError(
                     f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "
-                    f"{other.device} {other.dtype}; use memory.to"
+                    f"{memory.device} {memory.dtype}; use memory.to"
                 )
         width = max(memory.num_tokens for memory in memories)
 
@@ -255,24 +257,24 @@ class Memory:
             ),
         )
 
-    def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden: int) -> None:
-        """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden` size cannot read."""
+    def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden_size: int) -> None:
+        """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden_size` size cannot read."""
         rows, columns = self.batch_size, self.num_tokens
         if self.source.carrier == "embedding":
-            expected: list[tuple[int, ...]] = [(rows, columns, hidden)]
-            found = [] if self.embeddings is None else [self.embeddings]
+            expected: list[tuple[int, ...]] = [(rows, columns, hidden_size)]
+            tensors = [] if self.embeddings is None else [self.embeddings]
         else:
             heads, dim = head_shape
             expected = [(rows, heads, columns, dim) for _ in range(2 * layers)]
-            found = [tensor for layer in self.layers or () for tensor in layer]
-        if [tuple(tensor.shape) for tensor in found] != expected:
+            tensors = [tensor for layer in self.layers or () for tensor in layer]
+        if [tuple(tensor.shape) for tensor in tensors] != expected:
             raise ValueError(
                 f"memory: expected {len(expected)} tensors {expected[0]} of the {self.source.carrier} carrier, "
-                f"got {len(found)}" + (f", the first {tuple(found[0].shape)}" if found else "")
+                f"got {len(tensors)}" + (f", the first {tuple(tensors[0].shape)}" if tensors else "")
             )
 
-        if self.last is not None and tuple(self.last.shape) != (rows, hidden):
-            raise ValueError(f"memory: expected last of shape {(rows, hidden)}, got {tuple(self.last.shape)}")
+        if self.last is not None and tuple(self.last.shape) != (rows, hidden_size):
+            raise ValueError(f"memory: expected last of shape {(rows, hidden_size)}, got {tuple(self.last.shape)}")
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header, replacing `path` in one move."""

@@ -1,4 +1,4 @@
-"""SharedModel: one transformers model in all passes, each with the adapters, or the copied maps, of its rows."""
+"""SharedModel: one transformers model for all passes, each with the adapters or the copied maps of its rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from gistkit.nn import LowRank, RoleLinear
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
-# Which adapter serves a pass: one by role, each role's own for its tokens, that of the role of each row of the batch,
-# or none.
+# The adapters of a pass: that of one role; {role: its tokens}; a role for each row of the batch; or none.
 Use = str | Mapping[str, slice] | tuple[str, ...] | None
 Maps = Literal["query_value", "query_key_value", "all"]
 
@@ -33,8 +32,8 @@ class SharedModel:
     """A causal language model that encodes and decodes, on gistkit's attention, with LoRA adapters by role.
 
     Args:
-        model: a transformers causal language model; its one copy of the weights serves all passes. It is changed by
-            `install` alone, which comes after everything that may be refused.
+        model: a transformers causal language model; all passes use its one copy of the weights. Only `install` changes
+            it, after all arguments have been checked.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -53,13 +52,13 @@ class SharedModel:
         self.copies: Copies | None = None
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
-        """Puts LoRA adapters {role: config} into the model; None: its own weights train, beside no adapters."""
+        """Puts LoRA adapters {role: config} into the model; None: its own weights train, without adapters."""
         if lora is not None:
             self.adapters = Adapters(cast(Any, self.model), lora)
-        elif (found := tuned(self.model)) is not None:
+        elif (adapter := first_adapter(self.model)) is not None:
             raise ValueError(
                 f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
-                f"an adapter at {found}"
+                f"an adapter at {adapter}"
             )
 
     @property
@@ -95,11 +94,11 @@ class SharedModel:
         return self.embed.weight.device
 
     def causal_plan(self, length: int) -> Plan:
-        """Plain causal attention with the model's sliding windows; rows padded at their end need no other."""
+        """Plain causal attention with the model's sliding windows, also for rows that are padded at their end."""
         return layouts.causal(length).compile(windows=self.windows, device=self.device)
 
     def no_keys(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, Hk, 0, D] of a layer that nothing is cached for."""
+        """Keys and values [1, Hk, 0, D] of a layer without a cache."""
         heads, head_dim = self.head_shape
         empty = self.embed.weight.new_empty(1, heads, 0, head_dim)
         return empty, empty
@@ -117,14 +116,14 @@ class SharedModel:
         return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
 
     def first_token(self, name: str, token: int | None) -> int:
-        """`token`, or where it is None the first token, or else the end token, of the model's configuration.
+        """`token`; if it is None, the first token, or else the end token, of the model's configuration.
 
-        `name` is the argument that errors are about.
+        Errors name the argument `name`.
         """
         if token is None:
-            named = (getattr(self.config, f"{kind}_token_id", None) for kind in ("bos", "eos"))
-            found = (each[0] if isinstance(each, list) and each else each for each in named)
-            token = next((each for each in found if isinstance(each, int)), None)
+            values = (getattr(self.config, f"{kind}_token_id", None) for kind in ("bos", "eos"))
+            candidates = (value[0] if isinstance(value, list) and value else value for value in values)
+            token = next((value for value in candidates if isinstance(value, int)), None)
             if token is None:
                 raise ValueError(
                     f"{name}: expected a token id, as the model's configuration names no first and no end token, "
@@ -134,25 +133,25 @@ class SharedModel:
             raise ValueError(f"{name}: expected a token id in [0, {self.vocabulary}), got {token!r}")
         return token
 
-    def readout(self, hidden: Tensor) -> Tensor:
-        """Hidden states as the losses take them, of which the output embedding and its bias make the logits."""
-        return hidden if self.logit_scale == 1.0 else hidden * self.logit_scale
+    def readout(self, hidden_states: Tensor) -> Tensor:
+        """Hidden states as the losses take them: the output embedding and its bias make the logits from them."""
+        return hidden_states if self.logit_scale == 1.0 else hidden_states * self.logit_scale
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
-        logits = self.head(self.readout(hidden)).float()
+    def logits(self, hidden_states: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states, fp32, with the model's scale and cap if it has them."""
+        logits = self.head(self.readout(hidden_states)).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
     def run(self, use: Use, **inputs: Any) -> Any:
-        """One pass of the decoder stack; takes and returns what the model does.
+        """One pass of the decoder stack; arguments and result are the model's.
 
-        `use` is the role whose adapter serves the pass, or {role: rows}, or None: the base model.
+        `use` is the role whose adapter the pass runs with, or {role: rows}, or None for the base model.
         """
         with self.using(use):
             return self.decoder(use_cache="past_key_values" in inputs, **inputs)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Keeps only the inputs of each layer for the backward pass, and computes the rest again there."""
+        """Keeps only each layer's inputs for the backward pass, which computes everything else again."""
         # The name differs between releases of transformers.
         enable = getattr(self.model, "activation_checkpointing_enable", None)
         (enable or self.model.gradient_checkpointing_enable)(
@@ -166,7 +165,7 @@ class SharedModel:
 
     @contextmanager
     def without_checkpointing(self) -> Iterator[None]:
-        """Inside, layers keep their cache, which gradient checkpointing takes from them in training mode."""
+        """Inside, layers keep their cache, which gradient checkpointing disables in training mode."""
         modules: list[Any] = checkpointed(self.decoder)
         for module in modules:
             module.gradient_checkpointing = False
@@ -177,24 +176,24 @@ class SharedModel:
                 module.gradient_checkpointing = True
 
     def refuse_foreign_checkpointing(self) -> None:
-        """Refuses gradient checkpointing that would run layers again without the state they first ran in."""
+        """Refuses gradient checkpointing that would run layers again in another state than the first time."""
         for module in checkpointed(self.decoder):
             if module.training:
                 function = getattr(module, "_gradient_checkpointing_func", None)
                 if getattr(function, "keywords", {}).get("context_fn") != self._checkpoint_contexts:
                     raise ValueError(
                         "model: expected gradient checkpointing to be off or switched on by the compressor's own "
-                        "gradient_checkpointing_enable(), got it switched on by the model's"
+                        "gradient_checkpointing_enable(), got the model's own switched on"
                     )
 
     def check_positions(self, name: str, last: int) -> None:
-        """Warns of position ids that the model was not made for; an error where it has a table of them."""
+        """Warns of position ids beyond the model's limit; raises an error if the model has a table of positions."""
         limit = getattr(self.config, "max_position_embeddings", None)
         if limit is not None and last >= limit:
             if not hasattr(self.decoder, "rotary_emb"):
                 raise ValueError(
-                    f"{name}: expected position ids below {limit}, of which the model has a table, got {last} as the "
-                    "last"
+                    f"{name}: expected position ids below {limit}, the size of the model's table of positions, "
+                    f"got {last} as the last"
                 )
             warnings.warn(
                 f"position ids reach {last}, beyond the model's max_position_embeddings of {limit}", stacklevel=4
@@ -202,7 +201,7 @@ class SharedModel:
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
-        """The model attached, and what `run` says in use."""
+        """The model attached, with the adapters of `use` as in `run`."""
         before = self._use
         with ExitStack() as stack:
             stack.enter_context(hf.attach(self.model))
@@ -218,37 +217,37 @@ class SharedModel:
 
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:
-        """Inside a pass by role, the layers' maps serve `role` alone, for whatever rows they are given."""
+        """Inside a pass by role, the layers' maps use those of `role` for all rows."""
         with ExitStack() as stack:
-            for each in (self.adapters, self.copies):
-                if each is not None:
-                    stack.enter_context(each.all_rows_as(role))
+            for holder in (self.adapters, self.copies):
+                if holder is not None:
+                    stack.enter_context(holder.all_rows_as(role))
             yield
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        # A layer that runs again in the backward pass does so as it ran: attached, the same adapters in use.
+        # A layer runs again in the backward pass as it did in the forward pass: attached, with the same adapters.
         return nullcontext(), self.using(self._use)
 
 
 def adapter_config(
     model: PreTrainedModel, lora: int | LoraConfig | None, maps: Maps = "query_value"
 ) -> LoraConfig | None:
-    """The LoRA configuration that a compressor's `lora` stands for: a rank, one as it is, or None.
+    """The LoRA configuration for a compressor's `lora`: a rank, a configuration, or None.
 
-    `maps` says which linear maps of the layers a rank is that of.
+    `maps` selects the linear maps that get LoRA where `lora` is a rank.
     """
     if isinstance(lora, bool | str | float):
         raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
     if not isinstance(lora, int):
-        # PEFT writes into what it is given.
+        # PEFT writes into its arguments.
         return copy.deepcopy(lora)
     if not isinstance(model, nn.Module):
         return None
     return lora_config(model, lora, maps)
 
 
-def tuned(model: nn.Module) -> str | None:
-    """The name of a module in `model` that PEFT has put an adapter around; None if there is none."""
+def first_adapter(model: nn.Module) -> str | None:
+    """The name of a module in `model` that PEFT has wrapped with an adapter; None if there is none."""
     return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)
 
 
@@ -256,8 +255,9 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     """LoRA on linear maps of the decoder layers, with alpha 2 rank.
 
     Args:
-        maps: "query_value", the projections that Position IDs Matter trains its encoders with; "query_key_value", three
-            of the attention's, as many weights as Dodo's Table 5 counts; "all", for a model fine-tuned as a whole.
+        maps: "query_value", the projections that Position IDs Matter trains in its encoders; "query_key_value", three
+            of attention's projections, as many weights as Dodo's Table 5 counts; "all", for fine-tuning the whole
+            model.
 
     Raises:
         ValueError: if the rank is below 1, or no projection of the model has a known name.
@@ -270,27 +270,31 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     if maps == "all":
         return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    wanted = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
-    targets = next((known for known in (wanted, ["c_attn"]) if names >= set(known)), None)
+    projections = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
+    targets = next(
+        (targets_of_family for targets_of_family in (projections, ["c_attn"]) if names >= set(targets_of_family)), None
+    )
     if targets is None:
         raise ValueError(
-            f"lora: expected a model with {' and '.join(wanted)} (or c_attn), got {type(model).__name__}; "
+            f"lora: expected a model with {' and '.join(projections)} (or c_attn), got {type(model).__name__}; "
             "pass a peft.LoraConfig with its target_modules"
         )
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
 
 
 def active_adapters(model: nn.Module) -> list[str]:
-    """The adapters that a pass of the model runs with as it is."""
-    return sorted({name for layer in _tuned(model) if not layer._disable_adapters for name in layer.active_adapters})
+    """The adapters that are active in the model."""
+    return sorted(
+        {name for layer in _peft_layers(model) if not layer._disable_adapters for name in layer.active_adapters}
+    )
 
 
 class Adapters:
-    """LoRA adapters of its own in a model, one for each role, all off except inside `using`.
+    """A compressor's own LoRA adapters in a model, one for each role, all off except inside `using`.
 
     Args:
         model: changed in place: its target modules get the adapters beside their frozen weights.
-        configs: {role: what PEFT makes the role's adapter from}.
+        configs: {role: PEFT's configuration of its adapter}.
     """
 
     def __init__(self, model: PreTrainedModel, configs: Mapping[str, LoraConfig]) -> None:
@@ -299,11 +303,13 @@ class Adapters:
 
         for config in configs.values():
             _check_config(config)
-        taken = {name for layer in _tuned(model) for name in layer.active_adapters}
-        taken |= set(getattr(model, "peft_config", None) or {})
-        free = (number for number in range(len(taken) + 1) if not taken & set(_names(number, configs).values()))
-        self.names = _names(next(free), configs)
-        self._before = active_adapters(model)
+        taken_names = {name for layer in _peft_layers(model) for name in layer.active_adapters}
+        taken_names |= set(getattr(model, "peft_config", None) or {})
+        free_numbers = (
+            number for number in range(len(taken_names) + 1) if not taken_names & set(_names(number, configs).values())
+        )
+        self.names = _names(next(free_numbers), configs)
+        self._previous = active_adapters(model)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         with warnings.catch_warnings():
             # Two compressors may share one model: each has adapters under its own names.
@@ -311,25 +317,27 @@ class Adapters:
             # PEFT asks transformers by a name that it deprecates.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
-            (first, config), *others = configs.items()
+            (first, config), *other_roles = configs.items()
             self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
-            for role, other in others:
-                self.peft.add_adapter(self.names[role], other)
-        self._layers = _tuned(model)
-        self._set(self._before)
-        own = set(self.names.values())
+            for role, other_config in other_roles:
+                self.peft.add_adapter(self.names[role], other_config)
+        self._layers = _peft_layers(model)
+        self._set(self._previous)
+        own_names = set(self.names.values())
         for name, parameter in model.named_parameters():
             parts = set(name.split("."))
             # Other adapters are left as they were; the base weights are frozen.
-            parameter.requires_grad_(bool(own & parts) or (bool(taken & parts) and trained.get(name, False)))
+            parameter.requires_grad_(
+                bool(own_names & parts) or (bool(taken_names & parts) and trained.get(name, False))
+            )
         self._maps: dict[nn.Module, partial[Tensor]] = {}
         self._use: Use = None
-        if others:
+        if other_roles:
             try:
                 targets = [layer for layer in self._layers if self._targets(layer)]
                 self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
             except ValueError:
-                self._remove(bool(taken), trained)
+                self._remove(bool(taken_names), trained)
                 raise
 
     def owns(self, name: str) -> bool:
@@ -337,30 +345,30 @@ class Adapters:
         return not set(self.names.values()).isdisjoint(name.split("."))
 
     def plain(self, name: str) -> str:
-        """A parameter's name with its role in place of the adapter's name, which depends on what else there is."""
+        """A parameter's name with the role in place of the adapter's name, which depends on other adapters."""
         roles = {adapter: role for role, adapter in self.names.items()}
         return ".".join(roles.get(part, part) for part in name.split("."))
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
-        """The adapter of one role for all tokens, of several for those of each, or the model as it was before.
+        """The adapter of one role for all tokens, or each role's adapter for its tokens, or the model without either.
 
-        Those that were active before the adapters were made are active beside the adapter of one role, and alone.
+        Adapters that were active before these were made stay active beside the adapter of one role, and without it.
         """
         if isinstance(use, Mapping | tuple) and len(self.names) == 1:
-            # Beside copies of the maps for all other roles.
+            # The other roles use copies of the maps.
             (use,) = self.names
-        # Within a pass by role the target modules ask who serves them: a layer may change that for a moment.
+        # Within a pass by role the target modules look the role up: a layer may change it for a moment.
         if isinstance(use, Mapping | tuple) or self._use is not None:
             with self._by_rows({} if use is None else use):
                 yield
             return
-        with self.switched(self._before if use is None else [*self._before, self.names[use]]):
+        with self.switched(self._previous if use is None else [*self._previous, self.names[use]]):
             yield
 
     @contextmanager
     def switched(self, names: list[str]) -> Iterator[None]:
-        """Inside, PEFT's adapters of these names serve all rows together, and no others."""
+        """Inside, exactly PEFT's adapters of these names apply, all of them to all rows."""
         layer = self._layers[0]
         before = layer.active_adapters if not layer._disable_adapters else []
         if before == names:
@@ -374,7 +382,7 @@ class Adapters:
 
     @contextmanager
     def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
-        """Every target module maps rows by role; a role alone is that of all rows."""
+        """Every target module maps rows by role; a single role applies to all rows."""
         before = self._use
         with forwards(self._maps if before is None else {}):
             self._use = use
@@ -385,7 +393,7 @@ class Adapters:
 
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:
-        """Inside a pass by role, the adapter of `role` serves all rows; a lone adapter does so anyway."""
+        """Inside a pass by role, the adapter of `role` applies to all rows; a single adapter does so anyway."""
         before = self._use
         if before is not None:
             self._use = role
@@ -403,16 +411,16 @@ class Adapters:
         return by_role(x, use)  # type: ignore[no-any-return]
 
     def _targets(self, layer: Any) -> bool:
-        held = ("lora_A", "lora_embedding_A", "modules_to_save")
-        return any(name in getattr(layer, part, ()) for part in held for name in self.names.values())
+        containers = ("lora_A", "lora_embedding_A", "modules_to_save")
+        return any(name in getattr(layer, part, ()) for part in containers for name in self.names.values())
 
-    def _remove(self, others: bool, trained: Mapping[str, bool]) -> None:
-        """Leaves the model as it was found."""
+    def _remove(self, has_others: bool, trained: Mapping[str, bool]) -> None:
+        """Restores the model as it was before."""
         for name in self.names.values():
             self.peft.delete_adapter(name)
         base: Any = self.peft.base_model
         model = base.model
-        if not others:
+        if not has_others:
             base.unload()
             vars(model).pop("peft_config", None)
         for name, parameter in model.named_parameters():
@@ -422,10 +430,10 @@ class Adapters:
     def _roles_of(self, layer: Any) -> RoleLinear:
         from peft.tuners.lora import Linear as LoraLinear
 
-        if self._before or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
+        if self._previous or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
             raise ValueError(
                 "lora: expected plain LoRA on linear maps, and no other active adapter, for adapters by role, got "
-                f"{self._before or type(layer).__name__}"
+                f"{self._previous or type(layer).__name__}"
             )
         roles = {
             role: LowRank(layer.lora_A[name], layer.lora_B[name], layer.scaling[name], layer.lora_dropout[name])
@@ -441,10 +449,10 @@ class Adapters:
 
 
 def _check_config(config: LoraConfig) -> None:
-    """Refuses what makes an adapter of another model than the one it is put into."""
+    """Refuses configurations that change the base model itself."""
     start = config.init_lora_weights
     if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq")):
-        raise ValueError(f"lora: expected a start that leaves the base model as it is, got init_lora_weights {start!r}")
+        raise ValueError(f"lora: expected a start that does not change the base model, got init_lora_weights {start!r}")
     if config.use_dora:
         raise ValueError("lora: expected plain LoRA, got use_dora=True")
 
@@ -453,7 +461,7 @@ def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
     return {role: f"gistkit_{number}_{role}" for role in roles}
 
 
-def _tuned(model: nn.Module) -> list[Any]:
+def _peft_layers(model: nn.Module) -> list[Any]:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from peft.utils.other import AuxiliaryTrainingWrapper
 
@@ -461,11 +469,11 @@ def _tuned(model: nn.Module) -> list[Any]:
 
 
 class Copies(nn.Module):
-    """A copy of every linear map of a decoder's layers, in use for one role's rows where a pass says which those are.
+    """A copy of every linear map of a decoder's layers, which passes use for the rows of one role.
 
     Args:
         model: holds the maps that are copied, without any adapters around them; norms and embeddings are shared.
-        role: whose copies they are.
+        role: the role that the copies belong to.
     """
 
     def __init__(self, model: nn.Module, role: str) -> None:
@@ -477,22 +485,23 @@ class Copies(nn.Module):
         self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
         self.maps.requires_grad_(True)
         self._by_role = {
-            module: RoleLinear(_Plain(), {role: self.maps[name.replace(".", "/")]}) for name, module in linear.items()
+            module: RoleLinear(_Original(), {role: self.maps[name.replace(".", "/")]})
+            for name, module in linear.items()
         }
         self._use: Mapping[str, slice] | tuple[str, ...] | None = None
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
-        """The copies for their role's tokens of `use`, where it is {role: tokens}, or for its rows of the batch."""
-        served: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
+        """Uses the copies for the tokens of their role in `use`, {role: tokens}, or for its rows of the batch."""
+        rows_by_role: Mapping[str, slice] | tuple[str, ...] = use if isinstance(use, tuple) else {}
         if isinstance(use, Mapping):
-            served = {self.role: use[self.role]}
+            rows_by_role = {self.role: use[self.role]}
         before = self._use
-        if before is None and not served:
+        if before is None and not rows_by_role:
             yield
             return
         with nullcontext() if before is not None else self._mapped():
-            self._use = served
+            self._use = rows_by_role
             try:
                 yield
             finally:
@@ -500,7 +509,7 @@ class Copies(nn.Module):
 
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:
-        """Inside `using`, the maps of `role` serve all rows: the copies, or the originals."""
+        """Inside `using`, the maps of `role`, copies or originals, apply to all rows."""
         before = self._use
         self._use = {role: slice(None)} if role == self.role else {}
         try:
@@ -510,25 +519,25 @@ class Copies(nn.Module):
 
     @contextmanager
     def _mapped(self) -> Iterator[None]:
-        """The originals' modules map each token as `_use` says."""
+        """The originals' modules map each token with the maps of `_use`."""
         self._check_dtype()
-        plain = [cast(_Plain, by_role.base) for by_role in self._by_role.values()]
-        for holder, module in zip(plain, self._by_role, strict=True):
+        originals = [cast(_Original, by_role.base) for by_role in self._by_role.values()]
+        for holder, module in zip(originals, self._by_role, strict=True):
             holder.plain = module.forward
         try:
             with forwards({module: partial(self._map, by_role) for module, by_role in self._by_role.items()}):
                 yield
         finally:
-            for holder in plain:
+            for holder in originals:
                 holder.plain = None
 
     def _check_dtype(self) -> None:
         module, by_role = next(iter(self._by_role.items()))
-        ours, theirs = by_role.roles[self.role].weight, plain_map(module).weight
-        if (ours.dtype, ours.device) != (theirs.dtype, theirs.device):
+        copied, original = by_role.roles[self.role].weight, plain_map(module).weight
+        if (copied.dtype, copied.device) != (original.dtype, original.device):
             raise ValueError(
-                f"model: expected {ours.dtype} on {ours.device}, as the gists' copies of its weights are, got "
-                f"{theirs.dtype} on {theirs.device}; move the compressor rather than the model"
+                f"model: expected {copied.dtype} on {copied.device}, as the gists' copies of its weights are, got "
+                f"{original.dtype} on {original.device}; move the compressor rather than the model"
             )
 
     def _map(self, by_role: RoleLinear, x: Tensor) -> Tensor:
@@ -538,23 +547,23 @@ class Copies(nn.Module):
 
 
 def plain_map(module: nn.Module) -> Any:
-    """The linear map that PEFT has put an adapter around, or the module itself."""
+    """The linear map inside PEFT's adapter, or the module itself."""
     return getattr(module, "base_layer", module)
 
 
 def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
     """The modules that map linearly, with the adapters around them where there are any."""
-    found: dict[str, nn.Module] = {}
+    maps: dict[str, nn.Module] = {}
     last = "no module's name"
     for name, module in decoder.named_modules():
-        # What PEFT puts a map into comes before the map and the adapter's own.
+        # PEFT's wrapper of a map comes before the map and before the adapter's own maps.
         if not name.startswith(f"{last}.") and isinstance(plain_map(module), nn.Linear):
-            found[name], last = module, name
-    return found
+            maps[name], last = module, name
+    return maps
 
 
-class _Plain(nn.Module):
-    """A module as it was found, while it has another forward; no parent of it."""
+class _Original(nn.Module):
+    """A module's original forward, while the module has another one; not a parent of the module."""
 
     plain: Any = None
 

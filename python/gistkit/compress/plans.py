@@ -16,18 +16,18 @@ from gistkit.layouts.layout import physical_order
 from gistkit.layouts.positions import decoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 
-# A plan takes some bytes a token on its device, and ragged batches seldom have the same lengths again.
+# A plan takes some bytes for each token on its device, and ragged batches seldom repeat their lengths.
 _KEPT = 64
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderPass:
-    """One pass over a batch of contexts: all chunks of a row, then their memory tokens; a chunk sees only itself.
+    """One pass over a batch of contexts: all chunks of a row, then their memory tokens. A chunk sees only itself.
 
     Args:
-        plan: [context columns, memory columns]; one for all rows of the batch where their lengths are equal.
+        plan: [context columns, memory columns]; one for all rows of the batch if their lengths are equal.
         lengths: memory tokens of each row.
-        positions: int64 [B, K] on the CPU, the position ids that the decoder finds the memory tokens at.
+        positions: int64 [B, K] on the CPU, the position ids of the memory tokens in the decoder.
         starts: the position id of each row's [LM] token in the decoder.
         last: the largest position id of the pass.
     """
@@ -48,7 +48,7 @@ def encoder_pass(
     lengths = tuple(-(-context // chunk) * memory for context in contexts)
     reading = [decoder_positions(scheme, "lm", carrier, context, chunk, memory, 0) for context in contexts]
     positions = np.stack([np.pad(ids.memory, (0, max(lengths) - len(ids.memory))) for ids in reading])
-    # A plan outlives the call: made in inference mode, its tensors could not serve training later.
+    # A plan outlives the call: tensors made in inference mode could not be used in training later.
     with torch.inference_mode(False):
         plan = compiled([make(context) for context in contexts], windows, device)
     last = int(plan.positions.max()) if plan.positions is not None else 0
@@ -57,7 +57,7 @@ def encoder_pass(
 
 
 def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:
-    """The plan of a pass with one layout a row, each role in the same rows of all; one for all rows where equal."""
+    """The plan of a pass with a layout for each row, each role in the same columns; one for all if they are equal."""
     if len({len(part) for part in parts}) == 1:
         return parts[0].compile(device=device, windows=windows)
     return layouts.compile_batch(parts, aligned=True, device=device, windows=windows)
@@ -65,13 +65,13 @@ def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan
 
 @dataclass(frozen=True)
 class ReadingRow:
-    """One row that reads a memory: its memory tokens, then blocks of text, of which the task token is one.
+    """One row that reads a memory: its memory tokens, then blocks of text, the first of which is the task token.
 
     Args:
         memory: memory tokens.
-        positions: their position ids, int64 bytes; empty where they are keys alone.
+        positions: their position ids, int64 bytes; empty if they are cached keys.
         ordinals: their places in logical order, int64 bytes, ascending.
-        start: position id of what comes after the memory.
+        start: position id of the token after the memory.
         ordinal: its place in logical order.
         text: tokens in each block of text.
     """
@@ -99,7 +99,7 @@ def decoder_plan(
         rows: how each row of the batch reads.
         memory: columns of memory tokens.
         widths: columns of each block of text.
-        cached: whether the memory tokens are keys alone, and no rows of the pass.
+        cached: whether the memory tokens are cached keys, without rows in the pass.
         windows: sliding windows of the model.
     """
     parts = {row: _reading_layout(row, memory, widths) for row in rows}
@@ -126,7 +126,7 @@ def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> La
     positions = np.zeros(len(roles), np.int64)
     positions[real] = np.concatenate([ids, row.start + text])
     before = np.frombuffer(row.ordinals, np.int64)[: row.memory]
-    # Padding takes no place in logical order, which sliding windows count by.
+    # Padding has no place in logical order, by which sliding windows count.
     ordinals = np.zeros(len(roles), np.int64)
     ordinals[real] = np.concatenate([before, row.ordinal + text])
     return Layout(
@@ -140,10 +140,10 @@ def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> La
 
 @dataclass(frozen=True)
 class Builder:
-    """A layout of `gistkit.layouts` for any context: what two compressors of one method may differ in.
+    """A layout of `gistkit.layouts` for any length of the context; compressors of one method may differ in it.
 
     Args:
-        method: the layout's name there.
+        method: the name of the layout's builder.
         ratio: context tokens a memory token; not of "no_context".
         options: its other keyword arguments, as sorted pairs.
     """
@@ -160,14 +160,14 @@ class Builder:
 
 
 def check_text(method: str, layout: Layout) -> None:
-    """Refuses a layout of `Builder` whose text reads other than decoding does: BOS, all memory tokens, earlier text."""
+    """Refuses a layout whose text does not read what decoding reads: BOS, all memory tokens and earlier text."""
     roles = layout.roles[physical_order(layout)]
-    seen = np.zeros(len(layout), dtype=bool)
+    visible = np.zeros(len(layout), dtype=bool)
     for start, end in layout.compile().spans[0, np.flatnonzero(roles == Role.TEXT)[-1]].tolist():
-        seen[start:end] = True
-    if not np.array_equal(seen, np.isin(roles, (Role.BOS, Role.MEMORY, Role.TEXT))):
+        visible[start:end] = True
+    if not np.array_equal(visible, np.isin(roles, (Role.BOS, Role.MEMORY, Role.TEXT))):
         counts = {
-            role.name: f"{seen[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles
+            role.name: f"{visible[roles == role].sum()} of {(roles == role).sum()}" for role in Role if role in roles
         }
         raise ValueError(
             f"{method}: expected a layout whose text sees BOS, all memory tokens and earlier text, as decoding a "
@@ -177,17 +177,17 @@ def check_text(method: str, layout: Layout) -> None:
 
 @dataclass(frozen=True, eq=False)
 class InPlacePass:
-    """One pass over [BOS][context][gists] of a batch, and what is to be kept of it.
+    """One pass over [BOS][context][gists] of a batch, and which of its tokens the memory keeps.
 
     Args:
-        plan: of these rows, each role in the same ones in all of the batch.
-        context, gists: the rows of each; empty where there are none.
-        lengths: compressed tokens of each row of the batch, BOS among them.
+        plan: of the pass, every role in the same columns of all rows of the batch.
+        context, gists: the columns of each; empty if there are none.
+        lengths: compressed tokens of each row of the batch, including BOS.
         positions: int64 or float64 [B, K] on the CPU, position ids of BOS and the compressed tokens.
         starts: position id of each row's text.
-        last_rows: int64 [B], the row after which the text comes.
-        windows: int64 [B, K], where the pooling windows of each row begin, and where the last one ends, among the
-            context's rows; shorter rows repeat their end.
+        last_rows: int64 [B], the column of each row that predicts the text.
+        windows: int64 [B, K], where the pooling windows of each row begin, and where the last one ends, counted in the
+            context's columns; shorter rows repeat their end.
     """
 
     plan: Plan
@@ -209,20 +209,23 @@ def in_place_pass(
     Args:
         builder: of the layout.
         contexts: tokens of each row.
-        pooled: memory tokens are means of what the pass has, and no rows of it.
+        pooled: memory tokens are means over the pass, without tokens of their own.
         windows: sliding windows of the model.
         device: where the plan goes.
     """
-    whole = {context: builder(context) for context in contexts}
-    kept = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in whole.items()}
-    lengths = tuple(int(kept[context].sum()) for context in contexts)
-    fed = {c: _fed(layout, pooled) for c, layout in whole.items()}
+    full_layouts = {context: builder(context) for context in contexts}
+    in_memory = {c: np.isin(layout.roles, (Role.BOS, Role.MEMORY)) for c, layout in full_layouts.items()}
+    lengths = tuple(int(in_memory[context].sum()) for context in contexts)
+    pass_layouts = {c: _pass_layout(layout, pooled) for c, layout in full_layouts.items()}
     width = max(lengths)
     positions = np.stack(
-        [np.pad(whole[c].positions[kept[c]], (0, width - n)) for c, n in zip(contexts, lengths, strict=True)]
+        [
+            np.pad(full_layouts[c].positions[in_memory[c]], (0, width - n))
+            for c, n in zip(contexts, lengths, strict=True)
+        ]
     )
     with torch.inference_mode(False):
-        plan = compiled([fed[context] for context in contexts], windows, device)
+        plan = compiled([pass_layouts[context] for context in contexts], windows, device)
         slices = plan.slices or {}
         end = plan.num_queries
         context = slices.get(Role.CONTEXT, slice(end, end))
@@ -237,16 +240,16 @@ def in_place_pass(
             gists,
             lengths,
             torch.from_numpy(positions),
-            tuple(int(whole[c].positions[-1]) for c in contexts),
+            tuple(int(full_layouts[c].positions[-1]) for c in contexts),
             torch.tensor(last, device=device),
             torch.from_numpy(ends).to(device),
         )
 
 
-def _fed(layout: Layout, pooled: bool) -> Layout:
-    """What the model runs of a layout: all but the text, and the memory where that is pooled."""
+def _pass_layout(layout: Layout, pooled: bool) -> Layout:
+    """The part of a layout that the model runs: all but the text, and but the memory if that is pooled."""
     left_out = (Role.MEMORY, Role.TEXT) if pooled else (Role.TEXT,)
-    fed = layout.take(~np.isin(layout.roles, left_out))
-    # Means take no place in logical order, and have fractional positions where the tokens of the pass have whole ones.
-    ordinals = np.arange(len(fed)) if pooled else fed.ordinals
-    return replace(fed, positions=fed.positions.astype(np.int64), ordinals=ordinals)
+    pass_layout = layout.take(~np.isin(layout.roles, left_out))
+    # Means have no place in logical order, and fractional positions; the tokens of the pass have whole ones.
+    ordinals = np.arange(len(pass_layout)) if pooled else pass_layout.ordinals
+    return replace(pass_layout, positions=pass_layout.positions.astype(np.int64), ordinals=ordinals)

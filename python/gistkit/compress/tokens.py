@@ -1,4 +1,4 @@
-"""Token ids as users have them, tensors, lists or a tokenizer's output, to rows padded at the end."""
+"""Token ids from tensors, lists or a tokenizer's output, as rows padded at the end."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, sh
         ids = ids.where(mask, 0)
     rows = as_rows(name, ids, mask, vocabulary=vocabulary, device=device, shortest=shortest)
     if mask is not None and mask.shape[-1] and not rows.ids.shape[1]:
-        # Rows of padding alone are a batch in which nothing is asked, where no columns at all are a mistake.
+        # Rows of only padding are a batch without labels; no columns at all are a mistake.
         return Rows(rows.ids.new_zeros(rows.batch_size, 1), rows.lengths)
     return rows
 
@@ -148,10 +148,15 @@ def _from_lists(name: str, ids: Any, mask: Any) -> Rows:
         raise ValueError(f"attention_mask: expected rows as long as those of {name}, got other lengths")
     if len({len(row) for row in ids}) == 1:
         return _from_tensor(name, torch.tensor(ids, dtype=torch.int64), torch.tensor(mask))
-    return pad([[i for i, seen in zip(row, kept, strict=True) if seen] for row, kept in zip(ids, mask, strict=True)])
+    return pad(
+        [
+            [i for i, is_token in zip(row, row_mask, strict=True) if is_token]
+            for row, row_mask in zip(ids, mask, strict=True)
+        ]
+    )
 
 
 def check_rows(name: str, rows: Rows, batch_size: int) -> None:
-    """Refuses text with another number of rows than the memory has."""
+    """Refuses texts whose number of rows differs from the memory's."""
     if rows.batch_size != batch_size:
         raise ValueError(f"{name}: expected {batch_size} rows as the memory has, got {rows.batch_size}")

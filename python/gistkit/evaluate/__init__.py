@@ -1,6 +1,8 @@
 """How well a compressor's memory serves: reconstruction, continuation, answers (`pip install gistkit[evaluate]`)."""
 
-from gistkit.evaluate.baselines import FullContext, NoContext
+# Each of these two names stands for a class of another package too, so the classes have longer ones.
+from gistkit.evaluate.baselines import FullContext
+from gistkit.evaluate.baselines import NoContextBaseline as NoContext
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
@@ -27,7 +29,8 @@ from gistkit.evaluate.prompts import (
     word_summary_prompt,
 )
 from gistkit.evaluate.reading import read_on
-from gistkit.evaluate.report import Report, Result, Row
+from gistkit.evaluate.report import ExampleResult as Result
+from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
 from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses

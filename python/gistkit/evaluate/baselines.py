@@ -1,4 +1,4 @@
-"""NoContext and FullContext: what a compressor is measured against, on its model and through its interface."""
+"""The baselines without and with the whole context, on a compressor's model and with its interface."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TASK_TOKENS = "task_tokens.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Memory):
-    """A memory of plain tokens, as the model itself caches them.
+    """A memory of plain tokens: the keys and values of the model itself.
 
     Args:
-        lead: the token of each row in the place of the task token: the last of the context, or the start token.
-        tokens_read: tokens of each row's context that are read.
+        lead: the token of each row in place of the task token: the last one of the context, or the start token.
+        tokens_read: tokens of each row's context that the model reads.
     """
 
     lead: tuple[int, ...] = ()
@@ -37,11 +37,11 @@ class Prefix(Memory):
 
     def __getitem__(self, rows: int | slice | Sequence[int]) -> Prefix:
         """The prefix of some of the rows."""
-        chosen = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
+        row_indices = torch.arange(self.batch_size)[rows].reshape(-1).tolist()
         return replace(
             cast(Prefix, super().__getitem__(rows)),
-            lead=tuple(self.lead[row] for row in chosen),
-            tokens_read=tuple(self.tokens_read[row] for row in chosen),
+            lead=tuple(self.lead[row] for row in row_indices),
+            tokens_read=tuple(self.tokens_read[row] for row in row_indices),
         )
 
     def repeat(self, count: int) -> Prefix:
@@ -51,27 +51,27 @@ class Prefix(Memory):
         )
 
 
-class Fed(NamedTuple):
-    """What the model is fed of a batch, and for each row: tokens whose keys are kept, the token after them in the place
-    of the task token, and the tokens of the context that are read so."""
+class BaselineInput(NamedTuple):
+    """The tokens that the model reads for a batch. For each row: how many tokens have their keys kept, the token after
+    them, which takes the place of the task token, and how many tokens of the context the model reads."""
 
     rows: Rows
-    kept: tuple[int, ...]
-    last: tuple[int, ...]
-    read: tuple[int, ...]
+    cached: tuple[int, ...]
+    lead: tuple[int, ...]
+    tokens_read: tuple[int, ...]
 
 
 class Baseline(Compressor):
-    """The plain model with positions 0, 1, ..: `encode` caches what is read, all else is as in a compressor.
+    """The plain model with positions 0, 1, ..: `encode` caches what it reads; everything else is as in a compressor.
 
-    The model is used as it is: a compressor's LoRA adapter in it is off, but weights that a compressor without LoRA has
-    trained stay trained.
+    A compressor's LoRA adapter in the model is off, but weights that a compressor without LoRA has trained stay
+    trained.
 
     Args:
         model: a transformers causal language model.
-        task_tokens: whether there are learned [AE] and [LM] tokens before the text, as the papers train them for these
-            baselines; they are all that `trainable` names and `save_pretrained` writes. Without them the text follows
-            the context directly.
+        task_tokens: whether there are learned [AE] and [LM] tokens before the text, which the papers train for these
+            baselines; `trainable` and `save_pretrained` cover only these tokens. Without them the text follows the
+            context directly.
         losses, end_token: what `forward` returns and what ends a reconstruction, as in a compressor.
     """
 
@@ -96,22 +96,22 @@ class Baseline(Compressor):
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The task tokens by name, if there are any."""
-        named = self.task_embeddings.named_parameters(prefix="task_embeddings")
-        return iter(named if self.task_tokens else ())
+        parameters = self.task_embeddings.named_parameters(prefix="task_embeddings")
+        return iter(parameters if self.task_tokens else ())
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the task tokens as safetensors; the model is as it was and is not written."""
+        """Writes the task tokens as safetensors; the model is unchanged and is not written."""
         self._check_task_tokens()
         Path(folder).mkdir(parents=True, exist_ok=True)
         tokens = {name: token.detach().cpu().contiguous() for name, token in self.task_embeddings.items()}
         save_file(tokens, Path(folder) / TASK_TOKENS, {"method": self.method})
 
     def load_task_tokens(self, folder: str | Path) -> None:
-        """Takes the task tokens that `save_pretrained` wrote.
+        """Loads the task tokens that `save_pretrained` wrote.
 
         Raises:
             FileNotFoundError: if the folder has none.
-            ValueError: if they are of another baseline or another model's width, or this one has no task tokens.
+            ValueError: if they belong to another baseline or width, or this baseline has no task tokens.
         """
         self._check_task_tokens()
         path = Path(folder) / TASK_TOKENS
@@ -124,10 +124,10 @@ class Baseline(Compressor):
         except SafetensorError as error:
             raise ValueError(f"{path}: expected task tokens, got a file that cannot be read ({error})") from error
         expected = {name: tuple(token.shape) for name, token in self.task_embeddings.items()}
-        found = {name: tuple(token.shape) for name, token in tokens.items()}
-        if (method, found) != (self.method, expected):
+        shapes = {name: tuple(token.shape) for name, token in tokens.items()}
+        if (method, shapes) != (self.method, expected):
             raise ValueError(
-                f"{path}: expected task tokens of {self.method} with shapes {expected}, got {found} of {method}"
+                f"{path}: expected task tokens of {self.method} with shapes {expected}, got {shapes} of {method}"
             )
         with torch.no_grad():
             for name, token in self.task_embeddings.items():
@@ -135,34 +135,34 @@ class Baseline(Compressor):
 
     @torch.no_grad()
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """The keys and values of what is read before the task token, and the hidden states there."""
-        fed = self._fed(rows)
-        columns, width = fed.rows.ids.shape[1], max(fed.kept)
+        """The keys and values of the tokens before the task token, and their hidden states."""
+        inputs = self._input(rows)
+        columns, width = inputs.rows.ids.shape[1], max(inputs.cached)
         plan = self.lm.causal_plan(columns)
         keep = hf.KeptKeys(slice(0, width))
         self.lm.check_positions("input_ids", columns - 1)
-        out = self.lm.run(None, inputs_embeds=self.embed(fed.rows.ids), plan=plan, keep=keep)
-        hidden = out.last_hidden_state[:, :width]
+        out = self.lm.run(None, inputs_embeds=self.embed(inputs.rows.ids), plan=plan, keep=keep)
+        hidden_states = out.last_hidden_state[:, :width]
         memory = Prefix(
             source=self.source,
-            lengths=fed.kept,
+            lengths=inputs.cached,
             context_lengths=rows.lengths,
             positions=torch.arange(width).repeat(rows.batch_size, 1),
-            starts=fed.kept,
-            lead=fed.last,
-            tokens_read=fed.read,
+            starts=inputs.cached,
+            lead=inputs.lead,
+            tokens_read=inputs.tokens_read,
             layers=keep.layers,
         )
-        return memory, hidden
+        return memory, hidden_states
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
-        """The plan of what follows; positions go on from what was read, whatever the task."""
+        """The plan of the text; positions continue from the tokens that were read, for every task."""
         if task not in ("ae", "lm", "qa"):
             raise ValueError(f"task: expected one of ae, lm, qa, got {task!r}")
         return super().reading_plan(memory, "lm", texts, name)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 1, d]: the learned token of the task, or the token that stands in its place."""
+        """[B, 1, d]: the learned token of the task, or the token in its place."""
         if self.task_tokens:
             embedding = self.task_embeddings["ae" if task == "ae" else "lm"]
             return embedding.expand(memory.batch_size, 1, -1).to(self.embed.weight.dtype)
@@ -173,8 +173,8 @@ class Baseline(Compressor):
             raise ValueError("task_tokens: expected a baseline made with task_tokens=True, got one without")
 
     @abstractmethod
-    def _fed(self, rows: Rows) -> Fed:
-        """What the model reads in place of the contexts."""
+    def _input(self, rows: Rows) -> BaselineInput:
+        """The tokens that the model reads for the contexts."""
 
 
 class FullContext(Baseline):
@@ -183,13 +183,13 @@ class FullContext(Baseline):
     title = "FullContext"
     method = "full_context"
 
-    def _fed(self, rows: Rows) -> Fed:
-        kept = rows.lengths if self.task_tokens else tuple(length - 1 for length in rows.lengths)
-        return Fed(rows, kept, tuple(row[-1] for row in rows.lists()), rows.lengths)
+    def _input(self, rows: Rows) -> BaselineInput:
+        cached = rows.lengths if self.task_tokens else tuple(length - 1 for length in rows.lengths)
+        return BaselineInput(rows, cached, tuple(row[-1] for row in rows.lists()), rows.lengths)
 
 
-class NoContext(Baseline):
-    """The model reads nothing of the context: the text, or the question, alone. See `Baseline`.
+class NoContextBaseline(Baseline):
+    """The model reads only the text, or the question, and nothing of the context. See `Baseline`.
 
     Args:
         start_token: id before the text, from which its first token is predicted; None: the first token or else the end
@@ -208,7 +208,7 @@ class NoContext(Baseline):
             start_token = self.lm.first_token("start_token", start_token)
         self.start_token = start_token or 0
 
-    def _fed(self, rows: Rows) -> Fed:
+    def _input(self, rows: Rows) -> BaselineInput:
         count = rows.batch_size
         start, nothing = torch.full((count, 1), self.start_token, device=self.device), (0,) * count
-        return Fed(Rows(start, (1,) * count), nothing, (self.start_token,) * count, nothing)
+        return BaselineInput(Rows(start, (1,) * count), nothing, (self.start_token,) * count, nothing)

@@ -1,4 +1,4 @@
-"""What an evaluation reads: examples of token ids or text, from a file of questions or cut from plain text."""
+"""The examples of an evaluation, as token ids or text: from a file of questions, or cut from plain text."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ Tokens = Sequence[int] | Tensor | str
 
 @dataclass(frozen=True)
 class Example:
-    """One context and what is asked of it. Token ids, or text where the evaluation has a tokenizer.
+    """One context and its tasks. Token ids, or text if the evaluation has a tokenizer.
 
     Args:
-        context: what is compressed; at least one token.
+        context: the tokens to compress; at least one.
         continuation: the tokens after the context, for the task "lm"; None, or at least one.
-        question: all that stands between the context and the answer, for the task "qa"; None,
-            or at least one token.
-        answers: the right answers; the best counts. Texts, or token ids.
+        question: everything between the context and the answer, for the task "qa"; None, or at least one token.
+        answers: the right answers, of which the best match counts. Texts, or token ids.
     """
 
     context: Tokens
@@ -42,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Prepared:
-    """An example as token ids, its answers as texts; empty where the example has none."""
+    """An example as token ids, with its answers as texts; empty fields where the example has none."""
 
     context: list[int]
     continuation: list[int]
@@ -81,12 +80,12 @@ def _ids(name: str, tokens: Tokens, tokenizer: Any | None, special: bool = False
 
 
 def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]) -> list[Prepared]:
-    """The examples as token ids, checked for the tasks that are asked.
+    """The examples as token ids, checked for the tasks.
 
-    The text of a context takes the tokenizer's own special tokens (such as a first one); other texts take none.
+    The text of a context gets the tokenizer's special tokens (such as a first token); other texts get none.
 
     Raises:
-        ValueError: if there is no example or no example for a task, or an example is not as it should be.
+        ValueError: if there is no example, or none for a task, or an example is malformed.
     """
     if isinstance(tasks, str) or not tasks or not set(tasks) <= set(TASKS):
         raise ValueError(f"tasks: expected some of {', '.join(TASKS)}, got {tasks!r}")
@@ -105,13 +104,15 @@ def prepare(data: Sequence[Example], tokenizer: Any | None, tasks: Sequence[str]
         rows.append(Prepared(context, continuation, question, _answers(name, example, tokenizer, "qa" in tasks)))
     for task in tasks:
         if not any(row.has(task) for row in rows):
-            wanted = {"lm": "a continuation", "qa": "a question"}[task]
-            raise ValueError(f"data: expected an example with {wanted} for the task {task!r}, got {len(rows)} without")
+            required = {"lm": "a continuation", "qa": "a question"}[task]
+            raise ValueError(
+                f"data: expected an example with {required} for the task {task!r}, got {len(rows)} without"
+            )
     return rows
 
 
-def _answers(name: str, example: Example, tokenizer: Any | None, wanted: bool) -> tuple[str, ...]:
-    if not wanted or example.question is None:
+def _answers(name: str, example: Example, tokenizer: Any | None, required: bool) -> tuple[str, ...]:
+    if not required or example.question is None:
         return ()
     if isinstance(example.answers, str):
         raise ValueError(f"{name}.answers: expected a sequence of answers, got one text")
@@ -131,8 +132,8 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
 
     Args:
         path: the file, UTF-8.
-        template: text with {question} in it, put between context and answer. Where it has {context} too, what stands
-            before that is put before the context and is part of it, as in `question_template`.
+        template: text with {question} in it, put between context and answer. If it has {context} too, the text before
+            that precedes the context and is part of it, as in `question_template`.
 
     Raises:
         FileNotFoundError: if there is no such file.
@@ -143,19 +144,19 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
     for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        line_name = f"{path}, line {number}"
         try:
             item = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: expected a JSON object, got text that is not JSON: {error}") from error
+            raise ValueError(f"{line_name}: expected a JSON object, got text that is not JSON: {error}") from error
         if not isinstance(item, dict):
-            raise ValueError(f"{where}: expected a JSON object, got {type(item).__name__}")
+            raise ValueError(f"{line_name}: expected a JSON object, got {type(item).__name__}")
         for key in ("context", "question"):
             if not isinstance(item.get(key), str) or not item[key].strip():
-                raise ValueError(f"{where}, {key!r}: expected a text that is not empty, got {item.get(key)!r}")
+                raise ValueError(f"{line_name}, {key!r}: expected a text that is not empty, got {item.get(key)!r}")
         answers = item.get("answers")
         if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"{where}, 'answers': expected a list of at least one text, got {answers!r}")
+            raise ValueError(f"{line_name}, 'answers': expected a list of at least one text, got {answers!r}")
         prompt = fill(template, item["context"], item["question"])
         examples.append(Example(prompt.context, question=prompt.question, answers=tuple(answers)))
     if not examples:
@@ -164,7 +165,7 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
 
 
 def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:
-    """Consecutive passages of one long text: a context and the tokens after it. What is left at the end is dropped.
+    """Consecutive passages of one long text: a context and the tokens after it. A shorter rest is dropped.
 
     Args:
         tokens: int64 [n], at least `context + continuation` of them.
@@ -176,29 +177,29 @@ def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0
             f"context, continuation: expected at least 1 and at least 0 tokens, got {context} and {continuation}"
         )
     ids = _ids("tokens", tokens, None)
-    whole = context + continuation
-    if len(ids) < whole:
-        raise ValueError(f"tokens: expected at least {whole}, one passage, got {len(ids)}")
-    starts = range(0, len(ids) - whole + 1, whole)
-    return [Example(ids[s : s + context], ids[s + context : s + whole] or None) for s in starts]
+    length = context + continuation
+    if len(ids) < length:
+        raise ValueError(f"tokens: expected at least {length}, one passage, got {len(ids)}")
+    starts = range(0, len(ids) - length + 1, length)
+    return [Example(ids[s : s + context], ids[s + context : s + length] or None) for s in starts]
 
 
 def cloze_questions(
     text: str, *, words: int = 100, phrase: int = 4, seed: int = 0, template: str = QUESTION
 ) -> list[Example]:
-    """One question a passage of plain text: which word follows a phrase that stands in it once.
+    """One question for each passage of plain text: which word follows a phrase that occurs in it once.
 
-    This asks what the passage says word by word, not what it means. The same arguments give the same questions.
+    The questions test the wording of the passage, not its meaning. The same arguments give the same questions.
 
     Args:
         text: plain text.
         words: words of a passage.
-        phrase: words of the phrase that is asked about, fewer than `words`.
-        seed: picks the phrase in each passage.
+        phrase: words of the phrase, fewer than `words`.
+        seed: selects the phrase in each passage.
         template: as in `load_questions`.
 
     Raises:
-        ValueError: if no passage has a word to ask for.
+        ValueError: if no passage has a suitable word.
     """
     check_template(template)
     if not 1 <= phrase < words:
@@ -209,7 +210,7 @@ def cloze_questions(
     for start in range(0, len(pieces) - words + 1, words):
         passage = pieces[start : start + words]
         phrases = [tuple(passage[i : i + phrase]) for i in range(words - phrase + 1)]
-        # A word of three letters or more is still there when punctuation and articles are taken away.
+        # A word of three letters or more survives the removal of punctuation and articles.
         spots = [
             spot
             for spot in range(words - phrase)

@@ -24,12 +24,12 @@ def evaluate(
     method: str | None = None,
     progress: bool = True,
 ) -> Report:
-    """How well a compressor's memory serves: a report of one row. `compare` takes the other arguments.
+    """A report of one row on a compressor's memory. The other arguments are those of `compare`.
 
     Args:
         compressor: a Compressor, or a baseline.
         data: the examples.
-        method: what the row is called; None: the compressor's class, layout and ratio.
+        method: the name of the row; None: the compressor's class, layout and ratio.
     """
     return compare(
         {method or method_name(compressor): compressor},
@@ -54,28 +54,28 @@ def compare(
     stop_tokens: Sequence[int] | None = None,
     progress: bool = True,
 ) -> Report:
-    """The same examples for every method, one row each.
+    """A report on the same examples for every method, one row each.
 
-    Every context is encoded once for all tasks. Greedy throughout; the figures do not depend on the batch size but by
-    rounding. The end token of a compressor is no part of the losses, so that all methods predict the same tokens.
+    Every context is encoded once for all tasks. Generation is greedy. Up to rounding, the figures do not depend on the
+    batch size. The end token of a compressor does not count in the losses, so that all methods predict the same tokens.
 
     - "ae": loss, perplexity and accuracy of the context's tokens, each predicted from the true ones before it, and
-      BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. Where a
-      compressor has a window, only what it compresses counts.
+      BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. If a
+      compressor has a window, only the compressed tokens count.
     - "lm": loss and perplexity of the continuation's tokens.
     - "qa": F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy answer, up to a stop token or the
       end of its first line; and accuracy, the share of questions where the output up to a stop token contains an answer
       (`contains_answer`).
 
     Args:
-        methods: what to evaluate, by name, or a list that is named by class, layout and ratio.
+        methods: the methods by name, or a list, whose names are class, layout and ratio.
         data: examples; those without a continuation or question are left out of that task.
-        tokenizer: of transformers, for examples of text and to decode what is generated; without one, token ids are
-            the words of BLEU and of the answers.
+        tokenizer: of transformers, for examples of text and to decode generated tokens; without one, BLEU and the
+            answers' scores use token ids as words.
         tasks: some of "ae", "lm" and "qa".
         batch_size: examples at a time, of about the same length.
-        max_new_tokens: most tokens generated; None: the context's length for "ae", 64 for "qa". A reconstruction that
-            is cut short is compared with as many of the context's first tokens.
+        max_new_tokens: most tokens generated; None: the context's length for "ae", 64 for "qa". A shorter
+            reconstruction is compared with as many of the context's first tokens.
         stop_tokens: ids that end an answer; None: the tokenizer's end token.
         progress: whether to show progress bars.
 
@@ -91,7 +91,7 @@ def compare(
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
     rows = prepare(data, tokenizer, tasks)
-    # What is missing is said before an hour of work, not after it.
+    # Missing packages raise an error before an hour of work, not after it.
     for module in [
         *(["sacrebleu"] if "ae" in tasks else []),
         *(["rouge_score.rouge_scorer", "text_to_num"] if "qa" in tasks else []),
@@ -107,20 +107,20 @@ def compare(
         "batch_size": batch_size,
         "max_new_tokens": max_new_tokens,
         "stop_tokens": list(stop_tokens),
-        "tokenizer": None if tokenizer is None else called(tokenizer),
-        "methods": {name: _described(reader) for name, reader in methods.items()},
+        "tokenizer": None if tokenizer is None else display_name(tokenizer),
+        "methods": {name: _description(reader) for name, reader in methods.items()},
     }
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
 
 
 def method_name(reader: Any) -> str:
-    """What a row is called: the reader's `title`, or its class."""
+    """The name of a row: the reader's `title`, or its class."""
     title = getattr(reader, "title", None)
     return title if isinstance(title, str) else type(reader).__name__
 
 
-def _described(reader: Reader) -> dict[str, Any]:
-    """The model and the settings of a method, as far as it has them."""
+def _description(reader: Reader) -> dict[str, Any]:
+    """The model and the settings of a method, those that it has."""
     model = reader.model
     names = ["end_token", "start_token", "task_tokens"]
     if not hasattr(reader, "task_tokens"):
@@ -129,21 +129,21 @@ def _described(reader: Reader) -> dict[str, Any]:
         names.append("ratio")
     described = {name: getattr(reader, name) for name in names if getattr(reader, name, None) is not None}
     described["class"] = type(reader).__name__
-    described["model"] = called(model)
+    described["model"] = display_name(model)
     return described | {"dtype": str(model.dtype).removeprefix("torch."), "device": str(model.device)}
 
 
-def called(loaded: Any) -> str:
-    """The name of a model or tokenizer; of a path on this machine, its last part."""
+def display_name(loaded: Any) -> str:
+    """The name of a model or tokenizer; for a local path, its last part."""
     name = str(getattr(loaded, "name_or_path", "") or type(loaded).__name__)
     return Path(name).name if Path(name).is_absolute() else name
 
 
 def _named(readers: Sequence[Reader]) -> dict[str, Reader]:
-    named: dict[str, Reader] = {}
+    by_name: dict[str, Reader] = {}
     for reader in readers:
         name = method_name(reader)
-        if name in named:
+        if name in by_name:
             raise ValueError(f"methods: expected different names, got two called {name!r}; pass them by name in a dict")
-        named[name] = reader
-    return named
+        by_name[name] = reader
+    return by_name

@@ -14,7 +14,7 @@ from gistkit.evaluate.runner import Reader, reconstruction_bleu
 
 @dataclass(frozen=True)
 class LengthBleu:
-    """The contexts of about one length: that length in tokens, how many they are, and their corpus BLEU-4, 0..100."""
+    """Contexts of about one length: that length in tokens, their number, and their corpus BLEU-4, 0..100."""
 
     length: int
     contexts: int
@@ -37,9 +37,9 @@ def bleu_by_length(
 
     Args:
         compressor: a Compressor, or a baseline.
-        contexts: token ids, or text where there is a tokenizer; those of no group are left out.
+        contexts: token ids, or text with a tokenizer; those outside all groups are left out.
         lengths: the groups' lengths in tokens, in any order; groups must not overlap.
-        within: a group has the contexts whose lengths differ from its own by at most so many tokens.
+        within: a group has the contexts whose lengths differ from its length by at most so many tokens.
         tokenizer, batch_size, progress: as in `compare`.
 
     Returns:
@@ -59,16 +59,18 @@ def bleu_by_length(
     if isinstance(contexts, str) or not len(contexts):
         raise ValueError(f"contexts: expected at least one in a sequence, got {contexts!r:.60}")
     groups: dict[int, list[int]] = {length: [] for length in lengths}
-    chosen: list[Example] = []
+    examples: list[Example] = []
     for row in prepare([Example(context) for context in contexts], tokenizer, ("ae",)):
         for length, members in groups.items():
             if abs(len(row.context) - length) <= within:
-                members.append(len(chosen))
-                chosen.append(Example(row.context))
+                members.append(len(examples))
+                examples.append(Example(row.context))
     for length, members in groups.items():
         if not members:
             raise ValueError(f"lengths: expected contexts of {length} ± {within} tokens, got none")
-    report = evaluate(compressor, chosen, tokenizer=tokenizer, tasks=("ae",), batch_size=batch_size, progress=progress)
+    report = evaluate(
+        compressor, examples, tokenizer=tokenizer, tasks=("ae",), batch_size=batch_size, progress=progress
+    )
     results = report.rows[0].examples
     return [
         LengthBleu(length, len(members), reconstruction_bleu([results[index] for index in members], tokenizer))

@@ -18,7 +18,7 @@ _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
 def need(module: str) -> Any:
-    """An optional module; an ImportError that names the extra if it is missing."""
+    """An optional module; if it is missing, an ImportError that names the extra."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -98,9 +98,9 @@ def exact_match(prediction: str, references: str | Sequence[str]) -> float:
 
 
 def _token_f1(prediction: str, reference: str) -> float:
-    words, wanted = normalise_answer(prediction).split(), normalise_answer(reference).split()
-    common = sum((Counter(words) & Counter(wanted)).values())
-    return 2 * common / (len(words) + len(wanted)) if common else 0.0
+    words, reference_words = normalise_answer(prediction).split(), normalise_answer(reference).split()
+    common = sum((Counter(words) & Counter(reference_words)).values())
+    return 2 * common / (len(words) + len(reference_words)) if common else 0.0
 
 
 def token_f1(prediction: str, references: str | Sequence[str]) -> float:
@@ -129,15 +129,15 @@ def normalise_output(text: str) -> str:
 
 
 def _contains(prediction: str, reference: str) -> float:
-    wanted = normalise_output(reference)
-    return float(bool(wanted) and wanted in normalise_output(prediction))
+    answer = normalise_output(reference)
+    return float(bool(answer) and answer in normalise_output(prediction))
 
 
 def contains_answer(prediction: str, references: str | Sequence[str]) -> float:
     """1 where the normalised output contains one of the normalised references, else 0: Dodo's accuracy, Appendix E.
 
-    It contains a reference as a string, not as whole words: 2 is in 12. A reference of which the normalisation leaves
-    nothing is in no output.
+    References match as strings, not as whole words: 2 is in 12. A reference that is empty after normalisation is in no
+    output.
 
     Raises:
         ValueError: if there is no reference.
@@ -147,7 +147,7 @@ def contains_answer(prediction: str, references: str | Sequence[str]) -> float:
 
 
 def perplexity(nats_a_token: float) -> float:
-    """exp of a mean cross entropy in nats a token; infinity where that is beyond the range of a float."""
+    """exp of a mean cross entropy in nats a token; infinity beyond the range of a float."""
     try:
         return math.exp(nats_a_token)
     except OverflowError:

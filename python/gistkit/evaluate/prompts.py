@@ -1,4 +1,4 @@
-"""The prompts of Dodo, Appendix D, each in two: the context, which is compressed, and the text that follows it."""
+"""The prompts of Dodo, Appendix D, each in two parts: the context to compress, and the text that follows it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CONTEXT, QUESTION = "{context}", "{question}"
 
 
 class Markers(NamedTuple):
-    """What a chat model has around a user's message: `open` before it, `close` between it and the answer."""
+    """The text around a user's message in a chat: `open` before it, `close` between it and the answer."""
 
     open: str
     close: str
@@ -19,20 +19,20 @@ INST = Markers("[INST]\n", "\n[/INST]")
 
 
 class Prompt(NamedTuple):
-    """A prompt as an `Example` takes it: `context` ends with the context, `question` is all that follows."""
+    """A prompt for an `Example`: `context` ends with the context, `question` is the text after it."""
 
     context: str
     question: str
 
 
 def fill(template: str, context: str, question: str = "") -> Prompt:
-    """A template with its {context} and its {question} put in; without {context}, it follows the context."""
+    """A template with {context} and {question} filled in; without {context}, it follows the context."""
     before, _, after = template.rpartition(CONTEXT)
     return Prompt(before + context, after.replace(QUESTION, question))
 
 
 def check_template(template: str) -> None:
-    """A ValueError unless there is a {question}, and before all of them one {context} or none."""
+    """Raises a ValueError unless there is a {question}, and at most one {context}, which precedes it."""
     if QUESTION not in template:
         raise ValueError(f"template: expected a text with {QUESTION} in it, got {template!r}")
     if template.count(CONTEXT) > 1 or QUESTION in template.rpartition(CONTEXT)[0]:
@@ -42,7 +42,7 @@ def check_template(template: str) -> None:
 def question_template(markers: Markers = INST) -> str:
     """The prompt of a question about a document, Appendix D.2, as a template for `load_questions`.
 
-    Here and below, line breaks that the paper has within a sentence are those of its page and are spaces.
+    Here and below, line breaks within the paper's sentences come from its page layout and are spaces.
     """
     return f"{markers.open}{CONTEXT}\nBased on the provided document, answer the following question:\n{QUESTION}" + (
         markers.close
@@ -61,15 +61,15 @@ def sentence_summary_prompt(document: str, markers: Markers = INST) -> Prompt:
 
 
 def word_summary_prompt(text: str, words: int, markers: Markers = INST) -> Prompt:
-    """The prompt of a summary in so many words, Appendix D.1; nothing but the closing marker follows the text."""
+    """The prompt of a summary in `words` words, Appendix D.1; only the closing marker follows the text."""
     template = f"{markers.open}Please summarize the following text into {words} words: {CONTEXT}{markers.close}"
     return fill(template, text)
 
 
 def chat_markers(tokenizer: Any) -> Markers:
-    """What a tokenizer's chat template has around a user's message; the paper's `INST` where there is no template.
+    """The text around a user's message in a tokenizer's chat template; without a template, the paper's `INST`.
 
-    A first token that the tokenizer itself puts before a text is left out.
+    A first token that the tokenizer puts before every text is left out.
 
     Raises:
         ValueError: if the template changes the message.
@@ -78,8 +78,8 @@ def chat_markers(tokenizer: Any) -> Markers:
         return INST
     message = [{"role": "user", "content": CONTEXT}]
     text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
-    before, found, after = text.partition(CONTEXT)
-    if not found:
+    before, separator, after = text.partition(CONTEXT)
+    if not separator:
         raise ValueError(f"tokenizer: expected a chat template that keeps a user's message, got {text!r}")
     first = tokenizer.bos_token
     if first and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]:

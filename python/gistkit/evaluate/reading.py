@@ -1,4 +1,4 @@
-"""read_on: what a language model that compresses its past loses, beside the plain model with as many states and all."""
+"""read_on: the loss of a language model that compresses its past, beside the plain model with as many states or all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from gistkit.compress import LanguageModel, Recent
-from gistkit.evaluate.evaluation import called
+from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
@@ -34,17 +34,17 @@ def read_on(
 
     Args:
         model: such as `gistkit.compress.MixedResolution` or `Compressive`.
-        texts: token ids, at least `asked` of each.
-        asked: of how many tokens at each text's end the loss is the mean.
-        baselines: some of "recent", the plain model with the last tokens alone, as many as the model keeps states on
-            average; and "full", the plain model with everything.
-        method: what the model's row is called; None: its `title`.
+        texts: token ids, at least `asked` in each.
+        asked: the loss is the mean over so many tokens at each text's end.
+        baselines: some of "recent", the plain model with as many last tokens as the model keeps states on average, and
+            "full", the plain model with all tokens.
+        method: the name of the model's row; None: its `title`.
         batch_size: texts at a time.
         progress: whether to show a progress bar.
 
     Returns:
-        Metrics "lm_loss", "lm_perplexity" and "states", the mean number of tokens that an asked one is predicted from,
-        means counted as one.
+        Metrics "lm_loss", "lm_perplexity" and "states", the mean number of states that each of these tokens is
+        predicted from; a mean counts as one.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -52,18 +52,18 @@ def read_on(
     if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
         raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
     _check(texts, asked, batch_size)
-    its = model.compressor
+    compressor = model.compressor
     total = (1 + len(set(baselines))) * len(texts)
-    with evaluating(its), tqdm(total=total, unit="text", dynamic_ncols=True, disable=not progress) as bar:
+    with evaluating(compressor), tqdm(total=total, unit="text", dynamic_ncols=True, disable=not progress) as bar:
         rows = [_row(method or model.title, model, texts, asked, batch_size, bar)]
         if "recent" in baselines:
             # BOS is a state too.
-            recent = Recent(its, max(1, round(rows[0].metrics["states"]) - 1))
+            recent = Recent(compressor, max(1, round(rows[0].metrics["states"]) - 1))
             rows.append(_row(recent.title, recent, texts, asked, batch_size, bar))
         if "full" in baselines:
-            every = Recent(its, 1 + max(map(len, texts)))
-            rows.append(_row("FullContext", every, texts, asked, batch_size, bar))
-    settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": called(its.model)}
+            full = Recent(compressor, 1 + max(map(len, texts)))
+            rows.append(_row("FullContext", full, texts, asked, batch_size, bar))
+    settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": display_name(compressor.model)}
     return Report(tuple(rows), settings | {"method": model.settings})
 
 
@@ -74,37 +74,39 @@ def last_tokens(
     asked: int,
     *,
     batch_size: int = 8,
-    done: Callable[[int], Any] = lambda count: None,
+    on_batch: Callable[[int], Any] = lambda count: None,
 ) -> tuple[float, float, int]:
-    """What the last `asked` tokens of texts lose, and what is kept for them.
+    """The loss of the last `asked` tokens of texts, and the states kept for them.
 
     Args:
         model, texts, asked, batch_size: as in `read_on`.
-        done: called with the number of texts behind each batch.
+        on_batch: called with the number of texts behind each batch.
 
     Returns:
-        Their mean loss in nats, the mean states kept for each, and how many tokens that were.
+        Their mean loss in nats, the mean number of states for each, and the number of tokens.
 
     Raises:
         ValueError: if an argument is out of range.
     """
     _check(texts, asked, batch_size)
-    nats = states = 0.0
+    nats = state_count = 0.0
     count = 0
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
-        read = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
-        hidden, seen = model.hidden(read), model.states(read)
-        for row, end in enumerate(read.lengths):
-            # A token is predicted where the one before it is read; a BOS that a text begins with is given.
+        rows = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
+        hidden_states, states = model.hidden(rows), model.states(rows)
+        for row, end in enumerate(rows.lengths):
+            # A token is predicted at the one before it; a BOS at the start of a text is not predicted.
             before = slice(max(end - asked, 1) - 1, end - 1)
-            targets = read.ids[row, before.start + 1 : end]
-            for rows, labels in zip(hidden[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True):
-                nats += float(F.cross_entropy(model.compressor.logits(rows), labels, reduction="sum").double())
-            states += float(seen[row, before].sum())
+            targets = rows.ids[row, before.start + 1 : end]
+            for hidden_part, labels in zip(
+                hidden_states[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True
+            ):
+                nats += float(F.cross_entropy(model.compressor.logits(hidden_part), labels, reduction="sum").double())
+            state_count += float(states[row, before].sum())
             count += len(targets)
-        done(len(read.lengths))
-    return nats / count, states / count, count
+        on_batch(len(rows.lengths))
+    return nats / count, state_count / count, count
 
 
 def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int) -> None:
@@ -119,6 +121,6 @@ def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int)
 def _row(name: str, model: LanguageModel, texts: Sequence[Sequence[int]], asked: int, batch_size: int, bar: Any) -> Row:
     bar.set_description(name)
     clock = time.perf_counter()
-    loss, states, count = last_tokens(model, texts, asked, batch_size=batch_size, done=bar.update)
+    loss, states, count = last_tokens(model, texts, asked, batch_size=batch_size, on_batch=bar.update)
     metrics = {"lm_loss": loss, "lm_perplexity": perplexity(loss), "states": states}
     return Row(name, metrics, {"examples": len(texts), "lm_tokens": count}, time.perf_counter() - clock)

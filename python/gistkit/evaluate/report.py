@@ -1,4 +1,4 @@
-"""What an evaluation found: a row of figures a method, as a table and as JSON."""
+"""The report of an evaluation: a row of figures for each method, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ ANSWER_SCORES = ("rouge1_f1", "rouge2_f1", "rougel_f1", "exact_match", "token_f1
 
 
 @dataclass
-class Result:
-    """What one method did with one example; None where the example, or the evaluation, has not that task.
+class ExampleResult:
+    """The result of one method on one example; None where the example, or the evaluation, lacks the task.
 
     Args:
-        tokens_read: memory tokens, or tokens, that stand for the context.
-        cache_bytes: bytes that these take in the decoder's cache.
+        tokens_read: memory tokens, or plain tokens, that stand for the context.
+        cache_bytes: their bytes in the decoder's cache.
         ae_nats, ae_tokens, ae_correct: summed cross entropy, tokens and right first guesses of the reconstruction,
             each token predicted from the true ones before it.
         reconstruction, original: the context as the method reconstructs it greedily, and as it is.
         lm_nats, lm_tokens: summed cross entropy and tokens of the continuation.
-        output: all that was generated greedily after the question.
+        output: the greedy generation after the question.
         prediction, answers: its first line and the right answers.
         rouge1_f1, rouge2_f1, rougel_f1, exact_match, token_f1: the prediction's scores, 0..1.
         contains_answer: 1 where the output contains an answer, else 0.
@@ -72,7 +72,7 @@ class Row:
     metrics: dict[str, float]
     counts: dict[str, int]
     seconds: float
-    examples: tuple[Result, ...] = ()
+    examples: tuple[ExampleResult, ...] = ()
 
 
 # Metric, heading and form, in the order of the table.
@@ -97,7 +97,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Report:
-    """Rows by method, with what they were measured with.
+    """Rows by method, with settings and machine.
 
     Args:
         rows: one Row a method.
@@ -110,14 +110,14 @@ class Report:
     machine: dict[str, str | int] = field(default_factory=machine)
 
     def __getitem__(self, method: str) -> Row:
-        """The row of a method; a KeyError that names those there are."""
+        """The row of a method; a KeyError names the existing ones."""
         for row in self.rows:
             if row.method == method:
                 return row
         raise KeyError(f"method: expected one of {', '.join(row.method for row in self.rows)}, got {method!r}")
 
     def as_dict(self, *, examples: bool = False) -> dict[str, Any]:
-        """Everything as plain dictionaries, lists, numbers and texts; what each example gave only where asked."""
+        """Everything as plain dictionaries, lists, numbers and texts; single examples only with `examples`."""
         rows = []
         for row in self.rows:
             values = asdict(row)
@@ -130,7 +130,7 @@ class Report:
         return {"machine": self.machine, "settings": self.settings, "rows": rows}
 
     def save(self, path: str | Path, *, examples: bool = False) -> Path:
-        """Writes JSON; an infinite perplexity becomes null, its loss says how large it was."""
+        """Writes JSON; an infinite perplexity becomes null, while its loss is written."""
         finite = _finite(self.as_dict(examples=examples))
         path = Path(path)
         path.write_text(json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -176,7 +176,7 @@ class Report:
         return self.table()
 
 
-def summary(results: Sequence[Result]) -> tuple[dict[str, float], dict[str, int]]:
+def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[str, int]]:
     """Metrics but BLEU, and counts, over all examples: losses weighted by tokens, answers by questions."""
     metrics: dict[str, float] = {}
     counts = {"examples": len(results)}
@@ -191,11 +191,11 @@ def summary(results: Sequence[Result]) -> tuple[dict[str, float], dict[str, int]
             }
     if counts.get("ae_tokens"):
         metrics["ae_accuracy"] = sum(result.ae_correct or 0 for result in results) / counts["ae_tokens"]
-    asked = [result for result in results if result.prediction is not None]
-    if asked:
-        counts["qa_examples"] = len(asked)
+    answered = [result for result in results if result.prediction is not None]
+    if answered:
+        counts["qa_examples"] = len(answered)
         for name in ANSWER_SCORES:
-            metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in asked)
+            metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in answered)
     metrics["tokens_read"] = fmean(result.tokens_read for result in results)
     metrics["cache_bytes"] = fmean(result.cache_bytes for result in results)
     return metrics, counts
@@ -209,9 +209,9 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
 
 
-def _result(values: dict[str, Any]) -> Result:
+def _result(values: dict[str, Any]) -> ExampleResult:
     answers = values.get("answers")
-    return Result(**values | ({} if answers is None else {"answers": tuple(answers)}))
+    return ExampleResult(**values | ({} if answers is None else {"answers": tuple(answers)}))
 
 
 def _finite(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""run: one compressor beside the baselines, as the command `gistkit evaluate` does it."""
+"""run: one compressor beside the baselines, as in the command `gistkit evaluate`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gistkit.compress import Compressor
-from gistkit.evaluate.baselines import FullContext, NoContext
+from gistkit.evaluate.baselines import FullContext, NoContextBaseline
 from gistkit.evaluate.data import TASKS, Example
 from gistkit.evaluate.evaluation import compare, method_name
 from gistkit.evaluate.prompts import INST, Markers
@@ -29,18 +29,18 @@ def run(
     method: str | None = None,
     **settings: Any,
 ) -> Report:
-    """A compressor beside the plain model without the context, with all of it, with a summary: a report of a row each.
+    """A report on a compressor beside the plain model without the context, with all of it, and with a summary.
 
     Args:
-        compressor: what is measured; the baselines run on its model, without its LoRA adapter.
-        tokenizer: of transformers, or None where the examples are token ids.
-        examples: contexts with what there is to measure.
+        compressor: the compressor; the baselines run on its model, without its LoRA adapter.
+        tokenizer: of transformers, or None if the examples are token ids.
+        examples: contexts with their tasks.
         baselines: some of "none", "full" and "summary" (`SummaryContext` at the compressor's ratio), or none of them.
-        tasks: some of "ae", "lm" and "qa"; None: those that some example has something for.
+        tasks: some of "ae", "lm" and "qa"; None: those that some example has.
         start_token: id from which NoContext predicts the first token; None: the tokenizer's first or else end token, or
             that of the model.
         markers: of the user's message in which "summary" asks for summaries.
-        method: what the compressor's row is called; None: its class, layout and ratio.
+        method: the name of the compressor's row; None: its class, layout and ratio.
         settings: batch_size, max_new_tokens, stop_tokens and progress, as in `compare`.
 
     Raises:
@@ -51,18 +51,18 @@ def run(
     if "summary" in baselines and tokenizer is None:
         raise ValueError("tokenizer: expected one for the baseline 'summary', which writes text, got None")
     if tasks is None:
-        wanted = {
+        has_data = {
             "ae": True,
             "lm": any(getattr(example, "continuation", None) is not None for example in examples),
             "qa": any(getattr(example, "question", None) is not None for example in examples),
         }
-        tasks = [task for task in TASKS if wanted[task]]
+        tasks = [task for task in TASKS if has_data[task]]
     methods: dict[str, Reader] = {}
     if "none" in baselines:
         for name in ("bos_token_id", "eos_token_id"):
             if start_token is None:
                 start_token = getattr(tokenizer, name, None)
-        methods["NoContext"] = NoContext(compressor.model, start_token=start_token)
+        methods["NoContext"] = NoContextBaseline(compressor.model, start_token=start_token)
     methods[method or method_name(compressor)] = compressor
     if "summary" in baselines:
         summary = SummaryContext(compressor.model, tokenizer, ratio=compressor.ratio, markers=markers)

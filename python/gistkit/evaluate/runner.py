@@ -1,4 +1,4 @@
-"""One method over all examples: what `compare` does for each of its rows."""
+"""Runner: evaluates one method on all examples, for one row of `compare`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gistkit.evaluate.metrics import (
     rougel_f1,
     token_f1,
 )
-from gistkit.evaluate.report import Result, Row, summary
+from gistkit.evaluate.report import ExampleResult, Row, summary
 from gistkit.hf import attach
 from gistkit.hf.modes import eval_mode
 
@@ -33,7 +33,7 @@ LOGIT_ROWS = 512
 
 
 class Reader(Protocol):
-    """What can be evaluated: a Compressor, NoContext, FullContext or anything with the same five members."""
+    """Anything that can be evaluated: a Compressor, a baseline, or another object with the same five members."""
 
     model: Any
 
@@ -43,7 +43,7 @@ class Reader(Protocol):
     def decode(self, memory: Any, task: Any, input_ids: Any, attention_mask: Any = None) -> Tensor:
         """Hidden states [B, 1 + T, d] at the task token and at input_ids [B, T], padded at the end."""
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """fp32 [..., V]."""
 
     def generate(self, memory: Any, prompt_ids: Any = None, attention_mask: Any = None, **settings: Any) -> Tensor:
@@ -52,7 +52,7 @@ class Reader(Protocol):
 
 @contextmanager
 def evaluating(reader: Reader) -> Iterator[None]:
-    """Eval mode and gistkit's attention, and all modules back in their own mode afterwards."""
+    """Eval mode and gistkit's attention inside; afterwards all modules have their own mode again."""
     root = reader if isinstance(reader, nn.Module) else reader.model
     with eval_mode(root), torch.no_grad(), attach(reader.model):
         yield
@@ -77,26 +77,26 @@ class Runner:
         self.max_new_tokens = max_new_tokens
         self.stop_tokens = stop_tokens
         self.progress = progress
-        # The longest first: what does not fit in memory fails at once.
+        # The longest first: a batch that does not fit in memory fails at once.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
 
     def row(self, name: str, reader: Reader) -> Row:
-        """One method over all examples."""
+        """The row of one method, over all examples."""
         started = perf_counter()
-        results: dict[int, Result] = {}
-        measure: dict[str, Callable[[Reader, Any, list[int], dict[int, Result]], None]]
+        results: dict[int, ExampleResult] = {}
+        measure: dict[str, Callable[[Reader, Any, list[int], dict[int, ExampleResult]], None]]
         measure = {"ae": self._reconstruct, "lm": self._continue, "qa": self._answer}
         with evaluating(reader), self._bar(name) as advance:
             for batch in self.batches:
                 memory = reader.encode([self.rows[index].context for index in batch])
                 results |= zip(batch, _sizes(memory), strict=True)
                 for task in self.tasks:
-                    places = [place for place, index in enumerate(batch) if self.rows[index].has(task)]
-                    if places:
-                        part = memory if len(places) == len(batch) else memory[places]
-                        measure[task](reader, part, [batch[place] for place in places], results)
-                        advance(len(places))
+                    positions = [position for position, index in enumerate(batch) if self.rows[index].has(task)]
+                    if positions:
+                        part = memory if len(positions) == len(batch) else memory[positions]
+                        measure[task](reader, part, [batch[position] for position in positions], results)
+                        advance(len(positions))
         ordered = [results[index] for index in range(len(self.rows))]
         metrics, counts = summary(ordered)
         if "ae" in self.tasks:
@@ -112,8 +112,8 @@ class Runner:
         with need("tqdm").tqdm(total=total, desc=name, unit="text") as bar:
             yield bar.update
 
-    def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
-        # What a compressor with a window leaves uncompressed is nothing to reconstruct.
+    def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
+        # Tokens behind a compressor's window are not reconstructed.
         contexts = [
             self.rows[index].context[:length] for index, length in zip(batch, memory.context_lengths, strict=True)
         ]
@@ -122,21 +122,21 @@ class Runner:
         end = getattr(reader, "end_token", None)
         stops = () if end is None else (int(end),)
         lengths = [min(len(context), self.max_new_tokens or len(context)) for context in contexts]
-        made = greedy_rows(reader, memory, "ae", None, max(lengths), stops)
-        for index, context, length, row in zip(batch, contexts, lengths, made, strict=True):
+        generated = greedy_rows(reader, memory, "ae", None, max(lengths), stops)
+        for index, context, length, row in zip(batch, contexts, lengths, generated, strict=True):
             results[index].reconstruction = words_of(row[:length], self.tokenizer)
             results[index].original = words_of(context[:length], self.tokenizer)
 
-    def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+    def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         targets = [self.rows[index].continuation for index in batch]
         for index, (nats, tokens, _) in zip(batch, _score(reader, memory, "lm", targets), strict=True):
             results[index].lm_nats, results[index].lm_tokens = nats, tokens
 
-    def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, Result]) -> None:
+    def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]
         most = self.max_new_tokens or ANSWER_TOKENS
-        made = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
-        for index, row in zip(batch, made, strict=True):
+        generated = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
+        for index, row in zip(batch, generated, strict=True):
             output, answers = words_of(row, self.tokenizer).strip(), self.rows[index].answers
             prediction = output.splitlines()[0].strip() if output else ""
             result = results[index]
@@ -149,11 +149,13 @@ class Runner:
             result.contains_answer = contains_answer(output, answers)
 
 
-def reconstruction_bleu(results: Sequence[Result], tokenizer: Any | None) -> float:
+def reconstruction_bleu(results: Sequence[ExampleResult], tokenizer: Any | None) -> float:
     """Corpus BLEU-4, 0..100, of what was reconstructed; without a tokenizer each id is a word."""
     pairs = [(result.reconstruction or "", result.original or "") for result in results]
     tokenize = "none" if tokenizer is None else "13a"
-    return bleu4([made for made, _ in pairs], [whole for _, whole in pairs], tokenize=tokenize)
+    return bleu4(
+        [reconstruction for reconstruction, _ in pairs], [original for _, original in pairs], tokenize=tokenize
+    )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> list[int]:
@@ -163,14 +165,16 @@ def end_tokens(model: Any, tokenizer: Any) -> list[int]:
     return sorted({index for index in (*ids, getattr(tokenizer, "eos_token_id", None)) if index is not None})
 
 
-def _sizes(memory: Any) -> list[Result]:
+def _sizes(memory: Any) -> list[ExampleResult]:
     """Tokens and cache bytes that stand for each context: every one takes what a context token takes."""
     context = sum(int(length) for length in memory.context_lengths)
     token_bytes = memory.full_cache_bytes / context if context else 0.0
-    read = getattr(memory, "tokens_read", None)
-    if read is None:
-        read = [int(length) + len(rest) for length, rest in zip(memory.lengths, memory.rest, strict=True)]
-    return [Result(tokens, tokens * token_bytes) for tokens in read]
+    token_counts = getattr(memory, "tokens_read", None)
+    if token_counts is None:
+        token_counts = [
+            int(length) + len(remainder) for length, remainder in zip(memory.lengths, memory.rest, strict=True)
+        ]
+    return [ExampleResult(tokens, tokens * token_bytes) for tokens in token_counts]
 
 
 def _score(reader: Reader, memory: Any, task: str, rows: Sequence[list[int]]) -> list[tuple[float, int, int]]:
@@ -184,14 +188,14 @@ def scored_tokens(reader: Reader, memory: Any, task: str, rows: Sequence[list[in
     device = reader.model.device
     targets = padded(rows, IGNORE, device)
     inputs = pad([row[:-1] for row in rows], device)
-    hidden = reader.decode(memory, task, inputs.ids, inputs.valid)
-    real = targets != IGNORE
-    states, wanted = hidden[real], targets[real]
+    hidden_states = reader.decode(memory, task, inputs.ids, inputs.valid)
+    is_token = targets != IGNORE
+    states, labels = hidden_states[is_token], targets[is_token]
     nats, correct = [], []
-    for part, labels in zip(states.split(LOGIT_ROWS), wanted.split(LOGIT_ROWS), strict=True):
+    for part, part_labels in zip(states.split(LOGIT_ROWS), labels.split(LOGIT_ROWS), strict=True):
         logits = reader.logits(part)
-        nats.append(F.cross_entropy(logits, labels, reduction="none").double())
-        correct.append(logits.argmax(-1) == labels)
+        nats.append(F.cross_entropy(logits, part_labels, reduction="none").double())
+        correct.append(logits.argmax(-1) == part_labels)
     lengths = [len(row) for row in rows]
     return list(zip(torch.cat(nats).split(lengths), torch.cat(correct).split(lengths), strict=True))
 
@@ -206,7 +210,7 @@ def greedy_rows(
 ) -> list[list[int]]:
     """Greedy tokens of each row up to its first stop token, which is left out."""
     prompt = None if prompts is None else pad(prompts, reader.model.device)
-    made = reader.generate(
+    generated = reader.generate(
         memory,
         None if prompt is None else prompt.ids,
         None if prompt is None else prompt.valid,
@@ -217,7 +221,7 @@ def greedy_rows(
         pad_token=stops[0] if stops else 0,
     )
     rows = []
-    for row in made.tolist():
+    for row in generated.tolist():
         end = next((place for place, token in enumerate(row) if token in stops), len(row))
         rows.append(row[:end])
     return rows

@@ -1,4 +1,4 @@
-"""SummaryContext: the model reads its own summary of a context, which is what compressors compete with in words."""
+"""SummaryContext: the model reads its own summary of a context, the baseline in words for compressors."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import torch
 from transformers import PreTrainedModel
 
 from gistkit.compress.tokens import Rows, pad
-from gistkit.evaluate.baselines import Fed, FullContext
+from gistkit.evaluate.baselines import BaselineInput, FullContext
 from gistkit.evaluate.prompts import INST, Markers, word_summary_prompt
 from gistkit.evaluate.runner import end_tokens, greedy_rows
 
 
 class SummaryContext(FullContext):
-    """The model reads a summary in the context's place, which it has written itself: LMSumm of Dodo, Section 6.
+    """The model reads, in place of the context, a summary that it has written: LMSumm of Dodo, Section 6.
 
-    A context of n words, counted by spaces, is summarised greedily into ceil(n / ratio) words by the prompt of Appendix
-    D.1. (The paper writes n * r there, for an r of 10% and a ratio of 10.) The summary ends at an end token, or where
-    it has `slack` times the tokens that as many words of the context have. Where it is empty, the first token of the
-    context is read alone. All else is as in `Baseline`.
+    A context of n words, counted by spaces, is summarised greedily into ceil(n / ratio) words with the prompt of
+    Appendix D.1. (The paper writes n * r there, for an r of 10% and a ratio of 10.) The summary ends at an end token,
+    or at `slack` times the tokens that as many words of the context have. If it is empty, the model reads only the
+    first token of the context. Everything else is as in `Baseline`.
 
     Args:
         model: a transformers causal language model, tuned for instructions.
         tokenizer: of the model.
-        ratio: words of a context for each word that is asked for, at least 1.
-        slack: tokens that a summary may have, as a multiple of those that were asked for, at least 1.
-        markers: of the user's message in which a summary is asked for. Where a context starts with the opening one, as
-            in `question_prompt`, that is not summarised and stands before the summary too.
+        ratio: words of a context for each word of its summary, at least 1.
+        slack: most tokens of a summary, as a multiple of the expected number, at least 1.
+        markers: of the user's message that requests the summary. If a context starts with the opening marker, as in
+            `question_prompt`, the marker is not summarised and precedes the summary too.
         stop_tokens: ids that end a summary; None: the ends of sequence of the tokenizer and the model.
         settings: task_tokens, losses and end_token, as in `Baseline`.
 
@@ -65,7 +65,7 @@ class SummaryContext(FullContext):
 
     @property
     def ratio(self) -> float:
-        """Words of a context for each word that its summary is asked to have."""
+        """Words of a context for each word of its summary."""
         return self._ratio
 
     @torch.no_grad()
@@ -74,20 +74,20 @@ class SummaryContext(FullContext):
         rows = self.contexts(input_ids, attention_mask)
         return self._summaries([self._parts(row)[-1] for row in rows.lists()])
 
-    def _fed(self, rows: Rows) -> Fed:
+    def _input(self, rows: Rows) -> BaselineInput:
         contexts = rows.lists()
         parts = [self._parts(row) for row in contexts]
         summaries = self._summaries([text for *_, text in parts])
-        read = [
+        summarised = [
             (first + self._ids(opened + summary, special=False)) or row[:1]
             for row, (first, opened, _), summary in zip(contexts, parts, summaries, strict=True)
         ]
-        return super()._fed(pad(read, self.device))
+        return super()._input(pad(summarised, self.device))
 
     def _parts(self, row: list[int]) -> tuple[list[int], str, str]:
         """A context's first token, where it is the tokenizer's own; its opening marker, if any; its text."""
         start, name = getattr(self.tokenizer, "bos_token_id", None), getattr(self.tokenizer, "bos_token", None)
-        # A marker that begins with that token is looked for in the text.
+        # A marker that begins with that token is searched in the text.
         first = row[:1] if row[0] == start and not self.markers.open.startswith(name or "") else []
         text = str(self.tokenizer.decode(row[len(first) :], skip_special_tokens=False))
         opened = self.markers.open if text.startswith(self.markers.open) else ""
@@ -97,16 +97,16 @@ class SummaryContext(FullContext):
         prompts, limits = [], []
         for text in texts:
             words = max(1, len(text.split()))
-            wanted = math.ceil(words / self.ratio)
-            prompts.append(self._ids("".join(word_summary_prompt(text, wanted, self.markers)), special=True))
+            word_count = math.ceil(words / self.ratio)
+            prompts.append(self._ids("".join(word_summary_prompt(text, word_count, self.markers)), special=True))
             tokens = max(1, len(self._ids(text, special=False)))
-            limits.append(math.ceil(self.slack * wanted * tokens / words))
+            limits.append(math.ceil(self.slack * word_count * tokens / words))
         (writer,) = self._writer
         memory, _ = writer.encode_rows(pad(prompts, self.device))
-        made = greedy_rows(writer, memory, "lm", None, max(limits), self.stop_tokens)
+        generated = greedy_rows(writer, memory, "lm", None, max(limits), self.stop_tokens)
         return [
             str(self.tokenizer.decode(row[:limit], skip_special_tokens=True)).strip()
-            for row, limit in zip(made, limits, strict=True)
+            for row, limit in zip(generated, limits, strict=True)
         ]
 
     def _ids(self, text: str, *, special: bool) -> list[int]:

@@ -20,10 +20,10 @@ def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[
         contexts: token ids, one list a text; all are compressed in one batch.
 
     Returns:
-        Losses in nats, one a token; of a compressor with a window those of the tokens that it compresses.
+        Losses in nats, one a token; for a compressor with a window, only of the compressed tokens.
 
     Raises:
-        TypeError: if the contexts are no lists of token ids.
+        TypeError: if the contexts are not lists of token ids.
     """
     if any(isinstance(context, str) for context in contexts):
         raise TypeError("contexts: expected lists of token ids, one a text, got strings")
@@ -32,5 +32,5 @@ def token_losses(compressor: Reader, contexts: Sequence[Sequence[int]]) -> list[
         raise TypeError("contexts: expected lists of token ids, one a text, got single ids")
     with evaluating(compressor):
         memory = compressor.encode(rows)
-        read = [row[:length] for row, length in zip(rows, memory.context_lengths, strict=True)]
-        return [nats.tolist() for nats, _ in scored_tokens(compressor, memory, "ae", read)]
+        compressed = [row[:length] for row, length in zip(rows, memory.context_lengths, strict=True)]
+        return [nats.tolist() for nats, _ in scored_tokens(compressor, memory, "ae", compressed)]

@@ -29,15 +29,15 @@ def token_types(tokens: Sequence[str], selected: ArrayLike) -> list[tuple[str, f
         raise TypeError("tokens: expected a sequence of strings, one a token")
     if not len(tokens):
         raise ValueError("tokens: expected at least one, got none")
-    chosen = np.asarray(selected)
-    if chosen.dtype != bool:
-        raise TypeError(f"selected: expected dtype bool, got {chosen.dtype}")
-    if chosen.shape != (len(tokens),):
-        raise ValueError(f"selected: expected shape [{len(tokens)}], one a token, got {list(chosen.shape)}")
-    if not chosen.any():
+    is_nugget = np.asarray(selected)
+    if is_nugget.dtype != bool:
+        raise TypeError(f"selected: expected dtype bool, got {is_nugget.dtype}")
+    if is_nugget.shape != (len(tokens),):
+        raise ValueError(f"selected: expected shape [{len(tokens)}], one a token, got {list(is_nugget.shape)}")
+    if not is_nugget.any():
         raise ValueError("selected: expected at least one nugget, got none")
     everywhere = Counter(tokens)
-    among = Counter(token for token, is_nugget in zip(tokens, chosen, strict=True) if is_nugget)
+    among = Counter(token for token, token_selected in zip(tokens, is_nugget, strict=True) if token_selected)
     # Sorting keeps the order of appearance, which is a Counter's, between equals.
     ranked = sorted(everywhere, key=lambda token: (-among[token], -everywhere[token]))
     return [(token, among[token] / among.total(), everywhere[token] / len(tokens)) for token in ranked]

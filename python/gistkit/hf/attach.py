@@ -1,6 +1,6 @@
-"""attach: gistkit's attention and RoPE inside a transformers model, for as long as a context is open.
+"""attach: gistkit's attention and RoPE inside a transformers model, while a context is open.
 
-Above it: the families it knows, and what it finds in a model of theirs. Below it: the attention that runs inside.
+The file begins with the model families and with what a pass needs of a model, and ends with the attention itself.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ PLAIN_LAYERS = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True)
 class Family:
-    """How one family's attention differs from Llama's, apart from what its modules show.
+    """How one family's attention differs from Llama's, besides what its modules show.
 
     Args:
         prefix: of its classes' names in transformers.
-        window: who holds the width of a sliding window, the layer, the config, or None: nobody.
-        softcap: its attention caps its logits at the layer's `attn_logit_softcapping`.
+        window: what holds the width of a sliding window, the layer or the config; None: there are none.
+        softcap: whether attention caps its logits at the layer's `attn_logit_softcapping`.
     """
 
     prefix: str
@@ -61,7 +61,7 @@ FAMILIES = {
     "gemma2": Family("Gemma2", window="layer", softcap=True),
     "gemma3": Family("Gemma3", window="layer"),
 }
-# By name, so that no model's code is loaded for another one's sake.
+# By name, so that only the model in use is imported.
 _CLASSES = {
     f"transformers.models.{name}.modeling_{name}.{family.prefix}{part}": (part, family)
     for name, family in FAMILIES.items()
@@ -70,52 +70,52 @@ _CLASSES = {
 
 
 def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
-    """Which part of which family a module is, as far as its forward goes."""
-    # A subclass with a forward of its own is not what the table stands for.
+    """The part and the family whose forward a module has; (None, None) for others."""
+    # A subclass with its own forward does not count.
     owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
     return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
 
 
-class Standing:
-    """Whether the modules and parameters that some modules hold are still the same ones.
+class ModuleSnapshot:
+    """The modules and parameters that some modules hold, to notice when one is replaced.
 
     Args:
-        holders: whose own modules and parameters count, not those below these.
+        holders: the modules; only their direct modules and parameters count.
     """
 
     def __init__(self, holders: Iterable[nn.Module]) -> None:
         self._tables: list[dict[str, Any]] = []
         for module in holders:
             self._tables += [table for table in (module._modules, module._parameters) if table]
-        # Held, so that no other object comes to have the id of one of them.
-        self._held = [*chain.from_iterable(map(dict.values, self._tables))]
+        # References, so that no other object gets the id of one of them.
+        self._objects = [*chain.from_iterable(map(dict.values, self._tables))]
         self._ids = self._now()
 
     @property
     def unchanged(self) -> bool:
-        """Whether each is where it was."""
+        """Whether every module and parameter is still in its place."""
         return self._now() == self._ids
 
     def _now(self) -> list[int]:
-        # Without a loop in Python: this stands before every pass.
+        # Without a loop in Python: this runs before every pass.
         return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What passes need of a decoder; see `parts_of`.
+    """What passes need to know about a decoder; see `parts_of`.
 
     Args:
-        standing: of the layers, which the rest is true of.
+        snapshot: of the layers for which the other fields hold.
         attentions: attention modules of known families, in order, with their family.
         rotaries: RoPE modules of known families.
         layers: the modules that hold `attentions`.
         causal: no module says that it is not causal.
-        one_config: the decoder and all models in it share one configuration, which has no parts.
-        checkpointed: the modules below the decoder that have a switch for gradient checkpointing.
+        one_config: the decoder and all models in it share one configuration without sub-configurations.
+        checkpointed: the modules in the decoder that have a switch for gradient checkpointing.
     """
 
-    standing: Standing
+    snapshot: ModuleSnapshot
     attentions: Mapping[nn.Module, Family]
     rotaries: tuple[nn.Module, ...]
     layers: tuple[nn.Module, ...]
@@ -128,9 +128,9 @@ _PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
 
 
 def parts_of(decoder: nn.Module) -> Parts:
-    """What passes need of a decoder, found once and again only where one of its modules has been replaced."""
+    """What passes need to know about a decoder, collected again only when one of its modules is replaced."""
     parts = _PARTS.get(decoder)
-    if parts is None or not parts.standing.unchanged:
+    if parts is None or not parts.snapshot.unchanged:
         parts = _PARTS[decoder] = _find(decoder)
     return parts
 
@@ -151,7 +151,7 @@ def _find(decoder: nn.Module) -> Parts:
     config: Any = decoder.config
     models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
     return Parts(
-        standing=Standing(modules[name] for name in above),
+        snapshot=ModuleSnapshot(modules[name] for name in above),
         attentions={modules[name]: family for name, family in attentions.items()},
         rotaries=tuple(rotaries),
         layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
@@ -162,12 +162,12 @@ def _find(decoder: nn.Module) -> Parts:
 
 
 def checkpointed(decoder: nn.Module) -> list[nn.Module]:
-    """The modules of a decoder, or the decoder, for which gradient checkpointing is on."""
+    """The modules of a decoder, itself included, that have gradient checkpointing switched on."""
     return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]
 
 
 def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
-    """The attention and the RoPE modules that gistkit's forward can stand in for; both empty unless it can in all."""
+    """The attention and RoPE modules whose forward gistkit's replaces; both are empty unless it replaces all."""
     parts = parts_of(decoder)
     if not parts.rotaries or len(parts.attentions) != decoder.config.num_hidden_layers:
         return {}, ()
@@ -175,17 +175,17 @@ def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], 
 
 
 def check_projects(model: nn.Module) -> None:
-    """Refuses, with a TypeError, a model whose layers `project_keys` and `Keeper.leave` do not know."""
+    """Raises a TypeError for a model whose layers `project_keys` and `Keeper.leave` do not support."""
     decoder = decoder_of(model)
     if not rope_modules(decoder)[1]:
         raise TypeError(
-            f"model: expected one of the families with RoPE ({', '.join(FAMILIES)}), whose layers' keys can be made of "
+            f"model: expected one of the families with RoPE ({', '.join(FAMILIES)}), whose keys can be projected from "
             f"other hidden states, got {decoder.config.model_type}"
         )
 
 
 def frequencies_of(decoder: PreTrainedModel) -> list[Tensor] | None:
-    """The frequencies [R/2] of each layer's RoPE; None where there is none of gistkit's."""
+    """The frequencies [R/2] of each layer's RoPE; None if gistkit's RoPE does not run in the decoder."""
     rotary = next(iter(rope_modules(decoder)[1]), None)
     if rotary is None:
         return None
@@ -199,34 +199,36 @@ def frequencies_of(decoder: PreTrainedModel) -> list[Tensor] | None:
 
 def pretrained(model: nn.Module) -> PreTrainedModel:
     """`model`, or the transformers model in it, such as the one a PEFT model wraps. TypeError if there is none."""
-    found = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
-    if found is None:
+    transformers_model = next((module for module in model.modules() if isinstance(module, PreTrainedModel)), None)
+    if transformers_model is None:
         raise TypeError(f"model: expected a transformers model, got {type(model).__name__}")
-    return found
+    return transformers_model
 
 
 def decoder_of(model: nn.Module) -> PreTrainedModel:
-    """The causal decoder in `model`, whose attention follows transformers' interface; a TypeError that says what came.
+    """The causal decoder in `model`, whose attention follows transformers' interface.
 
-    Refused are encoder-decoders, attention that looks ahead or across, and layers other than of full or sliding-window
-    attention.
+    A TypeError for encoder-decoders, attention that is not causal or that reads an encoder, and layers without full or
+    sliding-window attention.
     """
-    whole = pretrained(model)
-    name = type(whole).__name__
+    language_model = pretrained(model)
+    name = type(language_model).__name__
     expected = "model: expected a transformers decoder that follows the attention interface, such as a Llama"
-    if whole.config.is_encoder_decoder:
+    if language_model.config.is_encoder_decoder:
         raise TypeError(f"{expected}, got the encoder-decoder {name}")
-    decoder = cast(Any, whole).get_decoder()
-    # What attach has taken was checked then.
+    decoder = cast(Any, language_model).get_decoder()
+    # An attached decoder has been checked.
     if isinstance(decoder, PreTrainedModel) and decoder.config._attn_implementation == ATTENTION_NAME:
         return decoder
     if not isinstance(decoder, PreTrainedModel) or not decoder.is_backend_compatible():
         raise TypeError(f"{expected}, got {name} with attention of its own")
     if getattr(decoder.config, "is_causal", True) is False or not parts_of(decoder).causal:
         raise TypeError(f"{expected}, got {name}, whose attention is not causal or reads an encoder")
-    others = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
-    if others:
-        raise TypeError(f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(others)}")
+    other_types = set(getattr(decoder.config, "layer_types", None) or ()) - set(PLAIN_LAYERS)
+    if other_types:
+        raise TypeError(
+            f"{expected}, with layers of {' or '.join(PLAIN_LAYERS)}, got {name} with {sorted(other_types)}"
+        )
     return decoder
 
 
@@ -238,17 +240,17 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     decoder = decoder_of(model)
     attentions = parts_of(decoder).attentions
     if attentions:
-        found = {family.window_of(module) for module, family in attentions.items()}
+        widths = {family.window_of(module) for module, family in attentions.items()}
     else:
         types = getattr(decoder.config, "layer_types", None)
         # Families without layer types apply the config's window in every layer.
         slides = types is None or "sliding_attention" in types
-        found = {getattr(decoder.config, "sliding_window", None)} if slides else set()
-    return tuple(sorted(width for width in found if width is not None))
+        widths = {getattr(decoder.config, "sliding_window", None)} if slides else set()
+    return tuple(sorted(width for width in widths if width is not None))
 
 
 Model = TypeVar("Model", bound=nn.Module)
-# The classes of decoders that transformers has let name an attention of another's.
+# The classes of decoders that transformers has allowed to use gistkit's attention.
 _ACCEPTED: set[type[PreTrainedModel]] = set()
 
 
@@ -256,17 +258,17 @@ _ACCEPTED: set[type[PreTrainedModel]] = set()
 def attach(model: Model) -> Iterator[Model]:
     """Runs `model` on gistkit's attention and RoPE inside the `with` block, and leaves it as it was.
 
-    Inside, `model(...)` takes these keyword arguments. In gradient checkpointing the backward pass runs layers again:
-    it belongs inside the block too. Attaching twice is allowed; the inner block does nothing.
+    Inside, `model(...)` takes the keyword arguments below. With gradient checkpointing the backward pass runs layers
+    again, so it belongs inside the block too. Attaching twice is allowed; the inner block does nothing.
 
     - plan: a compiled layout. Its spans say who sees whom, and its positions are the position ids unless
-      `position_ids` is given. Layers with a sliding window take its plan for their width, so compile it with
-      `windows=sliding_windows(model)`; only a plan whose tokens all lie within the window does without. Without a plan
-      attention is plain causal, within each layer's window.
+      `position_ids` is given. Layers with a sliding window use the plan for their width, so compile it with
+      `windows=sliding_windows(model)`, unless all its tokens lie within the window. Without a plan attention is plain
+      causal, within each layer's window.
     - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys and those of
       `past_key_values`; num_keys of the plan counts them.
-    - keep: a `Keeper`, such as `KeptKeys`: its `store` is given each layer's own rotated keys and values (those of
-      `past_key_values` are among them), and its `leave` the hidden states before and after each layer.
+    - keep: a `Keeper`, such as `KeptKeys`. Its `store` gets each layer's own rotated keys and values (with those of
+      `past_key_values`), and its `leave` the hidden states before and after each layer.
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too.
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
@@ -276,11 +278,12 @@ def attach(model: Model) -> Iterator[Model]:
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
             PEFT model. Llama, Mistral, Qwen2, Qwen3, Gemma2 and Gemma3 run on gistkit's attention and RoPE, GPT-2 and
-            others that follow transformers' attention interface on its attention and their own positions.
+            others that follow transformers' attention interface on gistkit's attention and their own positions.
 
     Raises:
         TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface; from
-            `model(...)`, if an argument of another name is a plan, a keeper or a function, which no model would read.
+            `model(...)`, if an argument of another name is a plan, a keeper or a function, which the model would
+            ignore.
     """
     decoder = decoder_of(model)
     if decoder.config._attn_implementation == ATTENTION_NAME:
@@ -293,10 +296,12 @@ def attach(model: Model) -> Iterator[Model]:
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
         attentions, rotaries = rope_modules(decoder)
-        own = {each: MethodType(_attention_forward(family), each) for each, family in attentions.items()}
-        undo.enter_context(forwards(own | {each: MethodType(_rotary_forward, each) for each in rotaries}))
+        own_forwards = {module: MethodType(_attention_forward(family), module) for module, family in attentions.items()}
+        undo.enter_context(
+            forwards(own_forwards | {module: MethodType(_rotary_forward, module) for module in rotaries})
+        )
         for module, layer in zip(attentions, parts_of(decoder).layers, strict=False):
-            # Before the hooks that others have: one that shards weights again must not come first.
+            # Before other hooks: one that shards weights again must not come first.
             hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
             undo.callback(hook.remove)
         yield model
@@ -304,7 +309,7 @@ def attach(model: Model) -> Iterator[Model]:
 
 @contextmanager
 def _implementation(decoder: PreTrainedModel) -> Iterator[None]:
-    """The decoder's configuration names gistkit's attention; afterwards the one that it had."""
+    """Inside, the decoder's configuration names gistkit's attention; afterwards its own again."""
     before = decoder.config._attn_implementation
     _name_attention(decoder, ATTENTION_NAME)
     if decoder.config._attn_implementation != ATTENTION_NAME:
@@ -321,7 +326,7 @@ def _implementation(decoder: PreTrainedModel) -> Iterator[None]:
 
 def _name_attention(decoder: PreTrainedModel, name: str) -> None:
     if type(decoder) in _ACCEPTED and parts_of(decoder).one_config:
-        # All that transformers' switch does then, but for a walk through the model.
+        # The same as transformers' switch, without its walk through the model.
         decoder.config._attn_implementation = name
     else:
         decoder.set_attn_implementation(name)
@@ -330,7 +335,7 @@ def _name_attention(decoder: PreTrainedModel, name: str) -> None:
 def _check_and_place(
     decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Refuses what no layer could tell, and gives the decoder the plan's position ids."""
+    """Checks the arguments that layers cannot check, and gives the decoder the plan's position ids."""
     for name, value in kwargs.items():
         if name not in ARGUMENTS and (isinstance(value, Plan | Keeper) or callable(value)):
             raise TypeError(
@@ -373,7 +378,7 @@ def _check_and_place(
 
 
 def _leave(layer_idx: int) -> Callable[..., None]:
-    """A hook on a decoder layer that tells `keep` of its hidden states."""
+    """A hook on a decoder layer that gives `keep` its hidden states."""
 
     def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         keep = kwargs.get("keep")
@@ -386,7 +391,7 @@ def _leave(layer_idx: int) -> Callable[..., None]:
 
 
 def checkpoints_reentrantly(decoder: nn.Module) -> bool:
-    """Whether this pass checkpoints layers in the form that knows the gradients of their hidden states alone."""
+    """Whether this pass uses reentrant checkpointing, which knows only the gradients of hidden states."""
     if not decoder.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return False
     layer = next(iter(checkpointed(decoder)), None)
@@ -397,14 +402,14 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
 @torch.no_grad()
 @dynamic_rope_update
 def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
-    """Hands position ids and frequencies on as they are: the fused op makes the angles itself."""
+    """Passes position ids and frequencies on: the fused op computes the angles itself."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     return position_ids, getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
 
 
 @lru_cache
 def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
-    """The forward of a layer with RoPE, in the order of operations that the families share."""
+    """The forward of an attention layer with RoPE, as all families have it."""
 
     def forward(
         self: Any,
@@ -444,9 +449,9 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
     return forward
 
 
-# What `model(...)` takes under `attach`. Transformers hands on any other name without a word.
+# The arguments of `model(...)` under `attach`. Transformers passes any other name on without an error.
 ARGUMENTS = ("plan", "memory", "keep", "key_bias", "extend")
-# What other families' attention may be given and gistkit's does not have: sinks and biases of pairs of tokens.
+# Arguments of other families' attention that gistkit's does not have: sinks and biases of pairs of tokens.
 _REFUSED = ("s_aux", "position_bias", "attention_bias", "head_mask")
 
 Extend = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -473,7 +478,7 @@ def attention(
 
     Args:
         query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
-        attention_mask: None or what `mask` returned; visibility is the plan's alone.
+        attention_mask: None or what `mask` returned; only the plan decides visibility.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
         plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
@@ -481,8 +486,8 @@ def attention(
         The output as [B, Nq, Hq, D], and None in place of attention weights.
 
     Raises:
-        ValueError: if something is asked for that the plan or the op does not have, such as dropout, a dense mask or
-            a window the plan was not compiled for.
+        ValueError: for anything that the plan or the op does not support, such as dropout, a dense mask or a window
+            that the plan was not compiled for.
     """
     if dropout:
         raise ValueError(
@@ -499,32 +504,36 @@ def attention(
     layer = cast(int, getattr(module, "layer_idx", -1))
     device = query.device.type
     if torch.is_autocast_enabled(device):
-        # Norms after the projections may have left another dtype than the values have.
+        # Norms after the projections may leave a dtype that differs from the values'.
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if keep is not None:
         keep.store(layer, key, value)
     if memory is not None:
-        key, value = _behind(memory, layer, key, value)
+        key, value = _with_memory(memory, layer, key, value)
     if extend is not None:
         key, value = extend(layer, key, value)
-    own = _layer_plan(plan, sliding_window, query, key)
-    out = cast(Tensor, ops.attention(query, key, value, own, scale=scaling, softcap=softcap, key_bias=key_bias))
+    layer_plan = _layer_plan(plan, sliding_window, query, key)
+    out = cast(Tensor, ops.attention(query, key, value, layer_plan, scale=scaling, softcap=softcap, key_bias=key_bias))
     return out.transpose(1, 2), None
 
 
-def _behind(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, Hk, K + N, D]: the memory's of this layer, then the layer's own."""
-    both = []
-    for name, held, own in zip(("keys", "values"), memory[layer], (key, value), strict=True):
-        batch, heads, _, dim = own.shape
-        if held.dim() != 4 or held.shape[0] not in (1, batch) or (held.shape[1], held.shape[3]) != (heads, dim):
+def _with_memory(memory: Layers, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, Hk, K + N, D]: those of the memory for this layer, then the layer's own."""
+    joined = []
+    for name, memory_part, own_part in zip(("keys", "values"), memory[layer], (key, value), strict=True):
+        batch, heads, _, dim = own_part.shape
+        if (
+            memory_part.dim() != 4
+            or memory_part.shape[0] not in (1, batch)
+            or (memory_part.shape[1], memory_part.shape[3]) != (heads, dim)
+        ):
             raise ValueError(
                 f"memory: expected {name} [{'1' if batch == 1 else f'1 or {batch}'}, {heads}, K, {dim}] for layer "
-                f"{layer}, got shape {tuple(held.shape)}"
+                f"{layer}, got shape {tuple(memory_part.shape)}"
             )
-        both.append(torch.cat([held.to(own).expand(batch, -1, -1, -1), own], 2))
-    return both[0], both[1]
+        joined.append(torch.cat([memory_part.to(own_part).expand(batch, -1, -1, -1), own_part], 2))
+    return joined[0], joined[1]
 
 
 def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tensor) -> Plan:
@@ -550,16 +559,16 @@ def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tenso
 
 
 def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """No mask at all: the plan says who sees whom.
+    """No mask: the plan decides visibility.
 
-    Being registered keeps transformers from reading position ids that do not grow by 1 as packed sequences.
+    Its registration keeps transformers from treating position ids that do not grow by 1 as packed sequences.
 
     Raises:
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
     """
     if attention_mask is None or torch.compiler.is_compiling():
         return None
-    # A graph may be captured; else the host waits, once a pass: to go on would be to read padding.
+    # Outside of graph capture the host waits for the check, once a pass: otherwise attention would read padding.
     captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()
     if not captured and not bool(attention_mask.all()):
         raise ValueError(
@@ -569,12 +578,12 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Non
 
 
 @contextmanager
-def forwards(own: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
-    """Gives instances a forward of their own, and afterwards what they had: the instance's, or else the class's."""
-    before = {module: vars(module).get("forward") for module in own}
+def forwards(own_forwards: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Inside, instances have their own forward; afterwards the instance's previous one, or the class's, again."""
+    before = {module: vars(module).get("forward") for module in own_forwards}
     try:
-        for module, forward in own.items():
-            # What a module's own setter does of an attribute that is no module, parameter or buffer.
+        for module, forward in own_forwards.items():
+            # As a module's setter does with an attribute that is no module, parameter or buffer.
             vars(module)["forward"] = forward
         yield
     finally:

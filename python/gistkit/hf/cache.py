@@ -13,14 +13,14 @@ _LEAST_ROOM = 64
 
 
 class MemoryLayer(CacheLayerMixin):
-    """One layer's memory and the tokens after it. The tensors it was given are never written to.
+    """One layer's memory and the tokens after it. It never writes to the tensors of the memory.
 
-    Without gradients new tokens go into a block of memory with room for more; with them they are concatenated.
+    Without gradients new tokens go into a block with room for more; with gradients they are concatenated.
 
     Args:
         key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows.
         logical_length: position of the next token, at least 0; need not be K.
-        capacity: tokens after the memory that fit into the first block; more take a larger one.
+        capacity: tokens after the memory that fit into the first block; more tokens make a larger one.
     """
 
     is_sliding = False
@@ -50,15 +50,15 @@ class MemoryLayer(CacheLayerMixin):
 
     @property
     def num_keys(self) -> int:
-        """Number of keys held, memory and tokens."""
+        """Number of keys, memory and tokens."""
         return self.keys.shape[2]
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the memory is there from the start."""
+        """Does nothing: the memory exists from the start."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends [B, H, N, D] and returns all keys and values, [B, H, K + N, D]."""
-        count, held = key_states.shape[2], self.num_keys
+        count, used = key_states.shape[2], self.num_keys
         self._added += count
         if torch.is_grad_enabled():
             # What autograd saved must not be written to.
@@ -67,14 +67,14 @@ class MemoryLayer(CacheLayerMixin):
             self.values = torch.cat([self.values.expand(rows, -1, -1, -1), value_states.to(self.values)], 2)
             self._blocks = None
             return self.keys, self.values
-        keys, values = self._room(held + count, key_states.shape[0])
-        keys[:, :, held : held + count] = key_states
-        values[:, :, held : held + count] = value_states
-        self.keys, self.values = keys[:, :, : held + count], values[:, :, : held + count]
+        keys, values = self._room(used + count, key_states.shape[0])
+        keys[:, :, used : used + count] = key_states
+        values[:, :, used : used + count] = value_states
+        self.keys, self.values = keys[:, :, : used + count], values[:, :, : used + count]
         return self.keys, self.values
 
     def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Blocks of at least `length` keys and values that start with those held."""
+        """Blocks of at least `length` keys and values that begin with the current ones."""
         if self._blocks is not None and length <= self._blocks[0].shape[2]:
             # A block made in inference mode cannot be written to outside.
             writable = torch.is_inference_mode_enabled() or not self._blocks[0].is_inference()
@@ -83,23 +83,23 @@ class MemoryLayer(CacheLayerMixin):
         memory = length - self._added
         room = memory + max(self._capacity, 2 * self._added, _LEAST_ROOM)
         blocks = []
-        for held in (self.keys, self.values):
-            block = held.new_empty((rows, held.shape[1], room, held.shape[3]))
-            block[:, :, : held.shape[2]] = held
+        for tensor in (self.keys, self.values):
+            block = tensor.new_empty((rows, tensor.shape[1], room, tensor.shape[3]))
+            block[:, :, : tensor.shape[2]] = tensor
             blocks.append(block)
         self._blocks = (blocks[0], blocks[1])
         return self._blocks
 
     def get_seq_length(self) -> int:
-        """The position of the next token: the logical length given, and the tokens added since."""
+        """The position of the next token: `logical_length` plus the tokens added since."""
         return self._start + self._added
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Number of keys held once `query_length` tokens are added, and 0."""
+        """Number of keys after `query_length` more tokens, and 0."""
         return self.num_keys + query_length, 0
 
     def get_max_length(self) -> int:
-        """-1: there is no limit."""
+        """-1, for no limit."""
         return -1
 
     def reset(self) -> None:
@@ -107,7 +107,7 @@ class MemoryLayer(CacheLayerMixin):
         self.crop(-self._added)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Drops the last tokens, given as a negative number; a ValueError beyond those added, or if it is positive."""
+        """Drops the last tokens, as a negative number; a ValueError for more than were added or a positive number."""
         if not -self._added <= tokens_to_remove <= 0:
             raise ValueError(
                 f"tokens_to_remove: expected -{self._added} to 0, as {self._added} tokens were added to the memory, "
@@ -142,19 +142,19 @@ class MemoryCache(Cache):
         return [(layer.keys, layer.values) for layer in cast("list[MemoryLayer]", self.layers)]
 
     def get_query_offset(self, layer_idx: int = 0) -> int:
-        """The number of keys held: transformers' masks count keys, where positions count tokens."""
+        """The number of keys: transformers' masks count keys, while positions count tokens."""
         return cast(MemoryLayer, self.layers[layer_idx]).num_keys
 
 
 def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, capacity: int = 0) -> MemoryCache:
     """A cache for `model(..., past_key_values=...)` that starts with a memory, which it never changes.
 
-    Position ids go on from `logical_length`, masks from the number of keys held. Any number of caches may start from
-    the same memory. Layers with a sliding window keep all their keys too, so a plan says what they see.
+    Position ids continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
+    same memory. Layers with a sliding window keep all their keys too, so a plan must say what they see.
 
     Args:
         layers: (key, value) of each layer of the model, [B, H, K, D], keys rotated; B = 1 serves any number of rows.
         logical_length: position of the next token, such as the context's length in tokens.
-        capacity: tokens that are going to be added, where it is known; saves the copies of growing.
+        capacity: number of tokens that will be added, if it is known; avoids copies while the cache grows.
     """
     return MemoryCache(layers=[MemoryLayer(key, value, logical_length, capacity) for key, value in layers])

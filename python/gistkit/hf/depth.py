@@ -1,4 +1,4 @@
-"""first_layers: a model that ends after some of its layers, for as long as a context is open."""
+"""first_layers: a model that ends after some of its layers, while a context is open."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def first_layers(model: nn.Module, count: int) -> Iterator[None]:
 
     Args:
         model: what `attach` takes.
-        count: layers that are left, 1 to all of them.
+        count: number of layers that run, 1 to all of them.
 
     Raises:
-        ValueError: if there are no so many layers.
+        ValueError: if the model has fewer layers.
         TypeError: if the model does not hold its layers in one list.
     """
     decoder = cast(Any, decoder_of(model))

@@ -18,9 +18,9 @@ _GOLDEN = 0.6180339887498949
 
 
 def structure(model: nn.Module) -> str:
-    """Hex of 16 digits for what makes two models' memories fit each other's layers, whatever their weights.
+    """16 hex digits that two models share if their memories fit each other's layers, whatever their weights.
 
-    It stands for the model type, hidden size, layers, heads, key heads, head dim, vocabulary and RoPE parameters.
+    A hash of the model type, hidden size, layers, heads, key heads, head dim, vocabulary and RoPE parameters.
 
     Args:
         model: a transformers model, or a module with one in it, such as a PEFT model.
@@ -50,10 +50,10 @@ def _plain(value: Any) -> Any:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """`structure` and, after a dash, hex of 16 digits for the base weights: a few hundred values of each.
+    """`structure` and, after a dash, 16 hex digits of the base weights, from a few hundred values of each.
 
     Values are rounded to bfloat16, so that copies of one checkpoint in float32 and bfloat16 agree, on any device.
-    Adapters of PEFT do not count: a model has the same fingerprint with and without them.
+    PEFT adapters do not count: a model has the same fingerprint with and without them.
 
     Args:
         model: as for `structure`.
@@ -65,19 +65,19 @@ def fingerprint(model: nn.Module) -> str:
 
 
 def digest(weights: Iterable[tuple[str, Tensor]]) -> str:
-    """Hex of 16 digits for named weights, in any order: a few hundred values of each, rounded to bfloat16.
+    """16 hex digits of named weights, in any order, from a few hundred values of each, rounded to bfloat16.
 
     Raises:
         ValueError: if a weight has no values (device "meta").
     """
-    found = hashlib.sha256()
+    sha = hashlib.sha256()
     for name, weight in sorted(weights, key=lambda item: item[0]):
         if weight.is_meta:
             raise ValueError(f"model: expected weights with values, got {name} on device meta")
-        found.update(f"{name} {tuple(weight.shape)}".encode())
+        sha.update(f"{name} {tuple(weight.shape)}".encode())
         sample = weight.detach().flatten()[_spread(weight.numel()).to(weight.device)]
-        found.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
-    return found.hexdigest()[:_DIGITS]
+        sha.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return sha.hexdigest()[:_DIGITS]
 
 
 def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -89,7 +89,7 @@ def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _spread(count: int) -> Tensor:
-    """Indices below `count`, spread without the regular steps that would stay in one column of a matrix."""
+    """Indices below `count`, spread without regular steps, which could stay in one column of a matrix."""
     if count <= _SAMPLES:
         return torch.arange(count)
     steps = torch.arange(1, _SAMPLES + 1, dtype=torch.float64) * _GOLDEN

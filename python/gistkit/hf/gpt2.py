@@ -1,4 +1,4 @@
-"""encode_positions: transformers' GPT-2 with another position encoding than its learned one."""
+"""encode_positions: transformers' GPT-2 with another position encoding in place of its learned one."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Model = TypeVar("Model", bound=nn.Module)
 def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model]:
     """Runs a GPT-2 with `position` in place of its learned positions inside the `with` block, and leaves it as it was.
 
-    Inside, the model is attached (see `attach`, whose keyword arguments it takes too). `past_key_values` hold keys with
-    their positions in them, so `generate` and passes in chunks are exact; a cache belongs to the encoding that filled
-    it. Rows of a batch may be padded at either end, as `attention_mask` says. As in transformers' GPT-2, a row padded
-    on the left has the positions that it would have alone only where `position_ids` says so, as `generate` does.
-    Training, the backward pass of gradient checkpointing too, belongs inside the block.
+    Inside, the model is attached (see `attach`; it takes the same keyword arguments). `past_key_values` hold keys with
+    their positions, so `generate` and passes in chunks are exact; a cache belongs to the encoding that filled it. Rows
+    of a batch may be padded at either end, as `attention_mask` says. As in transformers' GPT-2, a row padded on the
+    left has the positions of an unpadded row only if `position_ids` says so, as in `generate`. Training, the backward
+    pass of gradient checkpointing too, belongs inside the block.
 
     Args:
         model: a transformers GPT-2, or a module with one in it, such as a PEFT model; `attn_pdrop` is 0 to train.
@@ -34,8 +34,8 @@ def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model
             model's: give them to the optimizer, and save them, beside it.
 
     Raises:
-        TypeError: the model is no GPT-2, or `position` no position encoding.
-        ValueError: `position` is one of images.
+        TypeError: if the model is not a GPT-2, or `position` not a position encoding.
+        ValueError: if `position` is an encoding for images.
     """
     decoder = decoder_of(model)
     if decoder.config.model_type != "gpt2":
@@ -52,14 +52,14 @@ def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model
         # After attach's own hook, which gives a plan's position ids.
         undo.callback(decoder.register_forward_pre_hook(_prepare(position), with_kwargs=True).remove)
         parts = cast(Any, decoder)
-        own: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
-        own |= {block.attn: MethodType(_attention(position), block.attn) for block in parts.h}
-        undo.enter_context(forwards(own))
+        own_forwards: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
+        own_forwards |= {block.attn: MethodType(_attention(position), block.attn) for block in parts.h}
+        undo.enter_context(forwards(own_forwards))
         yield model
 
 
 def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, Any]]]:
-    """A hook on the decoder that makes what its layers share: prepared positions, biases of keys, a plan of padding."""
+    """A hook on the decoder that prepares what its layers share: positions, biases of keys, a plan of the padding."""
 
     def hook(decoder: PreTrainedModel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         if checkpoints_reentrantly(decoder):
@@ -70,24 +70,24 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
         ids = args[0] if args else kwargs.get("input_ids")
         tokens = kwargs.get("inputs_embeds") if ids is None else ids
         if tokens is None:
-            # Transformers says what is missing.
+            # Transformers raises the error.
             return args, kwargs
         batch, count = tokens.shape[:2]
         cache = kwargs.get("past_key_values")
         keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
-        mine = dict(kwargs)
+        new_kwargs = dict(kwargs)
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
             start = 0 if cache is None else cache.get_seq_length()
-            where = "cpu" if position.on_host else tokens.device
-            position_ids = torch.arange(start, start + count, device=where)[None]
-            mine["position_ids"] = position_ids.to(tokens.device)
+            positions_device = "cpu" if position.on_host else tokens.device
+            position_ids = torch.arange(start, start + count, device=positions_device)[None]
+            new_kwargs["position_ids"] = position_ids.to(tokens.device)
         if cache is not None:
             position.check_cached(position_ids)
         mask = kwargs.get("attention_mask")
         if kwargs.get("plan") is None and mask is not None and mask.dim() == 2 and not bool(mask.all()):
-            mine["plan"], mine["attention_mask"] = _padded_plan(mask, batch, count, keys), None
-        mine["encoded"] = position.prepare(position_ids)
+            new_kwargs["plan"], new_kwargs["attention_mask"] = _padded_plan(mask, batch, count, keys), None
+        new_kwargs["encoded"] = position.prepare(position_ids)
         dtype = torch.float64 if decoder.dtype == torch.float64 else torch.float32
         if position.key_bias(position_ids[:, :0], dtype) is not None:
             if kwargs.get("memory") is not None:
@@ -96,15 +96,15 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
                     "keys, got one"
                 )
             bias = cast(Tensor, position.key_bias(_key_positions(position_ids, keys), dtype))
-            given = kwargs.get("key_bias")
-            mine["key_bias"] = bias if given is None else bias + given
-        return args, mine
+            key_bias = kwargs.get("key_bias")
+            new_kwargs["key_bias"] = bias if key_bias is None else bias + key_bias
+        return args, new_kwargs
 
     return hook
 
 
 def _embed(position: PositionEncoding) -> Callable[..., Tensor]:
-    """The forward of the table of learned positions: what the encoding adds to embedded tokens."""
+    """The forward of the table of learned positions: returns what the encoding adds to embedded tokens."""
 
     def forward(self: nn.Embedding, position_ids: Tensor) -> Tensor:
         nothing = self.weight.new_zeros(*position_ids.shape, self.embedding_dim)
@@ -114,7 +114,7 @@ def _embed(position: PositionEncoding) -> Callable[..., Tensor]:
 
 
 def _attention(position: PositionEncoding) -> Callable[..., tuple[Tensor, None]]:
-    """The forward of a layer's attention, with positions in queries and keys before the cache takes them."""
+    """The forward of a layer's attention, which puts positions into queries and keys before the cache stores them."""
 
     def forward(
         self: Any,
@@ -144,23 +144,23 @@ def _attention(position: PositionEncoding) -> Callable[..., tuple[Tensor, None]]
 
 
 def _padded_plan(mask: Tensor, batch: int, count: int, keys: int) -> Plan:
-    """Causal attention among the real tokens of each row, which follow each other; padding sees and shows nothing."""
+    """Causal attention among the consecutive real tokens of each row; padding sees nothing and is not seen."""
     if mask.shape != (batch, keys):
         raise ValueError(f"attention_mask: expected [{batch}, {keys}], got shape {tuple(mask.shape)}")
-    real = mask.bool()
+    valid = mask.bool()
     index = torch.arange(keys, device=mask.device)
-    first = index.where(real, keys).amin(1, keepdim=True)
-    last = index.where(real, -1).amax(1, keepdim=True)
-    if bool((last - first + 1 > real.sum(1, keepdim=True)).any()):
+    first = index.where(valid, keys).amin(1, keepdim=True)
+    last = index.where(valid, -1).amax(1, keepdim=True)
+    if bool((last - first + 1 > valid.sum(1, keepdim=True)).any()):
         raise ValueError("attention_mask: expected padding at the ends of rows alone, got some between their tokens")
     queries = index[keys - count :]
-    shown = real[:, keys - count :]
-    spans = torch.stack([first.expand(-1, count) * shown, (queries + 1) * shown], -1)
+    valid_queries = valid[:, keys - count :]
+    spans = torch.stack([first.expand(-1, count) * valid_queries, (queries + 1) * valid_queries], -1)
     return Plan(spans[:, :, None].to(torch.int32).contiguous(), keys)
 
 
 def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
-    """Positions of all keys, those before the new ones counted back from them."""
+    """Positions of all keys; those of earlier keys are counted back from the new ones."""
     earlier = keys - position_ids.shape[1]
     if not earlier:
         return position_ids
@@ -170,5 +170,5 @@ def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
             f"{position_ids.tolist()}"
         )
     steps = torch.arange(-earlier, 0, device=position_ids.device)
-    # Below 0 is padding, which nobody sees.
+    # Positions below 0 are padding, which no token sees.
     return torch.cat([(position_ids[:, :1] + steps).clamp(min=0), position_ids], 1)

@@ -1,4 +1,4 @@
-"""Keeper: keys and values that a pass leaves behind, with their gradients and under gradient checkpointing too."""
+"""Keeper: collects keys and values during a pass, with their gradients, also under gradient checkpointing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from gistkit import ops
 
 Layers = Sequence[tuple[Tensor, Tensor]]
-# Position ids [B or 1, N], frequencies [R/2] and attention scaling: what attention layers get in place of cos and sin.
+# Position ids [B or 1, N], frequencies [R/2] and attention scaling, which attention layers get in place of cos and sin.
 Rope = tuple[Tensor, Tensor, float]
 
 
 class Keeper:
-    """What `model(..., keep=...)` takes inside `attach`; each method is called once a layer, or again in checkpointing.
+    """The `keep` of `model(..., keep=...)` inside `attach`; each method runs once a layer, and again in checkpointing.
 
-    Take the same tensors in every call, and keep those of the first.
+    A subclass takes the same tensors in every call and keeps those of the first one.
     """
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class Keeper:
 
     @property
     def layers(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """The (key, value) kept of each layer in order, [B, Hk, K, D]; what a pass takes as `memory`."""
+        """The kept (key, value) of each layer in order, [B, Hk, K, D], which a pass takes as `memory`."""
         return tuple(self._layers[index] for index in sorted(self._layers))
 
     def close(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """What was kept, and an end of keeping: a pass that runs again in checkpointing does not hold its graph."""
-        kept, self._layers, self._closed = self.layers, {}, True
-        return kept
+        """Returns `layers` and keeps nothing more: a pass that runs again in checkpointing must not hold its graph."""
+        layers, self._layers, self._closed = self.layers, {}, True
+        return layers
 
     def keep(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
-        """Keeps what a layer leaves, unless it has left something before."""
+        """Keeps a layer's keys and values, unless the layer has some already."""
         if not self._closed:
             self._layers.setdefault(layer_idx, (key, value))
 
@@ -63,32 +63,32 @@ class KeptKeys(Keeper):
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Keeps the rows of key and value [B, Hk, N, D]; only the first call of a layer counts."""
-        # Taken in every call: a layer that runs again must save the same tensors as the first time.
+        # In every call: a layer that runs again must save the same tensors as the first time.
         self.keep(layer_idx, self._take(key), self._take(value))
 
     def _take(self, tensor: Tensor) -> Tensor:
         if isinstance(self.rows, Tensor) and self.rows.dim() == 2:
             return tensor.take_along_dim(self.rows[:, None, :, None], 2)
         rows = tensor[:, :, self.rows]
-        # A view would keep the keys of all rows alive; with gradients the graph does so anyway.
+        # A copy, since a view keeps the keys of all rows alive; with gradients the graph does so anyway.
         return rows if torch.is_grad_enabled() else rows.clone()
 
 
 def project_keys(
-    layer: nn.Module, hidden: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float
+    layer: nn.Module, hidden_states: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Rotated keys and values [B, Hk, K, D] of hidden states, by a decoder layer's own norms and projections.
+    """Rotated keys and values [B, Hk, K, D] of hidden states, with a decoder layer's norms and projections.
 
     Args:
         layer: a decoder layer of a family with RoPE that `attach` knows.
-        hidden: [B, K, d], as the layer's input is: not normed.
+        hidden_states: [B, K, d], not normalised, like the layer's input.
         positions: position ids [K] or [B, K]; float64 where fractional.
-        inv_freq, scaling: of the layer's RoPE, as `Keeper.leave` is given them.
+        inv_freq, scaling: of the layer's RoPE, as `Keeper.leave` receives them.
     """
     parts = cast(Any, layer)
     attention = parts.self_attn
-    normed = parts.input_layernorm(hidden)
-    heads = (*hidden.shape[:2], -1, attention.head_dim)
+    normed = parts.input_layernorm(hidden_states)
+    heads = (*hidden_states.shape[:2], -1, attention.head_dim)
     key = attention.k_proj(normed).view(heads).transpose(1, 2)
     value = attention.v_proj(normed).view(heads).transpose(1, 2)
     if hasattr(attention, "k_norm"):

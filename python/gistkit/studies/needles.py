@@ -1,4 +1,4 @@
-"""Questions whose answers stand in real text: codes put between its sentences, and passages to go on with."""
+"""Questions about real text: for codes inserted between its sentences, and for the continuation of a passage."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gistkit.train.batches import Batch, Batches, check_size
 from gistkit.train.data import Corpus, token_ids
 from gistkit.train.questions import Question, collate
 
-# A code's name and its word are among so many frequent words of the text.
+# A code's name and its word come from so many frequent words of the text.
 WORDS = 256
-# Of the random numbers: questions to train on, and the two held-out splits.
+# Seeds of the splits: training questions, and the two held-out splits.
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 Ids = tuple[int, ...]
@@ -24,19 +24,19 @@ Ids = tuple[int, ...]
 class Needles(Batches):
     """Contexts of consecutive sentences with `lines` codes between them, and a question about each context.
 
-    The questions of a batch are of each kind in turn: "code" asks for one of the codes, and "passage" gives `cue`
-    tokens of the context, for the `answer` tokens that follow there. All contexts of a batch have one length, uniform
-    in [min_length, max_length], so that nothing is padded in them. The sentences of the text's held-out tenth that
-    stand nowhere in the rest make two splits: "held_out", and "test" for figures that no choice is made on.
+    The questions of a batch alternate between the kinds: "code" asks for one of the codes, and "passage" gives `cue`
+    tokens of the context and asks for the `answer` tokens after them. All contexts of a batch have one length, uniform
+    in [min_length, max_length], so that they need no padding. The sentences of the text's held-out tenth that do not
+    occur in the training text make two splits: "held_out", and "test" for figures without any choice based on them.
 
     Args:
         corpus: bytes, from `load_corpus` without a tokenizer.
         tokenizer: as in `load_corpus`; None: bytes.
         size: rows B of a batch.
         min_length, max_length: tokens of a context.
-        lines: codes in a context; 0: passages alone are asked for.
-        cue, answer: tokens of a passage that are given, and that are asked for.
-        seed: of the batches to train on, at least 0; the held-out splits are the same for every seed.
+        lines: codes in a context; 0: only passages.
+        cue, answer: tokens of a passage in the question, and in the answer.
+        seed: of the training batches, at least 0; the held-out splits are the same for every seed.
     """
 
     def __init__(
@@ -65,16 +65,16 @@ class Needles(Batches):
         self.lines, self.cue, self.answer = lines, cue, answer
         self.kinds = ("code", "passage") if lines else ("passage",)
         self._digest = corpus.digest
-        train, rest = (_sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in
+        train, held_out = (_sentences(bytes(part.tolist()).decode("utf-8", "replace")) for part in
                        (corpus.train, corpus.held_out))  # fmt: skip
         self._words = _frequent_words(train)
-        # Texts repeat themselves: a sentence is held out where it is nowhere trained on.
-        known = set(train)
-        rest = [sentence for sentence in dict.fromkeys(rest) if sentence not in known]
-        half = len(rest) // 2
+        # Texts repeat sentences: one is held out only if training does not have it.
+        trained = set(train)
+        held_out = [sentence for sentence in dict.fromkeys(held_out) if sentence not in trained]
+        half = len(held_out) // 2
         self._sentences = {
             split: [self._ids(sentence) for sentence in sentences]
-            for split, sentences in (("train", train), ("held_out", rest[:half]), ("test", rest[half:]))
+            for split, sentences in (("train", train), ("held_out", held_out[:half]), ("test", held_out[half:]))
         }
         for split, sentences in self._sentences.items():
             tokens = sum(map(len, sentences))
@@ -86,7 +86,7 @@ class Needles(Batches):
         return as_batch(self._questions("train", [self.seed, step], self.size))
 
     def held_out(self, rows: int) -> list[Batch]:
-        """Questions about held-out text, of each kind in turn."""
+        """Questions about held-out text, alternating between the kinds."""
         return [as_batch(group) for group in self.groups("held_out", rows, size=self.size)]
 
     def groups(self, split: str, rows: int, kind: str | None = None, *, size: int = 16) -> list[list[Question]]:
@@ -94,7 +94,7 @@ class Needles(Batches):
 
         Args:
             rows: questions in all.
-            kind: the questions are all of this kind; None: of each in turn.
+            kind: of all questions; None: they alternate.
         """
         counts = [min(size, rows - start) for start in range(0, rows, size)]
         return [self._questions(split, [index], count, kind) for index, count in enumerate(counts)]
@@ -127,23 +127,23 @@ class Needles(Batches):
         ]
         needles = [self._ids(f" The code of {name} is{code}") for name, code in codes]
         pieces = [(piece, True) for piece in self._text(random, split, length - sum(map(len, needles)))]
-        # Each line before a sentence: none follows the last one, which may be cut.
+        # Each code precedes a sentence; none follows the last sentence, which may be cut.
         for needle, place in zip(needles, random.integers(0, len(pieces), len(needles)).tolist(), strict=True):
             pieces.insert(place, (needle, False))
         context = sum((piece for piece, _ in pieces), ())
         if kind == "code":
             name, code = codes[int(random.integers(self.lines))]
             return Question(context, self._ids(f"\nWhat is the code of {name}? It is"), self._ids(code))
-        given, answer = self._passage(random, context, [text for piece, text in pieces for _ in piece])
-        return Question(context, self._ids("\n...") + given, answer)
+        cue, answer = self._passage(random, context, [text for piece, text in pieces for _ in piece])
+        return Question(context, self._ids("\n...") + cue, answer)
 
     def _text(self, random: np.random.Generator, split: str, length: int) -> list[Ids]:
-        """Consecutive sentences of `length` tokens together; the last one may be cut."""
+        """Consecutive sentences, `length` tokens in all; the last one may be cut."""
         if length < 1:
             raise ValueError(f"min_length: expected more tokens than the codes take, got {length} left for text")
         sentences = self._sentences[split]
-        left = np.cumsum([len(sentence) for sentence in reversed(sentences)])[::-1]
-        at, pieces = int(random.integers(0, int((left >= length).sum()))), []
+        remaining = np.cumsum([len(sentence) for sentence in reversed(sentences)])[::-1]
+        at, pieces = int(random.integers(0, int((remaining >= length).sum()))), []
         while length > 0:
             pieces.append(sentences[at][:length])
             length -= len(pieces[-1])
@@ -151,15 +151,15 @@ class Needles(Batches):
         return pieces
 
     def _passage(self, random: np.random.Generator, context: Ids, text: Sequence[bool]) -> tuple[Ids, Ids]:
-        """A cue and what follows it, of tokens that are `text`, and a cue that stands there once, where that can be."""
+        """A cue and the tokens after it, all of them `text` and the cue unique in the context, if that is possible."""
         span = self.cue + self.answer
-        places = range(len(context) - span + 1)
-        plain = [at for at in places if all(text[at : at + span])] or list(places)
-        count = Counter(context[at : at + self.cue] for at in range(len(context) - self.cue + 1))
-        unique = [at for at in plain if count[context[at : at + self.cue]] == 1] or plain
-        at = int(random.choice(unique))
-        middle = at + self.cue
-        return context[at:middle], context[middle : middle + self.answer]
+        starts = range(len(context) - span + 1)
+        text_starts = [start for start in starts if all(text[start : start + span])] or list(starts)
+        count = Counter(context[start : start + self.cue] for start in range(len(context) - self.cue + 1))
+        unique_starts = [start for start in text_starts if count[context[start : start + self.cue]] == 1] or text_starts
+        start = int(random.choice(unique_starts))
+        middle = start + self.cue
+        return context[start:middle], context[middle : middle + self.answer]
 
     def _ids(self, text: str) -> Ids:
         return tuple(token_ids(self.tokenizer, text))
@@ -172,13 +172,13 @@ def as_batch(questions: Sequence[Question]) -> Batch:
 
 
 def _sentences(text: str) -> list[str]:
-    """Sentences, each after a space, with single spaces in them."""
+    """Sentences, each with a leading space and single spaces."""
     parts = (" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+", text))
     return [" " + part for part in parts if part]
 
 
 def _frequent_words(sentences: Sequence[str]) -> list[str]:
     """The most frequent words of 5 to 8 small letters, in the order of the alphabet."""
-    found = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{5,8}\b", sentence))
-    ordered = sorted(found, key=lambda word: (-found[word], word))
+    counts = Counter(word for sentence in sentences for word in re.findall(r"\b[a-z]{5,8}\b", sentence))
+    ordered = sorted(counts, key=lambda word: (-counts[word], word))
     return sorted(ordered[:WORDS])

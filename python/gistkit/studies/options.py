@@ -11,23 +11,26 @@ from gistkit.studies.study import Job
 
 
 def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
-    """--seeds and --steps. `steps`: their default; None: the preset's."""
+    """--seeds and --steps. `steps`: the default of --steps; None: the preset's."""
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)")
-    shown = "the preset's" if steps is None else "%(default)s"
-    parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {shown})")
+    default = "the preset's" if steps is None else "%(default)s"
+    parser.add_argument("--steps", type=positive, default=steps, help=f"training steps a run (default: {default})")
 
 
-def add_text(parser: argparse.ArgumentParser, what: str = "text file to train on") -> None:
+def add_text(parser: argparse.ArgumentParser, purpose: str = "text file to train on") -> None:
     """--text."""
-    parser.add_argument("--text", type=Path, help=f"{what} (default: the standard library's topics)")
+    parser.add_argument("--text", type=Path, help=f"{purpose} (default: the standard library's topics)")
 
 
 def add_names(
-    parser: argparse.ArgumentParser, option: str, known: Sequence[str], default: Sequence[str], more: str = ""
+    parser: argparse.ArgumentParser, option: str, choices: Sequence[str], default: Sequence[str], more: str = ""
 ) -> None:
-    """An option of comma-separated names. `more`: said of them before the default."""
+    """An option of comma-separated names. `more`: help text before the default."""
     parser.add_argument(
-        option, type=names(*known), default=list(default), help=f"comma-separated{more} (default: {','.join(default)})"
+        option,
+        type=names(*choices),
+        default=list(default),
+        help=f"comma-separated{more} (default: {','.join(default)})",
     )
 
 

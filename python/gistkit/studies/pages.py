@@ -1,4 +1,4 @@
-"""What the tables on pages of committed results share: captions, and the machines that runs were made on."""
+"""Captions of the tables of committed results, with the machines of the runs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistkit.studies.registry import Found, read
+from gistkit.studies.registry import SavedRun, read
 
 
-def committed(folder: Path, study: str) -> list[list[Found]]:
-    """The runs of a study in a folder, by file and recipe; those of a quick preset last."""
-    groups: list[list[Found]] = []
+def committed(folder: Path, study: str) -> list[list[SavedRun]]:
+    """The committed runs of a study in a folder, grouped by file and recipe; quick presets come last."""
+    groups: list[list[SavedRun]] = []
     paths = [*folder.glob(f"{study}.jsonl"), *folder.glob(f"{study}-*.jsonl")]
     for path in sorted(paths, key=lambda path: (path.stem.endswith("-quick"), path.name)):
-        here: list[list[Found]] = []
-        for one in read(path):
-            same = next((group for group in here if group[0].recipe == one.recipe), None)
-            if same is None:
-                here.append([one])
+        file_groups: list[list[SavedRun]] = []
+        for run in read(path):
+            group = next((members for members in file_groups if members[0].recipe == run.recipe), None)
+            if group is None:
+                file_groups.append([run])
             else:
-                same.append(one)
-        groups += here
+                group.append(run)
+        groups += file_groups
     return groups
 
 
 def machine_line(machine: Mapping[str, Any]) -> str:
-    """One line that says what figures were made on."""
+    """One line with the machine and the commit."""
     return (
         f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}, "
         f"torch {machine['torch']}, commit {machine['commit']}"
@@ -34,41 +34,41 @@ def machine_line(machine: Mapping[str, Any]) -> str:
 
 
 def machines_line(machines: Sequence[Mapping[str, Any]]) -> str:
-    """The same for runs that were made on several, or at several commits, in the order of the runs."""
+    """One line with several machines and commits, in the order of the runs."""
     lines: dict[str, list[str]] = {}
     for machine in machines:
-        where, _, commit = machine_line(machine).rpartition(", commit ")
-        lines.setdefault(where, []).append(commit)
+        machine_name, _, commit = machine_line(machine).rpartition(", commit ")
+        lines.setdefault(machine_name, []).append(commit)
     return "; ".join(
-        f"{where}, commit{'s' if len(set(commits)) > 1 else ''} {', '.join(dict.fromkeys(commits))}"
-        for where, commits in lines.items()
+        f"{machine_name}, commit{'s' if len(set(commits)) > 1 else ''} {', '.join(dict.fromkeys(commits))}"
+        for machine_name, commits in lines.items()
     )
 
 
-def made_on(group: Sequence[Found]) -> str:
-    """`machines_line` of some runs."""
-    return machines_line([one.machine for one in group])
+def machine_caption(group: Sequence[SavedRun]) -> str:
+    """`machines_line` of a group of runs."""
+    return machines_line([run.machine for run in group])
 
 
-def runs(group: Sequence[Found]) -> list[Any]:
+def runs(group: Sequence[SavedRun]) -> list[Any]:
     """The runs without recipe and machine."""
-    return [one.run for one in group]
+    return [saved.run for saved in group]
 
 
-def seeds(group: Sequence[Found]) -> str:
-    """Such as 3 seeds."""
-    count = len({one.run.seed for one in group})
+def seeds(group: Sequence[SavedRun]) -> str:
+    """The number of seeds, such as "3 seeds"."""
+    count = len({saved.run.seed for saved in group})
     return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def model_line(recipe: Any) -> str:
-    """What the arms of a recipe with a model begin with."""
+    """The model of a recipe, as the start of a caption."""
     if recipe.model == "smollm2":
         return "SmolLM2-135M with LoRA"
     return f"A Llama of 0.6M parameters on bytes, after {recipe.base_steps} steps from scratch that the arms share"
 
 
-def without(rows: list[list[str]], column: str) -> list[list[str]]:
-    """Rows without a column, by its heading: how long a run took says nothing where other work went on beside it."""
+def drop_column(rows: list[list[str]], column: str) -> list[list[str]]:
+    """Rows without the column of a heading, such as a run's time, which other work on the machine distorts."""
     dropped = rows[0].index(column)
     return [row[:dropped] + row[dropped + 1 :] for row in rows]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.inspect import measure_tracking
-from gistkit.studies.fitting import Training, fit
+from gistkit.studies.fitting import StudyRecipe, fit
 from gistkit.studies.tracking import memory_attention
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import adamw
@@ -23,10 +23,10 @@ GOAL = 1.0
 
 
 @dataclass(frozen=True)
-class Schedule(Training):
-    """What decides a run whatever its model: chunk and ratio in tokens, the optimizer, and what is measured when.
+class ReconstructionRecipe(StudyRecipe):
+    """What determines a run besides its model: chunk and ratio in tokens, the optimizer, and the evaluations.
 
-    `continuation` tokens follow each chunk, for the lm loss.
+    `continuation`: number of tokens after each chunk, for the lm loss.
     """
 
     chunk: int = 80
@@ -41,9 +41,9 @@ Build = Callable[[Any, str, int], Compressor]
 
 @dataclass
 class Run:
-    """What one layout and seed gave. Losses are held-out, in nats a token (the demo's tokens are bytes).
+    """The results of one layout and seed. Losses are held-out, in nats a token (the demo's tokens are bytes).
 
-    `losses` are those it trained on, by name. `curve` holds (step, loss, accuracy) of reconstruction over the recipe's
+    `losses` are the training losses, by name. `curve` holds (step, loss, accuracy) of reconstruction over the recipe's
     `eval_chunks`; `loss` and `accuracy` are those of the trained model over `final_chunks`.
     """
 
@@ -62,7 +62,7 @@ class Run:
 
     @property
     def steps_to_goal(self) -> int | None:
-        """First evaluated step with a held-out loss of at most 1.0; None if it was not reached."""
+        """The first evaluated step with a held-out loss of at most 1.0; None if there is none."""
         return next((step for step, loss, _ in self.curve if loss <= GOAL), None)
 
 
@@ -94,7 +94,7 @@ def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) ->
 
 
 def train(
-    recipe: Schedule,
+    recipe: ReconstructionRecipe,
     build: Build,
     layout: str,
     seed: int,
@@ -114,7 +114,7 @@ def train(
     compressor = build(recipe, layout, seed).to(device)
     parameters = [parameter for _, parameter in compressor.trainable()]
     optimizer = adamw(parameters, recipe.learning_rate, recipe.weight_decay)
-    # Drawn at once: a resumed run finds those of its step.
+    # All at once, so that a resumed run uses those of its step.
     length = recipe.chunk + recipe.continuation
     end = corpus.train.numel() - length + 1
     generator = torch.Generator().manual_seed(1000 + seed)

@@ -1,4 +1,4 @@
-"""The studies by name: a folder each, whose `PURPOSE` and `EXAMPLES` load at once, and whose `command` when used."""
+"""The studies by name. Each folder's `PURPOSE` and `EXAMPLES` load at once, its `command` only when used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ STUDIES = (
 )  # fmt: skip
 
 
-class Found(NamedTuple):
-    """A run as a results file has it; `source` is the name of what was read."""
+class SavedRun(NamedTuple):
+    """A run from a results file; `source` is the name of its text or images."""
 
     run: Any
     recipe: Any
@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 
 def purpose(name: str) -> tuple[str, str]:
-    """A line that says what a study does, and examples of its command."""
+    """The purpose of a study, in a line, and examples of its command."""
     folder = import_module(f"gistkit.studies.{name.replace('-', '_')}")
     return folder.PURPOSE, folder.EXAMPLES
 
@@ -44,23 +44,23 @@ def find(name: str) -> Study:
     return study
 
 
-def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
-    """The study that the lines of a file are of, and its runs.
+def decode_lines(path: Path | str, lines: list[Line]) -> tuple[Study, list[SavedRun]]:
+    """The study of a results file's lines, and its runs.
 
     Raises:
-        ValueError: if they are of none, or of several.
+        ValueError: if the lines belong to no study, or to several.
     """
     if not lines:
         raise ValueError(f"{path}: expected at least one run, got none")
     name = lines[0]["study"]
     if name not in STUDIES:
         raise ValueError(f"{path}: expected results of one of the studies {', '.join(STUDIES)}, got study {name!r}")
-    if others := {line["study"] for line in lines} - {name}:
-        raise ValueError(f"{path}: expected results of the study {name} alone, got {others.pop()} too")
+    if other_names := {line["study"] for line in lines} - {name}:
+        raise ValueError(f"{path}: expected results of the study {name} alone, got {other_names.pop()} too")
     study = find(name)
     try:
-        found = [
-            Found(
+        runs = [
+            SavedRun(
                 study.run_of(line["run"]),
                 study.recipe_of(line["recipe"]),
                 line.get("machine", {}),
@@ -70,10 +70,10 @@ def decoded(path: Path | str, lines: list[Line]) -> tuple[Study, list[Found]]:
         ]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: expected results of the study {name}, got others: {error!r}") from error
-    return study, found
+    return study, runs
 
 
-def read(path: Path | str) -> list[Found]:
+def read(path: Path | str) -> list[SavedRun]:
     """The runs of a study's results file, in its order.
 
     Raises:
@@ -81,4 +81,4 @@ def read(path: Path | str) -> list[Found]:
     """
     from gistkit.studies.results import load
 
-    return decoded(path, load(Path(path)))[1]
+    return decode_lines(path, load(Path(path)))[1]

@@ -1,8 +1,9 @@
-"""Results files: a run a line, with all that decided it; tables' cells; pictures as files.
+"""Results files, a run a line with everything that determined it; cells of tables; pictures as files.
 
-A line is a JSON object: "study", "machine", what was read as "text" or "images" {"name", "digest"}, "recipe" and "run".
-Each says all of it, so that lines can be added, left out and put together. Attention maps stand in FILE.npz beside
-FILE.jsonl, in steps of 1e-5; a run's "attention" is then the name of its array.
+A line is a JSON object: "study", "machine", the source as "text" or "images" {"name", "digest"}, "recipe" and "run".
+    Each
+line is complete, so that lines can be added, removed and merged. Attention maps are in FILE.npz beside FILE.jsonl, in
+steps of 1e-5; a run's "attention" is then the name of its array.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def spread(values: Sequence[float], form: Callable[[float], str] = "{:.3f}".form
     return f"{form(mean(values))} ({form(min(values))}-{form(max(values))})"
 
 
-class Source(Protocol):
-    """What a study read: texts or images."""
+class DataSource(Protocol):
+    """The texts or images of a study."""
 
     @property
     def name(self) -> str: ...
@@ -48,23 +49,23 @@ class Source(Protocol):
 
 
 def line(
-    study: str, run: Any, recipe: Any, source: Source | None, machine: Mapping[str, object], kind: str = "text"
+    study: str, run: Any, recipe: Any, source: DataSource | None, machine: Mapping[str, object], kind: str = "text"
 ) -> Line:
-    """A run as a file keeps it.
+    """A run as a line of a file.
 
     Args:
         run, recipe: dataclasses of JSON values, or mappings.
-        source: None where nothing is read.
+        source: the texts or images; None: there are none.
         kind: "text" or "images".
     """
-    read = {} if source is None else {kind: {"name": source.name, "digest": source.digest}}
-    return {"study": study, "machine": dict(machine), **read, "recipe": _values(recipe), "run": _values(run)}
+    source_fields = {} if source is None else {kind: {"name": source.name, "digest": source.digest}}
+    return {"study": study, "machine": dict(machine), **source_fields, "recipe": _values(recipe), "run": _values(run)}
 
 
 def write(path: Path, lines: Sequence[Line]) -> None:
-    """Writes a file anew; what was there stays until all of it is written."""
+    """Writes a file; the previous one stays until the new one is complete."""
     arrays: dict[str, Any] = {}
-    texts = [_encoded(one, arrays) for one in lines]
+    texts = [_encode_line(line, arrays) for line in lines]
     if arrays:
         _write_arrays(path.with_suffix(".npz"), arrays)
     else:
@@ -73,16 +74,16 @@ def write(path: Path, lines: Sequence[Line]) -> None:
         partial.write_text("".join(texts), encoding="utf-8")
 
 
-def append(path: Path, one: Line) -> None:
-    """Adds a line; several processes may add theirs to one file."""
+def append(path: Path, line: Line) -> None:
+    """Adds a line; several processes may add lines to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(".npz")
+    arrays_path = path.with_suffix(".npz")
     with path.open("a", encoding="utf-8") as file, _alone(file):
-        arrays = _arrays(beside)
+        arrays = _arrays(arrays_path)
         before = len(arrays)
-        text = _encoded(one, arrays)
+        text = _encode_line(line, arrays)
         if len(arrays) > before:
-            _write_arrays(beside, arrays)
+            _write_arrays(arrays_path, arrays)
         file.write(text)
 
 
@@ -97,19 +98,19 @@ def load(path: Path) -> list[Line]:
         if not text.strip():
             continue
         try:
-            one = json.loads(text)
+            line = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{path}: expected a study's results, JSON lines; line {number}: {error}") from error
-        if not isinstance(one, dict) or not isinstance(one.get("study"), str):
+        if not isinstance(line, dict) or not isinstance(line.get("study"), str):
             raise ValueError(f"{path}: expected a study's results, got no field study in line {number}")
-        lines.append(one)
-    if any(isinstance(_attention(one), str) for one in lines):
+        lines.append(line)
+    if any(isinstance(_attention(line), str) for line in lines):
         arrays = _arrays(path.with_suffix(".npz"))
-        for one in lines:
-            if isinstance(name := _attention(one), str):
+        for line in lines:
+            if isinstance(name := _attention(line), str):
                 if name not in arrays:
                     raise ValueError(f"{path.with_suffix('.npz')}: expected the array {name}, as {path.name} has it")
-                one["run"]["attention"] = (arrays[name] / STEPS).tolist()
+                line["run"]["attention"] = (arrays[name] / STEPS).tolist()
     return lines
 
 
@@ -122,18 +123,18 @@ def save(folder: Path, figures: Mapping[str, Figure], prefix: str = "") -> list[
     return paths
 
 
-def _values(one: Any) -> dict[str, Any]:
-    return asdict(one) if is_dataclass(one) and not isinstance(one, type) else dict(one)
+def _values(record: Any) -> dict[str, Any]:
+    return asdict(record) if is_dataclass(record) and not isinstance(record, type) else dict(record)
 
 
-def _attention(one: Line) -> object:
-    run = one.get("run")
+def _attention(line: Line) -> object:
+    run = line.get("run")
     return run.get("attention") if isinstance(run, dict) else None
 
 
 @contextmanager
 def _alone(file: Any) -> Iterator[None]:
-    """While no other process adds to the file."""
+    """Inside, no other process adds to the file."""
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
@@ -142,13 +143,13 @@ def _alone(file: Any) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)
 
 
-def _encoded(one: Line, arrays: dict[str, Any]) -> str:
-    """The text of a line, whose attention map joins `arrays`."""
-    if weights := _attention(one):
+def _encode_line(line: Line, arrays: dict[str, Any]) -> str:
+    """The text of a line; its attention map is added to `arrays`."""
+    if weights := _attention(line):
         name = f"attention-{len(arrays)}"
         arrays[name] = np.rint(np.asarray(weights, dtype=np.float64) * STEPS).astype(np.uint32)
-        one = one | {"run": one["run"] | {"attention": name}}
-    return json.dumps(one, separators=(",", ":"), ensure_ascii=False) + "\n"
+        line = line | {"run": line["run"] | {"attention": name}}
+    return json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n"
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def environment(folder: Path) -> dict[str, object]:
-    """The machine, and the commit of the sources that `folder` lies among, with a mark if they differ from it."""
+    """The machine, and the commit of the sources around `folder`, with a mark if they differ from it."""
     import torch
 
     from gistkit.info import machine

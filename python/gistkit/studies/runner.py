@@ -1,7 +1,7 @@
-"""Runs of a study, one after another or side by side in processes; the numbers are the same.
+"""Runs of a study, one after another or side by side in processes, with the same results.
 
-Models as small as most studies have train on one thread: two would wait for each other at thousands of barriers a
-step, and for whatever else the machine does. Cores that are left take other runs.
+Models as small as those of most studies train on one thread: two threads would wait for each other at thousands of
+barriers a step, and for other work on the machine. Idle cores take other runs.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import torch
 from tqdm import tqdm
 
 from gistkit.studies.registry import find
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.study import Job, Study, StudyPlan
 
-# A process takes some seconds to start: runs of fewer steps are not worth one.
+# A process takes some seconds to start, which runs of fewer steps are not worth.
 WORTH = 50
-# Each has torch and transformers in memory.
+# Each process has torch and transformers in memory.
 MOST = 12
-# Seconds from one sign of progress to the next.
+# Seconds between signs of progress.
 EVERY = 0.1
 
 
 def run_jobs(
     study: Study,
-    plan: Plan,
+    plan: StudyPlan,
     jobs: Sequence[Job],
     out: Path,
     *,
@@ -46,19 +46,19 @@ def run_jobs(
     """Yields (job, run) as each is done.
 
     Args:
-        jobs: of `plan`, those to run.
+        jobs: the jobs of `plan` to run.
         out: folder of the states.
         device: torch device.
-        resume: go on from the states that are there.
-        processes: how many runs go side by side; None: as many as the cores carry if the models are small.
+        resume: continue from existing states.
+        processes: number of runs side by side; None: as many as the cores can take if the models are small, else 1.
 
     Raises:
-        ChildProcessError: if a process ended before its run; what a run raises is raised here, and ends all others.
+        ChildProcessError: if a process ended before its run. An error of a run is raised here and ends the others.
     """
     out.mkdir(parents=True, exist_ok=True)
     small = device == "cpu" and study.small(plan.recipe)
     if processes is None:
-        processes = suited(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
+        processes = processes_for(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
     processes = min(processes, len(jobs))
     if processes > 1:
         shared = 1 if small else max(1, cores() // processes)
@@ -71,31 +71,31 @@ def run_jobs(
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def suited(jobs: int, cores: int) -> int:
-    """How many jobs of one thread go side by side: one a core, or more where the last round would leave cores idle."""
-    if cores == 1 or jobs <= 1:
+def processes_for(job_count: int, cores: int) -> int:
+    """How many single-threaded jobs to run side by side: one a core, or more if the last round left cores idle."""
+    if cores == 1 or job_count <= 1:
         return 1
-    return min(-(-jobs // max(1, jobs // cores)), cores + cores // 2, MOST)
+    return min(-(-job_count // max(1, job_count // cores)), cores + cores // 2, MOST)
 
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """With so many threads of torch's; None: as they are."""
-    before = torch.get_num_threads()
+    """Inside, torch uses `count` threads; None: as many as before."""
+    previous = torch.get_num_threads()
     if count is not None:
         torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 def _side_by_side(
-    study: Study, plan: Plan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
+    study: Study, plan: StudyPlan, jobs: Sequence[Job], out: Path, device: str, resume: bool, count: int, threads: int
 ) -> Iterator[tuple[Job, Any]]:
     # A server imports torch, transformers and the study once; processes forked from it begin at once.
     context = get_context("forkserver")
@@ -105,10 +105,10 @@ def _side_by_side(
     workers: dict[Any, _Worker] = {}
     try:
         for place in range(count):
-            connection, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(theirs, packed, threads), daemon=True)
+            connection, worker_end = context.Pipe()
+            process = context.Process(target=_work, args=(worker_end, packed, threads), daemon=True)
             process.start()
-            theirs.close()
+            worker_end.close()
             workers[connection] = _Worker(process, connection, place)
         for worker in workers.values():
             worker.begin(waiting.popleft(), plan.recipe.steps)
@@ -133,7 +133,7 @@ def _side_by_side(
 
 
 class _Worker:
-    """A process that runs jobs, and the progress bar of the one it is at.
+    """A process that runs jobs, and the progress bar of its current job.
 
     Args:
         process: that runs `_work`.
@@ -154,7 +154,7 @@ class _Worker:
         self.connection.send(job)
 
     def hear(self) -> tuple[Any] | None:
-        """Takes one message; (run,) where it is the end of the job."""
+        """Receives one message; returns (run,) if it ends the job."""
         try:
             kind, value = self.connection.recv()
         except EOFError:
@@ -163,8 +163,8 @@ class _Worker:
                 f"{self.job.title}: expected a run, got none: its process ended with exit code {self.process.exitcode}"
             ) from None
         if kind == "failed":
-            error, where = value
-            raise error from RuntimeError(f"in the process of {self.job.title}:\n{where}")
+            error, worker_traceback = value
+            raise error from RuntimeError(f"in the process of {self.job.title}:\n{worker_traceback}")
         if kind == "done":
             self.bar.clear()
             line = str(self.bar)
@@ -185,17 +185,17 @@ class _Worker:
 
 
 class _Bar:
-    """What a run in another process has as its progress bar."""
+    """The progress bar of a run in another process."""
 
     def __init__(self, connection: Connection) -> None:
-        self.connection, self.count, self.told = connection, 0, time.monotonic()
+        self.connection, self.count, self.last_sent = connection, 0, time.monotonic()
 
     def reset(self, total: int) -> None:
         self._tell("reset", total)
 
     def update(self, count: int = 1) -> None:
         self.count += count
-        if time.monotonic() - self.told >= EVERY:
+        if time.monotonic() - self.last_sent >= EVERY:
             self._flush()
 
     def set_postfix_str(self, text: str) -> None:
@@ -205,15 +205,15 @@ class _Bar:
     def _flush(self) -> None:
         if self.count:
             self._tell("update", self.count)
-            self.count, self.told = 0, time.monotonic()
+            self.count, self.last_sent = 0, time.monotonic()
 
     def _tell(self, kind: str, value: Any) -> None:
         self.connection.send((kind, value))
 
 
 def _work(connection: Connection, packed: bytes, threads: int) -> None:
-    """What a process does: runs job after job, until there is none."""
-    # Whoever started it ends it, when the user interrupts.
+    """The main function of a process: runs job after job, until there is none."""
+    # When the user interrupts, the parent process ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     try:
@@ -223,14 +223,14 @@ def _work(connection: Connection, packed: bytes, threads: int) -> None:
             run = study.train(plan, job, out, device=device, resume=resume, bar=_Bar(connection))
             connection.send(("done", run))
     except EOFError:
-        # Nobody listens any more.
+        # The parent process is gone.
         return
     except Exception as error:
         connection.send(("failed", (_portable(error), traceback.format_exc())))
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or one of its text where it cannot be sent."""
+    """The error, or one with its text if it cannot be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

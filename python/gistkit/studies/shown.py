@@ -1,4 +1,4 @@
-"""Tables and pictures of results files, whichever study they are of."""
+"""Tables and pictures of results files of any study."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.studies.registry import decoded
+from gistkit.studies.registry import decode_lines
 from gistkit.studies.results import load
 from gistkit.studies.study import Study
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def table(*paths: Path | str) -> str:
-    """The table of a study's results; where a file holds several variants of it, each below its name.
+    """The table of a study's results; if a file holds several variants, a table for each, below its name.
 
     Args:
-        paths: a results file, or several of one study and recipe, whose runs are put together.
+        paths: a results file, or several of one study and recipe, whose runs are merged.
 
     Raises:
-        ValueError: a file that holds something else, or files of different studies or recipes, or of the same runs.
+        ValueError: if a file holds something else, or files have different studies or recipes, or share runs.
     """
     study, variants = _read(paths)
     tables = {name: study.table(runs, recipe) for name, (runs, recipe) in variants.items()}
@@ -29,7 +29,7 @@ def table(*paths: Path | str) -> str:
 
 
 def draw(*paths: Path | str) -> dict[str, Figure]:
-    """The pictures of a study's results, by name; none where a study has none. Arguments and errors as of `table`."""
+    """The pictures of a study's results, by name, if it has any. Arguments and errors as of `table`."""
     study, variants = _read(paths)
     return {
         f"{variant}-{name}" if variant else name: figure
@@ -39,29 +39,31 @@ def draw(*paths: Path | str) -> dict[str, Figure]:
 
 
 def _read(paths: tuple[Path | str, ...]) -> tuple[Study, dict[str, tuple[list[Any], Any]]]:
-    """The study, and by variant its runs and their recipe."""
+    """The study; and for each variant, its runs and their recipe."""
     if not paths:
         raise ValueError("paths: expected at least one results file, got none")
     first = Path(paths[0])
     study: Study | None = None
     variants: dict[str, tuple[list[Any], Any]] = {}
     for path in map(Path, paths):
-        of, found = decoded(path, load(path))
-        if study is not None and of is not study:
-            raise ValueError(f"{path}: expected results of the study {study.name}, as {first}, got {of.name}")
-        study = of
-        for run, recipe, *_ in found:
-            runs, same = variants.setdefault(study.variant(recipe), ([], recipe))
-            if recipe != same:
-                raise ValueError(f"{path}: expected the recipe of {first}, got another {changes(same, recipe)}")
-            if run in runs:
+        file_study, runs = decode_lines(path, load(path))
+        if study is not None and file_study is not study:
+            raise ValueError(f"{path}: expected results of the study {study.name}, as {first}, got {file_study.name}")
+        study = file_study
+        for run, recipe, *_ in runs:
+            variant_runs, variant_recipe = variants.setdefault(study.variant(recipe), ([], recipe))
+            if recipe != variant_recipe:
+                raise ValueError(
+                    f"{path}: expected the recipe of {first}, got another {changes(variant_recipe, recipe)}"
+                )
+            if run in variant_runs:
                 raise ValueError(f"{path}: expected each run once, got some a second time")
-            runs.append(run)
+            variant_runs.append(run)
     assert study is not None
     return study, variants
 
 
-def changes(first: Any, other: Any) -> str:
-    """The names of what two recipes differ in."""
-    old, new = asdict(first), asdict(other)
-    return ", ".join(name for name in old if old[name] != new.get(name))
+def changes(first: Any, second: Any) -> str:
+    """The names of the fields in which two recipes differ."""
+    first_fields, second_fields = asdict(first), asdict(second)
+    return ", ".join(name for name in first_fields if first_fields[name] != second_fields.get(name))

@@ -1,4 +1,4 @@
-"""Batches: the rows of a training step, found from the seed and the step's number alone."""
+"""Batches: the rows of a training step, determined by the seed and the step's number alone."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gistkit.train.data import Corpus
 
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
-# The loss that reads each of the others.
-READERS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
+# The losses that need each of the other arguments.
+LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
 
 Batch = dict[str, Tensor]
 
 
 class Batches(ABC):
-    """What a `Trainer` reads: `batches(step)` is the whole batch of a step, whoever asks and whatever was asked before.
+    """The data of a `Trainer`: `batches(step)` is the whole batch of a step, in every process and any order.
 
     A batch holds keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...]; for a `LanguageModel`
-    contexts and continuations alone.
+    only contexts and continuations.
     """
 
     size: int
@@ -36,22 +36,22 @@ class Batches(ABC):
 
     @abstractmethod
     def held_out(self, rows: int) -> list[Batch]:
-        """At most `rows` rows that are never trained on, the same at every call, in batches of at most `size` rows."""
+        """At most `rows` rows without any training row, the same at every call, in batches of at most `size` rows."""
 
     @property
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """JSON values that two sources share only if their batches are equal."""
+        """JSON values that are equal only for equal batches."""
 
 
 class Pretraining(Batches):
     """Passages of a corpus for a `LanguageModel`, or for "ae", "lm" and "compression" (Position IDs Matter, section 2).
 
     Every step draws one length |X|, uniform in [min_length, max_length], and `size` passages of that length; the first
-    p = floor(|X| / 2) ids are the context and the rest its continuation. A passage may run over the end of a document.
+    p = floor(|X| / 2) ids are the context, the others its continuation. A passage may cross the end of a document.
 
     Args:
-        corpus: where passages come from.
+        corpus: the text of the passages.
         size: rows B of a batch.
         min_length, max_length: of a passage, context and continuation together, 2 <= min_length <= max_length.
         seed: at least 0.
@@ -98,41 +98,43 @@ def _halves(passages: Tensor) -> Batch:
 
 
 def check_size(size: int, seed: int) -> None:
-    """Refuses batches of no rows, and seeds that NumPy takes none of."""
+    """Refuses empty batches, and seeds that NumPy refuses."""
     if size < 1:
         raise ValueError(f"size: expected at least 1 row a batch, got {size}")
     if seed < 0:
         raise ValueError(f"seed: expected a number of at least 0, got {seed}")
 
 
-def needed(batch: Batch, losses: Collection[str]) -> Batch:
-    """The part of a batch that these losses read."""
-    return {name: tensor for name, tensor in batch.items() if not {*READERS.get(name, losses)}.isdisjoint(losses)}
+def for_losses(batch: Batch, losses: Collection[str]) -> Batch:
+    """The part of a batch that these losses need."""
+    return {
+        name: tensor for name, tensor in batch.items() if not {*LOSSES_OF_LABELS.get(name, losses)}.isdisjoint(losses)
+    }
 
 
 def texts(batch: Batch) -> Batch:
-    """Contexts with what continues them, as one text a row that is padded at its end, for a language model to read.
+    """Contexts and continuations as one text a row, padded at its end, for a language model.
 
     Raises:
-        ValueError: if the batch asks for something else.
+        ValueError: if the batch has other arguments.
     """
     if unknown := sorted(batch.keys() - {CONTEXT, MASK, "continuation_ids"}):
         raise ValueError(
             f"batches: expected {CONTEXT} and continuation_ids alone for a language model, got {', '.join(unknown)}"
         )
     context = batch[CONTEXT]
-    rest = batch.get("continuation_ids", context[:, :0])
-    ids = torch.cat([context, rest], 1)
-    real = torch.cat([batch.get(MASK, torch.ones_like(context)).bool(), rest != IGNORE], 1)
-    order = (~real).long().argsort(dim=1, stable=True)
-    return {CONTEXT: ids.where(real, 0).gather(1, order), MASK: real.gather(1, order).long()}
+    continuation = batch.get("continuation_ids", context[:, :0])
+    ids = torch.cat([context, continuation], 1)
+    is_token = torch.cat([batch.get(MASK, torch.ones_like(context)).bool(), continuation != IGNORE], 1)
+    order = (~is_token).long().argsort(dim=1, stable=True)
+    return {CONTEXT: ids.where(is_token, 0).gather(1, order), MASK: is_token.gather(1, order).long()}
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
-    """The batch in `parts` of as many rows each, without columns that are padding in all rows of a part.
+    """The batch in `parts` parts of equal size, without columns that are padding in all rows of a part.
 
     Raises:
-        ValueError: if the rows cannot be divided so.
+        ValueError: if the rows cannot be divided evenly.
     """
     rows = batch[CONTEXT].shape[0]
     if rows % parts:
@@ -147,33 +149,33 @@ def split(batch: Batch, parts: int) -> list[Batch]:
 def _trim(batch: Batch) -> Batch:
     trimmed = dict(batch)
     for name, tensor in batch.items():
-        real = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
-        trimmed[name] = tensor[:, : int(real.sum(1).max())]
+        is_token = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
+        trimmed[name] = tensor[:, : int(is_token.sum(1).max())]
     return trimmed
 
 
 def targets(batch: Batch, *, end_token: bool = False, bos_token: int | None = None) -> dict[str, int]:
-    """How many tokens each loss of a batch is the mean over.
+    """The number of tokens that each loss of a batch is the mean over.
 
     Args:
-        end_token: whether the autoencoding target of every row ends in one more token.
-        bos_token: of a language model, whose "loss" of `texts` leaves it out at the start of a row.
+        end_token: whether the autoencoding target of every row has an end token.
+        bos_token: of a language model, whose "loss" does not count it at the start of a row.
     """
     context = _context_tokens(batch)
-    rest = _other_tokens(batch)
-    given = 0 if bos_token is None else int((batch[CONTEXT][:, 0] == bos_token).sum())
+    label_counts = _other_tokens(batch)
+    bos_count = 0 if bos_token is None else int((batch[CONTEXT][:, 0] == bos_token).sum())
     return {
         "ae": context + (batch[CONTEXT].shape[0] if end_token else 0),
         "compression": context,
-        "loss": context - given,
-        "lm": rest.get("continuation_ids", 0),
-        "qa": rest.get("answer_ids", 0),
-        "kl": rest.get("answer_ids", 0),
+        "loss": context - bos_count,
+        "lm": label_counts.get("continuation_ids", 0),
+        "qa": label_counts.get("answer_ids", 0),
+        "kl": label_counts.get("answer_ids", 0),
     }
 
 
 def num_tokens(batch: Batch) -> int:
-    """Tokens of a batch, padding left out."""
+    """Tokens of a batch, without padding."""
     return _context_tokens(batch) + sum(_other_tokens(batch).values())
 
 

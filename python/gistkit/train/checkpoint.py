@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from gistkit.compress.files import read_tensors, replacing
 
 FORMAT = "gistkit-training-1"
-Named = Iterable[tuple[str, nn.Parameter]]
+NamedParameters = Iterable[tuple[str, nn.Parameter]]
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -32,7 +32,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Removes all but the last `keep` states, and what interrupted writes left."""
+    """Removes all but the last `keep` states, and the files of interrupted writes."""
     for path in [*find(folder)[:-keep], *folder.glob("step-*.partial")]:
         path.unlink(missing_ok=True)
 
@@ -41,19 +41,19 @@ def save(
     path: Path,
     identity: dict[str, Any],
     progress: dict[str, Any],
-    parameters: Named,
+    parameters: NamedParameters,
     optimizer: torch.optim.Optimizer,
     *,
     write: bool = True,
 ) -> None:
-    """Writes the state, replacing `path` in one move: a write that is interrupted loses nothing.
+    """Writes the state, replacing `path` in one move: an interrupted write loses nothing.
 
     Args:
-        identity: JSON values that decide the run; `load` refuses a state of another one.
-        progress: JSON values to get back.
-        parameters: what is trained, by name.
+        identity: JSON values that determine the run; `load` refuses a state of another run.
+        progress: JSON values that `load` returns.
+        parameters: the trained parameters, by name.
         optimizer: of these parameters.
-        write: False in all processes but one; they take part in gathering what is sharded.
+        write: False in all processes but one; the others take part in gathering sharded tensors.
     """
     tensors = {}
     for name, parameter in parameters:
@@ -67,16 +67,18 @@ def save(
         save_file(tensors, partial, metadata=header)
 
 
-def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Puts a saved state back and returns its `progress`.
+def load(
+    path: Path, identity: dict[str, Any], parameters: NamedParameters, optimizer: torch.optim.Optimizer
+) -> dict[str, Any]:
+    """Restores a saved state and returns its `progress`.
 
     Raises:
-        ValueError: if the file is cut short, no such state, or of a run with another identity or other parameters.
+        ValueError: if the file is truncated, not a state, or of a run with another identity or other parameters.
     """
     header, tensors = _read(path)
-    saved, wanted = json.loads(header["identity"]), json.loads(json.dumps(identity))
-    if saved != wanted:
-        changed = sorted(key for key in saved.keys() | wanted.keys() if saved.get(key) != wanted.get(key))
+    saved, expected = json.loads(header["identity"]), json.loads(json.dumps(identity))
+    if saved != expected:
+        changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
         raise ValueError(
             f"{path}: the saved run differs in {', '.join(changed)}; use the same settings, or another --out folder"
         )
@@ -99,11 +101,11 @@ def load(path: Path, identity: dict[str, Any], parameters: Named, optimizer: tor
     return json.loads(header["progress"])
 
 
-def restore(path: Path, parameters: Named) -> dict[str, Any]:
+def restore(path: Path, parameters: NamedParameters) -> dict[str, Any]:
     """Copies the trained weights of a saved state into `parameters` and returns its `progress`.
 
     Raises:
-        ValueError: if the file is cut short, no such state, or of other parameters.
+        ValueError: if the file is truncated, not a state, or of other parameters.
     """
     header, tensors = _read(path)
     _copy_weights(path, tensors, list(parameters))
@@ -119,11 +121,11 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 def _copy_weights(path: Path, tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:
     expected = {f"model.{name}": tuple(parameter.shape) for name, parameter in parameters}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("model.")}
-    if found != expected:
-        name = min(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("model.")}
+    if shapes != expected:
+        name = min(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
         raise ValueError(
-            f"{path}: expected {name.removeprefix('model.')} with shape {expected.get(name)}, got {found.get(name)}; "
+            f"{path}: expected {name.removeprefix('model.')} with shape {expected.get(name)}, got {shapes.get(name)}; "
             "the state is of another compressor"
         )
     with torch.no_grad():
@@ -137,7 +139,7 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """`value` sharded as `parameter` is, where it is of its shape."""
+    """`value`, sharded like `parameter` if it has its shape."""
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None or value.shape != parameter.shape:
         return value

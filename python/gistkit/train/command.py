@@ -1,4 +1,4 @@
-"""run: a whole training run from plain arguments, as the command line gives them."""
+"""run: a whole training run from plain arguments, as on the command line."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ def run(
         model: the base model; it gets the compressor's adapter.
         tokenizer: of the model; None: bytes.
         out: folder of the run.
-        preset: what the recipe and the compressor's settings start from: "pretrain", "finetune" or "smollm2-small".
+        preset: the defaults of the recipe and the compressor: "pretrain", "finetune" or "smollm2-small".
         method: of `gistkit.compress.METHODS`, such as "x500" (500xCompressor), "icae" or "gistpool".
         layout: position layout of a method that has them, "dpl", "upl", "cpl" or "epl" (the default).
         recipe: changes to the preset's `Recipe`, by field, such as {"steps": 1000, "learning_rate": 3e-4}.
-        compressor: changes to the preset's arguments of the method, such as {"chunk": 128, "losses": ("ae",)}; those of
-            the preset that the method does not have are left out.
-        start: folder of a trained compressor to go on from; method, layout and the compressor's settings are then its
-            own, but for the losses.
+        compressor: changes to the preset's arguments of the method, such as {"chunk": 128, "losses": ("ae",)};
+            arguments of the preset that the method does not have are ignored.
+        start: folder of a trained compressor to continue from; it determines method, layout and settings, except for
+            the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         questions: JSON lines for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a corpus.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
-        gists_as_means: how many gists `start_as_means` reads before the first step, where the model is; None: it does
-            not run. For "gistpool" with windows=1 and full_copy, whose maps then want a small `memory_factor` (0.1 in
-            the study `in-place`).
-        resume: whether to go on from the last checkpoint in `out`.
+        gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
+            "gistpool" with windows=1 and full_copy, whose maps then need a small `memory_factor` (0.1 in the study
+            `in-place`).
+        resume: whether to continue from the last checkpoint in `out`.
         progress: whether to show progress bars.
         options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
             held_out, save_every, keep, tensorboard, measure.
@@ -73,9 +73,9 @@ def run(
     Raises:
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
-    found = find_preset(preset)
-    schedule = _change(found.recipe, recipe or {})
-    defaults, changes = dict(found.compressor), dict(compressor or {})
+    found_preset = find_preset(preset)
+    schedule = _change(found_preset.recipe, recipe or {})
+    defaults, changes = dict(found_preset.compressor), dict(compressor or {})
     losses = None
     if tau is not None:
         del defaults["losses"]
@@ -85,28 +85,28 @@ def run(
     else:
         losses = changes.get("losses", defaults["losses"])
         if {"qa", "kl"}.isdisjoint(check_losses(losses)) != (questions is None):
-            wanted = "a file for" if questions is None else "none without"
+            expectation = "a file for" if questions is None else "none without"
             raise ValueError(
-                f"questions: expected {wanted} the loss qa or kl, got {questions} with the losses {losses}"
+                f"questions: expected {expectation} the loss qa or kl, got {questions} with the losses {losses}"
             )
     if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
         raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
     if gists_as_means is not None and (start is not None or method != "gistpool"):
-        came = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
-        raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {came}")
+        combination = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
+        raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    # The same new weights whatever was drawn before, in every process.
+    # The same new weights in every process, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         if start is None:
-            made = METHODS[method](model, **_taken(method, layout, defaults, changes))
+            new_compressor = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
         else:
-            made = _started(Path(start), model, losses)
-    trained = made if tau is None else language_model(made, tau, segment)
-    # One bar, not one a process.
+            new_compressor = _load_start(Path(start), model, losses)
+    trained = new_compressor if tau is None else language_model(new_compressor, tau, segment)
+    # One progress bar for all processes.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
     if questions is None:
@@ -123,16 +123,16 @@ def run(
             max_context=schedule.max_length,
             progress=progress,
         )
-    # A run that goes on has its maps in the checkpoint.
+    # A resumed run has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
-        _pool(made, batches, gists_as_means, progress)
+        _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, **options)
     return trainer.train(resume=resume)
 
 
-def _check_reading(tau: int, longest: int, **others: Any) -> None:
-    """Refuses what a language model's training does not take, and passages in which none of the past is compressed."""
-    for name, value in others.items():
+def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
+    """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
+    for name, value in arguments.items():
         if value is not None:
             raise ValueError(f"{name}: expected none beside tau, for which passages are read on, got {value}")
     if tau >= longest:
@@ -142,38 +142,45 @@ def _check_reading(tau: int, longest: int, **others: Any) -> None:
 
 
 def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None:
-    """Starts gists as means over the contexts of the first steps, as many of these as give so many gists."""
+    """Starts gists as means over contexts of the first steps, enough of them for `gists` gists."""
     contexts: list[list[int]] = []
     step = count = 0
     while count < gists:
         batch = batches(step)
         mask = batch.get(MASK, torch.ones_like(batch[CONTEXT]))
-        rows = [row[kept.bool()].tolist()[: compressor.window] for row, kept in zip(batch[CONTEXT], mask, strict=True)]
+        rows = [
+            row[row_mask.bool()].tolist()[: compressor.window]
+            for row, row_mask in zip(batch[CONTEXT], mask, strict=True)
+        ]
         count += sum(-(-len(row) // compressor.chunk) for row in rows)
         contexts += rows
         step += 1
     start_as_means(compressor, contexts, progress=progress)
 
 
-def _started(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
+def _load_start(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
     """A trained compressor with other losses; None: its own."""
-    made = Compressor.from_pretrained(folder, model)
+    compressor = Compressor.from_pretrained(folder, model)
     if losses is not None:
-        made.set_losses(losses)
-    return made
+        compressor.set_losses(losses)
+    return compressor
 
 
-def _taken(method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a preset and its changes a method takes."""
-    takes = METHODS[method].arguments()
-    given = dict(changes) if layout is None else {**changes, "layout": layout}
-    if unknown := sorted(given.keys() - takes):
-        raise ValueError(f"{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}")
-    return {name: value for name, value in preset.items() if name in takes} | given
+def _method_arguments(
+    method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The method's arguments from a preset and its changes."""
+    method_arguments = METHODS[method].arguments()
+    arguments = dict(changes) if layout is None else {**changes, "layout": layout}
+    if unknown := sorted(arguments.keys() - method_arguments):
+        raise ValueError(
+            f"{unknown[0]}: expected some of {', '.join(sorted(method_arguments))} for {method}, got {unknown[0]}"
+        )
+    return {name: value for name, value in preset.items() if name in method_arguments} | arguments
 
 
 def _change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    known = {field.name for field in dataclasses.fields(recipe)}
-    if unknown := sorted(set(changes) - known):
-        raise ValueError(f"recipe: expected some of {', '.join(sorted(known))}, got {', '.join(unknown)}")
+    fields = {field.name for field in dataclasses.fields(recipe)}
+    if unknown := sorted(set(changes) - fields):
+        raise ValueError(f"recipe: expected some of {', '.join(sorted(fields))}, got {', '.join(unknown)}")
     return dataclasses.replace(recipe, **changes)

@@ -1,4 +1,4 @@
-"""Text as streams of token ids: the standard library's documentation by default, files or a `datasets` name instead."""
+"""Corpus: text as streams of token ids, by default the standard library's documentation, or files, or a dataset."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ HELD_OUT = 0.1
 SUFFIXES = (".txt", ".md", ".rst")
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
-# A text is tokenised in pieces of this many characters, so that progress is seen and memory is bounded.
+# Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
 PIECE = 1 << 19
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Training and held-out token ids, each one stream of whole documents' parts: the last tenth of each is held out.
+    """Training and held-out token ids, a stream each; the last tenth of every document is held out.
 
     Args:
         name: where the text comes from.
         train: [n] token ids, uint8 for bytes, otherwise int32.
         held_out: the same.
-        digest: first 12 hexadecimal digits of the SHA-256 of the text read, to tell one from another.
-        tokenizer: what made the ids; None where they are bytes.
+        digest: first 12 hexadecimal digits of the SHA-256 of the text, to tell texts apart.
+        tokenizer: the tokenizer of the ids; None if they are bytes.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Corpus:
 
     @property
     def unit(self) -> str:
-        """What an id is called in messages."""
+        """The name of an id in messages."""
         return "bytes" if self.tokenizer is None else "tokens"
 
     def text(self, ids: Tensor) -> str:
@@ -113,14 +113,14 @@ def load_corpus(
         name, documents, size = _dataset(dataset, streaming=limit is not None)
     else:
         name, documents, size = _topics() if text is None else _files(Path(text))
-    train, held_out = _Stream(tokenizer), _Stream(tokenizer)
-    digest, rest = hashlib.sha256(), [b"\0"]
+    train, held_out = _IdStream(tokenizer), _IdStream(tokenizer)
+    digest, held_out_parts = hashlib.sha256(), [b"\0"]
     with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
         for index, (source, document) in enumerate(documents):
             separator = SEPARATOR if index else b""
             cut = int(len(document) * (1 - HELD_OUT))
             digest.update(separator + document[:cut])
-            rest.append(separator + document[cut:])
+            held_out_parts.append(separator + document[cut:])
             while tokenizer is not None and cut < len(document) and document[cut] & 0xC0 == 0x80:
                 cut += 1  # not inside a character
             train.add(source, separator + document[:cut])
@@ -128,7 +128,7 @@ def load_corpus(
             bar.update(len(document))
             if limit is not None and train.count >= limit:
                 break
-    digest.update(b"".join(rest))
+    digest.update(b"".join(held_out_parts))
     train_ids, held_out_ids = train.finish()[:limit], held_out.finish()
     ids = torch.from_numpy(train_ids), torch.from_numpy(held_out_ids)
     return Corpus(name, *ids, digest.hexdigest()[:12], tokenizer)
@@ -138,19 +138,19 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
     """The ids of `text`; `tokenizer` is as in `load_corpus`, `special` whether it may add start and end tokens."""
     if tokenizer is None:
         return list(text.encode())
-    # verbose: a transformers tokenizer warns of texts longer than its model takes.
+    # verbose: a transformers tokenizer warns of texts that are too long for its model.
     options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
-    found = tokenizer(text, **options)
-    found = found["input_ids"] if hasattr(found, "keys") else found
-    ids = np.asarray(found)
+    output = tokenizer(text, **options)
+    output = output["input_ids"] if hasattr(output, "keys") else output
+    ids = np.asarray(output)
     if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
         raise TypeError(
-            f"tokenizer: expected a list of integers for a string, got {type(found).__name__} with shape {ids.shape}"
+            f"tokenizer: expected a list of integers for a string, got {type(output).__name__} with shape {ids.shape}"
         )
     return ids.astype(np.int64).tolist()
 
 
-class _Stream:
+class _IdStream:
     """Ids of texts one after another."""
 
     def __init__(self, tokenizer: Any) -> None:

@@ -1,4 +1,4 @@
-"""Metrics: what a training run reports, as JSON lines and, if asked for, for TensorBoard."""
+"""Metrics: the figures of a training run, as JSON lines and optionally for TensorBoard."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_metrics(path: str | Path) -> list[Record]:
 
     A record of a step holds "step" (updates done), every loss by name (nats a token), "loss", "lr", "grad_norm" (before
     clipping), "tokens_per_second" and "seconds" (training so far); one of an evaluation holds "step" and "held_out",
-    its losses. A last line that was cut short is left out.
+    its losses. An incomplete last line is ignored.
     """
     lines = Path(path).read_text("utf-8").split("\n")
     # A complete line ends in a newline: what follows the last one was interrupted.
@@ -28,12 +28,12 @@ class Metrics:
 
     Args:
         folder: exists.
-        step: what is kept of a file that is there: records of at most so many updates.
+        step: an existing file keeps its records up to this number of updates.
         tensorboard: whether to write event files into `folder`/tensorboard too. Needs the package `tensorboard`.
         write: False in all processes but one, which then write nothing.
 
     Raises:
-        ImportError: if `tensorboard` is asked for and not installed.
+        ImportError: if `tensorboard` is True and the package is not installed.
     """
 
     def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False, write: bool = True) -> None:
@@ -45,9 +45,9 @@ class Metrics:
             self._board = _summary_writer(folder / "tensorboard", step)
         path = folder / "metrics.jsonl"
         if path.exists():
-            kept = [record for record in read_metrics(path) if step and record["step"] <= step]
+            records = [record for record in read_metrics(path) if step and record["step"] <= step]
             with replacing(path) as partial:
-                partial.write_text("".join(json.dumps(record) + "\n" for record in kept), "utf-8")
+                partial.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:

@@ -1,4 +1,4 @@
-"""Passes: a whole batch through all processes, each loss the mean over all of its tokens however they are shared."""
+"""Passes: a whole batch through all processes; each loss is the mean over all its tokens, however they are divided."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import torch
 from torch import Tensor, nn
 
 from gistkit.compress import Compressor, LanguageModel, MixedResolution
-from gistkit.train.batches import Batch, needed, split, targets, texts
+from gistkit.train.batches import Batch, for_losses, split, targets, texts
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
 class Losses(nn.Module):
-    """What Accelerate wraps and changes, so that what is trained stays as it is."""
+    """The module that Accelerate wraps and changes in place of the compressor."""
 
     def __init__(self, trained: Compressor | LanguageModel) -> None:
         super().__init__()
-        # A reader is no module: all its parameters are the compressor's.
+        # A language model is not a module: all its parameters are the compressor's.
         self.reader: Any = trained if isinstance(trained, LanguageModel) else None
         self.compressor: Compressor = trained.compressor if isinstance(trained, LanguageModel) else trained
 
     def forward(self, *batches: Batch, calibrate: bool = False) -> dict[str, Tensor]:
-        """The losses of a batch; or none, and the reader's threshold set on these batches.
+        """The losses of a batch; with `calibrate` none, but it sets the reader's threshold on these batches.
 
-        Both are one method, as what Accelerate adds, precision and sharded weights, is around this one alone.
+        One method does both, because Accelerate's precision and sharded weights apply only here.
         """
         if calibrate:
             self.reader.calibrate(batches)
@@ -37,14 +37,14 @@ class Losses(nn.Module):
 
 
 class Passes:
-    """Forward and backward passes of the rows that are this process's.
+    """Forward and backward passes over the rows of this process.
 
     Args:
-        accelerator: what prepared `module`.
+        accelerator: the one that prepared `module`.
         module: prepared `Losses`.
-        trained: what is inside.
+        trained: the compressor or language model inside.
 
-    `calibrates` says whether that is a reader whose threshold the text has to tell.
+    `calibrates`: whether that is a language model whose threshold comes from sampled text.
     """
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, trained: Compressor | LanguageModel) -> None:
@@ -53,18 +53,18 @@ class Passes:
         self._reads = isinstance(trained, LanguageModel)
         self.calibrates = isinstance(trained, MixedResolution) and trained.compressor.samples_threshold
         # What `targets` is told of the model.
-        self._told: dict[str, Any]
+        self._target_options: dict[str, Any]
         if isinstance(trained, LanguageModel):
-            losses, self._told = {"loss": 1.0}, {"bos_token": trained.compressor.bos_token}
+            losses, self._target_options = {"loss": 1.0}, {"bos_token": trained.compressor.bos_token}
         else:
-            losses, self._told = trained.loss_weights, {"end_token": trained.end_token is not None}
+            losses, self._target_options = trained.loss_weights, {"end_token": trained.end_token is not None}
         self.names = tuple(losses)
         weights = torch.tensor(list(losses.values()), dtype=torch.float64)
         self._weights = (weights / weights.sum()).tolist()
 
     def read(self, batch: Batch) -> Batch:
-        """What is read of a batch."""
-        return texts(batch) if self._reads else needed(batch, self.names)
+        """The part of a batch that the losses need."""
+        return texts(batch) if self._reads else for_losses(batch, self.names)
 
     def mean(self, losses: Tensor) -> Tensor:
         """The weighted mean of losses [n], a scalar."""
@@ -78,13 +78,13 @@ class Passes:
             accelerator.num_processes,
             accelerator.gradient_accumulation_steps,
         )
-        whole = self._counts(batch)
+        batch_counts = self._counts(batch)
         parts = split(batch, world * passes)
         total = torch.zeros(len(self.names), device=accelerator.device)
         for part in parts[rank::world]:
             with accelerator.accumulate(self.module):
-                # Of the tokens that a loss is the mean over, the share in this part.
-                losses = self._losses(part) * (self._counts(part) / whole.clamp(min=1)).to(total)
+                # Weighted by the share of each loss's tokens that is in this part.
+                losses = self._losses(part) * (self._counts(part) / batch_counts.clamp(min=1)).to(total)
                 # Accelerate takes the mean over passes and processes; this is a sum.
                 accelerator.backward(self.mean(losses) * len(parts))
             total += losses.detach()
@@ -94,8 +94,8 @@ class Passes:
     def calibrate(self, batches: Iterable[Batch]) -> None:
         """Sets a reader's threshold on training batches, the same in every process."""
         parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
-        # In the parts of the passes: these make the same scores, within the same memory.
-        self.module(*(self._moved(part) for batch in batches for part in split(batch, parts)), calibrate=True)
+        # In the same parts as training passes: the same scores, within the same memory.
+        self.module(*(self._to_device(part) for batch in batches for part in split(batch, parts)), calibrate=True)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
@@ -104,7 +104,7 @@ class Passes:
         rank, world = accelerator.process_index, accelerator.num_processes
         sums = torch.zeros(2, len(self.names), dtype=torch.float64, device=accelerator.device)
         for first in range(0, len(batches), world):
-            # Sharded weights need every process in every pass: one without rows of its own counts for nothing.
+            # Sharded weights need every process in every pass: one without rows of its own gets weight 0.
             batch = batches[min(first + rank, len(batches) - 1)]
             count = self._counts(batch).to(sums) * (first + rank < len(batches))
             sums += torch.stack([self._losses(batch).double() * count, count])
@@ -112,12 +112,12 @@ class Passes:
         return sums[0] / sums[1].clamp(min=1)
 
     def _losses(self, batch: Batch) -> Tensor:
-        losses = self.module(self._moved(batch))
+        losses = self.module(self._to_device(batch))
         return torch.stack([losses[name].float() for name in self.names])
 
-    def _moved(self, batch: Batch) -> Batch:
+    def _to_device(self, batch: Batch) -> Batch:
         return {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.items()}
 
     def _counts(self, batch: Batch) -> Tensor:
-        counts = targets(batch, **self._told)
+        counts = targets(batch, **self._target_options)
         return torch.tensor([counts[name] for name in self.names], dtype=torch.float64)

@@ -20,7 +20,7 @@ from gistkit.train.data import HELD_OUT, token_ids
 
 @dataclass(frozen=True)
 class Question:
-    """Token ids of a context, of all that stands between it and the answer, and of the answer."""
+    """Token ids of a context, of the text between it and the answer, and of the answer."""
 
     context: tuple[int, ...]
     question: tuple[int, ...]
@@ -28,18 +28,18 @@ class Question:
 
 
 class QuestionAnswering(Batches):
-    """Questions for the loss "qa". Every epoch goes once through those to train on, in an order of its own.
+    """Questions for the loss "qa". Every epoch goes once through the training questions, in its own order.
 
     The last tenth of the contexts, with all their questions, is held out.
 
     Args:
-        examples: from `gistkit.evaluate.load_questions`, or made otherwise: context, question and answers as text or
-            token ids; the first answer is trained on. At least two different contexts.
-        tokenizer: as in `load_corpus`; contexts take its special tokens, as in an evaluation.
+        examples: such as from `gistkit.evaluate.load_questions`: context, question and answers as text or token ids;
+            the first answer is trained on. At least two different contexts.
+        tokenizer: as in `load_corpus`; contexts get its special tokens, as in an evaluation.
         size: rows B of a batch.
         seed: at least 0.
         max_context: contexts are cut to this many tokens; None: never.
-        end_token: id put behind every answer; None: the tokenizer's, if it has one.
+        end_token: id after every answer; None: the tokenizer's, if it has one.
         progress: whether to show a progress bar.
     """
 
@@ -70,9 +70,9 @@ class QuestionAnswering(Batches):
         contexts = list(dict.fromkeys(row.context for row in rows))
         if len(contexts) < 2:
             raise ValueError(f"examples: expected at least 2 different contexts, one to hold out, got {len(contexts)}")
-        kept = set(contexts[-max(1, int(len(contexts) * HELD_OUT)) :])
-        self._train = [row for row in rows if row.context not in kept]
-        self._held_out = [row for row in rows if row.context in kept]
+        held_out_contexts = set(contexts[-max(1, int(len(contexts) * HELD_OUT)) :])
+        self._train = [row for row in rows if row.context not in held_out_contexts]
+        self._held_out = [row for row in rows if row.context in held_out_contexts]
         self.size = size
         self.seed = seed
         values = [(row.context, row.question, row.answer) for row in rows]
@@ -81,14 +81,16 @@ class QuestionAnswering(Batches):
     def __call__(self, step: int) -> Batch:
         """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
         count = len(self._train)
-        where = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
-        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in where}
-        return collate([self._train[orders[epoch][index]] for epoch, index in where])
+        epochs_and_indices = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
+        orders = {
+            epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in epochs_and_indices
+        }
+        return collate([self._train[orders[epoch][index]] for epoch, index in epochs_and_indices])
 
     def held_out(self, rows: int) -> list[Batch]:
         """Questions about the held-out contexts, in their own order."""
-        chosen = self._held_out[:rows]
-        return [collate(chosen[start : start + self.size]) for start in range(0, len(chosen), self.size)]
+        questions = self._held_out[:rows]
+        return [collate(questions[start : start + self.size]) for start in range(0, len(questions), self.size)]
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run but its data and its compressor; the defaults pretrain as Position IDs Matter does.
+    """Everything that determines a run besides data and compressor; the defaults pretrain as in Position IDs Matter.
 
     Args:
         steps: updates of the weights.
@@ -26,7 +26,7 @@ class Recipe:
         betas: of AdamW.
         weight_decay: of AdamW, on parameters with two or more axes alone.
         clip: largest norm of the gradient.
-        memory_factor: learning rate of parameters that gists have of their own, over that of the others (GistPool).
+        memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
         min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
             cut to max_length.
         seed: of batches and dropout.
@@ -83,15 +83,17 @@ def adamw(
         learning_rate: of parameters; a group's own, over this one, is its "factor" in the optimizer's groups.
         weight_decay, betas: of AdamW.
     """
-    given: list[Any] = list(parameters)
-    wanted: list[Any] = given if given and isinstance(given[0], Mapping) else [{"params": given, "lr": learning_rate}]
+    items: list[Any] = list(parameters)
+    input_groups: list[Any] = (
+        items if items and isinstance(items[0], Mapping) else [{"params": items, "lr": learning_rate}]
+    )
     groups = []
-    for group in wanted:
+    for group in input_groups:
         common = {"lr": group["lr"], "factor": group["lr"] / learning_rate}
         for axes, decay in ((range(2, 99), weight_decay), (range(2), 0.0)):
-            mine = [parameter for parameter in group["params"] if parameter.dim() in axes]
-            if mine:
-                groups.append({"params": mine, "weight_decay": decay, **common})
+            members = [parameter for parameter in group["params"] if parameter.dim() in axes]
+            if members:
+                groups.append({"params": members, "weight_decay": decay, **common})
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
 
 

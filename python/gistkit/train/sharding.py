@@ -1,4 +1,4 @@
-"""FSDP2 for compressors: weights gathered for the keys and values that leave a layer beside its output."""
+"""FSDP2 for compressors: gathers weights for the keys and values that leave a layer beside its output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 @contextmanager
 def gathers_kept_keys(module: nn.Module) -> Iterator[None]:
-    """Inside, every sharded layer gathers its weights when the gradient of the keys or values kept of it comes.
+    """Inside, every sharded layer gathers its weights when the gradient of its kept keys or values arrives.
 
-    FSDP gathers them when the gradient of a layer's output comes; in 500xCompressor that of its kept keys may come
+    FSDP gathers them when the gradient of a layer's output arrives; in 500xCompressor that of its kept keys may arrive
     first, or alone.
 
     Args:

@@ -33,12 +33,12 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run left behind.
+    """The result of a run.
 
     Args:
-        steps: updates done, those before a resumption included.
-        seconds: of training, evaluations left out.
-        held_out: the last evaluation, losses by name in nats a token; empty if there was none.
+        steps: number of updates, including those before a resumption.
+        seconds: of training, without evaluations.
+        held_out: losses of the last evaluation by name, in nats a token; empty if there was none.
         folder: holds metrics.jsonl, the last checkpoints (step-*.safetensors) and the trained compressor (compressor/).
     """
 
@@ -51,32 +51,32 @@ class Result:
 class Trainer:
     """Trains a compressor or a `LanguageModel` through Accelerate; under `accelerate launch`, on all its processes.
 
-    The losses of a run are decided by the recipe, the batches and the compressor: neither the number of processes nor
-    `accumulate` changes them but by rounding, and a run that is interrupted and resumed gives those of an unbroken one,
-    bit for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) follow from the seed,
-    the step and the process.
+    The recipe, the batches and the compressor determine the losses of a run. The number of processes and `accumulate`
+    change them only by rounding. A run that is interrupted and resumed has the same losses as an uninterrupted one, bit
+    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) depend on the seed, the
+    step and the process.
 
-    A `LanguageModel` reads contexts and what continues them as one text, and has one loss, "loss". The threshold of a
-    `MixedResolution`, unless its rule knows it, is found anew before every step on the step's batch, which costs a pass
-    through the scorer's layers; before an evaluation, and at the end, on as many training rows as are held out. What is
-    saved is the compressor, with that threshold.
+    A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
+    `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, which costs a
+    pass through the scorer's layers; before an evaluation, and at the end, from as many training rows as are held out.
+    The compressor is saved with that threshold.
 
     Args:
         compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
-        batches: where rows come from.
+        batches: the training and held-out rows.
         recipe: the schedule; its `batch` is the batches' size.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
-        precision: "no" or "bf16" mixed precision; None: what the launcher says, otherwise "no".
-        cpu: whether to leave GPUs alone.
+        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no".
+        cpu: whether to use no GPU.
         gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
-        eval_every: steps from one held-out evaluation to the next, the first before training; None: none at all.
+        eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
         held_out: rows of an evaluation, at most.
-        save_every: steps from one checkpoint to the next; the last step has one too.
-        keep: checkpoints kept.
+        save_every: steps between checkpoints; the last step has one too.
+        keep: number of checkpoints to keep.
         tensorboard: whether to write TensorBoard's event files too.
         progress: whether to show a progress bar.
-        measure: more numbers for each evaluation, from the compressor in eval mode; called in every process.
+        measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
 
     Raises:
         ValueError: if an argument is out of range, or the rows cannot be divided among processes and passes.
@@ -123,15 +123,15 @@ class Trainer:
         self.gradient_checkpointing = gradient_checkpointing
         self.eval_every, self.held_out, self.save_every, self.keep = eval_every, held_out, save_every, keep
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
-        # Base weights that do not train are not in a checkpoint; these say whose they are.
+        # Frozen base weights are not in a checkpoint; this identifies them.
         frozen = self.compressor.adapters is not None
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
-        self._found: dict[str, float] = {}
+        self._held_out_losses: dict[str, float] = {}
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides the losses, as JSON values. More steps are the same run."""
+        """The JSON values that determine the losses, without the number of steps."""
         recipe = asdict(self.recipe)
         del recipe["steps"]
         return {
@@ -147,7 +147,7 @@ class Trainer:
         """Trains to the recipe's last step, and saves the compressor.
 
         Args:
-            resume: whether to go on from the last checkpoint in `out`, if there is one.
+            resume: whether to continue from the last checkpoint in `out`, if there is one.
 
         Raises:
             Diverged: if the loss or the gradient is not finite; the last good checkpoint is kept.
@@ -162,33 +162,37 @@ class Trainer:
         with self._ready():
             first = self._load(states[-1]) if states else 0
             metrics = Metrics(self.out, step=first, tensorboard=self.tensorboard, write=main)
-            shown = self.progress and main
+            show_bar = self.progress and main
             bar = tqdm(
-                total=recipe.steps, initial=min(first, recipe.steps), unit="step", dynamic_ncols=True, disable=not shown
+                total=recipe.steps,
+                initial=min(first, recipe.steps),
+                unit="step",
+                dynamic_ncols=True,
+                disable=not show_bar,
             )
             try:
                 if first == 0:
                     self._evaluate(0, metrics)
                 for step in range(first, recipe.steps):
                     record = self._update(step)
-                    done = step + 1
+                    steps_done = step + 1
                     metrics.write(record)
                     bar.update()
-                    bar.set_postfix_str(_postfix(record, self._found))
-                    if self.eval_every and (done % self.eval_every == 0 or done == recipe.steps):
-                        self._evaluate(done, metrics)
-                    if done % self.save_every == 0 or done == recipe.steps:
-                        self._save(done)
+                    bar.set_postfix_str(_postfix(record, self._held_out_losses))
+                    if self.eval_every and (steps_done % self.eval_every == 0 or steps_done == recipe.steps):
+                        self._evaluate(steps_done, metrics)
+                    if steps_done % self.save_every == 0 or steps_done == recipe.steps:
+                        self._save(steps_done)
             finally:
                 bar.close()
                 metrics.close()
             self._calibrate(max(first, recipe.steps), self.held_out)
         self._export()
-        return Result(max(first, recipe.steps), self._seconds, self._found, self.out)
+        return Result(max(first, recipe.steps), self._seconds, self._held_out_losses, self.out)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """Everything prepared for passes, and undone at the end."""
+        """Prepares passes, and undoes that at the end."""
         accelerator, compressor = self.accelerator, self.compressor
         training, device = compressor.training, accelerator.device
         groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.memory_factor)
@@ -235,10 +239,10 @@ class Trainer:
 
     def _diverged(self, step: int, values: dict[str, float]) -> str:
         states = checkpoint.find(self.out)
-        kept = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
-        found = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+        checkpoint_note = f"the last good checkpoint is {states[-1]}" if states else "there is no checkpoint yet"
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in values.items())
         return (
-            f"loss: expected finite numbers, got {found} in step {step + 1}; {kept}. "
+            f"loss: expected finite numbers, got {figures} in step {step + 1}; {checkpoint_note}. "
             "A lower learning rate or more warm-up steps may help"
         )
 
@@ -249,18 +253,18 @@ class Trainer:
         self._calibrate(step, self.held_out)
         self.compressor.eval()
         losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
-        found = dict(zip(self._passes.names, losses.tolist(), strict=True))
-        self._found = {"loss": float(self._passes.mean(losses)), **found}
+        held_out = dict(zip(self._passes.names, losses.tolist(), strict=True))
+        self._held_out_losses = {"loss": float(self._passes.mean(losses)), **held_out}
         if self.measure is not None:
             with torch.no_grad():
-                self._found |= self.measure(self.compressor)
-        metrics.write({"step": step, "held_out": self._found})
+                self._held_out_losses |= self.measure(self.compressor)
+        metrics.write({"step": step, "held_out": self._held_out_losses})
 
     def _calibrate(self, step: int, rows: int) -> None:
-        """Finds a reader's threshold on the rows of this step and of those that follow it, at least so many."""
+        """Sets a language model's threshold on at least `rows` rows, of this step and the following ones."""
         if not self._passes.calibrates:
             return
-        # Without dropout, in which processes differ.
+        # Without dropout, which differs between processes.
         self.compressor.eval()
         steps = range(step, step + -(-rows // self.recipe.batch))
         self._passes.calibrate(self._passes.read(self.batches(at)) for at in steps)
@@ -268,12 +272,12 @@ class Trainer:
     def _load(self, path: Path) -> int:
         parameters = self.compressor.trainable()
         progress = checkpoint.load(path, self.identity, parameters, self._optimizer.optimizer)
-        self._seconds, self._found = progress["seconds"], progress["held_out"]
+        self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
         return progress["step"]
 
     def _save(self, step: int) -> None:
         main = self.accelerator.is_main_process
-        progress = {"step": step, "seconds": self._seconds, "held_out": self._found}
+        progress = {"step": step, "seconds": self._seconds, "held_out": self._held_out_losses}
         path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
         checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)
         if main:
@@ -281,7 +285,7 @@ class Trainer:
         self.accelerator.wait_for_everyone()
 
     def _export(self) -> None:
-        """Saves the trained compressor, unless its weights are sharded: `checkpoint.restore` gathers those."""
+        """Saves the trained compressor, unless its weights are sharded: see `checkpoint.restore`."""
         sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
         if self.accelerator.is_main_process and not sharded:
             self.compressor.save_pretrained(self.out / "compressor")
@@ -289,5 +293,5 @@ class Trainer:
 
 
 def _postfix(record: Record, held_out: dict[str, float]) -> str:
-    shown = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
-    return f"{shown}, held-out {held_out['loss']:.3f}" if held_out else shown
+    text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
+    return f"{text}, held-out {held_out['loss']:.3f}" if held_out else text

@@ -1,7 +1,7 @@
 """Pictures (`pip install gistkit[viz]`).
 
-Every function that draws returns a figure, which notebooks show, and opens no window. Those of one panel take axes of
-matplotlib's to draw into as `ax=`, and return these in the figure's place. `text_html` returns an HTML fragment.
+Every drawing function returns a figure, which notebooks show, and opens no window. Functions with one panel take
+matplotlib axes to draw into as `ax=`, and then return these. `text_html` returns an HTML fragment.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Attention maps: one recorded map, and memory tokens over the context with the slope and focus of their attention."""
+"""Attention maps: a recorded map, and that of memory tokens over the context, with its slope and focus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gistkit._checks import one_of
 from gistkit.inspect import AttentionMap, line_angle, measure_tracking
 from gistkit.layouts.relations import Role
 from gistkit.viz.layout import ROLE_COLOURS
-from gistkit.viz.style import COLOURS, Drawn, Picture, axes_of
+from gistkit.viz.style import COLOURS, FigureOrAxes, Picture, axes_of
 
 SCALES = ("linear", "log")
 # Below this part of the largest weight a logarithmic scale has one colour.
@@ -35,24 +35,24 @@ def draw_attention(
     query_roles: Sequence[int] | ArrayLike | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """One attention map, a row a query or block of queries; white where nothing is seen.
 
-    On the linear scale the darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more; the
-    logarithmic one goes down to 10^-4 of the largest weight.
+    On the linear scale the darkest colour starts at the 98% quantile of the weights above 0; the logarithmic scale goes
+    down to 10^-4 of the largest weight.
 
     Args:
         recorded: a map of `AttentionRecorder`.
-        head: one of `recorded.heads`; None is the first, or the mean of all where that was recorded.
+        head: one of `recorded.heads`; None is the first, or the mean of all if that was recorded.
         sequence: one of `recorded.batch`; None is the first.
         scale: "linear" or "log".
         key_roles: `Role` of each key, in physical order as the map's; drawn as a strip below the map. None: no strip.
-        query_roles: `Role` of each query row that was recorded, for a strip on the left.
+        query_roles: `Role` of each recorded query row, for a strip on the left.
         title: a heading; None says layer and head.
         ax: axes to draw into.
 
     Raises:
-        ValueError: if the map lacks the head or sequence, or is empty, or there are not as many roles as tokens.
+        ValueError: if the map lacks the head or sequence, or is empty, or the number of roles differs from the tokens'.
     """
     one_of("draw_attention", "scale", scale, SCALES)
     mean = recorded.weights.shape[1] == 1 < len(recorded.heads)
@@ -63,13 +63,13 @@ def draw_attention(
     if not weights.size:
         raise ValueError(f"recorded: expected a map with queries and keys, got {list(weights.shape)}")
     rows, keys = len(recorded.rows), int(recorded.key_edges[-1])
-    drawn, ax = axes_of(ax, (6.2, 5.2))
-    seen = np.ma.masked_equal(weights, 0)
-    norm, extend = _norm(seen, scale)
+    result, ax = axes_of(ax, (6.2, 5.2))
+    visible = np.ma.masked_equal(weights, 0)
+    norm, extend = _norm(visible, scale)
     # The last block may be smaller: it is cut off by the limits.
     height, width = (int(edges[1]) * (len(edges) - 1) for edges in (recorded.row_edges, recorded.key_edges))
     image = ax.imshow(
-        seen, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, width, height, 0)
+        visible, aspect="auto", cmap="magma_r", norm=norm, interpolation="nearest", extent=(0, width, height, 0)
     )
     ax.set(xlim=(0, keys), ylim=(rows, 0), xlabel="key", ylabel="query")
     present = {*_strip(ax, "x", "key_roles", key_roles, keys), *_strip(ax, "y", "query_roles", query_roles, rows)}
@@ -83,20 +83,20 @@ def draw_attention(
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: str(int(recorded.rows[int(y)])) if 0 <= y < rows else ""))
     blocked = int(recorded.key_edges[1]) > 1 or int(recorded.row_edges[1]) > 1
     ax.figure.colorbar(image, ax=ax, label="share of attention" if blocked else "attention weight", extend=extend)
-    which = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
-    heading = f"Layer {recorded.layer}, {which}" if title is None else title
+    head_name = f"mean of {len(recorded.heads)} heads" if mean else f"head {recorded.heads[h]}"
+    heading = f"Layer {recorded.layer}, {head_name}" if title is None else title
     ax.set_title(heading, loc="left", pad=22 if present else None)
-    return drawn
+    return result
 
 
 def draw_memory_map(
     weights: ArrayLike, *, ratio: float | None = None, title: str | None = None, ax: Axes | None = None
-) -> Drawn:
-    """Attention of memory tokens over the context, the line of even coverage, and measured beside expected figures.
+) -> FigureOrAxes:
+    """Attention of memory tokens over the context, the line of even coverage, and measured and expected figures.
 
-    Its text says how far the peak and the centre of mass of attention move, and how far they would under even coverage,
-    in context tokens a memory token and as the angle arctan(1 / slope) of the line; and the focus, the share of a
-    memory token's attention in its own L / M tokens. See `gistkit.inspect.Tracking`.
+    The text gives how far the peak and the centre of mass of attention move, and how far they would under even
+    coverage, in context tokens for each memory token and as the angle arctan(1 / slope) of the line; and the focus, the
+    share of a memory token's attention in its own L / M tokens. See `gistkit.inspect.Tracking`.
 
     Args:
         weights: [M, L], M at least 2; each row of any scale.
@@ -110,13 +110,13 @@ def draw_memory_map(
     Paper: Position IDs Matter, Section 5.2 and Figures 6 and 7.
     """
     values = torch.as_tensor(np.asarray(weights, dtype=np.float64))
-    found = measure_tracking(values)
+    tracking = measure_tracking(values)
     memory, context = values.shape
     ratio = context / memory if ratio is None else ratio
     if not ratio > 0:
         raise ValueError(f"ratio: expected context tokens above 0, got {ratio:g}")
     single = ax is None
-    drawn, ax = axes_of(ax, (5.6, 3.0))
+    result, ax = axes_of(ax, (5.6, 3.0))
     total = values.sum(-1, keepdim=True)
     share = (values / total.where(total > 0, 1)).numpy()
     image = ax.imshow(share, aspect="auto", cmap="magma_r", vmin=0, vmax=1 / ratio, interpolation="nearest")
@@ -125,8 +125,8 @@ def draw_memory_map(
     ax.set(xlim=(-0.5, context - 0.5), ylim=(memory - 0.5, -0.5))
     ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     text = (
-        f"peak moves {_slope(found.peak_slope, ' tokens')}, centre {_slope(found.slope)}\n"
-        f"even: {_slope(ratio)}; focus {found.own_segment:.0%} (flat: {1 / memory:.0%})"
+        f"peak moves {_slope(tracking.peak_slope, ' tokens')}, centre {_slope(tracking.slope)}\n"
+        f"even: {_slope(ratio)}; focus {tracking.own_segment:.0%} (flat: {1 / memory:.0%})"
     )
     ax.set_title(text, loc="left", fontsize=8)
     if title is not None:
@@ -134,7 +134,7 @@ def draw_memory_map(
     if single:
         ax.set(xlabel="context token", ylabel="memory token")
         ax.figure.colorbar(image, ax=ax, label="share of attention", extend="max")
-    return drawn
+    return result
 
 
 def draw_memory_attention(
@@ -147,17 +147,17 @@ def draw_memory_attention(
         ratio: context tokens a memory token stands for; None is L / M.
         first_layer: number of the first layer given.
     """
-    if not maps or not all(len(one) for one in maps.values()):
+    if not maps or not all(len(layer_maps) for layer_maps in maps.values()):
         raise ValueError(f"maps: expected at least one layout and a layer of each, got {list(maps) or 'none'}")
     # Panels share their axes and colours.
-    shapes = {np.shape(weights) for one in maps.values() for weights in one}
+    shapes = {np.shape(weights) for layer_maps in maps.values() for weights in layer_maps}
     if len(shapes) > 1:
         raise ValueError(f"maps: expected weights [M, L] of one shape, got {', '.join(map(str, sorted(shapes)))}")
-    layers = max(len(one) for one in maps.values())
+    layers = max(len(layer_maps) for layer_maps in maps.values())
     figure = Picture(figsize=(max(5.6, 1.2 + 3.6 * len(maps)), 1.2 + 2.0 * layers), layout="constrained", dpi=120)
     grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
-    for column, (layout, one) in enumerate(maps.items()):
-        for row, weights in enumerate(one):
+    for column, (layout, layer_maps) in enumerate(maps.items()):
+        for row, weights in enumerate(layer_maps):
             axes = grid[row][column]
             draw_memory_map(weights, ratio=ratio, title=None if row else layout.upper(), ax=axes)
             if row == layers - 1:
@@ -177,7 +177,7 @@ def _slope(slope: float, unit: str = "") -> str:
 
 
 def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
-    """Where `number` is among the recorded numbers; None is the first."""
+    """The index of `number` among the recorded numbers; None is the first."""
     if number is None and numbers:
         return 0
     if number not in numbers:
@@ -185,20 +185,22 @@ def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:
     return numbers.index(number)
 
 
-def _norm(seen: Any, scale: str) -> tuple[Normalize, str]:
-    """Colours of weights, and at which ends of the scale some are beyond it."""
-    there = seen.compressed()
-    if not there.size:
+def _norm(visible: Any, scale: str) -> tuple[Normalize, str]:
+    """The colour scale of weights, and the ends at which weights exceed it."""
+    values = visible.compressed()
+    if not values.size:
         return Normalize(0, 1), "neither"
-    highest = float(there.max())
+    highest = float(values.max())
     if scale == "log":
-        return LogNorm(highest * FAINTEST, highest, clip=True), "min" if there.min() < highest * FAINTEST else "neither"
-    limit = float(np.quantile(there, 0.98))
+        return LogNorm(
+            highest * FAINTEST, highest, clip=True
+        ), "min" if values.min() < highest * FAINTEST else "neither"
+    limit = float(np.quantile(values, 0.98))
     return Normalize(0, limit), "max" if highest > limit else "neither"
 
 
 def _strip(ax: Axes, axis: Literal["x", "y"], name: str, roles: Any, count: int) -> list[Role]:
-    """Draws the role of each token along one side of the map; the roles that there are."""
+    """Draws the role of each token along one side of the map; returns the roles that occur."""
     if roles is None:
         return []
     numbers: NDArray[np.int64] = np.asarray(roles).astype(np.int64)

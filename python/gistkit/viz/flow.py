@@ -1,4 +1,4 @@
-"""A text's tokens in lines of a fixed width, what cannot be seen drawn as something that can."""
+"""A text's tokens in lines of a fixed width, with visible symbols for invisible characters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Piece(NamedTuple):
 
 
 def flow(tokens: Sequence[str], columns: int) -> Iterator[Piece]:
-    """Where the tokens stand: words whole where they fit into a line, then tokens, then characters."""
+    """The places of the tokens: words stay whole if they fit into a line, then tokens, then characters."""
     line = column = 0
     for word in _words(tokens):
         widths = [width_of(legible("".join(tokens[token].partition("\n")[:2]))) for token in word]
@@ -53,7 +53,7 @@ def _words(tokens: Sequence[str]) -> Iterator[list[int]]:
 
 
 def symbol_of(char: str) -> str:
-    """A character as it is drawn: line breaks, tabs, and what cannot be seen as something that can."""
+    """A character as it is drawn: a visible symbol for line breaks, tabs and unprintable characters."""
     if char in _SYMBOLS:
         return _SYMBOLS[char]
     return char if char.isprintable() else char.encode("unicode_escape").decode()
@@ -63,7 +63,7 @@ _SYMBOLS = {"": "∅", "\n": "↵", "\t": "⇥"}
 
 
 def legible(token: str) -> str:
-    """A token in which line breaks, tabs and unprintable characters are drawn as something that can be seen."""
+    """A token with visible symbols for line breaks, tabs and unprintable characters."""
     return "".join(map(symbol_of, token)) or symbol_of("")
 
 

@@ -30,7 +30,7 @@ def draw_gallery(
     The picture of all methods in the README: `draw_gallery().savefig("docs/gallery.png", dpi=160)`.
 
     Args:
-        named: layouts of at most 1024 tokens, at least one; None: those of all methods, see `all_methods`.
+        named: layouts of at most 1024 tokens by name, at least one; None: those of all methods, see `all_methods`.
         order: "logical" or "physical", as in `Layout.dense_mask`.
         positions: whether each mask has its position ids, from the lowest to the highest, in a panel below.
         columns: masks in a row, at least 1.

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from gistkit._checks import one_of
 from gistkit.layouts.layout import physical_order
 from gistkit.layouts.relations import Role
-from gistkit.viz.style import COLOURS, Drawn, Picture
+from gistkit.viz.style import COLOURS, FigureOrAxes, Picture
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -45,14 +45,14 @@ def draw_layout(
     window: int | None = None,
     title: str | None = None,
     ax: Axes | None = None,
-) -> Drawn:
-    """The mask of a layout: a row a query, a column a key, seen keys in the colour of their role; and its position ids.
+) -> FigureOrAxes:
+    """The mask of a layout, rows queries and columns keys, visible keys in their role's colour; and its position ids.
 
     Args:
         layout: of at most 1024 tokens.
-        order: of the tokens, "logical", "physical" (grouped by role, as `Layout.compile` has them) or "both", a panel
+        order: of the tokens, "logical", "physical" (grouped by role, as in `Layout.compile`) or "both", in a panel
             each.
-        positions: whether position ids are drawn below, in logical order where both are shown.
+        positions: whether position ids are drawn below, in logical order if both are shown.
         window: sliding window, as in `Layout.compile`.
         title: heading; None is the layout's name.
         ax: axes to draw the mask alone into, in logical order unless `order` is "physical"; `ax.legend()` names the
@@ -93,22 +93,22 @@ def check_size(function: str, layout: Layout) -> None:
 
 
 def tokens_in(order: str, layout: Layout) -> NDArray[np.int64]:
-    """The tokens [N] as "logical" or "physical" order has them."""
+    """The tokens [N] in "logical" or "physical" order."""
     return physical_order(layout) if order == "physical" else np.arange(len(layout))
 
 
 def role_legend(figure: Figure, title: str = "", most: int = 6) -> None:
-    """The roles that any of the figure's masks has, below the figure, `most` in a row."""
+    """A legend below the figure with the roles of all its masks, `most` in a row."""
     handles: dict[str, Artist] = {}
     for axes in figure.axes:
-        drawn, names = axes.get_legend_handles_labels()
-        handles |= zip(names, drawn, strict=True)
-    shown = [role.name for role in Role if role.name in handles]
+        artists, names = axes.get_legend_handles_labels()
+        handles |= zip(names, artists, strict=True)
+    role_names = [role.name for role in Role if role.name in handles]
     figure.legend(
-        [handles[name] for name in shown],
-        shown,
+        [handles[name] for name in role_names],
+        role_names,
         loc="outside lower center",
-        ncols=min(len(shown), most),
+        ncols=min(len(role_names), most),
         frameon=False,
         title=title,
     )
@@ -116,8 +116,8 @@ def role_legend(figure: Figure, title: str = "", most: int = 6) -> None:
 
 def draw_mask(axes: Axes, layout: Layout, order: str, *, window: int | None = None) -> None:
     """The mask, with a strip along its sides that shows the roles of queries and keys."""
-    chosen, count = tokens_in(order, layout), len(layout)
-    roles, documents = layout.roles[chosen].astype(int), layout.documents[chosen]
+    tokens, count = tokens_in(order, layout), len(layout)
+    roles, documents = layout.roles[tokens].astype(int), layout.documents[tokens]
     # Seen pairs take the colour of the key's role; 0 is unseen.
     image = np.where(layout.dense_mask(order, window), roles + 1, 0)
     axes.imshow(image, cmap=PALETTE, vmin=-0.5, vmax=len(Role) + 0.5, interpolation="nearest")
@@ -149,16 +149,16 @@ def draw_mask(axes: Axes, layout: Layout, order: str, *, window: int | None = No
 
 def draw_positions(axes: Axes, layout: Layout, order: str, *, size: float = 22) -> None:
     """The position ids of the tokens in an order, a marker of `size` square points each."""
-    chosen = tokens_in(order, layout)
-    roles, positions = layout.roles[chosen], np.atleast_2d(layout.positions)[:, chosen]
+    tokens = tokens_in(order, layout)
+    roles, positions = layout.roles[tokens], np.atleast_2d(layout.positions)[:, tokens]
     # Markers that would cover each other are smaller and without an edge.
     dense = len(layout) > 64
     for role in Role:
-        mine = np.flatnonzero(roles == role)
+        columns = np.flatnonzero(roles == role)
         for ids in positions:
             axes.scatter(
-                mine, ids[mine], s=size / 3 if dense else size, marker=MARKERS[role], facecolor=ROLE_COLOURS[role],
-                edgecolor="none" if dense else "black", linewidth=0.4,
+                columns, ids[columns], s=size / 3 if dense else size, marker=MARKERS[role],
+                facecolor=ROLE_COLOURS[role], edgecolor="none" if dense else "black", linewidth=0.4,
             )  # fmt: skip
     axes.set_xlim(-1, len(layout))
     for axis in (axes.xaxis, axes.yaxis):

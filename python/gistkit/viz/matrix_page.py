@@ -105,17 +105,17 @@ class MatrixPage:
         )  # fmt: skip
         strips = [ColumnDataSource({"start": [], "end": [], "colour": []}) for _ in range(2)]
         names = list(self.cells)
-        chosen = Select(options=names, value=names[0], visible=len(names) > 1)
+        map_select = Select(options=names, value=names[0], visible=len(names) > 1)
         script = CustomJS(
             code=Path(__file__).with_name("matrix_page.js").read_text(encoding="utf-8"),
             args={
                 "plot": plot, "grids": grids, "queries": self.queries, "keys": self.keys, "strips": strips,
-                "map": chosen,
-                "maps": [np.frombuffer(gzip.compress(its.tobytes(), 6), np.uint8) for its in self.cells.values()],
+                "map": map_select,
+                "maps": [np.frombuffer(gzip.compress(cells.tobytes(), 6), np.uint8) for cells in self.cells.values()],
                 "order": order, "copies": copies, "shades": self.shades, "mean": self.mean,
             },
         )  # fmt: skip
-        document.add_root(column(row(chosen, order), self._with_strips(plot, strips)))
+        document.add_root(column(row(map_select, order), self._with_strips(plot, strips)))
         document.js_on_event(DocumentReady, script)
         words = {"notes": self.notes, "legend": self._legend()}
         return file_html(document, INLINE, self.title, template=TEMPLATE, template_variables=words)
@@ -183,9 +183,9 @@ class MatrixPage:
             "$x": CustomJSHover(args={"side": self.keys}, code=LABEL),
             "$name": CustomJSHover(args={"source": source, "width": width}, code=at + code),
         }
-        told = _table({"query": "$y{custom}", "key": "$x{custom}", name: "$name{custom}"})
+        tooltip = _table({"query": "$y{custom}", "key": "$x{custom}", name: "$name{custom}"})
         plot.add_tools(
-            HoverTool(renderers=[everywhere], tooltips=told, formatters=formatters, point_policy="follow_mouse")
+            HoverTool(renderers=[everywhere], tooltips=tooltip, formatters=formatters, point_policy="follow_mouse")
         )
 
     def _with_strips(self, plot: figure, strips: Sequence[ColumnDataSource]) -> Any:
@@ -193,20 +193,20 @@ class MatrixPage:
 
         The page's script fills `strips`, those of queries and keys, with a bar for each run of tokens of one role.
         """
-        left = figure(frame_width=STRIP, frame_height=FRAME, min_border=0, x_range=(0, 1), y_range=plot.y_range)
+        left_strip = figure(frame_width=STRIP, frame_height=FRAME, min_border=0, x_range=(0, 1), y_range=plot.y_range)
         below = figure(frame_width=FRAME, frame_height=STRIP, min_border=0, x_range=plot.x_range, y_range=(0, 1))
-        left.quad(left=0, right=1, top="start", bottom="end", color="colour", source=strips[0])
+        left_strip.quad(left=0, right=1, top="start", bottom="end", color="colour", source=strips[0])
         below.quad(left="start", right="end", top=0, bottom=1, color="colour", source=strips[1])
-        rows: list[list[Any]] = [[left, plot], [None, below]]
+        rows: list[list[Any]] = [[left_strip, plot], [None, below]]
         axes = [name for name in self.keys.data if name.startswith("position")]
         if axes:
             below.xaxis.visible = False
             rows.append([None, self._position_ids(plot, axes)])
-        left.yaxis.axis_label, rows[-1][1].xaxis.axis_label = "query", "key"
-        for strip in (left, below):
+        left_strip.yaxis.axis_label, rows[-1][1].xaxis.axis_label = "query", "key"
+        for strip in (left_strip, below):
             strip.grid.visible = False
             strip.toolbar.tools = []
-        left.xaxis.visible = below.yaxis.visible = False
+        left_strip.xaxis.visible = below.yaxis.visible = False
         for panel in filter(None, chain(*rows)):
             panel.toolbar.active_scroll, panel.toolbar.logo = plot.select_one(WheelZoomTool), None
             panel.lod_threshold = None

@@ -1,4 +1,4 @@
-"""Pictures of Dodo's nuggets: which token types they are, attention to them, and figures of Dodo beside others."""
+"""Pictures of Dodo's nuggets: their token types, attention to them, and Dodo's figures beside others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from gistkit._checks import at_least
 from gistkit.viz.flow import legible
-from gistkit.viz.style import COLOURS, Drawn, axes_of, legend_beside, tidy
-from gistkit.viz.text import checked_selected
+from gistkit.viz.style import COLOURS, FigureOrAxes, axes_of, legend_beside, tidy
+from gistkit.viz.text import check_selected
 
 STYLE: dict[str, dict[str, Any]] = {
     "Full (sliding)": {"color": COLOURS["black"], "linestyle": "-", "marker": "P"},
@@ -33,13 +33,13 @@ MOST_LABELS = 48
 
 def draw_token_types(
     types: Sequence[tuple[str, float, float]], *, top: int = 10, title: str = "", ax: Axes | None = None
-) -> Drawn:
-    """How often the token types that are selected most are selected, beside how often they occur.
+) -> FigureOrAxes:
+    """How often the most selected token types are selected, beside how often they occur.
 
     Args:
         types: (token, share of the nuggets, share of all tokens), 0 to 1, the most often selected first, as
             `gistkit.evaluate.token_types` counts them; at least one.
-        top: token types that are drawn, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
+        top: number of token types to draw, at least 1. Spaces are drawn as ␣, line breaks as ↵ and tabs as ⇥.
         title: a heading.
         ax: axes to draw into.
 
@@ -47,24 +47,24 @@ def draw_token_types(
     """
     if not types:
         raise ValueError("draw_token_types: expected at least one token type, got none")
-    shown = types[: at_least("draw_token_types", "top", top, 1)]
-    drawn, axes = axes_of(ax, (7.0, 1.5 + 0.38 * len(shown)))
-    places = np.arange(len(shown))
-    among, everywhere = [share for _, share, _ in shown], [share for _, _, share in shown]
-    axes.barh(places - 0.19, among, 0.36, color=COLOURS["green"], label="of nuggets")
-    axes.barh(
-        places + 0.19, everywhere, 0.36, color="#CCCCCC", edgecolor="#777777", hatch="////", label="of all tokens"
-    )
-    names = [legible(token).replace(" ", "␣") for token, _, _ in shown]
-    axes.set_yticks(places, names, family="monospace", fontsize=11, parse_math=False)
-    axes.set(xlabel="share", ylim=(len(shown) - 0.5, -0.5), xlim=(0, None))
+    drawn_types = types[: at_least("draw_token_types", "top", top, 1)]
+    result, axes = axes_of(ax, (7.0, 1.5 + 0.38 * len(drawn_types)))
+    rows = np.arange(len(drawn_types))
+    nugget_shares, text_shares = [share for _, share, _ in drawn_types], [share for _, _, share in drawn_types]
+    axes.barh(rows - 0.19, nugget_shares, 0.36, color=COLOURS["green"], label="of nuggets")
+    axes.barh(rows + 0.19, text_shares, 0.36, color="#CCCCCC", edgecolor="#777777", hatch="////", label="of all tokens")
+    names = [legible(token).replace(" ", "␣") for token, _, _ in drawn_types]
+    axes.set_yticks(rows, names, family="monospace", fontsize=11, parse_math=False)
+    axes.set(xlabel="share", ylim=(len(drawn_types) - 0.5, -0.5), xlim=(0, None))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.3g}%"))
-    axes.set_title(title or f"The first {len(shown)} token types: {sum(among):.0%} of the nuggets", loc="left")
+    axes.set_title(
+        title or f"The first {len(drawn_types)} token types: {sum(nugget_shares):.0%} of the nuggets", loc="left"
+    )
     legend_beside(axes)
     tidy(axes)
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
-    return drawn
+    return result
 
 
 def draw_attention_to_nuggets(
@@ -75,10 +75,10 @@ def draw_attention_to_nuggets(
     queries: Sequence[str] | Sequence[int] | None = None,
     title: str = "",
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """Attention weights of later tokens over nuggets and recent tokens: a row a query, nuggets' columns marked.
 
-    The darkest colour is the weight that one in fifty of the weights above 0 exceeds, or more.
+    The darkest colour starts at the 98% quantile of the weights above 0.
 
     Args:
         weights: [queries, keys], none negative; 0 where a query does not see a key.
@@ -94,91 +94,93 @@ def draw_attention_to_nuggets(
         raise ValueError(f"draw_attention_to_nuggets: expected weights [queries, keys], got {list(values.shape)}")
     if not (np.isfinite(values) & (values >= 0)).all():
         raise ValueError("draw_attention_to_nuggets: expected finite weights >= 0, got others")
-    chosen = checked_selected("draw_attention_to_nuggets", selected, values.shape[1])
+    is_nugget = check_selected("draw_attention_to_nuggets", selected, values.shape[1])
     rows, columns = values.shape
     width, height = (min(max(low, 0.19 * count), 0.19 * MOST_LABELS) for count, low in ((columns, 2.8), (rows, 1.6)))
-    drawn, axes = axes_of(ax, (width + 2.4, height + 1.5))
+    result, axes = axes_of(ax, (width + 2.4, height + 1.5))
     # Below the weights, so that it leaves their colours as they are.
-    for nugget in np.flatnonzero(chosen):
+    for nugget in np.flatnonzero(is_nugget):
         axes.axvspan(nugget - 0.5, nugget + 0.5, color=COLOURS["green"], alpha=0.22, linewidth=0, zorder=-1)
-    seen = np.ma.masked_equal(values, 0)
-    limit = float(np.quantile(seen.compressed(), 0.98)) if seen.count() else 1.0
-    image = axes.imshow(seen, aspect="auto", cmap="magma_r", vmin=0, vmax=limit, interpolation="nearest")
+    visible = np.ma.masked_equal(values, 0)
+    limit = float(np.quantile(visible.compressed(), 0.98)) if visible.count() else 1.0
+    image = axes.imshow(visible, aspect="auto", cmap="magma_r", vmin=0, vmax=limit, interpolation="nearest")
     axes.figure.colorbar(image, ax=axes, label="attention weight", extend="max" if values.max() > limit else "neither")
-    if chosen.any():
+    if is_nugget.any():
         size = min(7.0, max(3.0, 400 / columns))
         # As far above the weights, and below the title, in a tall picture as in a flat one.
         above = axes.get_xaxis_transform() + ScaledTranslation(0, 6 / 72, axes.figure.dpi_scale_trans)
         axes.plot(
-            np.flatnonzero(chosen), np.ones(chosen.sum()), transform=above, clip_on=False,
+            np.flatnonzero(is_nugget), np.ones(is_nugget.sum()), transform=above, clip_on=False,
             color=COLOURS["green"], marker="v", markersize=size, linestyle="",
         )  # fmt: skip
     _name(axes.xaxis, "keys", keys, columns)
     _name(axes.yaxis, "queries", queries, rows)
     if keys is not None and isinstance(keys[0], str):
         axes.tick_params(axis="x", rotation=90)
-    key = "key (▼ nugget)" if chosen.any() else "key"
+    key = "key (▼ nugget)" if is_nugget.any() else "key"
     axes.set(xlabel=key, ylabel="query", xlim=(-0.5, columns - 0.5), ylim=(rows - 0.5, -0.5))
     axes.set_title(title or "Attention to nuggets and to recent tokens", loc="left", pad=14, parse_math=False)
-    return drawn
+    return result
 
 
 def _name(axis: Axis, name: str, labels: Sequence[str] | Sequence[int] | None, count: int) -> None:
-    """Ticks with the labels: with all texts where they fit, else with some."""
+    """Ticks with the labels: all texts if they fit, else some."""
     labels = range(count) if labels is None else labels
     if len(labels) != count:
         raise ValueError(f"draw_attention_to_nuggets: expected {count} {name}, as weights has, got {len(labels)}")
-    every = count <= MOST_LABELS and isinstance(labels[0], str)
-    ticks = range(count) if every else [int(tick) for tick in MaxNLocator(8, integer=True).tick_values(0, count - 1)]
-    at = [tick for tick in ticks if 0 <= tick < count]
-    names = [legible(str(labels[tick])).replace(" ", "␣") for tick in at]
-    axis.set_ticks(at, names, fontsize=8, family="monospace" if every else None, parse_math=False)
+    all_labels = count <= MOST_LABELS and isinstance(labels[0], str)
+    ticks = (
+        range(count) if all_labels else [int(tick) for tick in MaxNLocator(8, integer=True).tick_values(0, count - 1)]
+    )
+    shown_ticks = [tick for tick in ticks if 0 <= tick < count]
+    names = [legible(str(labels[tick])).replace(" ", "␣") for tick in shown_ticks]
+    axis.set_ticks(shown_ticks, names, fontsize=8, family="monospace" if all_labels else None, parse_math=False)
 
 
-def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> Drawn:
+def draw_bleu_by_length(series: Mapping[str, Mapping[int, Sequence[float]]], *, ax: Axes | None = None) -> FigureOrAxes:
     """BLEU of reconstructed texts against their length, a line a method, with a band from lowest to highest over seeds.
 
     Args:
         series: {method: {tokens of the text: BLEU of each seed, 0 to 100}}. A method whose name is not in `STYLE` gets
-            a style there that no other has; as many methods as styles at most.
+            an unused style; at most as many methods as styles.
         ax: axes to draw into.
 
     Paper: Dodo, Figure 4.
     """
     styles = _styles("draw_bleu_by_length", series)
-    drawn, axes = axes_of(ax, (6.8, 4.0))
-    least = 100.0
+    result, axes = axes_of(ax, (6.8, 4.0))
+    lowest = 100.0
     for method, lengths in series.items():
         at = sorted(lengths)
         means, lows, highs = _spread("draw_bleu_by_length", method, [lengths[length] for length in at])
         axes.plot(at, means, label=method, markersize=5, linewidth=1.4, **styles[method])
         axes.fill_between(at, lows, highs, color=styles[method]["color"], alpha=0.15, linewidth=0)
-        least = min(least, *lows)
-    floor = max(0.0, (least - 1) // 10 * 10)
+        lowest = min(lowest, *lows)
+    floor = max(0.0, (lowest - 1) // 10 * 10)
     axes.set(xlabel="text length (tokens)", ylabel="BLEU")
     # Markers at either end stay whole.
     axes.set_ylim(floor - 0.02 * (100 - floor), 100 + 0.02 * (100 - floor))
     axes.set_title("Reconstructing a text from its compressed form", loc="left")
     legend_beside(axes)
     tidy(axes)
-    return drawn
+    return result
 
 
 def draw_perplexity(
     series: Mapping[str, Sequence[tuple[float, Sequence[float]]]], *, title: str = "", ax: Axes | None = None
-) -> Drawn:
+) -> FigureOrAxes:
     """Perplexity against the states a prediction attends to, a line an arm, bars from lowest to highest over seeds.
 
     Args:
-        series: {arm: [(states, above 0, as measured; perplexity of each seed)]}, arms as in `STYLE`; others get a style
-            there that no other has; as many arms as styles at most.
+        series: {arm: [(measured states, above 0; perplexity of each seed)]}, arms as in `STYLE`; others get an unused
+            style; at most as many arms as styles.
         title: a heading.
         ax: axes to draw into.
 
     Paper: Dodo, Table 1.
     """
     styles = _styles("draw_perplexity", series)
-    drawn, axes = axes_of(ax, (7.4, 4.4))
+    result, axes = axes_of(ax, (7.4, 4.4))
     measured: list[float] = []
     for arm, points in series.items():
         points = sorted(points, key=lambda point: point[0])
@@ -197,14 +199,14 @@ def draw_perplexity(
     axes.set(xlabel="states that a prediction attends to (measured)", ylabel="perplexity")
     axes.set_title(title or "Perplexity at equal memory", loc="left")
     handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    shown = [arm for arm in STYLE if arm in series] + [arm for arm in series if arm not in STYLE]
-    legend_beside(axes, [handles[arm] for arm in shown], shown)
+    order = [arm for arm in STYLE if arm in series] + [arm for arm in series if arm not in STYLE]
+    legend_beside(axes, [handles[arm] for arm in order], order)
     tidy(axes)
-    return drawn
+    return result
 
 
 def _styles(function: str, series: Mapping[str, object]) -> dict[str, dict[str, Any]]:
-    """A style a name: its own, or one that no other has."""
+    """The style of each name: its own, or an unused one."""
     if not 1 <= len(series) <= len(STYLE):
         raise ValueError(f"{function}: expected 1 to {len(STYLE)} series, got {len(series)}")
     spare = (style for name, style in reversed(STYLE.items()) if name not in series)

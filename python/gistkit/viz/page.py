@@ -1,4 +1,4 @@
-"""Pages to look into layouts and attention maps: one HTML file each, which a browser shows without a network."""
+"""Pages of layouts and attention maps: one HTML file each, which a browser shows without a network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ return weight < 0.001 ? weight.toExponential(2) : weight.toPrecision(3);"""
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What a page tells about the tokens along one side of a map; None is what it does not know.
+    """What a page shows about the tokens along one side of a map; None: unknown.
 
     Args:
         texts: decoded tokens, [N].
@@ -52,8 +52,8 @@ class Tokens:
 def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: str | None = None) -> str:
     """The mask of a layout, in logical and in physical order, and its position ids, as HTML.
 
-    Pointing at a pair tells both tokens, their roles and position ids, and whether the query sees the key. A pixel that
-    stands for several pairs has the colour of most keys seen among them, the paler the fewer they are.
+    Pointing at a pair shows both tokens, their roles and position ids, and whether the query sees the key. A pixel of
+    several pairs has the colour of most visible keys among them; the fewer these are, the paler it is.
 
     Args:
         layout: of at most 4096 tokens.
@@ -65,8 +65,8 @@ def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: s
         ValueError: if the layout has too many tokens, or `tokens` another number.
     """
     _check_count("layout_page", "a layout", len(layout))
-    its = Tokens(tokens, layout.roles, layout.positions)
-    both = _side("layout_page", "tokens", its, len(layout), physical_order(layout))
+    layout_tokens = Tokens(tokens, layout.roles, layout.positions)
+    side = _side("layout_page", "tokens", layout_tokens, len(layout), physical_order(layout))
     mask = layout.dense_mask()
     palette = ["#FFFFFF"]
     for role in Role:
@@ -74,8 +74,8 @@ def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: s
     return MatrixPage(
         title=title or layout.name or "layout",
         notes=f"{len(layout)} tokens; {mask.mean():.1%} of the pairs are seen, in the colour of the key.",
-        queries=both,
-        keys=both,
+        queries=side,
+        keys=side,
         cells={"mask": np.where(mask, SHADES * (layout.roles + 1), 0).astype(np.uint8)},
         palette=palette,
         shades=SHADES,
@@ -93,22 +93,22 @@ def attention_page(
 ) -> str:
     """Attention weights as HTML: a map, or several to choose from.
 
-    Pointing at a weight tells it, to 3 %, and both tokens with their roles and position ids. Colours are logarithmic
-    from 1e-5 to 1, and white at 0; a pixel that stands for several weights has the colour of the largest.
+    Pointing at a weight shows it, to 3 %, and both tokens with their roles and position ids. Colours are logarithmic
+    from 1e-5 to 1, and white at 0; a pixel of several weights has the colour of the largest.
 
     Args:
         weights: [Nq, Nk], 0 to 1, and 0 where a query does not see a key; or {name: such weights}, all of one shape. At
             most 4096 queries and keys, and 4 x 4096 x 4096 weights in all.
-        queries, keys: their tokens; `keys` None is `queries` where there are as many of both.
+        queries, keys: their tokens; `keys` None is `queries` if there are as many of both.
         title: heading.
 
     Raises:
         TypeError: if a token is no string.
-        ValueError: for other weights, too many of them, or tokens, roles or positions of another number.
+        ValueError: for other weights, too many weights, or another number of tokens, roles or positions.
     """
-    named = weights if isinstance(weights, Mapping) else {"weights": weights}
-    maps = {name: np.asarray(its, np.float32) for name, its in named.items()}
-    shapes = {its.shape for its in maps.values()}
+    named_weights = weights if isinstance(weights, Mapping) else {"weights": weights}
+    maps = {name: np.asarray(weight_map, np.float32) for name, weight_map in named_weights.items()}
+    shapes = {weight_map.shape for weight_map in maps.values()}
     shape = next(iter(shapes), ())
     if len(shapes) != 1 or len(shape) != 2 or 0 in shape:
         raise ValueError(f"attention_page: expected weights [Nq, Nk], all of one shape, got shapes {sorted(shapes)}")
@@ -119,8 +119,8 @@ def attention_page(
             f"attention_page: expected at most {MOST_CELLS} weights, got {len(maps)} maps of {rows} x {width}"
         )
     query_side = _side("attention_page", "queries", queries or Tokens(), rows)
-    same = rows == width and (keys is None or keys is queries)
-    key_side = query_side if same else _side("attention_page", "keys", keys or Tokens(), width)
+    self_attention = rows == width and (keys is None or keys is queries)
+    key_side = query_side if self_attention else _side("attention_page", "keys", keys or Tokens(), width)
     darkest, lightest = 255.0, _level(LIGHTEST)
     shades = np.clip((np.arange(1, 256) - lightest) / (darkest - lightest), 0, 1)
     return MatrixPage(
@@ -128,7 +128,7 @@ def attention_page(
         notes=f"{rows} queries, {width} keys; weights to 3 %, white where there is none.",
         queries=query_side,
         keys=key_side,
-        cells={name: _levels(its) for name, its in maps.items()},
+        cells={name: _levels(weight_map) for name, weight_map in maps.items()},
         palette=["#FFFFFF", *(Magma256[255 - round(255 * shade)] for shade in shades)],
         shades=255,
         mean=False,
@@ -151,7 +151,7 @@ def _levels(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def _towards(colour: str, amount: float) -> str:
-    """Between white, 0, and the colour, 1."""
+    """A mixture of white, 0, and the colour, 1."""
     red, green, blue = (1 - amount * (1 - part) for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
@@ -164,7 +164,7 @@ def _check_count(function: str, name: str, count: int) -> None:
 def _side(
     function: str, name: str, tokens: Tokens, count: int, physical: NDArray[np.int64] | None = None
 ) -> ColumnDataSource:
-    """The tokens along one side, as `MatrixPage` has them."""
+    """The tokens along one side, as `MatrixPage` takes them."""
     columns: dict[str, Any] = {"place": np.arange(count, dtype=np.int32)}
     parts: list[Iterable[str]] = [(f"#{place}" for place in range(count))]
     texts = tokens.texts

@@ -17,13 +17,13 @@ Weights = Sequence[Sequence[float]]
 def draw_gist_attention(cells: Mapping[tuple[str, str], tuple[Weights, float]], ratio: int, *, title: str) -> Figure:
     """Attention weights of gists over the context: a row a kind of context, a column a mask.
 
-    A dashed line marks the middle of each gist's own window; the palest colour is no attention, the darkest an even
+    A dashed line marks the middle of each gist's own window. The palest colour is no attention, the darkest an even
     share of the own window or more.
 
     Args:
         cells: (context, mask): weights [m, n] and the share of right vectors, 0 to 1.
         ratio: context embeddings a window.
-        title: what all of it is about.
+        title: part of the heading.
 
     Paper: GistPool, Figure 4.
     """

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from gistkit.viz.style import COLOURS, Drawn, Picture
+from gistkit.viz.style import COLOURS, FigureOrAxes, Picture
 
 Scale = Literal["row", "none"]
 
@@ -20,8 +20,7 @@ def similarities(embeddings: ArrayLike, others: ArrayLike | None = None, *, scal
     """Dot products e_p . e_p' of embeddings [P, D] with others [P', D] (their own by default): [P, P'].
 
     Args:
-        scale: "row" stretches each row from 0 to 1: embeddings differ in length, and the row of a long one would
-            outshine all others; "none" leaves them.
+        scale: "row" scales each row from 0 to 1, because the row of a long embedding would dominate; "none" does not.
     """
     rows = np.asarray(embeddings, dtype=np.float64)
     products = rows @ (rows if others is None else np.asarray(others, dtype=np.float64)).T
@@ -37,22 +36,22 @@ def draw_similarity(
     scale: Scale = "row",
     trained: int | None = None,
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """Heat maps of e_p . e_p' of positions 0, 1, ..., one for each encoder (SeqPE, Figure 2).
 
     Args:
         embeddings: [P, D] by title, such as "before training" and "after training".
         scale: see `similarities`.
-        trained: positions below it were trained on; a dashed line marks it.
+        trained: number of positions in training; a dashed line marks it.
         ax: axes to draw the map of a single encoder into.
     """
-    shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
-    _check(shown)
-    if ax is not None and len(shown) > 1:
-        raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(shown)}")
-    figure = Picture(figsize=(1.2 + 3.6 * len(shown), 3.9), layout="constrained") if ax is None else ax.figure
-    grid = figure.subplots(1, len(shown), squeeze=False)[0] if ax is None else [ax]
-    for axes, (title, rows) in zip(grid, shown.items(), strict=True):
+    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    _check(arrays)
+    if ax is not None and len(arrays) > 1:
+        raise ValueError(f"ax: expected None or the embeddings of one encoder, got axes and those of {len(arrays)}")
+    figure = Picture(figsize=(1.2 + 3.6 * len(arrays), 3.9), layout="constrained") if ax is None else ax.figure
+    grid = figure.subplots(1, len(arrays), squeeze=False)[0] if ax is None else [ax]
+    for axes, (title, rows) in zip(grid, arrays.items(), strict=True):
         image = axes.imshow(similarities(rows, scale=scale), cmap="magma", interpolation="nearest")
         axes.set(title=title, xlabel="position p'")
         if trained is not None:
@@ -79,9 +78,9 @@ def draw_grid_similarity(
         points: the positions p, (row, column); by default the middle and the four corners' neighbourhoods.
         scale: see `similarities`.
     """
-    shown = {title: np.asarray(rows) for title, rows in embeddings.items()}
-    _check(shown, dims=3)
-    height, width = next(iter(shown.values())).shape[:2]
+    arrays = {title: np.asarray(rows) for title, rows in embeddings.items()}
+    _check(arrays, dims=3)
+    height, width = next(iter(arrays.values())).shape[:2]
     if points is None:
         far = (height - 1 - height // 5, width - 1 - width // 5)
         points = [(i, j) for i in (height // 5, far[0]) for j in (width // 5, far[1])]
@@ -89,9 +88,9 @@ def draw_grid_similarity(
     for i, j in points:
         if not (0 <= i < height and 0 <= j < width):
             raise ValueError(f"points: expected positions within {height} x {width}, got {(i, j)}")
-    figure = Picture(figsize=(0.5 + 1.9 * len(points), 0.3 + 2.1 * len(shown)), layout="constrained")
-    grid = figure.subplots(len(shown), len(points), squeeze=False)
-    for row, (title, maps) in zip(grid, shown.items(), strict=True):
+    figure = Picture(figsize=(0.5 + 1.9 * len(points), 0.3 + 2.1 * len(arrays)), layout="constrained")
+    grid = figure.subplots(len(arrays), len(points), squeeze=False)
+    for row, (title, maps) in zip(grid, arrays.items(), strict=True):
         flat = maps.reshape(-1, maps.shape[-1])
         for axes, (i, j) in zip(row, points, strict=True):
             image = similarities(maps[i, j][None], flat, scale=scale).reshape(height, width)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from gistkit.viz.style import COLOURS, LAYOUT_STYLE, Drawn, axes_of, tidy
+from gistkit.viz.style import COLOURS, LAYOUT_STYLE, FigureOrAxes, axes_of, tidy
 
-# For settings that are no layouts, in their order.
+# For settings that are not layouts, in their order.
 OTHER_STYLES: tuple[dict[str, Any], ...] = (
     {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
     {"color": COLOURS["red"], "linestyle": "--", "marker": "s"},
@@ -28,16 +28,16 @@ def draw_loss_curves(
     goal: float,
     legend: str = "position layout",
     ax: Axes | None = None,
-) -> Drawn:
+) -> FigureOrAxes:
     """Held-out loss against training steps, a line a layout, with a band from lowest to highest over seeds.
 
     Args:
         curves: for each layout, or other setting, its seeds' curves of (step, loss in nats a token, accuracy).
         goal: loss at which a thin line is drawn.
-        legend: what the lines are, over their names.
+        legend: title of the legend.
         ax: axes to draw into.
     """
-    drawn, axes = axes_of(ax, (6.4, 4.0))
+    result, axes = axes_of(ax, (6.4, 4.0))
     for index, (layout, seeds) in enumerate(curves.items()):
         steps = [step for step, *_ in seeds[0]]
         losses = np.array([[loss for _, loss, _ in curve] for curve in seeds])
@@ -52,4 +52,4 @@ def draw_loss_curves(
     axes.set_title("Reconstructing a context from memory tokens", loc="left")
     axes.legend(frameon=False, title=legend)
     tidy(axes)
-    return drawn
+    return result

@@ -1,4 +1,4 @@
-"""Colours and shapes that hold in grey and for the colour-blind."""
+"""Colours and shapes that remain distinct in grey and for the colour-blind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Picture(Figure):
-    """A figure that notebooks show by themselves, without pyplot and its list of open figures."""
+    """A figure that notebooks display, without pyplot and its list of open figures."""
 
     def _repr_png_(self) -> bytes:
         buffer = BytesIO()
@@ -20,12 +20,12 @@ class Picture(Figure):
         return buffer.getvalue()
 
 
-# What a picture of one panel returns: its figure, or the axes it was given.
-Drawn: TypeAlias = Figure | Any
+# The result of drawing one panel: its figure, or the axes that were passed in.
+FigureOrAxes: TypeAlias = Figure | Any
 
 
-def axes_of(ax: Axes | None, figsize: tuple[float, float]) -> tuple[Drawn, Axes]:
-    """What a picture of one panel returns, and the axes it draws into: those given, or a new figure's of this size."""
+def axes_of(ax: Axes | None, figsize: tuple[float, float]) -> tuple[FigureOrAxes, Axes]:
+    """The result of drawing one panel, and its axes: `ax`, or those of a new figure of this size."""
     if ax is not None:
         return ax, ax
     figure = Picture(figsize=figsize, layout="constrained", dpi=120)
@@ -53,11 +53,11 @@ LAYOUT_STYLE: dict[str, dict[str, Any]] = {
 
 
 def tidy(axes: Axes) -> None:
-    """Leaves the two axes that carry numbers, and a faint grid."""
+    """Leaves only the left and bottom axes, and a faint grid."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(alpha=0.25, linewidth=0.6)
 
 
 def legend_beside(axes: Axes, *entries: Any) -> None:
-    """A legend to the right of the axes. `entries`: handles and labels; none: what was drawn with a label."""
+    """A legend to the right of the axes. `entries`: handles and labels; without them, everything with a label."""
     axes.legend(*entries, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False, fontsize=9)

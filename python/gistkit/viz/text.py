@@ -1,4 +1,4 @@
-"""Pictures of a text whose tokens are shaded by a number, those selected marked, in HTML and in matplotlib."""
+"""Pictures of a text whose tokens are shaded by a number, with marks on selected tokens, in HTML and matplotlib."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def text_html(
     scale: Scale = "rank",
     title: str = "",
 ) -> str:
-    """A text as an HTML fragment: every token shaded by its number, which shows on hover; nuggets on green.
+    """A text as an HTML fragment: every token is shaded by its number, which shows on hover; nuggets are green.
 
     The numbers may be scores of nuggets, the attention of one query over the text, or each token's loss. Shades are
-    translucent, so that they serve on light and dark pages: the higher, the farther from the page's own colour.
+    translucent, for light and dark pages: the higher the number, the farther from the page's colour.
 
     Args:
         tokens: decoded pieces of text, at least one; white space in them is kept, line breaks are marked.
         scores: [number of tokens], without NaN.
         selected: bool [number of tokens], True at the nuggets; None: the text has none.
         label: what the numbers are, such as "attention" or "loss (nats)".
-        scale: "rank" shades by the rank in the text, so that an outlier leaves the others apart; "linear" from 0 to the
-            highest, for numbers that are not negative and finite.
+        scale: "rank" shades by the rank in the text, so that an outlier does not hide differences; "linear" from 0 to
+            the highest number, for finite numbers >= 0.
         title: a heading.
 
     Raises:
@@ -60,23 +60,23 @@ def text_html(
 
     Paper: Dodo, Figure 7.
     """
-    values, chosen, shades = _checked("text_html", tokens, scores, selected, scale)
-    # Notebooks would set what stands between dollar signs as a formula.
+    values, is_nugget, shades = _check_text("text_html", tokens, scores, selected, scale)
+    # Notebooks would typeset text between dollar signs as a formula.
     lines = ['<div class="mathjax_ignore tex2jax_ignore" style="line-height:1.7">']
     if title:
         lines.append(f'<div style="font-weight:bold">{escape(title)}</div>')
     pieces = [
         _element(nugget, shade, f"{label} {value:.4g}{', nugget' if nugget else ''}", _html(token))
-        for token, value, shade, nugget in zip(tokens, values, shades, chosen, strict=True)
+        for token, value, shade, nugget in zip(tokens, values, shades, is_nugget, strict=True)
     ]
-    # The text stands in one line of the source: a break there would show.
+    # The text is one line of the source: a line break there would show.
     lines.append(f'<div style="white-space:pre-wrap;overflow-wrap:anywhere">{"".join(pieces)}</div>')
     blank = "&nbsp;&nbsp;&nbsp;"
-    ramps = ["".join(_element(kind, step / 4, "", blank) for step in range(5)) for kind in _kinds(chosen)]
-    least, note = (values.min(), ", shaded by rank") if scale == "rank" else (0.0, "")
-    legend = f"{escape(label)} {least:.4g} {ramps[0]} {values.max():.4g}{note}"
+    ramps = ["".join(_element(kind, step / 4, "", blank) for step in range(5)) for kind in _kinds(is_nugget)]
+    lowest, note = (values.min(), ", shaded by rank") if scale == "rank" else (0.0, "")
+    legend = f"{escape(label)} {lowest:.4g} {ramps[0]} {values.max():.4g}{note}"
     if selected is not None:
-        legend += f"; {ramps[1]} nuggets: {sum(map(bool, chosen))} of {len(tokens)} tokens"
+        legend += f"; {ramps[1]} nuggets: {sum(map(bool, is_nugget))} of {len(tokens)} tokens"
     lines.append(f'<div style="font-size:85%;margin-top:.5em">{legend}</div>\n</div>')
     return "\n".join(lines)
 
@@ -92,7 +92,7 @@ def _element(nugget: bool | None, shade: float, hint: str, content: str) -> str:
 
 
 def _html(token: str) -> str:
-    """A token's text; marks of what cannot be seen in it are left out where it is copied or read aloud."""
+    """A token's text; marks of invisible characters are not copied, and not read aloud."""
     mark = '<span aria-hidden="true" style="user-select:none;opacity:.6">{}</span>'
     text = "".join(
         char if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cs") else symbol_of(char) for char in token
@@ -112,7 +112,7 @@ def draw_text(
 ) -> Figure:
     """A text in lines of a fixed width, every token's box shaded by its number, nuggets bold on green.
 
-    The bars below tell which numbers the shades stand for.
+    The bars below show the numbers of the shades.
 
     Args:
         tokens, scores, selected, label, scale: as in `text_html`; a text of at most 1000 lines. Line breaks are marked,
@@ -125,7 +125,7 @@ def draw_text(
 
     Paper: Dodo, Figure 7.
     """
-    values, chosen, shades = _checked("draw_text", tokens, scores, selected, scale)
+    values, is_nugget, shades = _check_text("draw_text", tokens, scores, selected, scale)
     columns = at_least("draw_text", "columns", columns, 20)
     pieces = list(flow(tokens, columns))
     lines = pieces[-1].line + 1
@@ -139,17 +139,17 @@ def draw_text(
     axes.set(xlim=(0, columns), ylim=(lines, 0))
     axes.set_axis_off()
     for token, line, column, text in pieces:
-        colour = RAMPS[chosen[token]](shades[token])
+        colour = RAMPS[is_nugget[token]](shades[token])
         box = Rectangle((column, line + 0.06), width_of(text), 0.88, facecolor=colour, edgecolor="white", linewidth=0.8)
         axes.add_patch(box)
-        weight = "bold" if chosen[token] else "normal"
+        weight = "bold" if is_nugget[token] else "normal"
         axes.text(column, line + 0.7, text, weight=weight, family="monospace", fontsize=9, parse_math=False)
     if title:
         figure.text(MARGIN / width, 1 - 0.2 / height, title, fontsize=12, va="top", parse_math=False)
     # A bar's name needs an inch.
-    kinds, left = _kinds(chosen), 2 * MARGIN if selected is None else 1.0
+    kinds, bar_left = _kinds(is_nugget), 2 * MARGIN if selected is None else 1.0
     bars = figure.add_axes(
-        (left / width, 0.5 / height, (min(width, 6.4) - left - 2 * MARGIN) / width, 0.18 * len(kinds) / height)
+        (bar_left / width, 0.5 / height, (min(width, 6.4) - bar_left - 2 * MARGIN) / width, 0.18 * len(kinds) / height)
     )
     ramp, ticks = np.linspace(0, 1, 256), np.linspace(0, 1, 5)
     bars.imshow(
@@ -168,13 +168,13 @@ def draw_text(
     return figure
 
 
-def _kinds(chosen: Sequence[bool | None]) -> tuple[bool | None, ...]:
-    """Whose shades a legend explains."""
-    return (None,) if chosen[0] is None else (False, True)
+def _kinds(is_nugget: Sequence[bool | None]) -> tuple[bool | None, ...]:
+    """The kinds of tokens that a legend explains."""
+    return (None,) if is_nugget[0] is None else (False, True)
 
 
 def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks from 0, the lowest, to 1; equal values share the mean of theirs."""
+    """Ranks from 0, the lowest, to 1; equal values share their mean rank."""
     if len(values) == 1:
         return np.full(1, 0.5)
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -182,10 +182,10 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return middle[place] / (len(values) - 1)
 
 
-def _checked(
+def _check_text(
     function: str, tokens: Sequence[str], scores: ArrayLike, selected: ArrayLike | None, scale: str
 ) -> tuple[NDArray[np.float64], Sequence[bool | None], NDArray[np.float64]]:
-    """The numbers, which tokens are nuggets (None: there are none), and the shades, 0 to 1."""
+    """The numbers, whether each token is a nugget (None: there are no nuggets), and the shades, 0 to 1."""
     if isinstance(tokens, str) or not all(isinstance(token, str) for token in tokens):
         raise TypeError(f"{function}: expected tokens to be a sequence of strings, one a token")
     if not len(tokens):
@@ -196,23 +196,23 @@ def _checked(
     if np.isnan(values).any():
         raise ValueError(f"{function}: expected scores to be numbers, got NaN at token {np.isnan(values).argmax()}")
     one_of(function, "scale", scale, ("rank", "linear"))
-    unfit = ~np.isfinite(values) | (values < 0)
-    if scale == "linear" and unfit.any():
-        at = int(unfit.argmax())
+    invalid = ~np.isfinite(values) | (values < 0)
+    if scale == "linear" and invalid.any():
+        at = int(invalid.argmax())
         raise ValueError(
             f"{function}: expected finite scores >= 0 for a linear scale, got {values[at]:g} at token {at}"
         )
     shades = _ranks(values) if scale == "rank" else values / (values.max() or 1.0)
     if selected is None:
         return values, [None] * len(tokens), shades
-    return values, checked_selected(function, selected, len(tokens)).tolist(), shades
+    return values, check_selected(function, selected, len(tokens)).tolist(), shades
 
 
-def checked_selected(function: str, selected: ArrayLike, count: int) -> NDArray[np.bool_]:
+def check_selected(function: str, selected: ArrayLike, count: int) -> NDArray[np.bool_]:
     """`selected` as bool [count]."""
-    chosen = np.asarray(selected)
-    if chosen.dtype != bool:
-        raise TypeError(f"{function}: expected selected of dtype bool, got {chosen.dtype}")
-    if chosen.shape != (count,):
-        raise ValueError(f"{function}: expected selected of shape [{count}], one a token, got {list(chosen.shape)}")
-    return chosen
+    is_nugget = np.asarray(selected)
+    if is_nugget.dtype != bool:
+        raise TypeError(f"{function}: expected selected of dtype bool, got {is_nugget.dtype}")
+    if is_nugget.shape != (count,):
+        raise ValueError(f"{function}: expected selected of shape [{count}], one a token, got {list(is_nugget.shape)}")
+    return is_nugget

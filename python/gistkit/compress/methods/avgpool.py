@@ -1,23 +1,23 @@
-"""AvgPool: the text reads means of the context's activations; NoContext: it reads nothing of the context."""
+"""AvgPool: the text reads means of the context's activations. NoContext: the text reads nothing of the context."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 from transformers import PreTrainedModel
 
-from gistkit.compress.methods.in_place import Common, InPlace
+from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
 from gistkit.compress.tokens import Rows
 
 
 class AvgPool(InPlace):
     """AvgPool (Getting to the Gist of Gisting, Section 4); with ratio 1 it is the model that reads the whole context.
 
-    Text sees, in layer l, BOS and the means of what layer l is given for every `ratio` context tokens, at the mean of
-    their position ids; no parameters but the model's.
+    In layer l the text sees BOS and means over every `ratio` context tokens of what enters layer l, at the mean of
+    their position ids. There are no parameters besides the model's.
 
     Args:
-        ratio: context tokens a mean, a whole number >= 1; the last window may be shorter.
+        ratio: context tokens in each mean, a whole number >= 1; the last window may be shorter.
         pool: "hidden": means of hidden states, through the layer's norm and projections; "kv": means of keys, as they
             are before rotation, and of values.
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
@@ -31,7 +31,7 @@ class AvgPool(InPlace):
         *,
         ratio: int = 5,
         pool: Literal["hidden", "kv"] = "hidden",
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         if pool not in ("hidden", "kv"):
             raise ValueError(f"pool: expected hidden or kv, got {pool!r}")
@@ -49,33 +49,24 @@ class AvgPool(InPlace):
 class NoContext(InPlace):
     """The No context baseline (Getting to the Gist of Gisting, Section 2), trained like the other methods.
 
-    Text sees BOS and no context; its position ids begin behind BOS.
+    The text sees BOS and no context; its position ids begin after BOS.
 
     Args:
         model, common: as in `InPlace`: losses, lora, end_token, bos_token.
     """
 
     method = "no_context"
+    shared_arguments = InPlace.shared_arguments - {"window"}
 
-    def __init__(self, model: PreTrainedModel, **common: Unpack[Common]) -> None:
+    def __init__(self, model: PreTrainedModel, **common: Unpack[InPlaceOptions]) -> None:
         if unknown := sorted(common.keys() - self.arguments()):
             raise TypeError(f"{unknown[0]}: expected some of {', '.join(sorted(self.arguments()))}, got {unknown[0]}")
-        super().__init__(model, ratio=1, layout={}, options={}, **common)
-
-    @classmethod
-    def arguments(cls) -> set[str]:
-        """The keyword arguments that make one around a model."""
-        return super().arguments() - {"ratio", "window"}
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        return {name: value for name, value in super().settings.items() if name not in ("ratio", "window")}
+        super().__init__(model, ratio=1, layout={}, **common)
 
     @property
     def title(self) -> str:
         """What a table calls it."""
         return type(self).__name__
 
-    def _read(self, whole: Rows) -> Rows:
-        return Rows(whole.ids[:, :1], (1,) * whole.batch_size)
+    def _input_rows(self, rows: Rows) -> Rows:
+        return Rows(rows.ids[:, :1], (1,) * rows.batch_size)

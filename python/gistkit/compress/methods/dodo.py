@@ -1,11 +1,11 @@
-"""Dodo: some tokens of the context, the nuggets, stand for all of it with their keys and values."""
+"""Dodo: the keys and values of some tokens of the context, the nuggets, stand for the whole context."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.in_place import GISTS, TEXT, Common, InPlace, whole
+from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceOptions, whole
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
@@ -33,20 +33,20 @@ _MASK = 2**24 - 1
 class Dodo(InPlace):
     """Dodo (Qin et al.): a context's ceil(n / ratio) best tokens, at every layer, are its memory.
 
-    An encoder with parameters of its own reads BOS and the context. A scorer says from the hidden states of a low layer
-    of the base model which tokens stay: those of the highest scores, and the last one. The decoder reads their keys and
-    values where they stood (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score
-    (Section 2.4). BOS stays too, as with all methods in place. `MixedResolution` makes a language model of it.
+    An encoder with its own parameters reads BOS and the context. A scorer reads the hidden states of a low layer of the
+    base model; the tokens with the highest scores stay, and so does the last one. The decoder reads their keys and
+    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score
+    (Section 2.4). BOS stays too, as in all methods in place. `MixedResolution` makes a language model of a Dodo.
 
     Args:
-        ratio: context tokens a nugget, a whole number >= 1.
-        selection: "learned", or what it is measured against: "strided" (every `ratio`-th token), "random", "delimiters"
-            (some of the tokens `delimiters`, at random), "none" (the last token alone).
-        layer: iota, the layer of the base model whose hidden states are scored, 1 to all; behind its final norm.
-        train_scorer: False leaves the scorer as it was drawn.
-        separate: encoder and nuggets have parameters of their own (phi) beside those of the decoder (theta).
+        ratio: context tokens for each nugget, a whole number >= 1.
+        selection: "learned", or a rule to compare it with: "strided" (every `ratio`-th token), "random", "delimiters"
+            (some of the tokens `delimiters`, at random), "none" (only the last token).
+        layer: iota, the layer of the base model whose hidden states are scored, from 1; the final norm is applied.
+        train_scorer: False: the scorer keeps its random weights.
+        separate: encoder and nuggets have their own parameters (phi) beside those of the decoder (theta).
         delimiters: token ids.
-        threshold: Lambda, the score that nuggets of a `MixedResolution` are above; `calibrate` there finds it.
+        threshold: Lambda; nuggets of a `MixedResolution` have a score above it, and its `calibrate` finds it.
         model, common: as in `InPlace`: losses, lora (a rank is that of query, key and value projections), window,
             end_token, bos_token.
     """
@@ -65,7 +65,7 @@ class Dodo(InPlace):
         separate: bool = True,
         delimiters: Sequence[int] = (),
         threshold: float | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         ratio = whole("ratio", ratio, floats=True)
         if selection not in RULES:
@@ -79,9 +79,11 @@ class Dodo(InPlace):
         options = {"selection": selection, "layer": layer, "separate": separate, "delimiters": list(delimiters)}
         options["train_scorer"] = train_scorer
         self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
-        self._threshold = _number("threshold", threshold)
+        threshold = _number("threshold", threshold)
         common = {"losses": ("ae",), "lora": 32, **common}
         super().__init__(model, ratio=ratio, options=options, separate=separate, **common)
+        # Not an option of the layout: memories fit whatever the threshold is.
+        self._settings["threshold"] = threshold
         self.scorer: NuggetScorer | None = None
         if selection == "learned":
             self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
@@ -99,28 +101,25 @@ class Dodo(InPlace):
         return f"Dodo {self.chunk}x" + (learned if self.selection == "learned" else f", {self.selection}")
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`, and the threshold as it is now; JSON values."""
-        return {"threshold": self._threshold} | super().settings
-
-    @property
     def threshold(self) -> float:
-        """Lambda: the score that nuggets of a `MixedResolution` are above (Equation 8)."""
-        found = rule_threshold(self.selection, self.chunk) if self._threshold is None else self._threshold
-        if found is None:
+        """Lambda: nuggets of a `MixedResolution` have a score above it (Equation 8)."""
+        threshold = self._settings["threshold"]
+        if threshold is None:
+            threshold = rule_threshold(self.selection, self.chunk)
+        if threshold is None:
             raise ValueError(
-                "threshold: expected one for this selection, which sampled text has to tell, got None; see "
+                "threshold: expected one for this selection, which needs sampled text to find it, got None; see "
                 "MixedResolution.calibrate"
             )
-        return found
+        return float(threshold)
 
     @threshold.setter
     def threshold(self, value: float | None) -> None:
-        self._threshold = _number("threshold", value)
+        self._settings["threshold"] = _number("threshold", value)
 
     @property
     def samples_threshold(self) -> bool:
-        """Whether sampled text has to tell the threshold, which the other rules know."""
+        """Whether sampled text has to determine the threshold; the other rules determine it themselves."""
         return rule_threshold(self.selection, self.chunk) is None
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
@@ -134,45 +133,47 @@ class Dodo(InPlace):
         return False
 
     def scores(self, rows: Rows, plan: Plan, keep: hf.Keeper | None = None) -> Tensor:
-        """Scores [B, N] of the tokens of rows behind BOS, whose own is no one's; gradients reach the scorer alone.
+        """Scores [B, N] of the tokens of rows with BOS, whose own means nothing; gradients reach only the scorer.
 
         Args:
             rows: what `with_bos` returned.
             plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
-            keep: is given what these layers make, if there is such a pass.
+            keep: collects keys and values of these layers, if there is such a pass.
         """
         if self.scorer is None:
-            places = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
-            return rule_scores(self.selection, rows.ids, places, self.chunk, self.delimiters)
+            indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
+            return rule_scores(self.selection, rows.ids, indices, self.chunk, self.delimiters)
         with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
-            hidden = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep).last_hidden_state
-        return self.scorer(hidden)  # type: ignore[no-any-return]
+            hidden_states = self.lm.run(
+                None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
+            ).last_hidden_state
+        return self.scorer(hidden_states)  # type: ignore[no-any-return]
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """A pass through the lower layers that says which tokens stay, and one that makes their keys and values."""
-        read = self.with_bos(rows)
-        self.lm.check_positions("input_ids", max(read.lengths) - 1)
-        plan = self.lm.causal_plan(read.ids.shape[1])
-        scores = self.scores(read, plan)
-        return self.encode_nuggets(rows, self.nuggets(read, scores), scores, plan=plan)
+        """A pass through the lower layers selects the nuggets; a second pass makes their keys and values."""
+        input_rows = self.with_bos(rows)
+        self.lm.check_positions("input_ids", max(input_rows.lengths) - 1)
+        plan = self.lm.causal_plan(input_rows.ids.shape[1])
+        scores = self.scores(input_rows, plan)
+        return self.encode_nuggets(rows, self.nuggets(input_rows, scores), scores, plan=plan)
 
     @torch.no_grad()
-    def whole_scores(self, read: Rows) -> Tensor:
-        """Scores [B, N] of the tokens of rows behind BOS, as `encode` makes them: each token has read all before it."""
-        return self.scores(read, self.lm.causal_plan(read.ids.shape[1]))
+    def whole_scores(self, input_rows: Rows) -> Tensor:
+        """Scores [B, N] of the tokens of rows with BOS, as in `encode`: each token has read all tokens before it."""
+        return self.scores(input_rows, self.lm.causal_plan(input_rows.ids.shape[1]))
 
-    def nuggets(self, read: Rows, scores: Tensor) -> Nuggets:
-        """The tokens of rows behind BOS that stay, by their scores [B, N]; indices count BOS, which is none of them."""
+    def nuggets(self, input_rows: Rows, scores: Tensor) -> Nuggets:
+        """The nuggets of rows with BOS, by their scores [B, N]; indices count BOS, which is not a nugget."""
         # A ratio as large as the text leaves the last token.
         ratio = scores.shape[1] if self.selection == "none" else self.chunk
-        ragged = min(read.lengths) < scores.shape[1]
-        chosen = top_nuggets(scores[:, 1:], ratio, read.valid[:, 1:] if ragged else None)
-        return Nuggets(chosen.index + 1, chosen.counts)
+        ragged = min(input_rows.lengths) < scores.shape[1]
+        nuggets = top_nuggets(scores[:, 1:], ratio, input_rows.valid[:, 1:] if ragged else None)
+        return Nuggets(nuggets.index + 1, nuggets.counts)
 
     def encode_nuggets(
         self,
         rows: Rows,
-        chosen: Nuggets,
+        nuggets: Nuggets,
         scores: Tensor | None = None,
         *,
         plan: Plan | None = None,
@@ -181,34 +182,34 @@ class Dodo(InPlace):
 
         Args:
             rows: contexts, as `contexts` returns them.
-            chosen: nuggets, by their places in the rows behind BOS; the last token is that of each row.
+            nuggets: their indices in the rows with BOS; the last nugget is the last token of each row.
             scores: [B, N] of these rows, which get gradients through the memory; None: no gradients.
-            plan: causal attention over the rows, with the model's sliding windows; None: is made.
+            plan: causal attention over the rows, with the model's sliding windows; None: it is made here.
         """
-        read = self.with_bos(rows)
-        plan = self.lm.causal_plan(read.ids.shape[1]) if plan is None else plan
-        index = F.pad(chosen.index, (1, 0))
+        input_rows = self.with_bos(rows)
+        plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
+        index = F.pad(nuggets.index, (1, 0))
         keep = hf.KeptKeys(index)
-        out = self.lm.run(self._encoder, inputs_embeds=self.embed(read.ids), plan=plan, keep=keep)
-        hidden = out.last_hidden_state.take_along_dim(index[..., None], 1)
-        last = torch.tensor(read.lengths, device=index.device)[:, None] - 1
+        out = self.lm.run(self._encoder, inputs_embeds=self.embed(input_rows.ids), plan=plan, keep=keep)
+        hidden_states = out.last_hidden_state.take_along_dim(index[..., None], 1)
+        last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
         bias = None
         if scores is not None and scores.requires_grad:
-            # BOS and the last token stay whatever their scores, and get no gradient.
+            # BOS and the last token always stay, so their scores get no gradient.
             bias = straight_through(scores.gather(1, index)).masked_fill((index == last) | (index == 0), 0)
-        lengths = tuple(count + 1 for count in chosen.counts)
-        real = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
+        lengths = tuple(count + 1 for count in nuggets.counts)
+        valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         memory = Memory(
             source=self.source,
             lengths=lengths,
             context_lengths=rows.lengths,
-            positions=index.cpu().where(real, 0),
-            starts=read.lengths,
+            positions=index.cpu().where(valid, 0),
+            starts=input_rows.lengths,
             layers=keep.close(),
             last=out.last_hidden_state.take_along_dim(last[..., None], 1)[:, 0],
             key_bias=bias,
         )
-        return memory, hidden
+        return memory, hidden_states
 
     @property
     def _encoder(self) -> Use:
@@ -218,7 +219,7 @@ class Dodo(InPlace):
 
 
 def _at_least_float32(weight: Tensor) -> torch.dtype:
-    # Scores are compared with each other: their rounding would decide.
+    # In lower precision, rounding would decide between scores.
     return weight.dtype if weight.dtype == torch.float64 else torch.float32
 
 
@@ -230,14 +231,14 @@ def _number(name: str, value: float | None) -> float | None:
     return float(value)
 
 
-def rule_scores(rule: Rule, ids: Tensor, places: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
-    """Scores of a rule that is not learned; each token's depends on itself and its place alone.
+def rule_scores(rule: Rule, ids: Tensor, indices: Tensor, ratio: int, delimiters: tuple[int, ...]) -> Tensor:
+    """Scores of a rule that is not learned; a token's score depends only on the token and its index.
 
     Args:
-        rule: "strided": every `ratio`-th token; "random": any, the same ones whenever the text is the same;
-            "delimiters": tokens of `delimiters`, and at random among them or beyond them; "none": no token.
-        ids, places: int64 of one shape, tokens and their places in the context, from 0.
-        ratio: tokens a nugget.
+        rule: "strided": every `ratio`-th token; "random": any tokens, the same ones for the same text; "delimiters":
+            tokens of `delimiters`, at random among them, then other tokens; "none": no token.
+        ids, indices: int64 of one shape, tokens and their indices in the context, from 0.
+        ratio: tokens for each nugget.
         delimiters: token ids.
 
     Returns:
@@ -246,21 +247,21 @@ def rule_scores(rule: Rule, ids: Tensor, places: Tensor, ratio: int, delimiters:
     if rule == "none":
         return torch.zeros(ids.shape, device=ids.device)
     if rule == "strided":
-        return ((places + 1) % ratio == 0).float()
-    score = _uniform(ids, places)
+        return ((indices + 1) % ratio == 0).float()
+    score = _uniform(ids, indices)
     if rule == "delimiters":
         score = score + torch.isin(ids, torch.tensor(delimiters, device=ids.device))
     return score
 
 
 def rule_threshold(rule: Rule, ratio: int) -> float | None:
-    """The threshold that a rule's selected tokens are above; None where sampled text has to tell."""
+    """The threshold for a rule's scores; None if sampled text has to determine it."""
     return {"strided": 0.5, "random": math.nextafter(1 - 1 / ratio, -1), "none": math.inf}.get(rule)
 
 
-def _uniform(ids: Tensor, places: Tensor) -> Tensor:
-    """Numbers in [0, 1) that look drawn, by a token and its place (the finaliser of MurmurHash3)."""
-    mixed = ids * 0x9E3779B1 + places * 0x85EBCA77 + 1
+def _uniform(ids: Tensor, indices: Tensor) -> Tensor:
+    """Pseudo-random numbers in [0, 1) from a token and its index (the finaliser of MurmurHash3)."""
+    mixed = ids * 0x9E3779B1 + indices * 0x85EBCA77 + 1
     for factor in (0x7F51AFD7ED558CCD - 2**62, 0x44CEB9FE1A85EC53):
         mixed = (mixed ^ (mixed >> 33 & 0x7FFFFFFF)) * factor
     return (mixed >> 29 & _MASK).float() / (_MASK + 1)

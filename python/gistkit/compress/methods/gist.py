@@ -1,67 +1,29 @@
-"""Gist and GistPool: learned memory tokens, the gists, read the context, and the text reads the gists alone."""
+"""Gist and GistPool: learned memory tokens, the gists, read the context, and the text reads only the gists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Unpack
+from typing import Unpack
 
 from transformers import PreTrainedModel
 
-from gistkit.compress.methods.in_place import Common, InPlace, Reads
+from gistkit.compress.methods.in_place import InPlace, InPlaceOptions
 
 
-class WithGists(InPlace):
-    """What compressors whose gists are tokens of the pass share; see `InPlace`.
-
-    Args:
-        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        model, layout, separate, full_copy, gists, common: as in `InPlace`.
-    """
-
-    has_gists = True
-
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        layout: Mapping[str, Any],
-        offset: bool,
-        separate: bool,
-        full_copy: bool = False,
-        gists: int | None,
-        **common: Any,
-    ) -> None:
-        options = {"offset": offset, "separate": separate, "gists": gists}
-        # A method may do without this choice.
-        if "full_copy" in self.arguments():
-            options["full_copy"] = full_copy
-        reads: Reads = "outputs" if offset else "keys"
-        super().__init__(
-            model,
-            layout=layout,
-            options=options,
-            reads=reads,
-            gists=gists,
-            separate=separate,
-            full_copy=full_copy,
-            **common,
-        )
-        self.offset = offset
-
-
-class Gist(WithGists):
+class Gist(InPlace):
     """Gist (Mu et al.) at a fixed ratio; OffsetGist, SepGist and SepOffsetGist (GistPool, Sections 2, 5.1 and 5.2).
 
     Args:
-        ratio: context tokens a gist, a whole number >= 1; there are ceil(n / ratio) gists after n context tokens.
-        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        separate, full_copy: gists have parameters of their own, as in `InPlace`.
-        separate_positions: gists have a counter of position ids of their own, and do not count for other tokens.
-        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        ratio: context tokens a gist stands for, a whole number >= 1; ceil(n / ratio) gists follow n context tokens.
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        separate, full_copy: gists have their own parameters, as in `InPlace`.
+        separate_positions: gists have their own counter of position ids, and other tokens do not count them.
+        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
+            5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
     method = "gist"
+    has_gists = True
 
     @property
     def title(self) -> str:
@@ -78,7 +40,7 @@ class Gist(WithGists):
         full_copy: bool = False,
         separate_positions: bool = False,
         gists: int | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         super().__init__(
             model,
@@ -92,21 +54,23 @@ class Gist(WithGists):
         )
 
 
-class GistPool(WithGists):
+class GistPool(InPlace):
     """GistPool (Getting to the Gist of Gisting, Section 5.3), with the variants of Table 10.
 
     Args:
-        ratio: context tokens a window, a whole number >= 1; there are ceil(n / ratio) gists among n context tokens.
-        windows: windows a gist sees, its own and those before; None: all up to its own.
+        ratio: context tokens in a window, a whole number >= 1; n context tokens have ceil(n / ratio) gists.
+        windows: number of windows that a gist sees, its own and those before it; None: all up to its own.
         memory_sees_memory, memory_sees_itself, memory_sees_bos, context_sees_memory, separate_positions: as in
             `gistkit.layouts.gistpool`.
-        offset: text sees, in layer l, what layer l made at the gists, rather than what it was given there.
-        separate, full_copy: gists have parameters of their own, as in `InPlace`; `start_as_means` needs a copy.
-        gists: embeddings of gists, one for each place, which bounds their number; None: one for all (Table 5).
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        separate, full_copy: gists have their own parameters, as in `InPlace`; `start_as_means` needs a full copy.
+        gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
+            5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
     """
 
     method = "gistpool"
+    has_gists = True
 
     def __init__(
         self,
@@ -123,7 +87,7 @@ class GistPool(WithGists):
         separate: bool = True,
         full_copy: bool = False,
         gists: int | None = None,
-        **common: Unpack[Common],
+        **common: Unpack[InPlaceOptions],
     ) -> None:
         super().__init__(
             model,

@@ -1,7 +1,7 @@
 """start_as_means: gists that give about the means of their windows before any training.
 
-From the weights of a language model gists take long to find out how to pool; what they should learn is known, though:
-in every layer, the mean of what the context's tokens have there. Least squares gets near it without a step of training.
+Starting from a language model's weights, gists take long to learn to pool. But what they should learn is known: in
+every layer, the mean of the context tokens' hidden states. Least squares comes near it without a step of training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gistkit.compress.plans import InPlacePass
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.modes import eval_mode
 
-# Of layers that add to their input what attention's and the MLP's last maps give, and nothing else.
+# Parts of layers that add to their input the outputs of attention's and the MLP's last maps, and nothing else.
 _PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _MAPS = {"self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj"}
 
@@ -37,24 +37,25 @@ def start_as_means(
 ) -> list[float]:
     """Changes the gists' copied maps so that a layer's output at a gist is near the mean of its window's inputs.
 
-    Layer by layer of one pass: queries become zero, so that a gist attends evenly; the last maps of attention and of
-    the MLP are each solved for by least squares, to add what is missing to the mean; before its last map, an MLP is
-    that of the layer below, which made these inputs of those that the gist has. The mean is what AvgPool's text reads
-    in the layer (Getting to the Gist of Gisting, Sections 4 and 5.1). The paper trains from the model's weights alone.
+    One pass sets the layers one after another. Queries become zero, so that a gist attends evenly. The last maps of
+    attention and of the MLP are each fitted by least squares to add what is missing to the mean. The MLP's other maps
+    are those of the layer below, which made this layer's inputs from the ones that the gist has. The mean is what
+    AvgPool's text reads in the layer (Getting to the Gist of Gisting, Sections 4 and 5.1). The paper trains from the
+    model's weights alone.
 
     Args:
         compressor: with windows=1, offset, and a copy of the maps for gists: full_copy=True or lora=None.
         input_ids, attention_mask: contexts, as `encode` takes them, all in one pass: several times as many gists as a
-            map has inputs (the study `in-place` reads 5000 for 1536); with fewer the start is right for these alone.
-        ridge: added to the diagonal of the normal equations, in its own mean.
+            map has inputs (the study `in-place` reads 5000 for 1536); with fewer, the start fits only these contexts.
+        ridge: added to the diagonal of the normal equations, as a multiple of its mean.
         progress: whether to show a progress bar.
 
     Returns:
         For each layer, the squared distance of its normed outputs from the normed means, over the variance of those.
 
     Raises:
-        ValueError: if the compressor is another, or its gists see other windows than their own.
-        TypeError: if the model's layers add up otherwise than Llama's.
+        ValueError: if the compressor has other settings, such as gists that see several windows.
+        TypeError: if the model's layers differ from Llama's.
     """
     layers, copies = _check(compressor)
     if not 0 < ridge < float("inf"):
@@ -80,30 +81,30 @@ def start_as_means(
 
 
 class _Fit:
-    """Solves for a layer's maps while the pass runs through it.
+    """Fits a layer's maps while the pass runs through the layer.
 
     Args:
         layer: of the model.
         maps: the gists' copies of its linear maps, by name.
         batch: the pass.
         ridge: see `start_as_means`.
-        done: called at the end.
+        on_end: called at the end.
     """
 
     def __init__(
-        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, done: Callable[[], Any]
+        self, layer: nn.Module, maps: dict[str, nn.Linear], batch: InPlacePass, ridge: float, on_end: Callable[[], Any]
     ) -> None:
-        self.layer, self.maps, self.batch, self.ridge, self.done = layer, maps, batch, ridge, done
+        self.layer, self.maps, self.batch, self.ridge, self.done = layer, maps, batch, ridge, on_end
         self.error = float("nan")
 
     @contextmanager
     def hooks(self, below: nn.Module) -> Iterator[None]:
-        """Solves inside; the MLP is that of the layer `below` up to its last map."""
+        """Fits the maps inside the block; the MLP is copied from the layer `below`, except its last map."""
         self.below = below
-        last = [self.maps[name] for name in ("self_attn.o_proj", "mlp.down_proj")]
+        last_maps = [self.maps[name] for name in ("self_attn.o_proj", "mlp.down_proj")]
         handles = [
             self.layer.register_forward_pre_hook(self._enter),
-            *[each.register_forward_pre_hook(self._solve) for each in last],
+            *[module.register_forward_pre_hook(self._solve) for module in last_maps],
             self.layer.register_forward_hook(self._leave),
         ]
         try:
@@ -113,24 +114,24 @@ class _Fit:
                 handle.remove()
 
     def _enter(self, layer: nn.Module, args: tuple[Any, ...]) -> None:
-        hidden = args[0]
-        counts = torch.tensor(self.batch.lengths, device=hidden.device)[:, None] - 1
-        self.real = torch.arange(int(counts.max()), device=hidden.device) < counts
-        mean = ops.window_pool(hidden[:, self.batch.context], windows=self.batch.windows)
-        self.precision = torch.promote_types(hidden.dtype, torch.float32)
-        self.mean, self.made = self._real(mean), self._real(hidden[:, self.batch.gists])
-        # Each gist counts alike, however large what is there: a layer's norm makes it so.
+        hidden_states = args[0]
+        counts = torch.tensor(self.batch.lengths, device=hidden_states.device)[:, None] - 1
+        self.real = torch.arange(int(counts.max()), device=hidden_states.device) < counts
+        window_mean = ops.window_pool(hidden_states[:, self.batch.context], windows=self.batch.windows)
+        self.precision = torch.promote_types(hidden_states.dtype, torch.float32)
+        self.mean, self.made = self._real(window_mean), self._real(hidden_states[:, self.batch.gists])
+        # Each gist has the same weight, whatever its norm: the next layer normalises its input.
         square = self.mean.square().mean(-1, keepdim=True)
         self.share = (square + 1e-6 * square.mean()).rsqrt()
         query = self.maps["self_attn.q_proj"]
         for parameter in query.parameters():
             parameter.zero_()
-        for name, each in self.maps.items():
+        for name, copied_map in self.maps.items():
             if name.startswith("mlp."):
-                each.load_state_dict(plain_map(self.below.get_submodule(name)).state_dict())
+                copied_map.load_state_dict(plain_map(self.below.get_submodule(name)).state_dict())
 
     def _real(self, rows: Tensor) -> Tensor:
-        """[G, d], those of [B, W, d] that are no padding."""
+        """The rows [G, d] of [B, W, d] that are not padding."""
         return rows[self.real].to(self.precision)
 
     def _solve(self, last: nn.Linear, args: tuple[Any, ...]) -> None:
@@ -144,22 +145,22 @@ class _Fit:
         self.made = self.made + inputs @ last.weight.to(inputs.dtype).T
 
     def _leave(self, layer: Any, args: tuple[Any, ...], out: Tensor) -> None:
-        both = self._real(out[:, self.batch.gists]), self.mean
-        made, wanted = (layer.input_layernorm(each.to(out.dtype)).to(self.precision) for each in both)
-        self.error = float((made - wanted).square().sum() / (wanted - wanted.mean(0)).square().sum())
+        pair = self._real(out[:, self.batch.gists]), self.mean
+        output, target = (layer.input_layernorm(states.to(out.dtype)).to(self.precision) for states in pair)
+        self.error = float((output - target).square().sum() / (target - target.mean(0)).square().sum())
         self.done()
         del self.real, self.mean, self.made, self.share
 
 
 def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
-    """The model's layers and the gists' copies of their maps, where all is as it must be."""
+    """The model's layers and the gists' copies of their maps, after all checks."""
     if not isinstance(compressor, GistPool):
         raise TypeError(f"compressor: expected a GistPool, got {type(compressor).__name__}")
     settings = compressor.settings
-    wanted = {
+    required = {
         "windows": 1, "offset": True, "separate": True, "memory_sees_memory": False, "context_sees_memory": False,
     }  # fmt: skip
-    for name, value in wanted.items():
+    for name, value in required.items():
         if settings[name] != value:
             raise ValueError(f"compressor: expected one with {name}={value}, got {name}={settings[name]}")
     if compressor.copies is None:
@@ -182,5 +183,7 @@ def _check(compressor: GistPool) -> tuple[list[nn.Module], Copies]:
 def _copied(copies: Copies, index: int) -> dict[str, nn.Linear]:
     """The copies of a layer's linear maps, by their names there."""
     start = f"layers/{index}/"
-    found: Any = copies.maps.items()
-    return {name.removeprefix(start).replace("/", "."): each for name, each in found if name.startswith(start)}
+    maps: Any = copies.maps.items()
+    return {
+        name.removeprefix(start).replace("/", "."): copied_map for name, copied_map in maps if name.startswith(start)
+    }

@@ -1,4 +1,4 @@
-"""ICAE and 500xCompressor: chunks of a context are encoded into learned memory tokens behind them."""
+"""ICAE and 500xCompressor: each chunk of a context is encoded into learned memory tokens that follow it."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ ENCODER = "encoder"
 class ChunkCompressor(Compressor):
     """Compresses chunks of a context into memory tokens that the same model reads in their place.
 
-    A context of p tokens is cut into k = ceil(p / chunk) chunks; each is followed by M = chunk / ratio learned memory
-    tokens and encoded by itself. What the memory tokens leave behind depends on the method (its carrier). The decoder
-    reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and 12-15).
+    A context of p tokens is cut into k = ceil(p / chunk) chunks. Each chunk is followed by M = chunk / ratio learned
+    memory tokens and encoded by itself. What the memory keeps of the memory tokens depends on the method (its carrier).
+    The decoder reads [memory][task token][tokens]. Position ids follow the layout (Position IDs Matter, Tables 1-3 and
+    12-15).
 
     Args:
         model: a transformers causal language model; encoder and decoder share its one copy of the weights.
         chunk: chunk size L in tokens.
-        ratio: compression ratio r >= 1, context tokens a memory token stands for; chunk / ratio must be whole.
-        layout: "dpl", "upl", "epl" or "cpl" (the decoder half of EPL alone).
+        ratio: compression ratio r >= 1, the context tokens that a memory token stands for; chunk / ratio must be whole.
+        layout: "dpl", "upl", "epl" or "cpl" (only the decoder half of EPL).
         losses: what `forward` returns, names or {name: weight}: "ae" (reconstruct the context), "lm" (continue it),
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
-            it as the base model does that reads the whole context).
+            as the base model does when it reads the whole context).
         lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
             peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
             weights train, in encoder and decoder.
-        window: a longer context is compressed in its first `window` tokens, and the decoder reads the others as they
-            are, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all of it is compressed.
-        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: none does.
-        joint_head: the compression loss has one map to all logits of a segment in place of one map an offset.
+        window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
+            uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
+        end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
+        joint_head: the compression loss has one map to all logits of a segment, in place of one map for each offset.
 
     Raises:
         TypeError, ValueError: naming the argument, what was expected and what came.
@@ -80,6 +81,13 @@ class ChunkCompressor(Compressor):
             window=window,
             end_token=end_token,
             joint_head=joint_head,
+            settings={
+                "chunk": chunk,
+                "ratio": chunk / memory_tokens,
+                "layout": layout,
+                "window": window,
+                "joint_head": bool(joint_head),
+            },
         )
         self.install(None if config is None else {ENCODER: config})
         self.memory_embeddings = draw_like(self.embed, self.memory_tokens)
@@ -91,19 +99,13 @@ class ChunkCompressor(Compressor):
         return (ENCODER,)
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        own = {name: getattr(self, name) for name in ("chunk", "ratio", "layout", "window", "joint_head")}
-        return own | super().settings
-
-    @property
     def title(self) -> str:
         """What a table calls it."""
         return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
 
     @abstractmethod
-    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
-        """The memory's `embeddings` or `layers`, of the hidden states [B, K, d] or keys kept at the memory tokens."""
+    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
+        """The memory's `embeddings` or `layers`, from the memory tokens' hidden states [B, K, d] or their keys."""
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """One pass over all chunks of all rows."""
@@ -118,17 +120,17 @@ class ChunkCompressor(Compressor):
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         use = ENCODER if self.adapters is not None else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
-        hidden = out.last_hidden_state[:, columns:]
+        hidden_states = out.last_hidden_state[:, columns:]
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
             context_lengths=rows.lengths,
-            # The pass is kept for other contexts of these lengths, the memory is its owner's.
+            # A copy: the pass is cached for other contexts of these lengths.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._carried(hidden, () if keep is None else keep.close()),
+            **self._contents(hidden_states, () if keep is None else keep.close()),
         )
-        return memory, hidden
+        return memory, hidden_states
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] or [LM] token."""
@@ -142,9 +144,9 @@ class ICAE(ChunkCompressor):
     method = "icae"
     carrier = "embedding"
 
-    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
-        # Without gradients a copy, for a view would keep the hidden states of the context alive.
-        return {"embeddings": hidden if torch.is_grad_enabled() else hidden.clone()}
+    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
+        # A copy, without gradients: a view would keep the hidden states of the context alive.
+        return {"embeddings": hidden_states if torch.is_grad_enabled() else hidden_states.clone()}
 
 
 class FiveHundredX(ChunkCompressor):
@@ -156,7 +158,7 @@ class FiveHundredX(ChunkCompressor):
     method = "x500"
     carrier = "kv"
 
-    def _carried(self, hidden: Tensor, layers: Layers) -> dict[str, Any]:
+    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
         return {"layers": layers}
 
 
@@ -167,9 +169,9 @@ def check_divides(chunk: int, ratio: float) -> int:
     tokens = int(chunk) / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
         divisors = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
-        near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ratio))[:2])
+        nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ratio))[:2])
         raise ValueError(
             f"ratio: expected one that divides chunk {chunk} into whole memory tokens, such as "
-            f"{' or '.join(map(str, near))}, got {ratio}"
+            f"{' or '.join(map(str, nearest))}, got {ratio}"
         )
     return int(tokens)

@@ -1,4 +1,4 @@
-"""InPlace: one pass over [BOS][context][gists], a part of whose activations the text reads in the context's place."""
+"""InPlace: one pass over [BOS][context][gists]. The text reads some of its keys and values in place of the context."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from gistkit import hf, ops
 from gistkit._checks import whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
-from gistkit.compress.files import LATER
+from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 TEXT, GISTS = "text", "memory"
-# What the text reads, in each layer, for a compressed token: its keys and values as the layer made them; those that the
-# layer makes of its own output there; of means of its input; or means of keys and values.
+# The keys and values that the text reads in each layer for a compressed token: those that the layer made; those made
+# from the layer's output; those made from means of the layer's input; or means of keys and values.
 Reads = Literal["keys", "outputs", "means", "means_of_keys"]
 FLAGS = {
     "offset", "separate", "full_copy", "separate_positions", "memory_sees_memory", "memory_sees_itself",
@@ -36,8 +36,8 @@ FLAGS = {
 }  # fmt: skip
 
 
-class Common(TypedDict, total=False):
-    """The keyword arguments that all in-place methods share, as `InPlace` tells; NoContext has no window."""
+class InPlaceOptions(TypedDict, total=False):
+    """The keyword arguments that all in-place methods share, see `InPlace`; NoContext has no window."""
 
     losses: Iterable[str] | Mapping[str, float]
     lora: int | LoraConfig | None
@@ -47,35 +47,39 @@ class Common(TypedDict, total=False):
 
 
 class InPlace(Compressor):
-    """What methods that compress in place share: Gist, AvgPool and GistPool (Getting to the Gist of Gisting), Dodo.
+    """Base of the methods that compress in place: Gist, AvgPool and GistPool (Getting to the Gist of Gisting), Dodo.
 
-    The context is read once, behind BOS; of it remain the keys and values of BOS and of one compressed token for every
-    `ratio` context tokens. The text follows them directly, at the position ids of the uncompressed order; only a
-    reconstruction is asked for by a learned [AE] token.
+    The model reads BOS and the context once. The memory holds the keys and values of BOS and of one compressed token
+    for every `ratio` context tokens. The text follows directly, at the position ids that it has behind the whole
+    context; a learned [AE] token precedes it only for a reconstruction.
 
     Args:
         model: a transformers causal language model; one copy of its weights reads context and text.
         ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
-        layout: what the layout's builder takes beside context and ratio, by name, where the length of a context decides
-            its layout; None: the method encodes otherwise (Dodo).
-        options: what else of its arguments a method has, by name; JSON values.
-        reads: what of a layer the text reads for a compressed token, see `Reads`.
-        gists: gist embeddings, one for each place; None: one for all.
-        separate: what compresses has parameters of its own.
-        full_copy: with `separate`, those are a copy of the layers' linear maps, whatever `lora` is.
+        layout: arguments of the layout's builder besides context and ratio, by name; None: the method encodes without a
+            builder (Dodo).
+        options: the method's other arguments by name; JSON values.
+        reads: the keys and values that the text reads for a compressed token, see `Reads`; with gists, `offset`
+            decides.
+        offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
+        gists: number of gist embeddings, one for each gist; None: one embedding for all.
+        separate: compressed tokens have their own parameters.
+        full_copy: with `separate`, these are a copy of the layers' linear maps, whatever `lora` is.
         losses, end_token: as in `Compressor`.
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
             `separate` one for context and text and, without `full_copy`, one for gists. The base weights are frozen.
             None: the model's own weights train, and with `separate` a copy of its linear maps.
-        window: a longer context is compressed in its first `window` tokens, and the others are read as they are.
-        bos_token: id of the token that all others see; None: the first token, or else the end token, of the model's
-            configuration. A context that begins with it is not given another.
+        window: the first `window` tokens of a longer context are compressed, and the text reads the others directly.
+        bos_token: id of the first token, which all others see; None: the first token, or else the end token, of the
+            model's configuration. A context that begins with it does not get a second one.
     """
 
     carrier = "kv"
-    # Compressed tokens are learned tokens of the pass, beside the context's.
+    # Compressed tokens are learned tokens of the pass, beside the context's; offset, separate, full_copy and gists are
+    # then among the method's settings, as far as it takes them.
     has_gists = False
-    # Which linear maps a rank given as `lora` is of.
+    shared_arguments = frozenset(InPlaceOptions.__annotations__)
+    # The linear maps that get LoRA where `lora` is a rank.
     maps: Maps = "all"
 
     def __init__(
@@ -84,8 +88,9 @@ class InPlace(Compressor):
         *,
         ratio: int,
         layout: Mapping[str, Any] | None = None,
-        options: Mapping[str, Any],
+        options: Mapping[str, Any] | None = None,
         reads: Reads = "keys",
+        offset: bool = False,
         gists: int | None = None,
         separate: bool = False,
         full_copy: bool = False,
@@ -95,17 +100,21 @@ class InPlace(Compressor):
         end_token: int | None = None,
         bos_token: int | None = None,
     ) -> None:
+        options = {**(layout or {}), **(options or {})}
+        if self.has_gists:
+            options |= {"offset": offset, "separate": separate, "full_copy": full_copy, "gists": gists}
+            reads = "outputs" if offset else "keys"
         ratio = whole("ratio", ratio, floats=True)
         gists = None if gists is None else whole("gists", gists, floats=True)
         builder = None
         if layout is not None:
             builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
-            # Options that the layout does not take are refused here rather than at the first context.
+            # Refuses options that the layout does not take before the first context.
             check_text(self.method, builder(3 * ratio))
-        options = {**(layout or {}), **options}
         for name in FLAGS & options.keys():
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}: expected True or False, got {options[name]!r}")
+        settings = {"ratio": ratio, "window": window, "bos_token": bos_token} | options
         super().__init__(
             model,
             chunk=ratio,
@@ -115,8 +124,10 @@ class InPlace(Compressor):
             reader=TEXT,
             window=window,
             end_token=end_token,
+            settings={name: value for name, value in settings.items() if name in self.arguments()},
         )
-        self._options, self.builder, self.reads, self.gists = options, builder, reads, gists
+        self._options, self.builder, self.reads = options, builder, reads
+        self.offset, self.gists = offset, gists
         if full_copy and not separate:
             raise ValueError("full_copy: expected separate=True with it, got separate=False")
         if reads != "keys" or separate:
@@ -124,8 +135,11 @@ class InPlace(Compressor):
         if window is not None and window < ratio:
             raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
         if "compression" in self.loss_weights and not self.has_gists:
-            raise ValueError(f"losses: expected no 'compression' for {self.method}, which has no gists, got it")
-        self.bos_token = self.lm.first_token("bos_token", bos_token)
+            raise ValueError(
+                f"losses: expected no 'compression' for {self.method}, which has no gists, "
+                f"got {', '.join(self.loss_weights)}"
+            )
+        self.bos_token = self._settings["bos_token"] = self.lm.first_token("bos_token", bos_token)
         self.separate = separate
         config = adapter_config(model, lora, self.maps)
         if full_copy and config is not None:
@@ -141,29 +155,20 @@ class InPlace(Compressor):
         """Whose adapters one made with these settings has, where it has any."""
         return (TEXT, GISTS) if settings.get("separate") and not settings.get("full_copy") else (TEXT,)
 
-    @classmethod
-    def arguments(cls) -> set[str]:
-        """The keyword arguments that make one around a model."""
-        return super().arguments() | Common.__annotations__.keys()
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The keyword arguments that made it, but `lora`; JSON values."""
-        own = {"ratio": self.chunk, "window": self.window, "bos_token": self.bos_token} | self._options
-        return own | super().settings
-
     @property
     def title(self) -> str:
         """What a table calls it."""
         return f"{type(self).__name__} {self.chunk}x"
 
     def contexts(self, input_ids: Any, attention_mask: Any = None, shortest: int | None = None) -> Rows:
-        """`rows` of contexts, each of `shortest` tokens beside BOS; None: of as many as are compressed."""
+        """`rows` of contexts, each of at least `shortest` tokens besides BOS; None: the compressor's own minimum."""
         shortest = self.shortest if shortest is None else shortest
         rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
-        least = min(length - begins for length, begins in zip(rows.lengths, self._begins_with_bos(rows), strict=True))
-        if least < shortest:
-            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {least}")
+        fewest = min(
+            length - has_bos for length, has_bos in zip(rows.lengths, self._begins_with_bos(rows), strict=True)
+        )
+        if fewest < shortest:
+            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {fewest}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:
@@ -172,28 +177,28 @@ class InPlace(Compressor):
 
     def with_bos(self, rows: Rows) -> Rows:
         """The rows with BOS before them, where they do not begin with it."""
-        begins = self._begins_with_bos(rows)
-        if all(begins):
+        have_bos = self._begins_with_bos(rows)
+        if all(have_bos):
             return rows
-        first = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - begun for begun in begins))
-        return join_rows(first, rows)
+        bos = Rows(torch.full_like(rows.ids[:, :1], self.bos_token), tuple(1 - has_bos for has_bos in have_bos))
+        return join_rows(bos, rows)
 
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
-        """[B, 1, d], the learned [AE] token, or [B, 0, d]: any other text follows the memory directly."""
+        """[B, 1, d], the learned [AE] token, or [B, 0, d] for other tasks, whose text follows the memory directly."""
         embedding = self.task_embeddings["ae"][: int(task == "ae")]
         return embedding.expand(memory.batch_size, -1, -1).to(self.embed.weight.dtype)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """One pass over BOS, all contexts, and their gists where there are any."""
-        read = self._read(self.with_bos(rows))
-        batch = self.pass_over(read)
+        """One pass over BOS, all contexts, and their gists if there are any."""
+        input_rows = self._input_rows(self.with_bos(rows))
+        batch = self.pass_over(input_rows)
         self.lm.check_positions("input_ids", max(batch.starts) - 1)
-        inputs = self.embed(read.ids)
+        inputs = self.embed(input_rows.ids)
         if self.memory_embeddings is not None:
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
-        out = self.lm.run(self._served(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
-        hidden = out.last_hidden_state
+        out = self.lm.run(self._roles_of(batch), inputs_embeds=inputs, plan=batch.plan, keep=keep)
+        hidden_states = out.last_hidden_state
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
@@ -201,37 +206,37 @@ class InPlace(Compressor):
             positions=batch.positions.clone(),
             starts=batch.starts,
             layers=keep.close(),
-            last=hidden[torch.arange(rows.batch_size), batch.last_rows],
+            last=hidden_states[torch.arange(rows.batch_size), batch.last_rows],
         )
-        return memory, hidden[:, batch.gists]
+        return memory, hidden_states[:, batch.gists]
 
-    def pass_over(self, read: Rows) -> InPlacePass:
-        """The plan of a pass over BOS and contexts, and what is kept of it."""
+    def pass_over(self, input_rows: Rows) -> InPlacePass:
+        """The plan of a pass over BOS and contexts, and which of its tokens the memory keeps."""
         if self.builder is None:
             raise TypeError(f"{self.method}: expected a method with a layout of its own for each length of a context")
-        lengths = tuple(length - 1 for length in read.lengths)
+        lengths = tuple(length - 1 for length in input_rows.lengths)
         return in_place_pass(self.builder, lengths, not self.has_gists, self.lm.windows, str(self.device))
 
     def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
-        """Places in the uncompressed order, gists and all: what position ids are where all tokens share a counter."""
+        """The uncompressed order, with gists: the position ids, if all tokens share one counter."""
         if self.builder is None or not self._options.get("separate_positions"):
             return memory.positions.floor().long(), memory.starts
         ordinals = torch.zeros(memory.positions.shape, dtype=torch.int64)
-        behind = []
+        text_ordinals = []
         for row, start in enumerate(memory.starts):
             # The context has the positions between BOS and the text.
             layout = self.builder(start - 1)
-            kept = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
-            ordinals[row, : int(kept.sum())] = torch.from_numpy(layout.ordinals[kept])
-            behind.append(int(layout.ordinals[-1]))
-        return ordinals, tuple(behind)
+            in_memory = np.isin(layout.roles, (Role.BOS, Role.MEMORY))
+            ordinals[row, : int(in_memory.sum())] = torch.from_numpy(layout.ordinals[in_memory])
+            text_ordinals.append(int(layout.ordinals[-1]))
+        return ordinals, tuple(text_ordinals)
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
-        """How many tokens of each row a window compresses; BOS is none of them."""
-        return tuple(window + begins for begins in self._begins_with_bos(rows))
+        """How many tokens of each row a window compresses; BOS is not counted."""
+        return tuple(window + has_bos for has_bos in self._begins_with_bos(rows))
 
     def as_text(self) -> AbstractContextManager[None]:
-        """A context in which a layer of the pass has the text's parameters for all rows that it is given."""
+        """A context in which a layer uses the text's parameters for all rows."""
         return self.lm.all_rows_as(TEXT) if self.separate else nullcontext()
 
     def of_gists(self, name: str) -> bool:
@@ -242,15 +247,15 @@ class InPlace(Compressor):
         return adapter is not None and adapter in name.split(".")
 
     def join(self, memories: Sequence[Memory]) -> NoReturn:
-        """Refused: a document compressed in place has read those before it."""
+        """Refused: documents that are compressed in place must be read together."""
         raise ValueError(
             f"memories: expected those of a method that compresses chunks by themselves, got {self.method}'s; encode "
             "the documents as one context"
         )
 
-    def _read(self, whole: Rows) -> Rows:
-        """What is read of BOS and context."""
-        return whole
+    def _input_rows(self, rows: Rows) -> Rows:
+        """The part of BOS and context that the pass reads."""
+        return rows
 
     def _slots(self, count: int, rows: int) -> Tensor:
         embeddings: Any = self.memory_embeddings
@@ -260,13 +265,13 @@ class InPlace(Compressor):
             )
         return (embeddings[:count] if self.gists is not None else embeddings.expand(count, -1)).expand(rows, -1, -1)
 
-    def _served(self, batch: InPlacePass) -> Use:
+    def _roles_of(self, batch: InPlacePass) -> Use:
         if not self.separate:
             return TEXT
         return {TEXT: slice(0, batch.gists.start), GISTS: batch.gists}
 
     def _keeper(self, batch: InPlacePass) -> hf.Keeper:
-        """What keeps [BOS][compressed tokens] of every layer of the pass."""
+        """Collects the keys and values of [BOS][compressed tokens] from every layer of the pass."""
         if self.reads == "outputs":
             return OffsetKeys(batch.gists, self.as_text)
         if self.reads == "keys":
@@ -285,24 +290,26 @@ class InPlace(Compressor):
 
 
 def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
-    # Memories that are older than a choice name the same layout.
-    return {name: value for name, value in options.items() if name not in LATER or value != LATER[name]}
+    # A memory that was saved before such a setting existed names the same layout.
+    return {
+        name: value for name, value in options.items() if name not in ADDED_SETTINGS or value != ADDED_SETTINGS[name]
+    }
 
 
 def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:
-    """Refuses adapters that the gists' copies of the linear maps would be without."""
+    """Refuses adapters that would be missing from the gists' copies of the linear maps."""
     if active := active_adapters(model):
         raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
     if config.modules_to_save:
         raise ValueError(f"lora: expected no modules_to_save beside full_copy, got {sorted(config.modules_to_save)}")
 
 
-# A context in which a layer's own projections are those of the text, whatever adapters the pass runs with.
+# A context in which a layer projects with the text's parameters, whatever adapters the pass uses.
 AsText = Callable[[], AbstractContextManager[None]]
 
 
 class _WithBos(hf.Keeper):
-    """Keeps the first row's keys as attention made them, and beside them what `_made` makes of a layer."""
+    """Keeps BOS's keys and values as attention made them, followed by those that `_compressed` makes from a layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -313,19 +320,19 @@ class _WithBos(hf.Keeper):
         self._pending[layer_idx] = key, value
 
     def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
-        """Keeps [BOS][made rows]; only the first call of a layer counts."""
+        """Keeps [BOS][compressed tokens]; only the first call of a layer counts."""
         key, value = self._pending.pop(layer_idx)
-        made_key, made_value = self._made(layer, before, after, key, value, rope)
+        made_key, made_value = self._compressed(layer, before, after, key, value, rope)
         self.keep(layer_idx, torch.cat([key[:, :, :1], made_key], 2), torch.cat([value[:, :, :1], made_value], 2))
 
-    def _made(
+    def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
 
 
 class OffsetKeys(_WithBos):
-    """Keys and values of layer l made of the gists' OUTPUT of layer l, by the text's norm and projections of layer l.
+    """Keys and values of layer l from the gists' OUTPUT of layer l, with the text's norm and projections of that layer.
 
     The last layer's output is taken before the model's final norm; BOS is not offset (GistPool, Section 5.1, Figure 3).
 
@@ -338,7 +345,7 @@ class OffsetKeys(_WithBos):
         super().__init__()
         self.rows, self.as_text = rows, as_text
 
-    def _made(
+    def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
         positions, inv_freq, scaling = rope
@@ -363,16 +370,16 @@ class PooledKeys(_WithBos):
         self.rows, self.windows, self.positions = rows, windows, positions
         self.of_hidden, self.as_text = of_hidden, as_text
 
-    def _made(
+    def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
         positions, inv_freq, scaling = rope
         if self.of_hidden:
-            pooled = ops.window_pool(before[:, self.rows], windows=self.windows)
+            means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():
-                return hf.project_keys(layer, pooled, self.positions, inv_freq, scaling)
-        # Keys carry the factor `scaling` once: turning them back and on again must not apply it twice.
-        plain = ops.rerotate(key[:, :, self.rows], -positions[..., self.rows], inv_freq)
+                return hf.project_keys(layer, means, self.positions, inv_freq, scaling)
+        # Keys carry the factor `scaling` already: rotating them back and forth must not apply it twice.
+        unrotated = ops.rerotate(key[:, :, self.rows], -positions[..., self.rows], inv_freq)
         return ops.window_pool(
-            plain, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
+            unrotated, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
         )

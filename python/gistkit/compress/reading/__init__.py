@@ -1,4 +1,4 @@
-"""language_model: the one that reads with a compressor, by its method."""
+"""language_model: the language model that reads with a compressor, by the compressor's method."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def language_model(compressor: Compressor, tau: int, segment: int | None = None)
 
     Args:
         compressor: a Dodo or an AvgPool.
-        tau, segment: as that model takes them; segment None: its default.
+        tau, segment: as the model takes them; segment None: its default.
 
     Raises:
-        ValueError: if none reads with the compressor, or tau or segment is out of range.
+        ValueError: if no language model reads with the compressor, or tau or segment is out of range.
     """
     method = getattr(compressor, "method", type(compressor).__name__)
     if method not in READERS:
         raise ValueError(f"compressor: expected {' or '.join(READERS)}, which language models read with, got {method}")
-    make: Any = READERS[method]
-    made: LanguageModel = make(compressor, tau=tau, **({} if segment is None else {"segment": segment}))
-    return made
+    reader_class: Any = READERS[method]
+    reader: LanguageModel = reader_class(compressor, tau=tau, **({} if segment is None else {"segment": segment}))
+    return reader

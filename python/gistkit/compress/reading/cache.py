@@ -1,4 +1,4 @@
-"""StreamCache: the keys and values of a stream's tokens that can still be seen."""
+"""StreamCache: the keys and values of a stream's tokens that later tokens can still see."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gistkit.layouts import Plan
 
 
 class StreamCache:
-    """The keys of a batch's tokens that can still be seen; those that cannot are dropped, many at a time.
+    """The keys of a batch's tokens that later tokens can still see; the others are dropped, many at a time.
 
-    The first columns of the cache hold what was left of each row when it was last cleared, at the row's first columns;
-    the columns behind them hold the tokens since, of all rows alike.
+    The first columns of the cache hold the keys of each row that stayed at the last clearing, padded at the end. The
+    columns behind them hold the tokens since then, one column a token for all rows.
 
     Args:
         layers: (key, value) of each layer, [B, Hk, K, D].
-        positions: of the keys of each row, ascending, K at most.
-        for_good: those positions of each row that stay for good; BOS does too.
-        first: the first position that is seen uncompressed, by the position of the token that sees.
-        ends: position of the next token of each row, for which the keys are what it sees.
-        room: tokens until the next clearing, about.
-        lag: tokens of a row that wait unseen, at most, to be dropped together; 0 unless BOS alone stays for good.
+        positions: of the keys of each row, ascending, at most K.
+        for_good: the positions of each row that stay for good; BOS does too.
+        first: a function from a token's position to the first position that it sees uncompressed.
+        ends: position of the next token of each row, which sees these keys.
+        room: about how many tokens there are until the next clearing.
+        lag: at most so many unseen tokens of a row wait to be dropped together; 0 unless only BOS stays for good.
     """
 
     def __init__(
@@ -49,59 +49,61 @@ class StreamCache:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Keys held of each row."""
+        """Keys of each row in the cache."""
         return tuple(len(old) + len(new) for old, new in zip(self.old, self.new, strict=True))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the keys and values held, those between rows of unequal length too."""
+        """Bytes of the cached keys and values, padding included."""
         return sum(tensor.nbytes for layer in self.cache.held for tensor in layer)
 
     def clear(self, positions: Sequence[int]) -> None:
-        """Drops what tokens at these positions, and those after them, do not see."""
+        """Drops the keys that tokens from these positions on do not see."""
         firsts = [self.first(position) for position in positions]
         if all(first - before <= self.lag for first, before in zip(firsts, self.firsts, strict=True)):
             return
-        held, left = self._left(firsts)
+        layers, remaining = self._remaining(firsts)
         self.firsts = firsts
-        self.old, self.new = [[position for _, position in row] for row in left], [[] for _ in left]
-        index = padded([[column for column, _ in row] for row in left], device=held[0][0].device)[:, None, :, None]
-        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in held])
+        self.old, self.new = [[position for _, position in row] for row in remaining], [[] for _ in remaining]
+        index = padded([[column for column, _ in row] for row in remaining], device=layers[0][0].device)[
+            :, None, :, None
+        ]
+        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in layers])
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
-        """The plan of one new token a row, at these positions, which sees what is held, and itself."""
+        """The plan of one new token in each row, at these positions, which sees the cached keys and itself."""
         device = self.cache.held[0][0].device
         keys = self.width + len(self.new[0]) + 1
 
         def spans(window: int | None) -> Tensor:
             rows = []
             for old, new, position in zip(self.old, self.new, positions, strict=True):
-                # A sliding window cuts what is older in the text, and BOS with it.
-                least = 0 if window is None else position - window + 1
-                begin = max(least, self.first(position)) if self.lag else least
+                # A sliding window hides older tokens, BOS included.
+                oldest = 0 if window is None else position - window + 1
+                begin = max(oldest, self.first(position)) if self.lag else oldest
                 a, b = bisect_left(old, begin), self.width + bisect_left(new, begin)
-                seen = [[0, 1], [a, len(old)], [b, keys]] if least <= 0 < begin else [[a, len(old)], [b, keys]]
-                full = [span for span in seen if span[0] < span[1]]
-                rows.append([full + [[0, 0]] * (3 - len(full))])
+                intervals = [[0, 1], [a, len(old)], [b, keys]] if oldest <= 0 < begin else [[a, len(old)], [b, keys]]
+                nonempty = [span for span in intervals if span[0] < span[1]]
+                rows.append([nonempty + [[0, 0]] * (3 - len(nonempty))])
             return torch.tensor(rows, dtype=torch.int32, device=device)
 
         at = torch.tensor(positions, device=device)[:, None]
         plan = Plan(spans(None), keys, at, reach=max(positions) + 1)
         return plan.with_windows({window: spans(window) for window in windows})
 
-    def add(self, positions: Sequence[int], chosen: Sequence[bool]) -> None:
-        """The tokens of the plan were read, and those of `chosen` stay for good."""
-        for row, (position, stays) in enumerate(zip(positions, chosen, strict=True)):
+    def add(self, positions: Sequence[int], stay: Sequence[bool]) -> None:
+        """Records that the tokens of the plan were read; those of `stay` stay for good."""
+        for row, (position, row_stays) in enumerate(zip(positions, stay, strict=True)):
             self.new[row].append(position)
-            if stays:
+            if row_stays:
                 self.for_good[row].add(position)
 
     def _columns(self, row: int) -> list[tuple[int, int]]:
         """The columns of a row's keys and their positions, ascending."""
         return [*enumerate(self.old[row]), *enumerate(self.new[row], self.width)]
 
-    def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
-        """Layers, and which of their columns stay of each row, with their positions, as tokens from `firsts` on do."""
+    def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
+        """Layers, and for each row the columns that stay with their positions; tokens from `firsts` on stay."""
         stay = [
             [
                 (column, position)

@@ -1,4 +1,4 @@
-"""Compressive: a language model that reads its recent tokens whole, and of the past before them means."""
+"""Compressive: a language model that sees its recent tokens, and of the past before them only means."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from gistkit.layouts import Plan
 class Compressive(LanguageModel):
     """The Compressive Transformer (Rae et al.) as Dodo is compared with it: mean pooling of evenly cut text.
 
-    A token sees BOS, the last `tau` tokens, itself included, and of those before them the means of every `ratio`
-    tokens: of their values, and of their keys as they are before rotation, at the mean of their position ids. (Dodo,
-    Section 5.1. For a context that is known as a whole, this is `AvgPool`.)
+    A token sees BOS, the last `tau` tokens, itself included, and means over every `ratio` tokens before those: means of
+    values, and of keys before rotation, at the mean of their position ids. (Dodo, Section 5.1. For a context that is
+    known as a whole, this is `AvgPool`.)
 
     Args:
-        compressor: an AvgPool, for its model, its ratio and the adapter "text".
-        tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token is left between the means
-            and the recent tokens.
+        compressor: an AvgPool; its model, its ratio and the adapter "text" are used.
+        tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token lies between the means and
+            the recent tokens.
     """
 
     def __init__(self, compressor: AvgPool, *, tau: int = 128, segment: int = 32) -> None:
@@ -44,27 +44,27 @@ class Compressive(LanguageModel):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
+        """The name in tables."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
 
-    def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
-        compressor, count = self.compressor, read.ids.shape[1]
-        inputs = compressor.embed(read.ids)
+    def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
+        compressor, count = self.compressor, rows.ids.shape[1]
+        inputs = compressor.embed(rows.ids)
         with hf.attach(compressor.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
             out = compressor.lm.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), keep=keep, extend=extend)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
-    def states(self, read: Rows) -> Tensor:
-        """int64 [B, N]: how many states each token of rows behind BOS sees, itself included; 0 on padding."""
-        return keys_seen(self.plan(read.ids.shape[1])).where(read.valid, 0)
+    def states(self, rows: Rows) -> Tensor:
+        """int64 [B, N]: how many states each token of rows with BOS sees, itself included; 0 on padding."""
+        return keys_seen(self.plan(rows.ids.shape[1])).where(rows.valid, 0)
 
-    def _start(self, read: Rows) -> Stream:
-        return MeanStream(self, read)
+    def _start(self, rows: Rows) -> Stream:
+        return MeanStream(self, rows)
 
     def plan(self, count: int) -> Plan:
-        """The plan of `count` tokens, BOS first, whose keys are followed by the means, of ratio tokens each."""
+        """The plan of `count` tokens, BOS first; behind their keys come the means of `ratio` tokens each."""
         compressor = self.compressor
         spans = torch.from_numpy(self._spans(count, None))
         cuts = {window: torch.from_numpy(self._spans(count, window))[None] for window in compressor.lm.windows}
@@ -73,7 +73,7 @@ class Compressive(LanguageModel):
         return plan.with_windows(cuts).to(compressor.device)
 
     def _bounds(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Where the windows of the means begin, and where the last one ends; BOS is in none."""
+        """Where the windows of the means begin, and where the last one ends; BOS is in no window."""
         ratio = self.compressor.chunk
         return np.unique(np.maximum(np.arange(0, count // ratio + 1) * ratio, 1))
 
@@ -81,56 +81,56 @@ class Compressive(LanguageModel):
         row = np.arange(count)
         first = np.array([self.first(start) for start in range(0, count, self.segment)]).repeat(self.segment)[:count]
         bounds = self._bounds(count)
-        # What a sliding window leaves: of means those whose last token it leaves.
-        least = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)
-        begun = np.searchsorted(bounds[1:] - 1, least)
-        bos = np.stack([np.zeros_like(row), (least == 0).astype(row.dtype)], 1)
-        recent = np.stack([np.maximum(first, least), row + 1], 1)
+        # A sliding window keeps a mean if it keeps its last token.
+        oldest = np.zeros_like(row) if window is None else np.maximum(row - window + 1, 0)
+        first_mean = np.searchsorted(bounds[1:] - 1, oldest)
+        bos = np.stack([np.zeros_like(row), (oldest == 0).astype(row.dtype)], 1)
+        recent = np.stack([np.maximum(first, oldest), row + 1], 1)
         recent[:, 0] = np.maximum(recent[:, 0], bos[:, 1])
         recent[0] = 0
-        ended = np.searchsorted(bounds[1:], first, side="right")
-        older = count + np.stack([begun, np.maximum(ended, begun)], 1)
+        end_mean = np.searchsorted(bounds[1:], first, side="right")
+        older = count + np.stack([first_mean, np.maximum(end_mean, first_mean)], 1)
         spans = np.stack([bos, recent, older], 1)
         # Empty ones come last.
-        full = spans[..., 1] > spans[..., 0]
-        order = np.argsort(~full, axis=1, kind="stable")
-        spans = np.where(full[..., None], spans, 0)
+        nonempty = spans[..., 1] > spans[..., 0]
+        order = np.argsort(~nonempty, axis=1, kind="stable")
+        spans = np.where(nonempty[..., None], spans, 0)
         return np.take_along_axis(spans, order[..., None], 1).astype(np.int32)
 
     def _with_means(self, count: int) -> Any:
-        """Keys and values of a layer, and behind them the means of their windows."""
+        """A function that appends the means of windows to the keys and values of a layer."""
         compressor = self.compressor
         windows = torch.from_numpy(self._bounds(count)).to(compressor.device)
-        places = torch.arange(count, device=compressor.device)
+        position_ids = torch.arange(count, device=compressor.device)
         # The mean of consecutive position ids.
         middle = (windows[:-1] + windows[1:] - 1).double() / 2
         frequencies: list[Tensor] = []
 
         def extend(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             if not frequencies:
-                # Within the pass, as RoPE types that go by the length have set them; looking takes all modules.
+                # Read within the pass, because RoPE types that depend on the length change them there.
                 frequencies.extend(hf.frequencies(compressor.model))
             inv_freq = frequencies[layer]
-            plain = ops.rerotate(key, -places, inv_freq)
-            means = ops.window_pool(plain, value, windows=windows, positions=middle, inv_freq=inv_freq)
+            unrotated = ops.rerotate(key, -position_ids, inv_freq)
+            means = ops.window_pool(unrotated, value, windows=windows, positions=middle, inv_freq=inv_freq)
             return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)
 
         return extend
 
 
 class MeanCache(StreamCache):
-    """Keys of which means take the place of windows of tokens that are no longer seen as they are.
+    """A cache in which means replace windows of tokens that are no longer seen uncompressed.
 
-    A mean counts as a token at the position of its window's last, which is how far a sliding window looks back to it.
+    A mean counts as a token at the position of its window's last token, which is what sliding windows compare.
 
     Args:
-        reader: whose model and ratio serve.
-        layers, ends: as in `StreamCache`; every token of the texts is there.
+        reader: its model and ratio are used.
+        layers, ends: as in `StreamCache`, with every token of the texts.
     """
 
     def __init__(self, reader: Compressive, layers: Layers, ends: Sequence[int]) -> None:
         self.reader = reader
-        # Those of the pass that made the keys: RoPE types that go by the length change the model's with every pass.
+        # Those of the pass that made the keys: RoPE types that depend on the length change the model's in every pass.
         self.frequencies = [inv_freq.clone() for inv_freq in hf.frequencies(reader.compressor.model)]
         positions = [range(end) for end in ends]
         super().__init__(layers, positions, [()] * len(ends), reader.first, ends, reader.segment)
@@ -138,60 +138,60 @@ class MeanCache(StreamCache):
         self.firsts = [0] * len(ends)
         self.clear(ends)
 
-    def _left(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
-        """What stays, and in its place among that the means of what leaves, which come behind all columns."""
+    def _remaining(self, firsts: Sequence[int]) -> tuple[Layers, list[list[tuple[int, int]]]]:
+        """The columns that stay, and in order among them the means of what leaves, appended behind all columns."""
         ratio = self.reader.compressor.chunk
-        held, stay = super()._left(firsts)
+        layers, remaining = super()._remaining(firsts)
         columns: list[list[int]] = []
         windows: list[list[list[int]]] = []
         for row, first in enumerate(firsts):
-            leave = [
+            leaving = [
                 (column, position)
                 for column, position in self._columns(row)
                 if position < first and position not in self.for_good[row]
             ]
-            columns.append([column for column, _ in leave])
+            columns.append([column for column, _ in leaving])
             windows.append(
-                [[*window] for _, window in groupby((position for _, position in leave), lambda at: at // ratio)]
+                [[*window] for _, window in groupby((position for _, position in leaving), lambda at: at // ratio)]
             )
-            means = [(held[0][0].shape[2] + index, window[-1]) for index, window in enumerate(windows[-1])]
+            means = [(layers[0][0].shape[2] + index, window[-1]) for index, window in enumerate(windows[-1])]
             self.for_good[row].update(position for _, position in means)
-            stay[row] = sorted([*stay[row], *means], key=lambda pair: pair[1])
-        return (self._with_means(held, columns, windows) if any(columns) else held), stay
+            remaining[row] = sorted([*remaining[row], *means], key=lambda pair: pair[1])
+        return (self._with_means(layers, columns, windows) if any(columns) else layers), remaining
 
     def _with_means(
-        self, held: Layers, columns: Sequence[Sequence[int]], windows: Sequence[Sequence[Sequence[int]]]
+        self, layers: Layers, columns: Sequence[Sequence[int]], windows: Sequence[Sequence[Sequence[int]]]
     ) -> Layers:
-        """Layers, and behind their columns the means of windows, given as positions, of the tokens in `columns`."""
-        device = held[0][0].device
-        places = padded([[position for window in row for position in window] for row in windows], device=device)
+        """Layers with the means of windows, given as positions, of the tokens in `columns` appended."""
+        device = layers[0][0].device
+        position_ids = padded([[position for window in row for position in window] for row in windows], device=device)
         offsets = [list(accumulate(map(len, row), initial=0)) for row in windows]
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
         # The mean of consecutive position ids.
         middle = torch.zeros(bounds.shape[0], most - 1, dtype=torch.float64, device=device)
-        for row, own in enumerate(windows):
-            centres = [(window[0] + window[-1]) / 2 for window in own]
-            middle[row, : len(own)] = torch.tensor(centres, dtype=torch.float64)
+        for row, row_windows in enumerate(windows):
+            centres = [(window[0] + window[-1]) / 2 for window in row_windows]
+            middle[row, : len(row_windows)] = torch.tensor(centres, dtype=torch.float64)
         index = padded(columns, device=device)[:, None, :, None]
-        made = []
-        for (key, value), inv_freq in zip(held, self.frequencies, strict=True):
-            plain = ops.rerotate(key.take_along_dim(index, 2), -places, inv_freq)
+        extended = []
+        for (key, value), inv_freq in zip(layers, self.frequencies, strict=True):
+            unrotated = ops.rerotate(key.take_along_dim(index, 2), -position_ids, inv_freq)
             values = value.take_along_dim(index, 2)
-            means = ops.window_pool(plain, values, windows=bounds, positions=middle, inv_freq=inv_freq)
-            made.append((torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)))
-        return made
+            means = ops.window_pool(unrotated, values, windows=bounds, positions=middle, inv_freq=inv_freq)
+            extended.append((torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)))
+        return extended
 
 
 class MeanStream(Stream):
-    """What a `Compressive` reads on, with a cache of about n / ratio + tau of n tokens, once the first pass is over."""
+    """The stream of a `Compressive`, whose cache holds about n / ratio + tau of n tokens after the first pass."""
 
     reader: Compressive
 
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         keep = hf.KeptKeys(slice(None))
-        hidden = self.reader.hidden(read, keep=keep)
-        return hidden, MeanCache(self.reader, keep.close(), self.ends)
+        hidden_states = self.reader.hidden(rows, keep=keep)
+        return hidden_states, MeanCache(self.reader, keep.close(), self.ends)
 
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _roles(self, stays: Sequence[bool]) -> Use:
         return TEXT

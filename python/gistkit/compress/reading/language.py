@@ -1,6 +1,6 @@
-"""LanguageModel: a compressor as a language model that reads recent tokens whole and less of what came before.
+"""LanguageModel: a compressor as a language model that sees recent tokens uncompressed and its past compressed.
 
-It reads a text in one pass, or goes on token by token in a `Stream`.
+It reads a text in one pass, or token by token in a `Stream`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gistkit.layouts.dodo import check_segment
 
 
 class LanguageModel(ABC):
-    """Reads on with its recent tokens as they are, and of the past what a subclass keeps.
+    """A language model that sees its recent tokens, and of its past what a subclass keeps.
 
     All parameters are the compressor's.
 
     Args:
-        compressor: whose model, adapters and BOS serve.
+        compressor: its model, adapters and BOS are used.
         tau, segment: see `gistkit.layouts.dodo`.
     """
 
@@ -40,25 +40,25 @@ class LanguageModel(ABC):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
+        """The name in tables."""
         return f"{self.compressor.title}, tau {self.tau}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides its losses beside parameters and text; JSON values."""
+        """What determines the losses besides parameters and text; JSON values."""
         return self.compressor.settings | {"tau": self.tau, "segment": self.segment}
 
     def first(self, position: int) -> int:
-        """Where what a token at `position` sees uncompressed begins; the same for all tokens of a segment."""
+        """The first position that a token at `position` sees uncompressed; the same for all tokens of a segment."""
         return max(0, position // self.segment * self.segment - (self.tau - self.segment))
 
     @abstractmethod
-    def hidden(self, read: Rows) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass."""
+    def hidden(self, rows: Rows) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass."""
 
     @abstractmethod
-    def states(self, read: Rows) -> Tensor:
-        """int64 [B, N]: how many states each token of rows behind BOS sees in a layer, its own included."""
+    def states(self, rows: Rows) -> Tensor:
+        """int64 [B, N]: how many states each token of rows with BOS sees in a layer, its own included."""
 
     def __call__(self, input_ids: Any, attention_mask: Any = None) -> dict[str, Tensor]:
         """{"loss": nats a token} of texts, each token after BOS predicted from those before it (Equation 11).
@@ -68,31 +68,33 @@ class LanguageModel(ABC):
         """
         compressor = self.compressor
         compressor.lm.refuse_foreign_checkpointing()
-        read = self.rows(input_ids, attention_mask)
-        hidden = self.hidden(read)
-        targets = read.ids.where(read.valid, IGNORE)[:, 1:]
+        rows = self.rows(input_ids, attention_mask)
+        hidden_states = self.hidden(rows)
+        targets = rows.ids.where(rows.valid, IGNORE)[:, 1:]
         return {
-            "loss": token_loss(compressor.lm.readout(hidden[:, :-1]), targets=targets, **compressor.output_embedding)
+            "loss": token_loss(
+                compressor.lm.readout(hidden_states[:, :-1]), targets=targets, **compressor.output_embedding
+            )
         }
 
     def start(self, input_ids: Any, attention_mask: Any = None) -> Stream:
-        """Reads texts in one pass, and is ready to read on token by token; see `gistkit.compress.streaming.Stream`."""
+        """Reads texts in one pass and returns a `Stream`, which reads on token by token."""
         return self._start(self.rows(input_ids, attention_mask))
 
     def generate(self, input_ids: Any, attention_mask: Any = None, **options: Any) -> Tensor:
-        """Tokens that follow the texts; see `gistkit.compress.streaming.generate`."""
+        """Tokens that follow the texts; see `gistkit.compress.reading.language.generate`."""
         return generate(self, input_ids, attention_mask, **options)
 
     @abstractmethod
-    def _start(self, read: Rows) -> Stream:
-        """A stream behind rows that are checked."""
+    def _start(self, rows: Rows) -> Stream:
+        """A stream that continues checked rows."""
 
     def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """Texts as users have them, checked, behind BOS; of at least one token beside it."""
+        """A user's texts, checked, with BOS before them; each has at least one other token."""
         compressor = self.compressor
-        read = compressor.with_bos(compressor.contexts(input_ids, attention_mask, shortest=1))
-        compressor.lm.check_positions("input_ids", max(read.lengths) - 1)
-        return read
+        rows = compressor.with_bos(compressor.contexts(input_ids, attention_mask, shortest=1))
+        compressor.lm.check_positions("input_ids", max(rows.lengths) - 1)
+        return rows
 
 
 def keys_seen(plan: Plan) -> Tensor:
@@ -101,44 +103,43 @@ def keys_seen(plan: Plan) -> Tensor:
 
 
 class Stream(ABC):
-    """Texts that a `LanguageModel` reads on token by token, with a cache of what it still sees.
+    """Texts that a `LanguageModel` reads on token by token, with a cache of the keys that it still sees.
 
-    What a token sees, and its position, are those of one pass over the whole text; RoPE types that go by a text's
-    length rotate each token by the length so far. A loop of steps is faster inside `hf.attach(model)`, which each step
-    opens otherwise.
+    Visibility and positions are those of one pass over the whole text. RoPE types that depend on a text's length rotate
+    each token by the length so far. A loop of steps is faster inside `hf.attach(model)`; otherwise each step opens it.
 
     Args:
-        reader: whose parameters and sizes serve.
-        read: texts behind BOS, which are read in one pass.
+        reader: its parameters and sizes are used.
+        rows: texts with BOS, which are read in one pass.
     """
 
     last: Tensor
     """Hidden states [B, d] of each row's last token."""
 
     @torch.no_grad()
-    def __init__(self, reader: LanguageModel, read: Rows) -> None:
+    def __init__(self, reader: LanguageModel, rows: Rows) -> None:
         self.reader = reader
-        self.ends = list(read.lengths)
-        hidden, self._cache = self._read(read)
-        ends = torch.tensor(self.ends, device=hidden.device)[:, None, None] - 1
-        self.last = hidden.take_along_dim(ends, 1)[:, 0]
+        self.ends = list(rows.lengths)
+        hidden_states, self._cache = self._first_pass(rows)
+        ends = torch.tensor(self.ends, device=hidden_states.device)[:, None, None] - 1
+        self.last = hidden_states.take_along_dim(ends, 1)[:, 0]
 
     @property
     def states(self) -> tuple[int, ...]:
-        """Keys of each row that are held in every layer; a mean is one, and those that wait to be dropped count."""
+        """Keys of each row in the cache of every layer; a mean is one, and keys that wait to be dropped count."""
         return self._cache.counts
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values held."""
+        """Bytes of all cached keys and values."""
         return self._cache.nbytes
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Reads one token a row, int64 [B], and returns its hidden states [B, d], which `last` is from then on."""
+        """Reads one token a row, int64 [B]; returns their hidden states [B, d] and keeps them as `last`."""
         compressor = self.reader.compressor
         if not isinstance(tokens, Tensor) or tokens.shape != (len(self.ends),):
-            got = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {got}")
+            description = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+            raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {description}")
         with hf.attach(compressor.model), compressor.lm.without_checkpointing():
             return self.read_on(compressor.rows("tokens", tokens[:, None]).ids[:, 0])
 
@@ -148,31 +149,29 @@ class Stream(ABC):
         compressor = self.reader.compressor
         compressor.lm.check_positions("tokens", max(self.ends))
         inputs = compressor.embed(tokens[:, None])
-        chosen = self._chosen(tokens, inputs)
+        stays = self._stays(tokens, inputs)
         self._cache.clear(self.ends)
         plan = self._cache.plan(self.ends, compressor.lm.windows)
-        out = compressor.lm.run(
-            self._served(chosen), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache
-        )
-        self._cache.add(self.ends, chosen)
+        out = compressor.lm.run(self._roles(stays), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache)
+        self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]
         return self.last
 
     def _recent(self) -> list[list[int]]:
-        """Positions of BOS and of the tokens of each row that its next token sees as they are."""
+        """Positions of BOS and of the tokens that each row's next token sees uncompressed."""
         return [[0, *range(max(1, self.reader.first(end)), end)] for end in self.ends]
 
     @abstractmethod
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
-        """Hidden states [B, N, d] of the texts, and what is held of them."""
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+        """Hidden states [B, N, d] of the texts, and the cache of their keys."""
 
-    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
-        """Which rows' next tokens, with input embeddings [B, 1, d], stay for good."""
+    def _stays(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+        """Whether each row's next token, with input embeddings [B, 1, d], stays for good."""
         return [False] * len(self.ends)
 
     @abstractmethod
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _roles(self, stays: Sequence[bool]) -> Use:
         """The role of each row's next token."""
 
 
@@ -192,7 +191,7 @@ def generate(
     streamer: Streamer | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Tokens int64 [B, n] that follow the texts, n <= max_new_tokens; the cache drops what is not seen any more.
+    """Tokens int64 [B, n] that follow the texts, n <= max_new_tokens; the cache drops keys that no token sees any more.
 
     Args:
         input_ids, attention_mask: texts, as in `Compressor.encode`.

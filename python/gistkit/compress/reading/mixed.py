@@ -1,4 +1,4 @@
-"""MixedResolution: a language model that reads its recent tokens whole, and of the past before them the nuggets."""
+"""MixedResolution: a language model that sees its recent tokens, and of the past before them only nuggets."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from gistkit.nn import nuggets_above, straight_through, threshold_for
 class MixedResolution(LanguageModel):
     """Dodo as an autoregressive language model (Section 2.2): all parameters are those of its compressor.
 
-    A token sees BOS, the nuggets before it, and the last `tau` tokens, itself included, nuggets or not. Nuggets, of
-    which the score is above the compressor's threshold, have the parameters phi, other tokens theta. Scores come from
-    the base model's lower layers, in which a token sees BOS and the last `tau` tokens: nothing older is needed to read
-    on. One pass reads a whole text, in training and to measure it; `start` reads token by token, with a cache that
-    keeps what can still be seen.
+    A token sees BOS, the nuggets before it, and the last `tau` tokens, itself included, nuggets or not. Nuggets are the
+    tokens with a score above the compressor's threshold; they have the parameters phi, other tokens theta. Scores come
+    from the base model's lower layers, in which a token sees BOS and the last `tau` tokens, so reading on needs nothing
+    older. Training and measuring read a whole text in one pass; `start` reads token by token, with a cache of the keys
+    that can still be seen.
 
     Args:
-        compressor: its scorer, threshold and adapters serve here too; train it by either, or by one after the other.
+        compressor: its scorer, threshold and adapters are used; train the compressor, this model, or both in turn.
         tau: number of most recent tokens seen uncompressed, at least 1.
-        segment: tokens that share where the uncompressed part begins; divides tau. See `gistkit.layouts.dodo`.
+        segment: tokens that share the beginning of the uncompressed part; divides tau. See `gistkit.layouts.dodo`.
     """
 
     def __init__(self, compressor: Dodo, *, tau: int = 128, segment: int = 32) -> None:
@@ -45,94 +45,94 @@ class MixedResolution(LanguageModel):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides its losses beside parameters and text, which tell the threshold of most rules; JSON values."""
+        """What determines the losses besides parameters and text, which determine most thresholds; JSON values."""
         settings = super().settings
         if self.compressor.samples_threshold:
             del settings["threshold"]
         return settings
 
-    def scores(self, read: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
-        """Scores [B, N] of the tokens of rows behind BOS; `keep` sees the pass through the lower layers, if any."""
-        nobody = np.zeros(read.ids.shape[1], bool)
+    def scores(self, rows: Rows, keep: hf.KeptKeys | None = None) -> Tensor:
+        """Scores [B, N] of the tokens of rows with BOS; `keep` is for the pass through the lower layers, if any."""
+        nobody = np.zeros(rows.ids.shape[1], bool)
         layout = layouts.dodo(nobody, self.tau, segment=self.segment, bos=True)
         compressor = self.compressor
-        return compressor.scores(read, layout.compile(windows=compressor.lm.windows, device=compressor.device), keep)
+        return compressor.scores(rows, layout.compile(windows=compressor.lm.windows, device=compressor.device), keep)
 
-    def nuggets(self, read: Rows, scores: Tensor | None = None) -> Tensor:
-        """bool [B, N], the tokens of rows behind BOS that are nuggets; BOS is none."""
-        scores = self.scores(read) if scores is None else scores
-        chosen = nuggets_above(scores, self.compressor.threshold, read.valid, keep_last=False)
-        chosen[:, 0] = False
-        return chosen
+    def nuggets(self, rows: Rows, scores: Tensor | None = None) -> Tensor:
+        """bool [B, N], the nuggets among the tokens of rows with BOS; BOS is not one."""
+        scores = self.scores(rows) if scores is None else scores
+        is_nugget = nuggets_above(scores, self.compressor.threshold, rows.valid, keep_last=False)
+        is_nugget[:, 0] = False
+        return is_nugget
 
     @torch.no_grad()
     def calibrate(self, texts: Iterable[Any], ratio: float | None = None) -> float:
-        """Sets the compressor's threshold, and returns it, so that one in `ratio` tokens of sampled text is a nugget.
+        """Sets and returns the compressor's threshold, such that one in `ratio` tokens of sampled text is a nugget.
 
         Args:
-            texts: batches of texts, each what `__call__` takes.
-            ratio: tokens a nugget; None: the compressor's.
+            texts: batches of texts, each as `__call__` takes it.
+            ratio: tokens for each nugget; None: the compressor's.
         """
-        found = []
+        scores = []
         for text in texts:
-            read = self.rows(text)
-            found.append(self.scores(read)[:, 1:][read.valid[:, 1:]])
-        if not found:
+            rows = self.rows(text)
+            scores.append(self.scores(rows)[:, 1:][rows.valid[:, 1:]])
+        if not scores:
             raise ValueError("texts: expected at least one batch, got none")
-        self.compressor.threshold = threshold_for(torch.cat(found), self.compressor.ratio if ratio is None else ratio)
+        self.compressor.threshold = threshold_for(torch.cat(scores), self.compressor.ratio if ratio is None else ratio)
         return self.compressor.threshold
 
-    def plan(self, chosen: Tensor) -> Plan:
-        """The plan of one pass in which the tokens of `chosen` [B, N] are nuggets; each role the same rows in all."""
-        # The choice goes to the host once, for all layers.
-        parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in chosen.cpu().numpy()]
+    def plan(self, is_nugget: Tensor) -> Plan:
+        """The plan of one pass with the nuggets `is_nugget` [B, N]; every role has the same columns in all rows."""
+        # The choice is copied to the host once, for all layers.
+        parts = [layouts.dodo(row, self.tau, segment=self.segment, bos=True) for row in is_nugget.cpu().numpy()]
         compressor = self.compressor
         return layouts.compile_batch(parts, aligned=True, windows=compressor.lm.windows, device=compressor.device)
 
     def hidden(
         self,
-        read: Rows,
-        chosen: Tensor | None = None,
+        rows: Rows,
+        is_nugget: Tensor | None = None,
         *,
         keep: hf.KeptKeys | None = None,
         plan: Plan | None = None,
     ) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass.
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass.
 
         Args:
-            read: what `rows` returned.
-            chosen: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
-            keep: as in `gistkit.hf.attach`; it sees the rows of `plan`.
-            plan: what `plan(chosen)` returned, where it is there already.
+            rows: what `rows` returned.
+            is_nugget: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
+            keep: as in `gistkit.hf.attach`; it gets the tokens in the plan's order.
+            plan: what `plan(is_nugget)` returned; None: it is made here.
         """
         compressor, bias = self.compressor, None
-        if chosen is None:
-            scores = self.scores(read)
-            chosen = self.nuggets(read, scores)
+        if is_nugget is None:
+            scores = self.scores(rows)
+            is_nugget = self.nuggets(rows, scores)
             if scores.requires_grad:
-                bias = straight_through(scores).where(chosen, 0)
-        if chosen.shape != read.ids.shape:
-            raise ValueError(f"chosen: expected bool {list(read.ids.shape)}, got shape {tuple(chosen.shape)}")
-        plan = self.plan(chosen) if plan is None else plan
-        extra = plan.num_queries - read.ids.shape[1]
-        ids = plan.arrange(F.pad(read.ids, (0, extra)))
+                bias = straight_through(scores).where(is_nugget, 0)
+        if is_nugget.shape != rows.ids.shape:
+            raise ValueError(f"is_nugget: expected bool {list(rows.ids.shape)}, got shape {tuple(is_nugget.shape)}")
+        plan = self.plan(is_nugget) if plan is None else plan
+        extra = plan.num_queries - rows.ids.shape[1]
+        ids = plan.arrange(F.pad(rows.ids, (0, extra)))
         if bias is not None:
             bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
         with hf.attach(compressor.model):
             out = compressor.lm.run(
-                self._served(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
+                self._roles(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
             )
-        return plan.restore(out.last_hidden_state)[:, : read.ids.shape[1]]
+        return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
-    def states(self, read: Rows, chosen: Tensor | None = None) -> Tensor:
-        """int64 [B, N]: how many tokens' states each token of rows behind BOS sees, itself included; 0 on padding."""
-        plan = self.plan(self.nuggets(read) if chosen is None else chosen)
-        return plan.restore(keys_seen(plan))[:, : read.ids.shape[1]].where(read.valid, 0)
+    def states(self, rows: Rows, is_nugget: Tensor | None = None) -> Tensor:
+        """int64 [B, N]: how many tokens each token of rows with BOS sees, itself included; 0 on padding."""
+        plan = self.plan(self.nuggets(rows) if is_nugget is None else is_nugget)
+        return plan.restore(keys_seen(plan))[:, : rows.ids.shape[1]].where(rows.valid, 0)
 
-    def _start(self, read: Rows) -> Stream:
-        return NuggetStream(self, read)
+    def _start(self, rows: Rows) -> Stream:
+        return NuggetStream(self, rows)
 
-    def _served(self, plan: Plan) -> Use:
+    def _roles(self, plan: Plan) -> Use:
         if not self.compressor.separate:
             return TEXT
         rows = plan.num_queries
@@ -141,43 +141,43 @@ class MixedResolution(LanguageModel):
 
 
 class NuggetStream(Stream):
-    """What a `MixedResolution` reads on, with a cache of about n / ratio + tau of n tokens."""
+    """The stream of a `MixedResolution`, whose cache holds about n / ratio + tau of n tokens."""
 
     reader: MixedResolution
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all keys and values held, those that scores are made with too."""
+        """Bytes of all cached keys and values, including those of the scorer's layers."""
         return super().nbytes + (0 if self._scored is None else self._scored.nbytes)
 
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
         reader, device = self.reader, self.reader.compressor.device
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
         if reader.compressor.scorer is not None:
             keep = hf.KeptKeys(padded(recent, device=device))
-        scores = reader.scores(read, keep=keep)
+        scores = reader.scores(rows, keep=keep)
         if keep is not None:
-            self._scored = self._holding(keep, recent, [()] * len(recent))
-        chosen = reader.nuggets(read, scores)
-        nuggets = [row.nonzero()[0].tolist() for row in chosen.cpu().numpy()]
-        left = [sorted({*row, *chosen_row}) for row, chosen_row in zip(recent, nuggets, strict=True)]
-        plan = reader.plan(chosen)
-        where = padded(left, device=device)
-        keep = hf.KeptKeys(where if plan.inverse is None else plan.inverse.gather(1, where))
-        return reader.hidden(read, chosen, plan=plan, keep=keep), self._holding(keep, left, nuggets)
+            self._scored = self._cache_of(keep, recent, [()] * len(recent))
+        is_nugget = reader.nuggets(rows, scores)
+        nuggets = [row.nonzero()[0].tolist() for row in is_nugget.cpu().numpy()]
+        remaining = [sorted({*row, *row_nuggets}) for row, row_nuggets in zip(recent, nuggets, strict=True)]
+        plan = reader.plan(is_nugget)
+        columns = padded(remaining, device=device)
+        keep = hf.KeptKeys(columns if plan.inverse is None else plan.inverse.gather(1, columns))
+        return reader.hidden(rows, is_nugget, plan=plan, keep=keep), self._cache_of(keep, remaining, nuggets)
 
-    def _chosen(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
+    def _stays(self, tokens: Tensor, inputs: Tensor) -> Sequence[bool]:
         compressor = self.reader.compressor
-        chosen = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
-        return chosen[:, 0].tolist()
+        is_nugget = nuggets_above(self._scores(tokens, inputs)[:, None], compressor.threshold, keep_last=False)
+        return is_nugget[:, 0].tolist()
 
     def _scores(self, tokens: Tensor, inputs: Tensor) -> Tensor:
         """Scores [B] of the next tokens."""
         compressor = self.reader.compressor
         if compressor.scorer is None or self._scored is None:
-            places = torch.tensor(self.ends, device=compressor.device) - 1
-            return rule_scores(compressor.selection, tokens, places, compressor.chunk, compressor.delimiters)
+            indices = torch.tensor(self.ends, device=compressor.device) - 1
+            return rule_scores(compressor.selection, tokens, indices, compressor.chunk, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
         with hf.first_layers(compressor.model, compressor.layer):
@@ -186,13 +186,13 @@ class NuggetStream(Stream):
         scores: Tensor = compressor.scorer(out.last_hidden_state)
         return scores[:, 0]
 
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _roles(self, is_nugget: Sequence[bool]) -> Use:
         if not self.reader.compressor.separate:
             return TEXT
-        roles = tuple(GISTS if nugget else TEXT for nugget in chosen)
+        roles = tuple(GISTS if nugget else TEXT for nugget in is_nugget)
         return roles if len(set(roles)) > 1 or self.reader.compressor.adapters is None else roles[0]
 
-    def _holding(
-        self, keep: hf.KeptKeys, left: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
+    def _cache_of(
+        self, keep: hf.KeptKeys, positions: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
     ) -> StreamCache:
-        return StreamCache(keep.close(), left, nuggets, self.reader.first, self.ends, self.reader.segment)
+        return StreamCache(keep.close(), positions, nuggets, self.reader.first, self.ends, self.reader.segment)

@@ -1,4 +1,4 @@
-"""Recent: the plain model as a language model that sees its last tokens alone."""
+"""Recent: the plain model as a language model that sees only its last tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Recent(LanguageModel):
     """The plain model, which sees BOS and the last `tau` tokens, itself included.
 
     Args:
-        compressor: whose model and BOS serve, without adapters.
+        compressor: its model and BOS are used, without adapters.
         tau: at least 1.
     """
 
@@ -33,40 +33,42 @@ class Recent(LanguageModel):
 
     @property
     def title(self) -> str:
-        """What a table calls it."""
+        """The name in tables."""
         return f"last {self.tau} tokens"
 
-    def hidden(self, read: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
-        """Hidden states [B, N, d] at each token of rows behind BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
+    def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
+        """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         compressor = self.compressor
         with hf.attach(compressor.model):
-            out = compressor.lm.run(None, inputs_embeds=compressor.embed(read.ids), plan=self._plan(read), keep=keep)
+            out = compressor.lm.run(None, inputs_embeds=compressor.embed(rows.ids), plan=self._plan(rows), keep=keep)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
-    def states(self, read: Rows) -> Tensor:
-        """int64 [B, N]: how many tokens each token of rows behind BOS sees, itself included; 0 on padding."""
-        return keys_seen(self._plan(read)).where(read.valid, 0)
+    def states(self, rows: Rows) -> Tensor:
+        """int64 [B, N]: how many tokens each token of rows with BOS sees, itself included; 0 on padding."""
+        return keys_seen(self._plan(rows)).where(rows.valid, 0)
 
-    def _start(self, read: Rows) -> Stream:
-        return _RecentStream(self, read)
+    def _start(self, rows: Rows) -> Stream:
+        return _RecentStream(self, rows)
 
-    def _plan(self, read: Rows) -> layouts.Plan:
-        layout = layouts.dodo(np.zeros(read.ids.shape[1], bool), self.tau, segment=1, bos=True)
+    def _plan(self, rows: Rows) -> layouts.Plan:
+        layout = layouts.dodo(np.zeros(rows.ids.shape[1], bool), self.tau, segment=1, bos=True)
         return layout.compile(windows=self.compressor.lm.windows, device=self.compressor.device)
 
 
 class _RecentStream(Stream):
-    """What a `Recent` reads on, with a cache of about tau tokens."""
+    """The stream of a `Recent`, whose cache holds about tau tokens."""
 
     reader: Recent
 
-    def _read(self, read: Rows) -> tuple[Tensor, StreamCache]:
-        left = self._recent()
-        keep = hf.KeptKeys(padded(left, device=self.reader.compressor.device))
-        hidden = self.reader.hidden(read, keep=keep)
-        # Dropping copies all that is left.
-        held = StreamCache(keep.close(), left, [()] * len(left), self.reader.first, self.ends, room=64, lag=63)
-        return hidden, held
+    def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+        positions = self._recent()
+        keep = hf.KeptKeys(padded(positions, device=self.reader.compressor.device))
+        hidden_states = self.reader.hidden(rows, keep=keep)
+        # Dropping copies all remaining keys, so it waits for 64 tokens.
+        cache = StreamCache(
+            keep.close(), positions, [()] * len(positions), self.reader.first, self.ends, room=64, lag=63
+        )
+        return hidden_states, cache
 
-    def _served(self, chosen: Sequence[bool]) -> Use:
+    def _roles(self, stays: Sequence[bool]) -> Use:
         return None

@@ -1,4 +1,4 @@
-"""The study `compression-loss` as a command."""
+"""The command of the study `compression-loss`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gistkit.studies.compression_loss.study import SETTINGS, Recipe, build_compr
 from gistkit.studies.epl import report
 from gistkit.studies.epl.command import Epl
 from gistkit.studies.options import add_runs, add_text, jobs
-from gistkit.studies.pages import made_on, runs, seeds, without
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Plan
+from gistkit.studies.pages import drop_column, machine_caption, runs, seeds
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -33,9 +33,9 @@ class CompressionLoss(Epl):
         add_text(parser)
         add_runs(parser, Recipe.steps)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         recipe, corpus = Recipe(steps=options.steps), load_corpus(options.text)
-        return Plan(recipe, jobs(list(SETTINGS), options.seeds), source=corpus)
+        return StudyPlan(recipe, jobs(list(SETTINGS), options.seeds), source=corpus)
 
     def build(self, recipe: Any, arm: str, seed: int) -> Any:
         return build_compressor(recipe, arm, seed)
@@ -43,14 +43,15 @@ class CompressionLoss(Epl):
     def table(self, runs: Sequence[reconstruction.Run], recipe: Any) -> str:
         return format_table(table_rows(runs))
 
-    def report(self, runs: Sequence[reconstruction.Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[reconstruction.Run], plan: StudyPlan) -> str:
         return f"{self.table(runs, plan.recipe)}\n\n{CAPTION}"
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         (group,) = groups
-        table = format_table(without(table_rows(runs(group)), "seconds"))
+        table = format_table(drop_column(table_rows(runs(group)), "seconds"))
         how = f"{group[0].recipe.steps} steps, {seeds(group)}"
-        return f"{table}\n\nHeld-out, nats a byte, {how}; in brackets a loss that was not trained on. {made_on(group)}."
+        note = "in brackets a loss that was not trained on"
+        return f"{table}\n\nHeld-out, nats a byte, {how}; {note}. {machine_caption(group)}."
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:
         return {"loss": report.figures(runs, recipe, legend="setting")["loss"]}

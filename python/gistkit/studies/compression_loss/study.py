@@ -33,7 +33,7 @@ PAPER = {
 
 @dataclass(frozen=True)
 class Recipe(epl.Recipe):
-    """Everything that decides a run but its setting and seed."""
+    """Everything that determines a run except its setting and seed."""
 
     continuation: int = 80
 
@@ -49,19 +49,25 @@ def table_rows(runs: Sequence[Run]) -> list[list[str]]:
     header = ["setting", "CL loss", "AE loss", "LM loss", "AE accuracy", "greedy", "seconds"]
     rows = [[*header, "paper: CL", "AE", "LM", "AE BLEU-4"]]
     for setting in dict.fromkeys(run.layout for run in runs):
-        mine = [run for run in runs if run.layout == setting]
-        figure = lambda name: f"{mean(run.losses[name] for run in mine):.3f}" if name in mine[0].losses else "-"  # noqa: B023, E731
-        ae = figure("ae") if "ae" in mine[0].losses else f"({mean(run.loss for run in mine):.3f})"
+        setting_runs = [run for run in runs if run.layout == setting]
+        ae = _mean_loss(setting_runs, "ae")
+        if ae == "-":
+            ae = f"({mean(run.loss for run in setting_runs):.3f})"
         rows.append(
             [
                 setting,
-                figure("compression"),
+                _mean_loss(setting_runs, "compression"),
                 ae,
-                figure("lm"),
-                f"{mean(run.accuracy for run in mine):.3f}",
-                f"{mean(run.greedy_accuracy for run in mine):.3f}",
-                f"{mean(run.seconds for run in mine):.0f}",
+                _mean_loss(setting_runs, "lm"),
+                f"{mean(run.accuracy for run in setting_runs):.3f}",
+                f"{mean(run.greedy_accuracy for run in setting_runs):.3f}",
+                f"{mean(run.seconds for run in setting_runs):.0f}",
                 *PAPER.get(setting, ("-",) * 4),
             ]
         )
     return rows
+
+
+def _mean_loss(runs: Sequence[Run], name: str) -> str:
+    """A cell of a loss, the mean over runs; "-" where they do not train it."""
+    return f"{mean(run.losses[name] for run in runs):.3f}" if name in runs[0].losses else "-"

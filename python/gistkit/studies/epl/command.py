@@ -1,4 +1,4 @@
-"""The study `epl` as a command."""
+"""The command of the study `epl`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from gistkit.studies import reconstruction
 from gistkit.studies.epl import report
 from gistkit.studies.epl.study import Recipe, build_compressor
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
-from gistkit.studies.pages import made_on, runs, seeds
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import machine_caption, runs, seeds
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -36,19 +36,19 @@ class Epl(Study):
         add_text(parser)
         add_runs(parser, Recipe.steps)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         recipe, corpus = Recipe(steps=options.steps), load_corpus(options.text)
         about = (
             f"Reconstructing {recipe.chunk} bytes from {recipe.chunk // recipe.ratio} memory tokens; text "
             f"{corpus.name} ({corpus.train.numel()} + {corpus.held_out.numel()} held-out bytes, {corpus.digest})"
         )
-        return Plan(recipe, jobs(options.layouts, options.seeds), about, corpus)
+        return StudyPlan(recipe, jobs(options.layouts, options.seeds), about, corpus)
 
     def build(self, recipe: Any, arm: str, seed: int) -> Any:
         """The untrained compressor of an arm."""
         return build_compressor(recipe, arm, seed)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> reconstruction.Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> reconstruction.Run:
         corpus: Any = plan.source
         return reconstruction.train(
             plan.recipe, self.build, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar
@@ -60,7 +60,7 @@ class Epl(Study):
     def table(self, runs: Sequence[reconstruction.Run], recipe: Any) -> str:
         return format_table(report.table_rows(runs))
 
-    def report(self, runs: Sequence[reconstruction.Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[reconstruction.Run], plan: StudyPlan) -> str:
         return "\n".join(
             [
                 self.table(runs, plan.recipe),
@@ -71,12 +71,12 @@ class Epl(Study):
             ]
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         (group,) = groups
         recipe = group[0].recipe
         return (
             f"{self.table(runs(group), recipe)}\n\nHeld-out, {recipe.steps} steps, {seeds(group)}: mean "
-            f"(lowest-highest). {made_on(group)}."
+            f"(lowest-highest). {machine_caption(group)}."
         )
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:

@@ -1,4 +1,4 @@
-"""What the study `epl` found: a table beside the paper's, passages and pictures."""
+"""The results of the study `epl`: a table beside the paper's, passages and pictures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from gistkit.studies.reconstruction import GOAL, Run, Schedule
+from gistkit.studies.reconstruction import GOAL, ReconstructionRecipe, Run
 from gistkit.studies.results import spread
 
 if TYPE_CHECKING:
@@ -41,20 +41,20 @@ def table_rows(runs: Sequence[Run], method: str = "icae") -> list[list[str]]:
         ],
     ]
     for layout in dict.fromkeys(run.layout for run in runs):
-        mine = [run for run in runs if run.layout == layout]
-        reached = [run.steps_to_goal for run in mine]
-        known = [float(step) for step in reached if step is not None]
-        steps = spread(known, "{:.0f}".format) if known else "not reached"
-        if known and len(known) < len(mine):
-            steps += f", {len(mine) - len(known)} of {len(mine)} not"
+        layout_runs = [run for run in runs if run.layout == layout]
+        reached = [run.steps_to_goal for run in layout_runs]
+        steps_reached = [float(step) for step in reached if step is not None]
+        steps = spread(steps_reached, "{:.0f}".format) if steps_reached else "not reached"
+        if steps_reached and len(steps_reached) < len(layout_runs):
+            steps += f", {len(layout_runs) - len(steps_reached)} of {len(layout_runs)} not"
         rows.append(
             [
                 layout.upper(),
                 steps,
-                spread([run.loss for run in mine], "{:.3f}".format),
-                spread([run.accuracy for run in mine], "{:.3f}".format),
-                spread([run.greedy_accuracy for run in mine], "{:.3f}".format),
-                spread([run.seconds for run in mine], "{:.0f} s".format),
+                spread([run.loss for run in layout_runs], "{:.3f}".format),
+                spread([run.accuracy for run in layout_runs], "{:.3f}".format),
+                spread([run.greedy_accuracy for run in layout_runs], "{:.3f}".format),
+                spread([run.seconds for run in layout_runs], "{:.0f} s".format),
                 *([f"{figure:.2f}" for figure in PAPER[method][layout]] if layout in PAPER[method] else ["-"] * 3),
             ]
         )
@@ -72,32 +72,34 @@ def format_passages(runs: Sequence[Run]) -> str:
     return "\n".join(lines)
 
 
-def format_tracking(runs: Sequence[Run], recipe: Schedule) -> str:
+def format_tracking(runs: Sequence[Run], recipe: ReconstructionRecipe) -> str:
     """How the memory tokens' attention follows the context, last layer, mean over seeds."""
     lines = [f"  slope of the memory tokens' attention over the context (even coverage: 1/{recipe.ratio})"]
     for layout in dict.fromkeys(run.layout for run in runs):
-        last = [run.tracking[-1] for run in runs if run.layout == layout]
-        slope, fit, own = (mean(one[key] for one in last) for key in ("slope", "r_squared", "own_segment"))
+        trackings = [run.tracking[-1] for run in runs if run.layout == layout]
+        slope, fit, own_share = (
+            mean(tracking[key] for tracking in trackings) for key in ("slope", "r_squared", "own_segment")
+        )
         lines.append(
-            f"  {layout.upper():>5}  slope 1/{slope:<6.2f} R^2 {fit:4.2f}   share in its own segment {own:4.2f}"
+            f"  {layout.upper():>5}  slope 1/{slope:<6.2f} R^2 {fit:4.2f}   share in its own segment {own_share:4.2f}"
         )
     return "\n".join(lines)
 
 
 def figures(
-    runs: Sequence[Run], recipe: Schedule, *, last_layer: bool = False, legend: str = "position layout"
+    runs: Sequence[Run], recipe: ReconstructionRecipe, *, last_layer: bool = False, legend: str = "position layout"
 ) -> dict[str, Figure]:
     """Loss curves under a `legend`, and where the runs have them attention maps of all layers or the last."""
     from gistkit.viz import draw_loss_curves, draw_memory_attention
 
     layouts = dict.fromkeys(run.layout for run in runs)
     curves = {layout: [run.curve for run in runs if run.layout == layout] for layout in layouts}
-    found = {"loss": draw_loss_curves(curves, goal=GOAL, legend=legend)}
+    pictures = {"loss": draw_loss_curves(curves, goal=GOAL, legend=legend)}
     maps: dict[str, list[list[list[float]]]] = {}
     for run in runs:
         if run.attention:
             maps.setdefault(run.layout, run.attention[-1:] if last_layer else run.attention)
     if maps:
         first = len(runs[0].tracking) - 1 if last_layer else 0
-        found["attention"] = draw_memory_attention(maps, recipe.ratio, first)
-    return found
+        pictures["attention"] = draw_memory_attention(maps, recipe.ratio, first)
+    return pictures

@@ -13,12 +13,12 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit.compress import ICAE, Compressor
-from gistkit.studies.reconstruction import Schedule
+from gistkit.studies.reconstruction import ReconstructionRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
-    """Everything that decides a run but its layout and seed."""
+class Recipe(ReconstructionRecipe):
+    """Everything that determines a run except its layout and seed."""
 
     hidden_size: int = 128
     intermediate_size: int = 352

@@ -1,1 +1,1 @@
-"""What the studies of position encodings share; `length` and `retrieval` most of it, `resolution` some."""
+"""Shared by the studies of position encodings: `length` and `retrieval` use most of it, `resolution` some."""

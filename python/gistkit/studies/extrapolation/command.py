@@ -1,4 +1,4 @@
-"""What the commands of the studies `length` and `retrieval` share."""
+"""Options of the studies `length` and `retrieval`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gistkit.studies.options import add_names, add_runs
 def add_encodings(
     parser: argparse.ArgumentParser, presets: Mapping[str, object], sizes: str, default: Sequence[str]
 ) -> None:
-    """--preset, --encodings, --seeds and --steps. `sizes`: what the presets are."""
+    """--preset, --encodings, --seeds and --steps. `sizes`: a description of the presets."""
     parser.add_argument("--preset", choices=presets, default="short", help=f"{sizes} (default: %(default)s)")
-    known = list(dict.fromkeys([*default, *ABLATIONS]))
-    left = [name for name in known if name not in default]
-    add_names(parser, "--encodings", known, default, f", {' and '.join(left)} among them" if left else "")
+    encodings = list(dict.fromkeys([*default, *ABLATIONS]))
+    further = [name for name in encodings if name not in default]
+    add_names(parser, "--encodings", encodings, default, f", {' and '.join(further)} among them" if further else "")
     add_runs(parser)

@@ -70,8 +70,10 @@ def draw_sizes(panels: Sequence[Panel], title: str) -> Figure:
     for axes, panel in zip(grid, panels, strict=True):
         sizes = _sizes(panel)
         # Labels that would touch are left out.
-        shown = [size for size, after in zip(sizes, [*sizes[1:], float("inf")], strict=True) if after / size > 1.06]
-        axes.set_xticks(shown, [f"{size:.3g}x" for size in shown])
+        ticks = [
+            size for size, next_size in zip(sizes, [*sizes[1:], float("inf")], strict=True) if next_size / size > 1.06
+        ]
+        axes.set_xticks(ticks, [f"{size:.3g}x" for size in ticks])
         axes.set_xlabel("side of the images (dotted: in training)")
     return figure
 
@@ -79,21 +81,21 @@ def draw_sizes(panels: Sequence[Panel], title: str) -> Figure:
 def _lines(panels: Sequence[Panel], title: str) -> tuple[Figure, Sequence[Axes]]:
     figure = Picture(figsize=(2.4 + 3.5 * len(panels), 4.2), layout="constrained")
     grid = figure.subplots(1, len(panels), squeeze=False)[0]
-    shown: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
         for name, line in panel.lines.items():
             at = sorted(line)
             means = np.array([np.mean(line[size]) for size in at])
             reach = np.abs([[np.min(line[size]), np.max(line[size])] for size in at] - means[:, None]).T
             bars = axes.errorbar(at, means, reach, markersize=4.5, linewidth=1.3, capsize=2, **STYLE[name])
-            shown.setdefault(name, bars)
+            handles.setdefault(name, bars)
         axes.axvline(_sizes(panel)[0], color="0.5", linewidth=0.8, linestyle=":")
         axes.set_xscale("log", base=2)
         axes.minorticks_off()
         axes.set_title(panel.title, loc="left", fontsize=10)
         tidy(axes)
-    names = [name for name in STYLE if name in shown]
-    figure.legend([shown[name] for name in names], names, loc="outside right center", frameon=False, fontsize=8)
+    names = [name for name in STYLE if name in handles]
+    figure.legend([handles[name] for name in names], names, loc="outside right center", frameon=False, fontsize=8)
     figure.suptitle(title, x=0.01, ha="left")
     return figure, grid
 

@@ -1,4 +1,4 @@
-"""What the studies of position encodings share: a model with any of them, its schedule, and its training."""
+"""Learner: a model with any position encoding, its schedule, and its training."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 from gistkit.nn import GPT, SeqPE, SeqPEPositions, ViT
 from gistkit.nn.seqpe.regularizer import SeqPERegularizer
-from gistkit.studies.fitting import Progress, Training, optimise
+from gistkit.studies.fitting import Progress, StudyRecipe, optimise
 
 Model = TypeVar("Model", GPT, ViT)
 
 
 @dataclass(frozen=True)
-class Schedule(Training):
-    """What the model is, how it and its positions are trained, whatever the model and the task.
+class PositionRecipe(StudyRecipe):
+    """The model's sizes and the training of the model and its positions, for any model and task.
 
     Args:
         dim, layers, heads, dropout: of the model.
@@ -64,8 +64,8 @@ class Schedule(Training):
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, ..."""
-        done = step / self.steps
-        shape = (1 + math.cos(math.pi * done)) / 2 if self.decay == "cosine" else 1 - done
+        progress = step / self.steps
+        shape = (1 + math.cos(math.pi * progress)) / 2 if self.decay == "cosine" else 1 - progress
         return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1)) * (self.final + (1 - self.final) * shape)
 
     def encoder_options(self, arm: str, axes: int = 1) -> dict[str, Any]:
@@ -80,10 +80,10 @@ class Schedule(Training):
         return {"std": std, "encoder": encoder} | ({"mul_start": self.mul_start} if arm == "seqpe-mul" else {})
 
 
-class Placed(NamedTuple):
-    """Where the sequences of a step stand: positions and SeqPE's embeddings of them, and SeqPE's losses.
+class StepPositions(NamedTuple):
+    """The positions of a step's sequences, SeqPE's embeddings of them, and SeqPE's losses.
 
-    For other encodings positions and embeddings are None, the model's own, and there is no loss.
+    Other encodings have None for positions and embeddings, which is the model's default, and no loss.
     """
 
     positions: Tensor | None
@@ -92,7 +92,7 @@ class Placed(NamedTuple):
 
 
 class Learner(Generic[Model]):
-    """A model with a position encoding, how SeqPE's positions are drawn for it, and its training.
+    """A model with a position encoding, the sampler of SeqPE's positions, and its training.
 
     Args:
         schedule: of its training.
@@ -105,7 +105,7 @@ class Learner(Generic[Model]):
 
     def __init__(
         self,
-        schedule: Schedule,
+        schedule: PositionRecipe,
         model: Model,
         shape: int | Sequence[int],
         seed: int,
@@ -132,14 +132,14 @@ class Learner(Generic[Model]):
         """Those of the model with its positions."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def place(self, rows: int, step: int) -> Placed:
+    def place(self, rows: int, step: int) -> StepPositions:
         """The positions of a step's batch, the same at every call."""
         if self.regularizer is None or self.encoder is None:
-            return Placed(None, None, 0.0)
-        drawn = self.regularizer.draw(rows, step)
-        encoded = self.encoder(drawn.positions)
-        return Placed(
-            drawn.positions[drawn.main], drawn.embeddings(encoded), self.regularizer.losses(drawn, encoded).total
+            return StepPositions(None, None, 0.0)
+        sample = self.regularizer.draw(rows, step)
+        encoded = self.encoder(sample.positions)
+        return StepPositions(
+            sample.positions[sample.main], sample.embeddings(encoded), self.regularizer.losses(sample, encoded).total
         )
 
     def fit(
@@ -157,13 +157,15 @@ class Learner(Generic[Model]):
         Args:
             loss: of step 0, 1, ..., the same at every call.
             figures, state, resume, bar: as in `optimise`.
-            identity: JSON values that decide the run, besides schedule and seed.
+            identity: JSON values that determine the run, besides schedule and seed.
         """
-        named = list(self.model.named_parameters())
+        parameters = list(self.model.named_parameters())
         of_positions = {id(parameter) for parameter in self.model.position.parameters()}
-        positions = [parameter for _, parameter in named if id(parameter) in of_positions]
-        others = [parameter for _, parameter in named if id(parameter) not in of_positions]
-        matrices, vectors = ([x for x in others if (x.dim() >= 2) == wanted] for wanted in (True, False))
+        positions = [parameter for _, parameter in parameters if id(parameter) in of_positions]
+        model_parameters = [parameter for _, parameter in parameters if id(parameter) not in of_positions]
+        matrices, vectors = (
+            [x for x in model_parameters if (x.dim() >= 2) == is_matrix] for is_matrix in (True, False)
+        )
         groups = [
             {"params": matrices, "weight_decay": self.schedule.weight_decay, "factor": 1.0},
             {"params": vectors, "weight_decay": 0.0, "factor": 1.0},
@@ -175,10 +177,10 @@ class Learner(Generic[Model]):
         # Dropout, where a model has it.
         torch.manual_seed(self.seed)
         return optimise(
-            self.schedule, named, optimizer, loss, figures, state,
+            self.schedule, parameters, optimizer, loss, figures, state,
             {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
             learning_rate=self.schedule.learning_rate_at,
-            clips=[(others, self.schedule.clip), (positions, self.schedule.position_clip)],
+            clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
             resume=resume, bar=bar,
         )  # fmt: skip
 

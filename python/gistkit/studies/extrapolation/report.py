@@ -27,10 +27,10 @@ Lines = dict[str, dict[float, list[float]]]
 
 def by_arm(runs: Sequence[Any]) -> dict[str, list[Any]]:
     """The runs of each arm, in the order of `ARMS`, by seed."""
-    found: dict[str, list[Any]] = {}
+    runs_by_arm: dict[str, list[Any]] = {}
     for run in sorted(runs, key=lambda run: (ARMS.index(run.arm), run.seed)):
-        found.setdefault(run.arm, []).append(run)
-    return found
+        runs_by_arm.setdefault(run.arm, []).append(run)
+    return runs_by_arm
 
 
 def arm_rows(
@@ -39,12 +39,12 @@ def arm_rows(
     """Header and one row an arm: a figure at each length; several seeds give mean (lowest-highest)."""
     lengths = list(getattr(runs[0], split))
     first = int(lengths[0])
-    header = ["position encoding", *[f"{int(one) // first}x, {one}" for one in lengths], "training", "seeds"]
+    header = ["position encoding", *[f"{int(length) // first}x, {length}" for length in lengths], "training", "seeds"]
     rows = [header]
-    for arm, mine in by_arm(runs).items():
-        cells = [results.spread([figure(getattr(run, split)[one]) for run in mine], form) for one in lengths]
-        seconds = results.spread([run.seconds for run in mine], "{:.0f} s".format)
-        rows.append([TITLES[arm], *cells, seconds, str(len(mine))])
+    for arm, arm_runs in by_arm(runs).items():
+        cells = [results.spread([figure(getattr(run, split)[length]) for run in arm_runs], form) for length in lengths]
+        seconds = results.spread([run.seconds for run in arm_runs], "{:.0f} s".format)
+        rows.append([TITLES[arm], *cells, seconds, str(len(arm_runs))])
     return rows
 
 
@@ -56,8 +56,11 @@ def number(value: float) -> str:
 def arm_lines(runs: Sequence[Any], split: str, figure: Callable[[Any], float]) -> Lines:
     """A figure by arm and length, of each seed."""
     return {
-        TITLES[arm]: {int(one): [figure(getattr(run, split)[one]) for run in mine] for one in getattr(mine[0], split)}
-        for arm, mine in by_arm(runs).items()
+        TITLES[arm]: {
+            int(length): [figure(getattr(run, split)[length]) for run in arm_runs]
+            for length in getattr(arm_runs[0], split)
+        }
+        for arm, arm_runs in by_arm(runs).items()
     }
 
 
@@ -66,7 +69,7 @@ def paper_lines(
 ) -> Lines:
     """The paper's figures of the arms that there are, by arm and length."""
     return {
-        TITLES[arm]: {shortest << power: [figure(one)] for power, one in enumerate(row)}
+        TITLES[arm]: {shortest << power: [figure(value)] for power, value in enumerate(row)}
         for arm, row in paper.items()
         if arm in by_arm(runs)
     }

@@ -1,4 +1,4 @@
-"""What the studies `length` and `retrieval` share: a GPT for each position encoding, and its training at one length."""
+"""Student: a GPT with any position encoding, and its training at one length, for `length` and `retrieval`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from gistkit._checks import IGNORE
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, position_encoding
 from gistkit.nn.models.block import Style
-from gistkit.studies.extrapolation.learner import Learner, Schedule
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
 from gistkit.studies.fitting import Progress
 
 # Arms that train SeqPE without one of its losses.
@@ -24,8 +24,8 @@ ARMS = (*TEXT_ENCODINGS, *ABLATIONS)
 
 
 @dataclass(frozen=True)
-class Sizes(Schedule):
-    """What the model is, how it and its positions are trained, whatever the task.
+class Sizes(PositionRecipe):
+    """The model's sizes and the training of the model and its positions, for any task.
 
     Args:
         length: L, the tokens of a sequence in training.
@@ -124,8 +124,8 @@ class Student(Learner[GPT]):
         # Positions are encoded in full precision.
         embeddings = None if self.encoder is None else self.encoder(torch.arange(input_ids.shape[1]))
         with self.precision():
-            hidden = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
-            return self.model.head(hidden if last is None else hidden[:, -last:]).float()
+            hidden_states = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
+            return self.model.head(hidden_states if last is None else hidden_states[:, -last:]).float()
 
     def train(
         self,
@@ -142,7 +142,7 @@ class Student(Learner[GPT]):
         Args:
             batch: (input_ids, labels) of step 0, 1, ..., the same at every call.
             figures, state, resume, bar: as in `fit`.
-            data: JSON values that decide the batches.
+            data: JSON values that determine the batches.
         """
         identity = {"data": data, "arm": self.arm.name}
         return self.fit(lambda step: self.loss(step, *batch(step)), figures, state, identity, resume=resume, bar=bar)

@@ -1,4 +1,4 @@
-"""The study `greedy` as a command."""
+"""The command of the study `greedy`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gistkit.options.models import add_dtype, add_model_name, load_compressor, l
 from gistkit.options.texts import read_contents
 from gistkit.studies.greedy import report
 from gistkit.studies.greedy.report import Run
-from gistkit.studies.greedy.study import Improved, Recipe, passages, study
-from gistkit.studies.pages import made_on, runs
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.greedy.study import Recipe, SwapSearch, passages, study
+from gistkit.studies.pages import machine_caption, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import token_ids
 from gistkit.train.recipe import find_preset
 
@@ -64,7 +64,7 @@ class GreedyStudy(Study):
             "--passages", type=positive, default=16, metavar="N",
             help="of the texts, at most; each is read some thousand times (default: %(default)s; the paper: 1000)",
         )  # fmt: skip
-        for name, default, what in (
+        for name, default, purpose in (
             ("--context", 128, "tokens compressed"),
             ("--read", 64, "tokens after them, uncompressed"),
             ("--asked", 64, "tokens after these, predicted"),
@@ -72,10 +72,10 @@ class GreedyStudy(Study):
             ("--batch-size", 32, "selections read at a time"),
         ):
             parser.add_argument(
-                name, type=positive, default=default, metavar="N", help=f"{what} (default: %(default)s)"
+                name, type=positive, default=default, metavar="N", help=f"{purpose} (default: %(default)s)"
             )
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         contents = read_contents(options.texts, options.glob)
         recipe = Recipe(options.context, options.read, options.asked, options.rounds)
         model, tokenizer = load_model(options.model, options.dtype, device(options.device))
@@ -83,23 +83,23 @@ class GreedyStudy(Study):
         if not isinstance(compressor, Dodo):
             raise ValueError(f"--compressor: expected a Dodo, got a {type(compressor).__name__}, {options.compressor}")
         texts = [token_ids(tokenizer, content) for content in contents]
-        chosen = passages(texts, recipe.length, options.passages)
-        if not chosen:
+        text_passages = passages(texts, recipe.length, options.passages)
+        if not text_passages:
             raise ValueError(
                 f"--texts: expected one of at least {recipe.length} tokens, those of --context, --read and --asked, "
                 f"got at most {max(map(len, texts))}"
             )
         about = (
-            f"{compressor.title}: {len(chosen)} passages, {recipe.context} tokens compressed, {recipe.read} read, "
-            f"{recipe.asked} asked"
+            f"{compressor.title}: {len(text_passages)} passages, {recipe.context} tokens compressed, "
+            f"{recipe.read} read, {recipe.asked} asked"
         )
-        read = Passages(", ".join(options.texts), sha256(json.dumps(chosen).encode()).hexdigest()[:12])
-        return Plan(recipe, [Job(Search(compressor, chosen, options.batch_size), 0)], about, read)
+        source = Passages(", ".join(options.texts), sha256(json.dumps(text_passages).encode()).hexdigest()[:12])
+        return StudyPlan(recipe, [Job(Search(compressor, text_passages, options.batch_size), 0)], about, source)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         search: Search = job.arm
-        found = list(study(search.compressor, search.texts, plan.recipe, batch_size=search.batch_size))
-        return Run(search.compressor.title, search.compressor.settings, found)
+        results = list(study(search.compressor, search.texts, plan.recipe, batch_size=search.batch_size))
+        return Run(search.compressor.title, search.compressor.settings, results)
 
     def arm_name(self, run: Run) -> str:
         return run.title
@@ -111,21 +111,21 @@ class GreedyStudy(Study):
         return False
 
     def run_of(self, values: dict[str, Any]) -> Run:
-        places = ("before", "after")
-        texts = [Improved(**one | {name: tuple(one[name]) for name in places}) for one in values["texts"]]
+        names = ("before", "after")
+        texts = [SwapSearch(**text | {name: tuple(text[name]) for name in names}) for text in values["texts"]]
         return Run(**values | {"texts": texts})
 
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return report.format_results(runs)
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         (group,) = groups
         recipe, training = group[0].recipe, group[0].run.training
         preset = find_preset(training["preset"]).recipe
         return (
             f"{self.table(runs(group), recipe)}\n{recipe.context} tokens compressed, {recipe.read} read, "
             f"{recipe.asked} asked, after {training['steps']} steps of {preset.batch} passages of "
-            f"{preset.max_length} tokens. {made_on(group)}."
+            f"{preset.max_length} tokens. {machine_caption(group)}."
         )
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

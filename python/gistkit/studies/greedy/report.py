@@ -1,4 +1,4 @@
-"""What the study `greedy` found: a table beside the paper's."""
+"""The results of the study `greedy`: a table beside the paper's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from gistkit.evaluate import perplexity
 from gistkit.evaluate.report import format_table
-from gistkit.studies.greedy.study import Improved
+from gistkit.studies.greedy.study import SwapSearch
 
 # Dodo, Section 7.1 and Appendix A: Llama-2-7B at 10x, 1000 documents of WikiText-103's test set. There the last token
 # may be swapped too.
@@ -32,27 +32,27 @@ class Run:
 
     title: str
     settings: dict[str, Any]
-    texts: list[Improved]
+    texts: list[SwapSearch]
     training: dict[str, Any] = field(default_factory=dict)
 
 
-def summary(found: Sequence[Improved]) -> dict[str, float]:
+def summary(results: Sequence[SwapSearch]) -> dict[str, float]:
     """The figures of `PAPER`, the swaps tried, and overlap_but_last where some context has more than one nugget."""
     figures = {
-        "overlap": fmean(one.overlap for one in found),
-        "perplexity_before": perplexity(fmean(one.loss_before for one in found)),
-        "perplexity_after": perplexity(fmean(one.loss_after for one in found)),
-        "texts": len(found),
-        "tried": sum(one.tried for one in found),
+        "overlap": fmean(result.overlap for result in results),
+        "perplexity_before": perplexity(fmean(result.loss_before for result in results)),
+        "perplexity_after": perplexity(fmean(result.loss_after for result in results)),
+        "texts": len(results),
+        "tried": sum(result.tried for result in results),
     }
-    but_last = [one.overlap_but_last for one in found if one.overlap_but_last is not None]
+    but_last = [result.overlap_but_last for result in results if result.overlap_but_last is not None]
     return figures | ({"overlap_but_last": fmean(but_last)} if but_last else {})
 
 
-def table_rows(runs: Mapping[str, Sequence[Improved]]) -> list[list[str]]:
+def table_rows(runs: Mapping[str, Sequence[SwapSearch]]) -> list[list[str]]:
     """Header, a row a compressor by its title, and the paper's."""
     header = ["", "stayed", "perplexity", "of the best found", "lower by", "texts"]
-    rows = [_row(title, summary(found)) for title, found in runs.items()]
+    rows = [_row(title, summary(results)) for title, results in runs.items()]
     return [header, *rows, _row("paper: Dodo 10x", PAPER)]
 
 

@@ -54,7 +54,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Improved:
+class SwapSearch:
     """The nuggets of one context as the compressor selects them, and after the search.
 
     Args:
@@ -100,7 +100,7 @@ def improve(
     batch_size: int = BATCH,
     rounds: int = 1,
     progress: bool = True,
-) -> Improved:
+) -> SwapSearch:
     """Swaps the nuggets of one context, one by one, for those of the lowest loss (Dodo, Algorithm 1).
 
     For each nugget in the order of the text, all tokens that are none are tried in its place, first to last; the first
@@ -127,12 +127,12 @@ def improve(
     rows = _one_row(compressor, "context", context)
     if compressor.with_bos(rows).lengths[0] < 2:
         raise ValueError("context: expected at least 1 token beside the first token, got none")
-    read = _one_row(compressor, "text", text)
+    text_rows = _one_row(compressor, "text", text)
     whole("asked", asked)
-    if asked > read.lengths[0]:
-        raise ValueError(f"asked: expected at most the {read.lengths[0]} tokens of the text, got {asked}")
+    if asked > text_rows.lengths[0]:
+        raise ValueError(f"asked: expected at most the {text_rows.lengths[0]} tokens of the text, got {asked}")
     with evaluating(compressor):
-        return _search(_Selections(compressor, rows, read, asked), batch_size, rounds, progress)
+        return _search(_Selections(compressor, rows, text_rows, asked), batch_size, rounds, progress)
 
 
 def study(
@@ -142,7 +142,7 @@ def study(
     *,
     batch_size: int = BATCH,
     progress: bool = True,
-) -> Iterator[Improved]:
+) -> Iterator[SwapSearch]:
     """Yields what `improve` finds in each text.
 
     Args:
@@ -157,12 +157,12 @@ def study(
     for index, text in enumerate(texts):
         if len(text) < recipe.length:
             raise ValueError(f"texts: expected at least {recipe.length} tokens, got {len(text)} in text {index}")
-    return _improved(compressor, texts, recipe, batch_size, progress)
+    return _search_texts(compressor, texts, recipe, batch_size, progress)
 
 
-def _improved(
+def _search_texts(
     compressor: Dodo, texts: Sequence[Sequence[int]], recipe: Recipe, batch_size: int, progress: bool
-) -> Iterator[Improved]:
+) -> Iterator[SwapSearch]:
     with tqdm(texts, desc="texts", unit="text", dynamic_ncols=True, disable=not progress) as bar:
         for text in bar:
             yield improve(
@@ -184,9 +184,9 @@ def passages(texts: Sequence[Sequence[int]], length: int, count: int | None = No
         length: tokens of a passage.
         count: at most so many; None: all.
     """
-    found = [list(text[at : at + length]) for text in texts for at in range(0, len(text) - length + 1, length)]
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(7)).tolist()
-    return [found[index] for index in order[:count]]
+    chunks = [list(text[at : at + length]) for text in texts for at in range(0, len(text) - length + 1, length)]
+    order = torch.randperm(len(chunks), generator=torch.Generator().manual_seed(7)).tolist()
+    return [chunks[index] for index in order[:count]]
 
 
 class _Selections:
@@ -198,66 +198,68 @@ class _Selections:
     """
 
     def __init__(self, compressor: Dodo, context: Rows, text: Rows, asked: int) -> None:
-        own, _, compressed = compressor.compress(context)
-        self.own: list[int] = own.positions[0, 1:].tolist()
+        selected_memory, _, compressed = compressor.compress(context)
+        self.own: list[int] = selected_memory.positions[0, 1:].tolist()
         self.last = compressor.with_bos(compressed).lengths[0] - 1
-        every = Nuggets(torch.arange(1, self.last + 1, device=compressor.device)[None], (self.last,))
-        memory, _ = compressor.encode_nuggets(compressed, every)
-        self.memory = replace(memory, rest=own.rest)
+        all_tokens = Nuggets(torch.arange(1, self.last + 1, device=compressor.device)[None], (self.last,))
+        memory, _ = compressor.encode_nuggets(compressed, all_tokens)
+        self.memory = replace(memory, rest=selected_memory.rest)
         self.compressor, self.text, self.asked = compressor, text, asked
 
     def losses(self, selections: Sequence[Sequence[int]]) -> list[float]:
         """Nats a token asked behind each of some selections, all of one size."""
-        count, its = len(selections), self.compressor
+        count, compressor = len(selections), self.compressor
         # BOS is kept whatever the nuggets are.
         index = F.pad(torch.tensor(selections).sort(1).values, (1, 0))
-        columns = index.to(its.device)[:, None, :, None]
-        every = self.memory.repeat(count)
+        columns = index.to(compressor.device)[:, None, :, None]
+        repeated = self.memory.repeat(count)
         memory = replace(
-            every,
+            repeated,
             lengths=(index.shape[1],) * count,
             positions=index,
-            layers=tuple((k.take_along_dim(columns, 2), v.take_along_dim(columns, 2)) for k, v in every.layers or ()),
+            layers=tuple(
+                (k.take_along_dim(columns, 2), v.take_along_dim(columns, 2)) for k, v in repeated.layers or ()
+            ),
         )
         ids = self.text.ids
         text = Rows(ids[:, :-1].expand(count, -1), (ids.shape[1] - 1,) * count)
-        hidden = its.read(memory, "lm", text)[:, -self.asked :].flatten(0, 1)
+        hidden_states = compressor.read(memory, "lm", text)[:, -self.asked :].flatten(0, 1)
         targets = ids[0, -self.asked :].repeat(count)
-        size = max(1, LOGITS // its.vocabulary)
+        size = max(1, LOGITS // compressor.vocabulary)
         nats = [
-            F.cross_entropy(its.logits(part), labels, reduction="none").double()
-            for part, labels in zip(hidden.split(size), targets.split(size), strict=True)
+            F.cross_entropy(compressor.logits(part), labels, reduction="none").double()
+            for part, labels in zip(hidden_states.split(size), targets.split(size), strict=True)
         ]
         return torch.cat(nats).view(count, -1).mean(1).tolist()  # type: ignore[no-any-return]
 
 
-def _search(selections: _Selections, batch_size: int, rounds: int, progress: bool) -> Improved:
+def _search(selections: _Selections, batch_size: int, rounds: int, progress: bool) -> SwapSearch:
     """Algorithm 1, a batch of selections at a time."""
-    chosen, last = list(selections.own), selections.last
-    before = tuple(chosen)
-    first = best = selections.losses([chosen])[0]
+    selection, last = list(selections.own), selections.last
+    nuggets_before = tuple(selection)
+    first = best = selections.losses([selection])[0]
     if not math.isfinite(first):
         raise ValueError(f"compressor: expected one that gives the text a finite loss, got {first}")
-    tried, total = 0, rounds * (len(chosen) - 1) * (last - len(chosen))
+    tried, total = 0, rounds * (len(selection) - 1) * (last - len(selection))
     with tqdm(total=total, unit="swap", leave=False, dynamic_ncols=True, disable=not progress) as bar:
         for _ in range(rounds):
-            chosen.sort()
-            start = best
-            for slot in range(len(chosen) - 1):
+            selection.sort()
+            round_start = best
+            for slot in range(len(selection) - 1):
                 # The others stay while a slot is searched: a batch can be read before it is known which of it wins.
-                others = chosen[:slot] + chosen[slot + 1 :]
-                free = sorted(set(range(1, last + 1)) - set(chosen))
-                for at in range(0, len(free), batch_size):
-                    batch = free[at : at + batch_size]
-                    for place, loss in zip(batch, selections.losses([[*others, p] for p in batch]), strict=True):
+                fixed = selection[:slot] + selection[slot + 1 :]
+                candidates = sorted(set(range(1, last + 1)) - set(selection))
+                for start in range(0, len(candidates), batch_size):
+                    batch = candidates[start : start + batch_size]
+                    for candidate, loss in zip(batch, selections.losses([[*fixed, p] for p in batch]), strict=True):
                         if loss < best:
-                            best, chosen[slot] = loss, place
+                            best, selection[slot] = loss, candidate
                     tried += len(batch)
                     bar.set_postfix_str(f"perplexity {perplexity(first):.2f} -> {perplexity(best):.2f}", refresh=False)
                     bar.update(len(batch))
-            if best == start:
+            if best == round_start:
                 break
-    return Improved(before, tuple(sorted(chosen)), first, best, tried)
+    return SwapSearch(nuggets_before, tuple(sorted(selection)), first, best, tried)
 
 
 def _one_row(compressor: Dodo, name: str, ids: Any) -> Rows:

@@ -1,21 +1,20 @@
-"""The study `in-place` as a command."""
+"""The command of the study `in-place`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.report import format_table
 from gistkit.studies.in_place import report
 from gistkit.studies.in_place.runs import Run, train
 from gistkit.studies.in_place.study import METHODS, OTHER_METHODS, PRESETS, RATIOS, Arm, Recipe, arms
+from gistkit.studies.models import add_preset
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
-from gistkit.studies.pages import made_on, model_line, runs
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import machine_caption, model_line, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -28,13 +27,11 @@ class InPlaceStudy(Study):
     name = "in-place"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--preset", choices=PRESETS, default="quick",
-            help="quick: a small model from scratch; short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M "
-            "on a GPU (default: %(default)s)",
-        )  # fmt: skip
+        add_preset(parser, PRESETS)
         more = "; gistpool-means is GistPool with gists that begin as means of their windows, and there are "
         add_names(parser, "--methods", METHODS + OTHER_METHODS, METHODS, more + ", ".join(OTHER_METHODS))
         ratios = [str(ratio) for ratio in RATIOS]
@@ -42,20 +39,15 @@ class InPlaceStudy(Study):
         add_text(parser, "text file to ask about")
         add_runs(parser)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
+        recipe = self.recipe_for(options)
         corpus = load_corpus(options.text)
-        chosen = arms(options.methods, [int(ratio) for ratio in options.ratios])
+        study_arms = arms(options.methods, [int(ratio) for ratio in options.ratios])
         about = (
-            f"Answering from contexts of {recipe.min_length} to {recipe.max_length} tokens, {len(chosen)} arms of "
+            f"Answering from contexts of {recipe.min_length} to {recipe.max_length} tokens, {len(study_arms)} arms of "
             f"{recipe.steps} steps of {recipe.batch}; text {corpus.name}, {corpus.digest}"
         )
-        return Plan(recipe, jobs(chosen, options.seeds), about, corpus, options.preset)
-
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        corpus: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
+        return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
 
     def arm_name(self, run: Run) -> str:
         return Arm(run.method, run.ratio).name
@@ -66,14 +58,14 @@ class InPlaceStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return format_table(report.table_rows(runs, "test"))
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         return (
             f"Held-out questions:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
             f"Questions that no choice was made on:\n{self.table(runs, plan.recipe)}\n\n"
             f"Held-out questions, as they were answered:\n{report.format_examples(runs)}"
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
@@ -82,7 +74,7 @@ class InPlaceStudy(Study):
             )
             tables.append(
                 f"{self.table(runs(group), recipe)}\n\n{model_line(recipe)}; test split, on which nothing was chosen; "
-                f"{how}. {made_on(group)}."
+                f"{how}. {machine_caption(group)}."
             )
         return "\n\n".join(tables)
 

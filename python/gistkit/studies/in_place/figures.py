@@ -71,15 +71,15 @@ def draw_curves(curves: Mapping[tuple[str, int], Sequence[Sequence[tuple[int, fl
     grid = figure.subplots(1, len(ratios), squeeze=False, sharey=True)[0]
     lines: dict[str, Any] = {}
     for axes, ratio in zip(grid, ratios, strict=True):
-        for (method, its), seeds in curves.items():
-            if method in LEVEL or its == ratio:
+        for (method, arm_ratio), seeds in curves.items():
+            if method in LEVEL or arm_ratio == ratio:
                 lines[method] = _line(axes, method, seeds)
         axes.set(xlabel="training step", ylim=(0, None))
         axes.set_title(f"{ratio}x", loc="left")
         tidy(axes)
     grid[0].set_ylabel("held-out loss (nats a token)")
-    shown = [method for method in STYLE if method in lines]
-    figure.legend([lines[method] for method in shown], shown, loc="outside right center", frameon=False, fontsize=9)
+    methods = [method for method in STYLE if method in lines]
+    figure.legend([lines[method] for method in methods], methods, loc="outside right center", frameon=False, fontsize=9)
     figure.suptitle("Learning to answer from a compressed context", x=0.01, ha="left")
     return figure
 

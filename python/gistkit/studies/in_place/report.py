@@ -1,4 +1,4 @@
-"""What the study `in-place` found: a table beside the paper's, and pictures."""
+"""The results of the study `in-place`: a table beside the paper's, and pictures."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ PAPER = {
 
 def by_arm(runs: Sequence[Run]) -> dict[Arm, list[Run]]:
     """The runs of each arm, in the order of the methods and by ratio."""
-    found: dict[Arm, list[Run]] = {}
+    runs_by_arm: dict[Arm, list[Run]] = {}
     order = METHODS + OTHER_METHODS
     for run in sorted(runs, key=lambda run: (order.index(run.method), run.ratio, run.seed)):
-        found.setdefault(Arm(run.method, run.ratio), []).append(run)
-    return found
+        runs_by_arm.setdefault(Arm(run.method, run.ratio), []).append(run)
+    return runs_by_arm
 
 
 def table_rows(runs: Sequence[Run], split: str = "held_out") -> list[list[str]]:
@@ -59,27 +59,27 @@ def table_rows(runs: Sequence[Run], split: str = "held_out") -> list[list[str]]:
     Several seeds give mean (lowest-highest).
     """
     kinds = [kind for kind in getattr(runs[0], split) if kind != "all"]
-    shown = ["all", *(kinds if len(kinds) > 1 else [])]
+    columns = ["all", *(kinds if len(kinds) > 1 else [])]
     header = ["method", "ratio"]
-    for kind in shown:
+    for kind in columns:
         header += ["loss", "exact"] if kind == "all" else [f"{kind}: loss", f"{kind}: exact"]
     rows = [[*header, "seeds", "paper: SQuAD loss"]]
-    for arm, mine in by_arm(runs).items():
+    for arm, arm_runs in by_arm(runs).items():
         row = [TITLES[arm.method], "-" if arm.method == "no" else f"{arm.ratio}x"]
-        for kind in shown:
+        for kind in columns:
             for figure in ("loss", "exact"):
-                row.append(results.spread([getattr(run, split)[kind][figure] for run in mine]))
+                row.append(results.spread([getattr(run, split)[kind][figure] for run in arm_runs]))
         paper = PAPER[arm.method].get(arm.ratio)
-        rows.append([*row, str(len(mine)), "-" if paper is None else f"{paper:.3f}"])
+        rows.append([*row, str(len(arm_runs)), "-" if paper is None else f"{paper:.3f}"])
     return rows
 
 
 def format_examples(runs: Sequence[Run], ratio: int = 5) -> str:
     """The answers to one held-out question of each kind, as each method gives them at `ratio` (first seed)."""
-    first = {arm.method: mine[0] for arm, mine in by_arm(runs).items() if arm.ratio in (1, ratio)}
-    some = next(iter(first.values())).examples
+    first = {arm.method: arm_runs[0] for arm, arm_runs in by_arm(runs).items() if arm.ratio in (1, ratio)}
+    examples = next(iter(first.values())).examples
     lines = []
-    for index, example in enumerate(some[:2]):
+    for index, example in enumerate(examples[:2]):
         lines.append(f"  {example['question'].strip()!r} -> {example['answer']!r}")
         lines += [f"  {TITLES[method]:>14}  {run.examples[index]['given']!r}" for method, run in first.items()]
     return "\n".join(lines)
@@ -90,17 +90,17 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     from gistkit.studies.in_place.figures import draw_curves, draw_ratios
 
     arms = by_arm(runs)
-    ours: dict[str, dict[str, dict[int, list[float]]]] = {
+    figures_by_ratio: dict[str, dict[str, dict[int, list[float]]]] = {
         figure: {TITLES[arm.method]: {} for arm in arms} for figure in ("loss", "exact")
     }
-    for arm, mine in arms.items():
-        for figure, methods in ours.items():
-            methods[TITLES[arm.method]][arm.ratio] = [run.held_out["all"][figure] for run in mine]
+    for arm, arm_runs in arms.items():
+        for figure, methods in figures_by_ratio.items():
+            methods[TITLES[arm.method]][arm.ratio] = [run.held_out["all"][figure] for run in arm_runs]
     paper = {TITLES[method]: {ratio: [loss] for ratio, loss in PAPER[method].items()} for method in PAPER}
     panels = {
-        "held-out loss (nats a token)": ours["loss"],
-        "answers without a wrong token": ours["exact"],
-        "paper: loss on SQuAD, Gemma2 2B": {title: paper[title] for title in ours["loss"] if paper[title]},
+        "held-out loss (nats a token)": figures_by_ratio["loss"],
+        "answers without a wrong token": figures_by_ratio["exact"],
+        "paper: loss on SQuAD, Gemma2 2B": {title: paper[title] for title in figures_by_ratio["loss"] if paper[title]},
     }
-    curves = {(TITLES[arm.method], arm.ratio): [run.curve for run in mine] for arm, mine in arms.items()}
+    curves = {(TITLES[arm.method], arm.ratio): [run.curve for run in arm_runs] for arm, arm_runs in arms.items()}
     return {"ratios": draw_ratios(panels), "curves": draw_curves(curves)}

@@ -1,4 +1,4 @@
-"""A run of the study `in-place`: one arm and seed, trained and measured."""
+"""Runs of the study `in-place`: trains and measures one arm and seed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, alone, fit
-from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model, tokenizer
+from gistkit.studies.fitting import Progress, exclusively, fit
+from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model
+from gistkit.studies.models import tokenizer
 from gistkit.studies.needles import Needles, as_batch
 from gistkit.train.batches import Batch
 from gistkit.train.data import Corpus
@@ -25,7 +26,7 @@ from gistkit.train.recipe import adamw
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats an answer token, `exact` the share of answers without a wrong token.
+    """The results of one arm and seed; losses in nats an answer token, `exact` the share of answers without an error.
 
     `held_out` and `test` hold {"loss", "exact"} of the trained model for each kind of question, and their mean as
     "all"; the test split is read once, at the end. `curve` holds (step, loss, exact) over held-out questions, the mean
@@ -60,33 +61,33 @@ def evaluate(
     An answer is exact where each of its tokens is the likeliest behind those before it, so that greedy decoding gives
     it.
     """
-    found: dict[str, dict[str, float]] = {}
+    figures: dict[str, dict[str, float]] = {}
     for kind in data.kinds:
         loss = tokens = exact = 0.0
         for group in data.groups(split, count, kind):
             contexts = torch.tensor([question.context for question in group], device=device)
             texts = [[*question.question, *question.answer[:-1]] for question in group]
-            hidden = compressor.decode(compressor.encode(contexts), "qa", texts)
-            for states, question in zip(hidden, group, strict=True):
+            hidden_states = compressor.decode(compressor.encode(contexts), "qa", texts)
+            for states, question in zip(hidden_states, group, strict=True):
                 start, answer = len(question.question), torch.tensor(question.answer, device=device)
                 logits = compressor.logits(states[start : start + len(answer)])
                 loss += float(cross_entropy(logits, answer, reduction="sum"))
                 tokens += len(answer)
                 exact += bool((logits.argmax(-1) == answer).all())
-        found[kind] = {"loss": loss / tokens, "exact": exact / count}
+        figures[kind] = {"loss": loss / tokens, "exact": exact / count}
     # The kinds count alike, however many tokens their answers have.
     names = ("loss", "exact")
-    found["all"] = {name: sum(found[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
-    return found
+    figures["all"] = {name: sum(figures[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
+    return figures
 
 
 @torch.no_grad()
 def answers(compressor: InPlace, group: Sequence[Question], device: str = "cpu") -> list[tuple[int, ...]]:
-    """What greedy decoding gives, as many tokens each as the answer has."""
+    """Greedy answers, as long as the right ones."""
     memory = compressor.encode(as_batch(group)["input_ids"].to(device))
     longest = max(len(question.answer) for question in group)
-    given = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
-    return [tuple(row[: len(question.answer)]) for row, question in zip(given.tolist(), group, strict=True)]
+    generated = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
+    return [tuple(row[: len(question.answer)]) for row, question in zip(generated.tolist(), group, strict=True)]
 
 
 def train(
@@ -100,9 +101,9 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
-    With `base_steps` it also keeps the base model of the seed, and finds one that an earlier run has left.
+    With `base_steps`, `out` also gets the base model of the seed, which the seed's other runs reuse.
     """
     data = questions(recipe, corpus, seed)
     model = _base(recipe, seed, data, out, device, bar)
@@ -119,10 +120,10 @@ def train(
         run.held_out = evaluate(compressor, data, "held_out", recipe.final_questions, device)
         run.test = evaluate(compressor, data, "test", recipe.final_questions, device)
         group = data.groups("held_out", 4)[0]
-        for question, given in zip(group, answers(compressor, group, device), strict=True):
+        for question, answer in zip(group, answers(compressor, group, device), strict=True):
             run.examples.append(
                 {"question": _text(recipe, question.question), "answer": _text(recipe, question.answer),
-                 "given": _text(recipe, given)}
+                 "given": _text(recipe, answer)}
             )  # fmt: skip
     return run
 
@@ -136,9 +137,9 @@ def start(recipe: Recipe, compressor: InPlace, data: Needles) -> list[float]:
 
 
 def memory_factor(recipe: Recipe, compressor: InPlace) -> float:
-    """The learning rate of what memory tokens alone have, in the recipe's."""
-    whole_beside_lora = compressor.copies is not None and compressor.adapters is not None
-    return recipe.copy_factor if whole_beside_lora else recipe.memory_factor
+    """The learning rate of the memory tokens' own parameters, as a factor of the recipe's."""
+    copies_beside_lora = compressor.copies is not None and compressor.adapters is not None
+    return recipe.copy_factor if copies_beside_lora else recipe.memory_factor
 
 
 def _fit(
@@ -153,23 +154,23 @@ def _fit(
     bar: Any,
     base: bool = False,
 ) -> Progress:
-    """Trains on the answers; what the arms start from as a language model too, and on what comes again."""
+    """Trains on the answers; the base model of the arms also as a language model, and on repetitions."""
     groups = compressor.parameter_groups(recipe.learning_rate, memory_factor=memory_factor(recipe, compressor))
     optimizer = adamw(groups, recipe.learning_rate, recipe.weight_decay)
 
     def loss(step: int) -> torch.Tensor:
         compressor.train()
         batch = {name: tensor.to(device) for name, tensor in data(step).items()}
-        found = compressor(**batch)["loss"]
+        total = compressor(**batch)["loss"]
         if base:
             again = torch.Generator().manual_seed(100_003 * (seed + 1) + step)
-            found = found + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
-        return found
+            total = total + language_loss(compressor, batch) + repetition_loss(compressor, batch, again)
+        return total
 
     def figures() -> tuple[float, float]:
         compressor.eval()
-        found = evaluate(compressor, data, "held_out", recipe.eval_questions, device)["all"]
-        return found["loss"], found["exact"]
+        held_out = evaluate(compressor, data, "held_out", recipe.eval_questions, device)["all"]
+        return held_out["loss"], held_out["exact"]
 
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(seed)
@@ -180,13 +181,13 @@ def _fit(
 
 
 def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar: Any) -> PreTrainedModel:
-    """The model that the arms of a seed start from, each with a copy of its own."""
+    """The model that the arms of a seed start from; each gets its own copy."""
     model = fresh_model(recipe, seed)
     if recipe.base_steps:
         schedule = replace(recipe, steps=recipe.base_steps, eval_every=recipe.base_steps, base_steps=0)
         compressor = build_compressor(schedule, Arm("full"), model).to(device)
         state = out / f"base-{seed}.safetensors"
-        with alone(state.with_suffix(".lock")):
+        with exclusively(state.with_suffix(".lock")):
             _fit(schedule, compressor, "base", seed, data, state, device, True, bar, True)
     return model
 
@@ -194,28 +195,28 @@ def _base(recipe: Recipe, seed: int, data: Needles, out: Path, device: str, bar:
 def language_loss(compressor: InPlace, batch: Batch) -> torch.Tensor:
     """Mean loss of every token of [BOS][context][question][answer]; questions of one length, so that none is padded."""
     bos = torch.full_like(batch["input_ids"][:, :1], compressor.bos_token)
-    whole = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
-    logits = compressor.model(input_ids=whole[:, :-1]).logits
-    return cross_entropy(logits.flatten(0, 1), whole[:, 1:].flatten())
+    input_ids = torch.cat([bos, batch["input_ids"], batch["question_ids"], batch["answer_ids"]], 1)
+    logits = compressor.model(input_ids=input_ids[:, :-1]).logits
+    return cross_entropy(logits.flatten(0, 1), input_ids[:, 1:].flatten())
 
 
 def repetition_loss(compressor: InPlace, batch: Batch, generator: torch.Generator) -> torch.Tensor:
-    """Mean loss of random bytes that stand in the text a second time, as many and as long texts as the contexts.
+    """Mean loss of random bytes that occur in the text a second time, in texts like the contexts in number and length.
 
-    Text can be guessed without looking back; from this so small a model learns to look things up, and does so at once.
+    Real text can be guessed without looking back; from random bytes so small a model soon learns to look things up.
     """
     device, shape = batch["input_ids"].device, batch["input_ids"].shape
-    drawn = torch.randint(32, 127, shape, generator=generator).to(device)
+    random_ids = torch.randint(32, 127, shape, generator=generator).to(device)
     begin = int(torch.randint(shape[1] // 2, (), generator=generator))
-    bos = torch.full_like(drawn[:, :1], compressor.bos_token)
-    whole = torch.cat([bos, drawn, drawn[:, begin:]], 1)
+    bos = torch.full_like(random_ids[:, :1], compressor.bos_token)
+    input_ids = torch.cat([bos, random_ids, random_ids[:, begin:]], 1)
     # Which byte comes again first cannot be known.
-    logits = compressor.model(input_ids=whole[:, :-1]).logits[:, 1 + shape[1] :]
-    return cross_entropy(logits.flatten(0, 1), whole[:, 2 + shape[1] :].flatten())
+    logits = compressor.model(input_ids=input_ids[:, :-1]).logits[:, 1 + shape[1] :]
+    return cross_entropy(logits.flatten(0, 1), input_ids[:, 2 + shape[1] :].flatten())
 
 
 def _text(recipe: Recipe, ids: Sequence[int]) -> str:
-    known = tokenizer(recipe)
-    if known is None:
+    recipe_tokenizer = tokenizer(recipe)
+    if recipe_tokenizer is None:
         return bytes(min(token, 255) for token in ids).decode("utf-8", "replace")
-    return known.decode(list(ids))
+    return recipe_tokenizer.decode(list(ids))

@@ -1,30 +1,28 @@
 """Study `in-place`: a decoder answers from a context that each method compresses in place, at several ratios.
 
-The context is real text with codes between its sentences; asked for are a code, or what follows a passage. All arms
-have the same model, steps, batches and held-out questions (Long Context In-Context Compression by Getting to the Gist
-of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and the questions are SQuAD's and others).
+The context is real text with codes between its sentences. A question asks for a code, or for the continuation of a
+passage. All arms have the same model, steps, batches and held-out questions (Long Context In-Context Compression by
+Getting to the Gist of Gisting (GistPool), Figure 2 and Table 3; there the model is Gemma2 2B and the questions are
+SQuAD's and others).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit import compress
 from gistkit.compress.methods.in_place import InPlace
-from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.fitting import Training
+from gistkit.studies import models
+from gistkit.studies.fitting import StudyRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Training):
-    """Everything that decides a run but its arm and seed.
+class Recipe(StudyRecipe):
+    """Everything that determines a run except its arm and seed.
 
     Args:
         model: "smollm2" (SmolLM2-135M, with LoRA of rank `rank`) or "small" (a Llama of 0.6M parameters on bytes, all
@@ -33,7 +31,7 @@ class Recipe(Training):
         min_length, max_length, lines, cue, answer: of the questions, see `Needles`.
         memory_factor, copy_factor: the learning rate of what memory tokens alone have, in `learning_rate`; the second
             of whole maps beside LoRA.
-        start_gists: read by the arm whose gists start as means, at least.
+        start_gists: fewest gists that `start_as_means` fits, for the arm whose gists start as means.
         eval_questions: held-out questions of each kind at every evaluation.
         final_questions: questions of each kind at the end, held-out ones and as many of the test split.
     """
@@ -73,7 +71,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# The methods of the paper's Figure 2, and GistPool that starts as means; then the rest of its Table 3.
+# The methods of the paper's Figure 2, and GistPool with gists that start as means; then the others of its Table 3.
 METHODS = ("no", "full", "gist", "offset-gist", "sep-offset-gist", "avgpool", "gistpool", "gistpool-means")
 OTHER_METHODS = ("sep-gist", "gist-pool", "sep-gist-pool", "offset-gist-pool")
 RATIOS = (1, 2, 5, 10)
@@ -132,30 +130,7 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlac
     raise ValueError(f"method: expected one of {', '.join(METHODS + OTHER_METHODS)}, got {arm.method!r}")
 
 
-def tokenizer(recipe: Recipe) -> Any:
-    """The tokenizer of a recipe's model; None for bytes."""
-    return _smollm2()[1] if recipe.model == "smollm2" else None
-
-
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
     """A copy of the pretrained model, or a small one with the random weights of a seed."""
-    if recipe.model == "smollm2":
-        return copy.deepcopy(_smollm2()[0])
-    torch.manual_seed(seed)
-    return _small_llama()
-
-
-@lru_cache(maxsize=1)
-def _smollm2() -> Any:
-    return load_smollm2()
-
-
-def _small_llama() -> PreTrainedModel:
-    # The width of the initial weights, and the base of the rotation, decide whether so small a model learns to look up.
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=257, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4,
-            max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=0.09,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e3}, bos_token_id=256, eos_token_id=None,
-        )
-    )  # fmt: skip
+    # These decide whether so small a model learns to look things up.
+    return models.fresh_model(recipe, seed, initializer_range=0.09, rope_theta=1e3)

@@ -1,10 +1,9 @@
-"""The study `length` as a command."""
+"""The command of the study `length`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,9 @@ from gistkit.studies.extrapolation.student import ARMS, arms
 from gistkit.studies.length import report
 from gistkit.studies.length.study import PAPER_DATASET, PAPER_TOKENIZER, PRESETS, Recipe, Run, train
 from gistkit.studies.options import add_text, jobs
-from gistkit.studies.pages import made_on, runs, without
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import drop_column, machine_caption, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -29,6 +28,8 @@ class LengthStudy(Study):
     name = "length"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         sizes = (
@@ -42,9 +43,8 @@ class LengthStudy(Study):
         )
         parser.add_argument("--tokenizer", help="folder or hub name (default: bytes; of paper, GPT-2's)")
 
-    def plan(self, options: argparse.Namespace) -> Plan:
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
+        recipe = self.recipe_for(options)
         dataset, tokenizer = options.dataset, options.tokenizer
         if options.preset == "paper" and options.text is None and dataset is None:
             dataset = PAPER_DATASET
@@ -58,11 +58,7 @@ class LengthStudy(Study):
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; text {corpus.name}, "
             f"{corpus.digest}"
         )
-        return Plan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
-
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        corpus: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
+        return StudyPlan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
 
     def arm_name(self, run: Run) -> str:
         return run.arm
@@ -73,29 +69,29 @@ class LengthStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         title = "Perplexity of chunks without overlap,"
         return (
             f"{title} held-out text:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
             f"{title} text that no choice was made on:\n{self.table(runs, plan.recipe)}"
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
             how = f"{recipe.steps} steps of {recipe.batch} x {recipe.length} bytes"
-            table = format_table(without(report.table_rows(runs(group)), "training"))
-            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {made_on(group)}.")
+            table = format_table(drop_column(report.table_rows(runs(group)), "training"))
+            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {machine_caption(group)}.")
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
         return report.figures(runs)
 
-    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
-        shown = ("seqpe-bias-no-delta", "seqpe-bias")
-        states = {arm: path for arm in shown if (path := out / f"{arm}-0.safetensors").exists()}
-        if len(states) < len(shown) or {job.arm.name for job in plan.jobs}.isdisjoint(shown):
+    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
+        encodings = ("seqpe-bias-no-delta", "seqpe-bias")
+        states = {arm: path for arm in encodings if (path := out / f"{arm}-0.safetensors").exists()}
+        if len(states) < len(encodings) or {job.arm.name for job in plan.jobs}.isdisjoint(encodings):
             return []
         return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)]
 

@@ -1,4 +1,4 @@
-"""What the study `length` found: a table beside the paper's, and pictures."""
+"""The results of the study `length`: a table beside the paper's, and pictures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
 
     panels = [
         Panel("perplexity", arm_lines(runs, split, math.exp)),
-        Panel("paper: GPT-2 on WikiText-103", paper_lines(runs, PAPER, 512, lambda one: one)),
+        Panel("paper: GPT-2 on WikiText-103", paper_lines(runs, PAPER, 512, lambda value: value)),
     ]
     return {"length": draw_lengths(panels, "Language models at longer texts than they were trained on")}
 
@@ -63,7 +63,7 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
     """
     from gistkit.viz.seqpe import draw_similarity
 
-    shown: dict[str, Any] = {}
+    embeddings: dict[str, Any] = {}
     positions = min(2048, recipe.base**recipe.digits)
     for arm, state in states.items():
         student = extrapolation.Student(recipe, extrapolation.arms([arm])[0], 256, seed=0)
@@ -71,10 +71,10 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
         if encoder is None:
             raise ValueError(f"states: expected arms with an encoder, got {arm!r}")
         with torch.no_grad():
-            shown.setdefault("before training", encoder.eval().table(positions))
+            embeddings.setdefault("before training", encoder.eval().table(positions))
             prefix = "model.position.encoder."
             weights = load_file(state)
             encoder.load_state_dict({k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)})
-            shown[TITLES[arm].removeprefix("SeqPE ")] = encoder.table(positions)
-    draw_similarity(shown, trained=recipe.length).savefig(path, dpi=100)
+            embeddings[TITLES[arm].removeprefix("SeqPE ")] = encoder.table(positions)
+    draw_similarity(embeddings, trained=recipe.length).savefig(path, dpi=100)
     return path

@@ -22,7 +22,7 @@ from gistkit.train.data import Corpus
 
 @dataclass(frozen=True)
 class Recipe(Sizes):
-    """Everything that decides a run but its arm, its seed and the text.
+    """Everything that determines a run except its arm, its seed and the text.
 
     Args:
         eval_tokens: held-out tokens at every evaluation.
@@ -55,7 +55,7 @@ PAPER_TOKENIZER = "openai-community/gpt2"
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats a token.
+    """The results of one arm and seed; losses in nats a token.
 
     `curve` holds (step, loss at L, loss at the longest length) over some held-out text, `held_out` and `test` the loss
     of the trained model at each length, of the first and the second half of what is held out; the second is read once.
@@ -70,7 +70,7 @@ class Run:
     parameters: int = 0
 
 
-class Texts:
+class LengthTexts:
     """Training rows by seed and step, and the two halves of the held-out text.
 
     Args:
@@ -108,16 +108,16 @@ def losses(student: Student, text: Tensor, lengths: Sequence[int], tokens: int) 
     longest = max(lengths)
     count = max(1, min(len(text) - 1, tokens) // longest) * longest
     inputs, labels = text[:count].long(), text[1 : count + 1].long().to(student.device)
-    found = {}
+    loss_by_length = {}
     for length in lengths:
         total = 0.0
         rows = max(1, 4096 // length)
         pairs = zip(inputs.view(-1, length).split(rows), labels.view(-1, length).split(rows), strict=True)
-        for chunk, wanted in pairs:
+        for chunk, chunk_labels in pairs:
             logits = student.logits(chunk)
-            total += float(cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum"))
-        found[length] = total / count
-    return found
+            total += float(cross_entropy(logits.flatten(0, 1), chunk_labels.flatten(), reduction="sum"))
+        loss_by_length[length] = total / count
+    return loss_by_length
 
 
 def train(
@@ -131,21 +131,21 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
-    texts = Texts(corpus, recipe, seed)
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
+    texts = LengthTexts(corpus, recipe, seed)
     vocabulary = 256 if corpus.tokenizer is None else len(corpus.tokenizer)
     student = Student(recipe, arm, vocabulary, seed, device)
     run = Run(arm.name, seed, parameters=student.parameters)
     ends = (recipe.lengths[0], recipe.lengths[-1])
 
     def figures() -> tuple[float, float]:
-        found = losses(student, texts.splits["held_out"], ends, recipe.eval_tokens)
-        return found[ends[0]], found[ends[1]]
+        held_out = losses(student, texts.splits["held_out"], ends, recipe.eval_tokens)
+        return held_out[ends[0]], held_out[ends[1]]
 
     state = out / f"{arm.name}-{seed}.safetensors"
     progress = student.train(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for split in ("held_out", "test"):
-        found = losses(student, texts.splits[split], recipe.lengths, recipe.test_tokens)
-        setattr(run, split, {str(length): loss for length, loss in found.items()})
+        loss_by_length = losses(student, texts.splits[split], recipe.lengths, recipe.test_tokens)
+        setattr(run, split, {str(length): loss for length, loss in loss_by_length.items()})
     return run

@@ -1,22 +1,21 @@
-"""The study `nuggets` as a command."""
+"""The command of the study `nuggets`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import format_table
+from gistkit.studies.models import add_preset, tokenizer
 from gistkit.studies.nuggets import report
 from gistkit.studies.nuggets.runs import Run, train
-from gistkit.studies.nuggets.study import LM_ARMS, PRESETS, SELECTIONS, TASKS, Arm, Recipe, arms, tokenizer
+from gistkit.studies.nuggets.study import LM_ARMS, PRESETS, SELECTIONS, TASKS, Arm, Recipe, arms
 from gistkit.studies.options import add_names, add_runs, add_text, jobs
-from gistkit.studies.pages import made_on, model_line, runs
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.pages import machine_caption, model_line, runs
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -29,36 +28,29 @@ class NuggetsStudy(Study):
     name = "nuggets"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "--preset", choices=PRESETS, default="quick",
-            help="quick: a small model from scratch; short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M "
-            "on a GPU, at the paper's sizes (default: %(default)s)",
-        )  # fmt: skip
+        add_preset(parser, PRESETS, ", at the paper's sizes")
         add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
         add_names(parser, "--methods", LM_ARMS, LM_ARMS)
         add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
         add_text(parser)
         add_runs(parser)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         need("sacrebleu")
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options)
         corpus = load_corpus(options.text, tokenizer=tokenizer(recipe))
-        chosen = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
-        if not chosen:
+        study_arms = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
+        if not study_arms:
             raise ValueError(f"--methods: expected some of {', '.join(SELECTIONS)} for the task ae, got others")
         about = (
-            f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, {len(chosen)} arms "
-            f"of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
+            f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, "
+            f"{len(study_arms)} arms of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
         )
-        return Plan(recipe, jobs(chosen, options.seeds), about, corpus, options.preset)
-
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        corpus: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, corpus, out, device=device, resume=resume, bar=bar)
+        return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
 
     def arm_name(self, run: Run) -> str:
         return Arm(run.task, run.method, run.ratio).name
@@ -70,7 +62,7 @@ class NuggetsStudy(Study):
         tables = (report.language_rows(runs), report.reconstruction_rows(runs))
         return "\n\n".join(format_table(rows) for rows in tables if len(rows) > 1)
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         parts = []
         for title, rows in (
             ("A context, reconstructed from its nuggets", report.reconstruction_rows(runs)),
@@ -82,18 +74,18 @@ class NuggetsStudy(Study):
                 parts.append(f"{title}:\n{format_table(rows)}")
         return "\n\n".join([*parts, report.PAPER])
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
-            made = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {made_on(group)}."
+            caption = f"{model_line(recipe)}, {recipe.steps} steps of {{}}. {machine_caption(group)}."
             texts = f"{recipe.lm_batch} texts of {recipe.length} tokens, of which the last {recipe.asked} are asked for"
             contexts = f"{recipe.batch} contexts of {recipe.context} tokens"
             for rows, how in (
                 (report.language_rows(runs(group)), texts), (report.reconstruction_rows(runs(group)), contexts)
             ):  # fmt: skip
                 if len(rows) > 1:
-                    tables.append(f"{format_table(rows)}\n\n{made.format(how)}")
+                    tables.append(f"{format_table(rows)}\n\n{caption.format(how)}")
         return "\n\n".join(tables)
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

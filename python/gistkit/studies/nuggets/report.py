@@ -1,4 +1,4 @@
-"""What the study `nuggets` found: tables beside the paper's figures, and pictures."""
+"""The results of the study `nuggets`: tables beside the paper's figures, and pictures."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ PAPER = (
 def by_arm(runs: Sequence[Run], task: str) -> dict[Arm, list[Run]]:
     """The runs of each arm of a task, in the order of ratios and methods."""
     order = SELECTIONS if task == "ae" else LM_ARMS
-    found: dict[Arm, list[Run]] = {}
-    mine = (run for run in runs if run.task == task)
-    for run in sorted(mine, key=lambda run: (run.ratio, order.index(run.method), run.seed)):
-        found.setdefault(Arm(task, run.method, run.ratio), []).append(run)
-    return found
+    runs_by_arm: dict[Arm, list[Run]] = {}
+    task_runs = (run for run in runs if run.task == task)
+    for run in sorted(task_runs, key=lambda run: (run.ratio, order.index(run.method), run.seed)):
+        runs_by_arm.setdefault(Arm(task, run.method, run.ratio), []).append(run)
+    return runs_by_arm
 
 
 def reconstruction_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Header and one row an arm that reconstructs; several seeds give mean (lowest-highest)."""
     header = ["selection", "ratio", "held-out loss", "test loss", "token accuracy", "BLEU-4", "nuggets", "seeds"]
     rows = [[*header, "paper: BLEU"]]
-    for arm, mine in by_arm(runs, "ae").items():
+    for arm, arm_runs in by_arm(runs, "ae").items():
         rows.append(
             [
                 TITLES[arm.method],
                 f"{arm.ratio}x",
-                results.spread([run.held_out["loss"] for run in mine]),
-                results.spread([run.test["loss"] for run in mine]),
-                results.spread([run.test["accuracy"] for run in mine]),
-                results.spread([run.test["bleu"] for run in mine], "{:.1f}".format),
-                results.spread([run.chosen.get("rate", math.nan) for run in mine]),
-                str(len(mine)),
+                results.spread([run.held_out["loss"] for run in arm_runs]),
+                results.spread([run.test["loss"] for run in arm_runs]),
+                results.spread([run.test["accuracy"] for run in arm_runs]),
+                results.spread([run.test["bleu"] for run in arm_runs], "{:.1f}".format),
+                results.spread([run.chosen.get("rate", math.nan) for run in arm_runs]),
+                str(len(arm_runs)),
                 PAPER_BLEU.get(arm.method, "-"),
             ]
         )
@@ -73,25 +73,25 @@ def language_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Header and one row an arm of the language model: measured states and perplexity; several seeds as above."""
     header = ["states kept", "held-out states", "held-out perplexity", "test states", "test perplexity", "nuggets"]
     rows = [[*header, "seeds", "paper: at 64 / 128 / 256 states"]]
-    for arm, mine in by_arm(runs, "lm").items():
+    for arm, arm_runs in by_arm(runs, "lm").items():
         row = [TITLES[arm.method]]
         for split in ("held_out", "test"):
-            row.append(results.spread([getattr(run, split)["states"] for run in mine], "{:.1f}".format))
-            row.append(results.spread([math.exp(getattr(run, split)["loss"]) for run in mine], "{:.2f}".format))
-        rate = [run.chosen["rate"] for run in mine if run.chosen]
+            row.append(results.spread([getattr(run, split)["states"] for run in arm_runs], "{:.1f}".format))
+            row.append(results.spread([math.exp(getattr(run, split)["loss"]) for run in arm_runs], "{:.2f}".format))
+        rate = [run.chosen["rate"] for run in arm_runs if run.chosen]
         paper = " / ".join(f"{value:.2f}" for value in PAPER_LM.get(arm.method, ())) or "-"
-        rows.append([*row, results.spread(rate) if rate else "-", str(len(mine)), paper])
+        rows.append([*row, results.spread(rate) if rate else "-", str(len(arm_runs)), paper])
     return rows
 
 
 def type_rows(runs: Sequence[Run], task: str, top: int = 10) -> list[list[str]]:
     """Header and the token types that the learned scorer selects most (first seed, highest ratio)."""
-    found = _learned(runs, task)
+    run = _learned_run(runs, task)
     rows = [["token", "share of nuggets", "share of text"]]
-    if found is not None:
-        selected, tokens = found.chosen["selected"], found.chosen["tokens"]
-        for token, times, there in found.chosen["types"][:top]:
-            rows.append([repr(token), f"{times / max(selected, 1):.3f}", f"{there / tokens:.3f}"])
+    if run is not None:
+        selected, tokens = run.chosen["selected"], run.chosen["tokens"]
+        for token, times, occurrences in run.chosen["types"][:top]:
+            rows.append([repr(token), f"{times / max(selected, 1):.3f}", f"{occurrences / tokens:.3f}"])
     return rows
 
 
@@ -99,26 +99,28 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     """Perplexity by states, and of the learned scorer the token types and a text."""
     from gistkit.viz import draw_perplexity, draw_text, draw_token_types
 
-    found: dict[str, Figure] = {}
-    language = {arm: mine for arm, mine in by_arm(runs, "lm").items() if arm.method != "full"}
+    pictures: dict[str, Figure] = {}
+    language = {arm: arm_runs for arm, arm_runs in by_arm(runs, "lm").items() if arm.method != "full"}
     if language:
         series = {}
-        for arm, mine in language.items():
-            states = mean(run.test["states"] for run in mine)
-            series[TITLES[arm.method]] = [(states, [math.exp(run.test["loss"]) for run in mine])]
-        found["perplexity"] = draw_perplexity(series, title="Perplexity of test text by states kept a layer")
-    for task, what in (("ae", "to reconstruct"), ("lm", "to read on")):
-        learned = _learned(runs, task)
+        for arm, arm_runs in language.items():
+            states = mean(run.test["states"] for run in arm_runs)
+            series[TITLES[arm.method]] = [(states, [math.exp(run.test["loss"]) for run in arm_runs])]
+        pictures["perplexity"] = draw_perplexity(series, title="Perplexity of test text by states kept a layer")
+    for task, purpose in (("ae", "to reconstruct"), ("lm", "to read on")):
+        learned = _learned_run(runs, task)
         if learned is not None and learned.chosen.get("types"):
             selected, tokens = learned.chosen["selected"], learned.chosen["tokens"]
-            types = [(token, times / selected, there / tokens) for token, times, there in learned.chosen["types"]]
-            title = f"Nuggets learned {what}, {learned.ratio}x"
-            found[f"{task}-types"] = draw_token_types(types, title=title)
-            pieces, scores, chosen = zip(*learned.chosen["text"], strict=True)
-            found[f"{task}-text"] = draw_text(pieces, scores, chosen, title=title)
-    return found
+            types = [
+                (token, times / selected, occurrences / tokens) for token, times, occurrences in learned.chosen["types"]
+            ]
+            title = f"Nuggets learned {purpose}, {learned.ratio}x"
+            pictures[f"{task}-types"] = draw_token_types(types, title=title)
+            pieces, scores, is_nugget = zip(*learned.chosen["text"], strict=True)
+            pictures[f"{task}-text"] = draw_text(pieces, scores, is_nugget, title=title)
+    return pictures
 
 
-def _learned(runs: Sequence[Run], task: str) -> Run | None:
-    mine = [run for arm, found in by_arm(runs, task).items() if arm.method == "learned" for run in found[:1]]
-    return mine[-1] if mine else None
+def _learned_run(runs: Sequence[Run], task: str) -> Run | None:
+    learned = [run for arm, arm_runs in by_arm(runs, task).items() if arm.method == "learned" for run in arm_runs[:1]]
+    return learned[-1] if learned else None

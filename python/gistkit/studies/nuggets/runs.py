@@ -1,4 +1,4 @@
-"""A run of the study `nuggets`: one arm and seed, trained and measured."""
+"""Runs of the study `nuggets`: trains and measures one arm and seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gistkit.compress.reading.language import LanguageModel
 from gistkit.evaluate import bleu4
 from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, alone, fit
+from gistkit.studies.fitting import Progress, exclusively, fit
 from gistkit.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
 from gistkit.studies.reconstruction import evaluate as reconstruct
 from gistkit.train.data import Corpus
@@ -26,7 +26,7 @@ from gistkit.train.recipe import adamw
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats a token.
+    """The results of one arm and seed; losses in nats a token.
 
     `held_out` and `test` hold the figures of the trained model: of reconstruction "loss", "accuracy" and "bleu", of the
     language model "loss" and "states", how many states a layer keeps for an asked token, on average. The test texts
@@ -48,7 +48,7 @@ class Run:
     chosen: dict[str, Any] = field(default_factory=dict)
 
 
-class Texts:
+class TextPassages:
     """Passages of a corpus: training ones by seed and step, and two held-out splits, the halves of what is held out.
 
     Args:
@@ -82,7 +82,7 @@ def continue_texts(
     """Loss of the last `asked` tokens of texts [n, length], and the mean number of states kept for each of them."""
     asked = recipe.asked
     if arm.method == "truncated":
-        # A text that is cut behind so many tokens is read anew for every block: no layer sees further.
+        # A text that is cut to its last tokens is read again for every block, so that no layer sees further.
         before, asked = recipe.budget - recipe.segment // 2, recipe.segment
         ends = range(recipe.length - recipe.asked + asked, recipe.length + 1, asked)
         texts = torch.cat([texts[:, end - asked - before : end] for end in ends])
@@ -100,9 +100,9 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed.
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume.
 
-    It also keeps the seed's base model, where there is one, and the reconstruction that a scorer comes from.
+    `out` also gets the seed's base model, if there is one, and the reconstruction run that a scorer comes from.
     """
     model = _base(recipe, seed, corpus, out, device, bar)
     torch.manual_seed(seed)
@@ -110,7 +110,7 @@ def train(
     run = Run(arm.task, arm.method, arm.ratio, seed)
     run.parameters = sum(parameter.numel() for _, parameter in compressor.trainable())
     if arm.task == "ae":
-        with alone(out / f"{arm.name}-{seed}.lock"):
+        with exclusively(out / f"{arm.name}-{seed}.lock"):
             _train_reconstruction(recipe, arm, seed, corpus, out, compressor, run, device, resume, bar)
     else:
         if arm.method == "learned" and isinstance(compressor, Dodo):
@@ -123,7 +123,7 @@ def _train_reconstruction(
     recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: InPlace, run: Run, device: str,
     resume: bool, bar: Any,
 ) -> None:  # fmt: skip
-    texts = Texts(corpus, recipe.context, recipe.batch, seed, recipe.final_texts, recipe.context)
+    texts = TextPassages(corpus, recipe.context, recipe.batch, seed, recipe.final_texts, recipe.context)
     splits = {name: rows.to(device) for name, rows in texts.splits.items()}
     progress = _fit(
         recipe, arm.name, seed, corpus, compressor, lambda step: compressor(texts(step).to(device))["loss"],
@@ -140,11 +140,11 @@ def _train_reconstruction(
             written += [corpus.text(row) for row in answer.cpu()]
         run.test["bleu"] = bleu4(written, [corpus.text(row) for row in splits["test"].cpu()])
         if isinstance(compressor, Dodo) and compressor.selection != "none":
-            read = compressor.with_bos(compressor.contexts(splits["held_out"]))
-            scores = compressor.whole_scores(read)
-            chosen = torch.zeros_like(scores, dtype=torch.bool)
-            chosen.scatter_(1, compressor.nuggets(read, scores).index, True)
-            run.chosen = _described(corpus, read.ids[:, 1:], scores[:, 1:], chosen[:, 1:])
+            input_rows = compressor.with_bos(compressor.contexts(splits["held_out"]))
+            scores = compressor.whole_scores(input_rows)
+            is_nugget = torch.zeros_like(scores, dtype=torch.bool)
+            is_nugget.scatter_(1, compressor.nuggets(input_rows, scores).index, True)
+            run.chosen = _description(corpus, input_rows.ids[:, 1:], scores[:, 1:], is_nugget[:, 1:])
 
 
 def _train_reader(
@@ -152,44 +152,46 @@ def _train_reader(
     resume: bool, bar: Any,
 ) -> None:  # fmt: skip
     reader = build_reader(recipe, arm, compressor)
-    texts = Texts(corpus, recipe.length, recipe.lm_batch, seed, recipe.final_texts, recipe.asked)
+    texts = TextPassages(corpus, recipe.length, recipe.lm_batch, seed, recipe.final_texts, recipe.asked)
     splits = {name: rows.to(device) for name, rows in texts.splits.items()}
     mixed = reader if isinstance(reader, MixedResolution) else None
     scored = mixed if arm.method in ("learned", "frozen", "delimiters") else None
 
-    known = False
+    calibrated = False
 
     def calibrate(step: int, batches: int = 2) -> None:
-        nonlocal known
-        known = True
+        nonlocal calibrated
+        calibrated = True
         if scored is not None:
-            # Texts to train on that no step has.
+            # Training texts that no step uses.
             scored.calibrate([texts(1_000_000 + batches * step + at).to(device) for at in range(batches)])
 
     def loss(step: int) -> Tensor:
         if step % recipe.calibrate_every == 0:
             calibrate(step)
-        elif not known:
-            # A resumed run goes on with the threshold of the evaluation it stopped behind.
+        elif not calibrated:
+            # A resumed run continues with the threshold of its last evaluation.
             calibrate(0, 8)
         return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
 
-    def figures() -> tuple[float, float]:
+    def evaluate() -> tuple[float, float]:
         calibrate(0, 8)
         return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
 
-    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, figures, out, resume, bar)
+    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, evaluate, out, resume, bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
         calibrate(0, 16)
-        for name, found in (("held_out", run.held_out), ("test", run.test)):
-            found["loss"], found["states"] = continue_texts(reader, recipe, arm, splits[name])
+        for name, figures in (("held_out", run.held_out), ("test", run.test)):
+            figures["loss"], figures["states"] = continue_texts(reader, recipe, arm, splits[name])
         if mixed is not None and compressor.selection != "none":
-            read = mixed.rows(splits["held_out"])
+            input_rows = mixed.rows(splits["held_out"])
             with torch.no_grad():
-                scores = mixed.scores(read)
-            run.chosen = _described(corpus, read.ids[:, 1:], scores[:, 1:], mixed.nuggets(read, scores)[:, 1:])
+                scores = mixed.scores(input_rows)
+            run.chosen = _description(
+                corpus, input_rows.ids[:, 1:], scores[:, 1:], mixed.nuggets(input_rows, scores)[:, 1:]
+            )
             run.chosen["threshold"] = compressor.threshold
 
 
@@ -205,13 +207,13 @@ def _pieces(recipe: Recipe, arm: Arm, texts: Tensor) -> Tensor:
 def _take_scorer(
     recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, compressor: Dodo, device: str, bar: Any
 ) -> None:
-    """Gives the language model the scorer that learned to reconstruct, which is trained first where it is not there."""
+    """Gives the language model the scorer that learned to reconstruct, after training that if it does not exist yet."""
     source = Arm("ae", "learned", arm.ratio)
     path = out / f"{source.name}-{seed}.safetensors"
     model = _base(recipe, seed, corpus, out, device, bar)
     torch.manual_seed(seed)
     teacher = build_compressor(recipe, source, model).to(device)
-    with alone(path.with_suffix(".lock")):
+    with exclusively(path.with_suffix(".lock")):
         _train_reconstruction(
             replace(recipe, final_texts=recipe.eval_texts), source, seed, corpus, out, teacher, Run("ae", "", 1, seed),
             device, path.exists(), bar,
@@ -228,15 +230,15 @@ def _fit(
 
     def trained(step: int) -> Tensor:
         compressor.train()
-        found: Tensor = loss(step)
-        return found
+        value: Tensor = loss(step)
+        return value
 
     def measured() -> tuple[float, float]:
         compressor.eval()
-        found: tuple[float, float] = figures()
-        return found
+        values: tuple[float, float] = figures()
+        return values
 
-    # What is measured at the end does not decide a run.
+    # The measurements at the end do not determine a run.
     decides = {key: value for key, value in asdict(recipe).items() if key != "final_texts"}
     identity = {"recipe": decides, "corpus": corpus.digest, "arm": name, "seed": seed}
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
@@ -246,7 +248,7 @@ def _fit(
 
 
 def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar: Any) -> PreTrainedModel:
-    """The model that the arms of a seed start from, each with a copy of its own."""
+    """The model that the arms of a seed start from; each gets its own copy."""
     model = fresh_model(recipe, seed)
     if not recipe.base_steps:
         return model
@@ -254,9 +256,9 @@ def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar
     compressor = Dodo(model, ratio=1, selection="none", layer=recipe.layer, lora=None, separate=False).to(device)
     arm = Arm("lm", "full", 1)
     reader = build_reader(schedule, arm, compressor)
-    texts = Texts(corpus, recipe.length, recipe.lm_batch, seed, recipe.eval_texts, recipe.asked)
+    texts = TextPassages(corpus, recipe.length, recipe.lm_batch, seed, recipe.eval_texts, recipe.asked)
     held_out = texts.splits["held_out"].to(device)
-    with alone(out / f"base-{seed}.lock"):
+    with exclusively(out / f"base-{seed}.lock"):
         _fit(
             schedule, "base", seed, corpus, compressor, lambda step: reader(texts(step).to(device))["loss"],
             lambda: continue_texts(reader, schedule, arm, held_out), out, True, bar,
@@ -264,14 +266,14 @@ def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar
     return model
 
 
-def _described(corpus: Corpus, ids: Tensor, scores: Tensor, chosen: Tensor, most: int = 24) -> dict[str, Any]:
+def _description(corpus: Corpus, ids: Tensor, scores: Tensor, is_nugget: Tensor, most: int = 24) -> dict[str, Any]:
     """What was selected of texts [n, N]: the rate, the most frequent types, and the first text."""
-    there, selected = Counter(ids.flatten().tolist()), Counter(ids[chosen].tolist())
+    occurrences, selected = Counter(ids.flatten().tolist()), Counter(ids[is_nugget].tolist())
     piece = lambda token: corpus.text(torch.tensor([token]))  # noqa: E731
-    first = zip(ids[0].tolist(), scores[0].tolist(), chosen[0].tolist(), strict=True)
+    first = zip(ids[0].tolist(), scores[0].tolist(), is_nugget[0].tolist(), strict=True)
     return {
-        "rate": float(chosen.float().mean()),
-        "types": [(piece(token), count, there[token]) for token, count in selected.most_common(most)],
+        "rate": float(is_nugget.float().mean()),
+        "types": [(piece(token), count, occurrences[token]) for token, count in selected.most_common(most)],
         "selected": sum(selected.values()),
         "tokens": ids.numel(),
         "text": [(piece(token), round(score, 4), nugget) for token, score, nugget in first],

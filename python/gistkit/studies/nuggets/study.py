@@ -8,39 +8,36 @@ the reconstruction's ends (Section 2.2), and its threshold is found again as it 
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
-import torch
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
 from gistkit.compress.model import lora_config
 from gistkit.compress.reading.language import LanguageModel
-from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.fitting import Training
+from gistkit.studies import models
+from gistkit.studies.fitting import StudyRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Training):
-    """Everything that decides a run but its arm and seed; adapters of rank `rank` train, and what arms have besides.
+class Recipe(StudyRecipe):
+    """Everything that determines a run except its arm and seed; adapters of rank `rank` train, and scorers.
 
     Args:
         model: "smollm2" (SmolLM2-135M), or "small" (a Llama of 0.6M parameters on bytes, trained before for
             `base_steps` steps as a language model; the arms of a seed share it).
         layer: whose hidden states are scored.
         context: tokens of a context that is reconstructed.
-        length: tokens of a text that is continued, the loss of whose last `asked` is measured.
+        length: tokens of a text for the language model; the loss of its last `asked` tokens is measured.
         lm_batch: rows of a step of the language model.
         ratio, tau, segment: of the language model; see `MixedResolution`.
-        calibrate_every: steps of the language model from one threshold to the next.
+        calibrate_every: steps between thresholds of the language model.
         eval_texts: held-out contexts or texts at every evaluation.
-        final_texts: at the end, held-out ones, and as many others that no choice is made on.
+        final_texts: held-out contexts or texts at the end, and as many test texts, on which no choice is based.
     """
 
     steps: int = 100
@@ -66,7 +63,7 @@ class Recipe(Training):
 
     @property
     def budget(self) -> int:
-        """Recent tokens that are as many states as nuggets and recent tokens together, on average where asked."""
+        """Number of recent tokens equal to the average number of nuggets and recent tokens together."""
         recent = self.tau - (self.segment - 1) / 2
         return round(recent + (self.length - self.asked / 2 - recent) / self.ratio)
 
@@ -109,12 +106,12 @@ class Arm:
 
 def arms(recipe: Recipe, tasks: Sequence[str], methods: Sequence[str], ratios: Sequence[int]) -> list[Arm]:
     """The arms of these methods: of reconstruction at each of the ratios, of the language model at the recipe's."""
-    found = []
+    study_arms = []
     if "ae" in tasks:
-        found += [Arm("ae", method, ratio) for ratio in ratios for method in methods if method in SELECTIONS]
+        study_arms += [Arm("ae", method, ratio) for ratio in ratios for method in methods if method in SELECTIONS]
     if "lm" in tasks:
-        found += [Arm("lm", method, recipe.ratio) for method in methods if method in LM_ARMS]
-    return found
+        study_arms += [Arm("lm", method, recipe.ratio) for method in methods if method in LM_ARMS]
+    return study_arms
 
 
 def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo | AvgPool:
@@ -132,7 +129,7 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo |
 
 
 def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> LanguageModel:
-    """How an arm of the language model reads."""
+    """The language model of an arm."""
     if isinstance(compressor, AvgPool):
         return Compressive(compressor, tau=recipe.tau, segment=recipe.segment)
     if arm.method in ("full", "truncated"):
@@ -143,38 +140,19 @@ def build_reader(recipe: Recipe, arm: Arm, compressor: Dodo | AvgPool) -> Langua
 
 
 def adapter(recipe: Recipe, model: PreTrainedModel) -> LoraConfig:
-    """The same for every arm: the paper's maps of a large model, and all those of a small one."""
+    """The LoRA configuration of every arm: the paper's maps of a large model, and all maps of a small one."""
     return lora_config(model, recipe.rank, "query_key_value" if recipe.model == "smollm2" else "all")
-
-
-def tokenizer(recipe: Recipe) -> Any:
-    """The tokenizer of a recipe's model; None for bytes."""
-    return _smollm2()[1] if recipe.model == "smollm2" else None
 
 
 def delimiters(recipe: Recipe) -> list[int]:
     """Tokens that end a clause: punctuation marks and line ends (Section 4.3)."""
-    known = tokenizer(recipe)
-    if known is None:
+    recipe_tokenizer = models.tokenizer(recipe)
+    if recipe_tokenizer is None:
         return sorted(b".,;:!?\n")
     ends = re.compile(r"[.,;:!?)\"']*[.,;:!?][\"')]*\s*|\s*\n\s*")
-    return [token for token in range(len(known)) if ends.fullmatch(known.decode([token]))]
+    return [token for token in range(len(recipe_tokenizer)) if ends.fullmatch(recipe_tokenizer.decode([token]))]
 
 
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
     """A copy of the pretrained model, or a small one with the random weights of a seed."""
-    if recipe.model == "smollm2":
-        return copy.deepcopy(_smollm2()[0])
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=257, hidden_size=128, intermediate_size=352, num_hidden_layers=3, num_attention_heads=4,
-            max_position_embeddings=4096, rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=0.05,
-            rope_parameters={"rope_type": "default", "rope_theta": 1e4}, bos_token_id=256, eos_token_id=None,
-        )
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=1)
-def _smollm2() -> Any:
-    return load_smollm2()
+    return models.fresh_model(recipe, seed, initializer_range=0.05, rope_theta=1e4)

@@ -1,4 +1,4 @@
-"""The study `pooling` as a command."""
+"""The command of the study `pooling`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import names, number, positive, several
-from gistkit.studies.pages import made_on, runs
+from gistkit.studies.pages import machine_caption, runs
 from gistkit.studies.pooling import report
 from gistkit.studies.pooling.inputs import INPUTS, make_inputs
 from gistkit.studies.pooling.layer import CONTEXTS, MASKS, Recipe, Setting
 from gistkit.studies.pooling.runs import Run, grid, train
-from gistkit.studies.registry import Found
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.registry import SavedRun
+from gistkit.studies.study import Job, Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,27 +62,27 @@ class PoolingStudy(Study):
         parser.add_argument("--steps", type=positive, help="training steps at most (default: 500)")
         parser.add_argument("--batch", type=positive, default=32, help="sequences a step (default: %(default)s)")
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         preset = QUICK if options.quick else FULL
-        chosen = {name: preset[name] if (given := getattr(options, name)) is None else given for name in preset}
+        values = {name: preset[name] if (option := getattr(options, name)) is None else option for name in preset}
         settings = grid(
-            seeds=chosen["seeds"],
-            inputs=chosen["inputs"],
+            seeds=values["seeds"],
+            inputs=values["inputs"],
             heads=options.heads,
             ratio=options.ratios,
             length=options.lengths,
             mask=options.masks,
             context=options.contexts,
-            learning_rate=chosen["learning_rates"],
+            learning_rate=values["learning_rates"],
         )
-        recipe = Recipe(steps=chosen["steps"], batch=options.batch)
+        recipe = Recipe(steps=values["steps"], batch=options.batch)
         # What is missing is missed before the first run, not after it.
-        for name in chosen["inputs"]:
+        for name in values["inputs"]:
             make_inputs(name, recipe.width)
         about = f"{len(settings)} settings, {recipe.steps} steps of {recipe.batch} sequences at most"
-        return Plan(recipe, [Job(setting, setting.seed) for setting in settings], about)
+        return StudyPlan(recipe, [Job(setting, setting.seed) for setting in settings], about)
 
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
+    def train(self, plan: StudyPlan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
         state = out / f"{job.arm.name}.safetensors"
         return train(plan.recipe, job.arm, state, device=device, resume=resume, bar=bar)
 
@@ -98,12 +98,12 @@ class PoolingStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return report.format_results(runs, recipe)
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
-        group = [one for part in groups for one in part]
-        recipe = group[0].recipe
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
+        saved = [run for part in groups for run in part]
+        recipe = saved[0].recipe
         return (
-            f"{report.format_results(runs(group), recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
-            f"{made_on(group)}."
+            f"{report.format_results(runs(saved), recipe)}\nAt most {recipe.steps} steps of {recipe.batch} sequences. "
+            f"{machine_caption(saved)}."
         )
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

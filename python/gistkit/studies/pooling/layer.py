@@ -48,9 +48,9 @@ class Setting:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("inputs", INPUTS), ("mask", MASKS), ("context", CONTEXTS)):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
+        for name, choices in (("inputs", INPUTS), ("mask", MASKS), ("context", CONTEXTS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {getattr(self, name)!r}")
         if not 1 <= self.ratio <= self.lengths[0]:
             raise ValueError(f"ratio: expected 1 to the shortest context, {self.lengths[0]}, got {self.ratio}")
         if self.heads < 1 or self.kv_heads < 1 or self.heads % self.kv_heads:
@@ -72,7 +72,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that decides a run but its setting.
+    """Everything that determines a run except its setting.
 
     Args:
         steps: updates at most; training ends at the first evaluation with a share of right vectors of `enough`.
@@ -109,10 +109,10 @@ def build_layout(mask: str, context: int, ratio: int, at_zero: bool = False) -> 
         at_zero: all gists have position id 0.
     """
     if mask == "pool":
-        whole = layouts.gistpool(context, ratio, windows=1, memory_sees_bos=False)
+        with_bos = layouts.gistpool(context, ratio, windows=1, memory_sees_bos=False)
     else:
-        whole = layouts.gist(context, ratio)
-    layout = whole.take(whole.roles != Role.BOS, name=f"{mask} mask {ratio}x")
+        with_bos = layouts.gist(context, ratio)
+    layout = with_bos.take(with_bos.roles != Role.BOS, name=f"{mask} mask {ratio}x")
     gist = layout.roles == Role.MEMORY
     positions = np.cumsum(~gist) - 1
     positions[gist] = 0 if at_zero else context + np.arange(gist.sum())
@@ -172,9 +172,13 @@ class PoolingLayer(nn.Module):
 
 def window_means(context: Tensor, ratio: int) -> Tensor:
     """Means [B, ceil(n / ratio), d] of windows of `ratio` vectors out of [B, n, d]; the last may be shorter."""
-    whole = context.shape[1] // ratio * ratio
-    means = context[:, :whole].unflatten(1, (-1, ratio)).mean(2)
-    return means if whole == context.shape[1] else torch.cat([means, context[:, whole:].mean(1, keepdim=True)], 1)
+    full_length = context.shape[1] // ratio * ratio
+    means = context[:, :full_length].unflatten(1, (-1, ratio)).mean(2)
+    return (
+        means
+        if full_length == context.shape[1]
+        else torch.cat([means, context[:, full_length:].mean(1, keepdim=True)], 1)
+    )
 
 
 def share_right(predicted: Tensor, means: Tensor) -> float:
@@ -198,5 +202,5 @@ def attention_of_gists(layer: PoolingLayer, context: Tensor) -> Tensor:
 def share_in_window(attention: Tensor, ratio: int) -> float:
     """Mean share of the gists' attention [m, n], of what falls on the context, that lies in their own windows."""
     gists, length = attention.shape
-    own = torch.arange(length)[None] // ratio == torch.arange(gists)[:, None]
-    return float(((attention * own).sum(-1) / attention.sum(-1)).mean())
+    in_own_window = torch.arange(length)[None] // ratio == torch.arange(gists)[:, None]
+    return float(((attention * in_own_window).sum(-1) / attention.sum(-1)).mean())

@@ -1,4 +1,4 @@
-"""What the study `pooling` found: a table beside what the paper says, and pictures."""
+"""The results of the study `pooling`: a table beside what the paper says, and pictures."""
 
 from __future__ import annotations
 
@@ -50,21 +50,23 @@ def table_rows(runs: Sequence[Run], recipe: Recipe) -> list[list[str]]:
     rows[0] += ["chance", "runs"]
     for inputs in dict.fromkeys(run.setting.inputs for run in runs):
         if (inputs, *columns[0]) in PAPER:
-            said = [PAPER[inputs, *column] for column in columns]
-            rows.append([f"paper: {inputs}", "", "", "", *said, "", ""])
+            paper_cells = [PAPER[inputs, *column] for column in columns]
+            rows.append([f"paper: {inputs}", "", "", "", *paper_cells, "", ""])
     for group in dict.fromkeys(group_of(run.setting) for run in runs):
-        mine = [run for run in runs if group_of(run.setting) == group]
+        group_runs = [run for run in runs if group_of(run.setting) == group]
         inputs, heads, keys, ratio, length = group
         shares = [
-            [run.share for run in mine if (run.setting.mask, run.setting.context) == column] for column in columns
+            [run.share for run in group_runs if (run.setting.mask, run.setting.context) == column] for column in columns
         ]
-        guesses = [chance(recipe, Setting(context=one, ratio=ratio, length=length)) for one in ("fixed", "variable")]
+        guesses = [
+            chance(recipe, Setting(context=context, ratio=ratio, length=length)) for context in ("fixed", "variable")
+        ]
         counts = sorted({len(cell) for cell in shares if cell})
         rows.append(
             [
                 *(inputs, f"{heads}/{keys}", str(ratio), str(length)),
                 *map(_cell, shares),
-                " / ".join(f"{one:.2f}" for one in guesses),
+                " / ".join(f"{context:.2f}" for context in guesses),
                 "-".join(map(str, dict.fromkeys([counts[0], counts[-1]]))),
             ]
         )
@@ -86,19 +88,19 @@ def figures(runs: Sequence[Run]) -> dict[str, Figure]:
     """Attention of the gists, a figure for each kind of inputs that has any: its first group's best runs."""
     from gistkit.viz.pooling import draw_gist_attention
 
-    found = {}
+    pictures = {}
     for inputs in dict.fromkeys(run.setting.inputs for run in runs if run.attention):
-        mine = [run for run in runs if run.setting.inputs == inputs and run.attention]
-        group = group_of(mine[0].setting)
+        input_runs = [run for run in runs if run.setting.inputs == inputs and run.attention]
+        group = group_of(input_runs[0].setting)
         best: dict[tuple[str, str], Run] = {}
-        for run in sorted((run for run in mine if group_of(run.setting) == group), key=lambda run: run.share):
+        for run in sorted((run for run in input_runs if group_of(run.setting) == group), key=lambda run: run.share):
             best[run.setting.context, run.setting.mask] = run
         # In the order of the study, whichever came first.
-        shown = {cell: best[cell] for cell in product(CONTEXTS, MASKS) if cell in best}
+        cells = {cell: best[cell] for cell in product(CONTEXTS, MASKS) if cell in best}
         _, heads, keys, ratio, length = group
-        found[f"attention-{inputs}"] = draw_gist_attention(
-            {cell: (run.attention, run.share) for cell, run in shown.items()},
+        pictures[f"attention-{inputs}"] = draw_gist_attention(
+            {cell: (run.attention, run.share) for cell, run in cells.items()},
             ratio,
             title=f"{inputs}, {ratio}x, {length} embeddings, heads {heads}/{keys}",
         )
-    return found
+    return pictures

@@ -35,7 +35,7 @@ from gistkit.train.recipe import warmed_up
 
 @dataclass
 class Run:
-    """What one setting gave, on embeddings it was not trained on.
+    """The results of one setting, on embeddings it was not trained on.
 
     `share` is the share of predicted vectors whose nearest window mean of their sequence is their own; `error` the
     mean squared error divided by that of predicting zeros; `in_window` the share of a gist's attention on the context
@@ -157,8 +157,8 @@ def grid(seeds: int = 1, **axes: Sequence[Any]) -> list[Setting]:
     """All settings of the given values; `axes` are those of `Setting`, with heads as (heads, key heads) pairs."""
     settings = []
     for values in product(*axes.values(), range(seeds)):
-        chosen = dict(zip([*axes, "seed"], values, strict=True))
-        if "heads" in chosen:
-            chosen["heads"], chosen["kv_heads"] = chosen["heads"]
-        settings.append(Setting(**chosen))
+        setting = dict(zip([*axes, "seed"], values, strict=True))
+        if "heads" in setting:
+            setting["heads"], setting["kv_heads"] = setting["heads"]
+        settings.append(Setting(**setting))
     return settings

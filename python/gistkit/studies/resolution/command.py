@@ -1,22 +1,21 @@
-"""The study `resolution` as a command."""
+"""The command of the study `resolution`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.report import format_table
 from gistkit.nn import IMAGE_ENCODINGS
 from gistkit.studies.options import add_names, add_runs, jobs
-from gistkit.studies.pages import made_on, runs, without
-from gistkit.studies.registry import Found
+from gistkit.studies.pages import drop_column, machine_caption, runs
+from gistkit.studies.registry import SavedRun
 from gistkit.studies.resolution import report
 from gistkit.studies.resolution.images import load_images
 from gistkit.studies.resolution.study import ABLATIONS, ARMS, PRESETS, Recipe, Run, arms, train
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.study import Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +27,8 @@ class ResolutionStudy(Study):
     name = "resolution"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
     kind = "images"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -44,22 +45,17 @@ class ResolutionStudy(Study):
         add_names(parser, "--encodings", ARMS, IMAGE_ENCODINGS, f", {' and '.join(ABLATIONS)} among them")
         add_runs(parser)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         images = load_images(options.data)
-        recipe = PRESETS[options.preset].fitted(images)
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+        recipe = self.recipe_for(options).fitted(images)
         first, last = (f"{grid} x {grid}" for grid in (recipe.grids[0], recipe.grids[-1]))
         about = (
             f"Classifiers of {recipe.size} x {recipe.size} pixels, {first} patches, tested on up to {last}: "
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; {images.name}, "
             f"{len(images.train)} training images, {images.digest}"
         )
-        chosen = jobs(arms(options.encodings), options.seeds)
-        return Plan(recipe, chosen, about, images, f"{Path(options.data).name}-{options.preset}")
-
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        images: Any = plan.source
-        return train(plan.recipe, job.arm, job.seed, images, out, device=device, resume=resume, bar=bar)
+        study_jobs = jobs(arms(options.encodings), options.seeds)
+        return StudyPlan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{options.preset}")
 
     def arm_name(self, run: Run) -> str:
         return run.arm
@@ -73,29 +69,29 @@ class ResolutionStudy(Study):
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         return (
             f"Accuracy in percent, held-out images:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
             f"Accuracy in percent, images that no choice was made on:\n{self.table(runs, plan.recipe)}"
         )
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
-            rows = without(report.table_rows(runs(group)), "training")
+            rows = drop_column(report.table_rows(runs(group)), "training")
             rows[0][0] = group[0].source.split()[-1]
             how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
             tables.append(
                 f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
-                f"{made_on(group)}."
+                f"{machine_caption(group)}."
             )
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
         return report.figures(runs)
 
-    def more_pictures(self, plan: Plan, out: Path) -> list[Path]:
+    def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         embedded = dict.fromkeys(
             job.arm.name for job in plan.jobs if job.arm.name == "learned-2d" or job.arm.name.startswith("seqpe")
         )

@@ -157,26 +157,26 @@ def _digits() -> Images:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("digits need scikit-learn, which is missing: pip install 'gistkit[studies]'") from error
-    found = load_digits()
+    data = load_digits()
     # Sixteen shades; writers come one after the other, so that an order by chance mixes them.
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(7))
-    images = torch.from_numpy(np.rint(found.images * (255 / 16)).astype(np.uint8))[order]
-    labels = torch.from_numpy(found.target).long()[order]
-    every = Split(images, labels)
-    return _images("scikit-learn's digits", every[:1447], every[1447:], held_out=350)
+    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(7))
+    images = torch.from_numpy(np.rint(data.images * (255 / 16)).astype(np.uint8))[order]
+    labels = torch.from_numpy(data.target).long()[order]
+    all_images = Split(images, labels)
+    return _images("scikit-learn's digits", all_images[:1447], all_images[1447:], held_out=350)
 
 
 def _images(name: str, train: Split, test: Split, held_out: int) -> Images:
     cut = len(train) - held_out
-    kept = train[:cut]
-    sample = kept.images[:10_000].double() / 255
+    train_split = train[:cut]
+    sample = train_split.images[:10_000].double() / 255
     sample = sample.unsqueeze(-1) if sample.dim() == 3 else sample
     mean, deviation = sample.mean((0, 1, 2)).float(), sample.std((0, 1, 2)).clamp(min=1e-3).float()
     digest = hashlib.sha256()
     for split in (train, test):
         digest.update(split.labels.numpy().tobytes())
         digest.update(split.images[:1000].contiguous().numpy().tobytes())
-    return Images(name, kept, train[cut:], test, mean, deviation, digest.hexdigest()[:12])
+    return Images(name, train_split, train[cut:], test, mean, deviation, digest.hexdigest()[:12])
 
 
 def _read_idx(folder: Path, name: str) -> np.ndarray:

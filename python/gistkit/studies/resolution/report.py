@@ -1,4 +1,4 @@
-"""What the study `resolution` found: a table beside the paper's, and pictures."""
+"""The results of the study `resolution`: a table beside the paper's, and pictures."""
 
 from __future__ import annotations
 
@@ -46,20 +46,22 @@ PAPER = {
 
 def by_arm(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each arm, in the order of `ARMS`, by seed."""
-    found: dict[str, list[Run]] = {}
+    runs_by_arm: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: (ARMS.index(run.arm), run.seed)):
-        found.setdefault(run.arm, []).append(run)
-    return found
+        runs_by_arm.setdefault(run.arm, []).append(run)
+    return runs_by_arm
 
 
 def table_rows(runs: Sequence[Run], split: str = "test") -> list[list[str]]:
     """Header and one row an arm: accuracy in percent on each grid; several seeds give mean (lowest-highest)."""
     grids = list(getattr(runs[0], split))
     rows = [["position encoding", *_columns([int(grid) for grid in grids]), "training", "seeds"]]
-    for arm, mine in by_arm(runs).items():
-        cells = [results.spread([100 * getattr(run, split)[grid] for run in mine], "{:.1f}".format) for grid in grids]
-        seconds = results.spread([run.seconds for run in mine], "{:.0f} s".format)
-        rows.append([TITLES[arm], *cells, seconds, str(len(mine))])
+    for arm, arm_runs in by_arm(runs).items():
+        cells = [
+            results.spread([100 * getattr(run, split)[grid] for run in arm_runs], "{:.1f}".format) for grid in grids
+        ]
+        seconds = results.spread([run.seconds for run in arm_runs], "{:.0f} s".format)
+        rows.append([TITLES[arm], *cells, seconds, str(len(arm_runs))])
     return rows
 
 
@@ -78,17 +80,18 @@ def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
 
     arms = by_arm(runs)
     smallest = min(int(grid) for grid in getattr(runs[0], split))
-    ours = {
+    accuracies = {
         TITLES[arm]: {
-            int(grid) / smallest: [100 * getattr(run, split)[grid] for run in mine] for grid in getattr(mine[0], split)
+            int(grid) / smallest: [100 * getattr(run, split)[grid] for run in arm_runs]
+            for grid in getattr(arm_runs[0], split)
         }
-        for arm, mine in arms.items()
+        for arm, arm_runs in arms.items()
     }
     paper = {
         TITLES[arm]: {grid / PAPER_GRIDS[0]: [figure] for grid, figure in zip(PAPER_GRIDS, PAPER[arm], strict=False)}
         for arm in arms
     }
-    panels = [Panel("accuracy (%)", ours), Panel("paper: ViT-S on ImageNet", paper)]
+    panels = [Panel("accuracy (%)", accuracies), Panel("paper: ViT-S on ImageNet", paper)]
     return {"resolution": draw_sizes(panels, "Image classifiers at larger sizes than they were trained at")}
 
 
@@ -101,20 +104,22 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
     """
     from gistkit.viz.seqpe import draw_grid_similarity
 
-    shown: dict[str, Any] = {}
+    embeddings: dict[str, Any] = {}
     for arm, state in states.items():
         position = build_position(recipe, Arm(arm)).eval()
         prefix = "model.position."
-        weights = {name.removeprefix(prefix): one for name, one in load_file(state).items() if name.startswith(prefix)}
+        weights = {
+            name.removeprefix(prefix): weight for name, weight in load_file(state).items() if name.startswith(prefix)
+        }
         position.load_state_dict(weights)
         if isinstance(position, SeqPEPositions):
             with torch.no_grad():
-                shown[TITLES[arm]] = position.encoder.table(recipe.grids[0], recipe.grids[0])
+                embeddings[TITLES[arm]] = position.encoder.table(recipe.grids[0], recipe.grids[0])
         elif isinstance(position, Learned2D):
-            shown[TITLES[arm]] = position.table.detach()
+            embeddings[TITLES[arm]] = position.table.detach()
         else:
             raise ValueError(f"states: expected arms with an embedding of each position, got {arm!r}")
-    draw_grid_similarity(shown).savefig(path, dpi=100)
+    draw_grid_similarity(embeddings).savefig(path, dpi=100)
     return path
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.nn import IMAGE_ENCODINGS, PositionEncoding, ViT, grid_positions, position_encoding
-from gistkit.studies.extrapolation.learner import Learner, Schedule
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
 from gistkit.studies.resolution.images import Images, Split, random_crops, resize
 
 # Arms that train SeqPE without one of its losses.
@@ -27,8 +27,8 @@ ARMS = (*IMAGE_ENCODINGS, *ABLATIONS)
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
-    """Everything that decides a run but its arm, its seed and the images.
+class Recipe(PositionRecipe):
+    """Everything that determines a run except its arm, its seed and the images.
 
     Args:
         grids: patches on a side, first in training and then in tests, ascending.
@@ -132,7 +132,7 @@ class Arm:
 
 @dataclass
 class Run:
-    """What one arm and seed gave; accuracies are shares.
+    """The results of one arm and seed; accuracies are shares.
 
     `curve` holds (step, loss in nats, accuracy, accuracy on the largest grid) over some held-out images, `held_out` and
     `test` the accuracy of the trained model on each grid; the test images are read once.
@@ -174,10 +174,10 @@ class Classifier(Learner[ViT]):
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """(pixels [B, channels, size, size], labels [B]) of step 0, 1, ..., the same at every call."""
         generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        chosen = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
-        pixels = self.images.standard(chosen.images, self.device)
+        rows = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
+        pixels = self.images.standard(rows.images, self.device)
         pixels = random_crops(pixels, self.recipe.size, self.recipe.crop, generator, flip=self.recipe.flip)
-        return pixels, chosen.labels.to(self.device)
+        return pixels, rows.labels.to(self.device)
 
     def loss(self, step: int) -> Tensor:
         """The loss of a step: that of its classes, and SeqPE's two."""
@@ -222,14 +222,14 @@ def train(
     resume: bool = False,
     bar: Any,
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
     recipe = recipe.fitted(images)
     learner = Classifier(recipe, arm, images, seed, device)
     run = Run(arm.name, seed, parameters=learner.parameters)
 
     def figures() -> tuple[float, float, float]:
-        some = images.held_out[: recipe.eval_images]
-        return *learner.measure(some, recipe.grids[0]), learner.measure(some, recipe.grids[-1])[1]
+        images_measured = images.held_out[: recipe.eval_images]
+        return *learner.measure(images_measured, recipe.grids[0]), learner.measure(images_measured, recipe.grids[-1])[1]
 
     identity = {"images": images.digest, "arm": arm.name}
     state = out / f"{arm.name}-{seed}.safetensors"

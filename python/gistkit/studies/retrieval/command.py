@@ -1,23 +1,21 @@
-"""The study `retrieval` as a command."""
+"""The command of the study `retrieval`."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.report import format_table
 from gistkit.nn import TEXT_ENCODINGS
 from gistkit.studies.extrapolation.command import add_encodings
 from gistkit.studies.extrapolation.student import arms
 from gistkit.studies.options import jobs
-from gistkit.studies.pages import made_on, runs, without
-from gistkit.studies.registry import Found
+from gistkit.studies.pages import drop_column, machine_caption, runs
+from gistkit.studies.registry import SavedRun
 from gistkit.studies.retrieval import report
 from gistkit.studies.retrieval.study import PRESETS, Recipe, Run, train
-from gistkit.studies.study import Job, Plan, Study
+from gistkit.studies.study import Study, StudyPlan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +27,8 @@ class RetrievalStudy(Study):
     name = "retrieval"
     run_type = Run
     recipe_type = Recipe
+    presets = PRESETS
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         sizes = (
@@ -37,18 +37,14 @@ class RetrievalStudy(Study):
         )
         add_encodings(parser, PRESETS, sizes, TEXT_ENCODINGS)
 
-    def plan(self, options: argparse.Namespace) -> Plan:
-        recipe = PRESETS[options.preset]
-        recipe = replace(recipe, steps=options.steps or recipe.steps)
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
+        recipe = self.recipe_for(options)
         about = (
             f"{recipe.facts} facts, a key and its value each: trained on {recipe.length} tokens, tested at up to "
             f"{recipe.lengths[-1]}; by chance one answer in {recipe.values} is right; "
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}"
         )
-        return Plan(recipe, jobs(arms(options.encodings), options.seeds), about, preset=options.preset)
-
-    def train(self, plan: Plan, job: Job, out: Path, *, device: str, resume: bool, bar: Any) -> Run:
-        return train(plan.recipe, job.arm, job.seed, out, device=device, resume=resume, bar=bar)
+        return StudyPlan(recipe, jobs(arms(options.encodings), options.seeds), about, preset=options.preset)
 
     def arm_name(self, run: Run) -> str:
         return run.arm
@@ -60,20 +56,20 @@ class RetrievalStudy(Study):
         tables = [f"{name}:\n{format_table(report.table_rows(runs, name))}" for name in ("exact", "perplexity")]
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
-    def report(self, runs: Sequence[Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         parts = [
-            f"{what}, sequences that no choice was made on:\n{format_table(report.table_rows(runs, figure))}"
-            for figure, what in (("exact", "Right answers"), ("perplexity", "Perplexity of the answers"))
+            f"{heading}, sequences that no choice was made on:\n{format_table(report.table_rows(runs, figure))}"
+            for figure, heading in (("exact", "Right answers"), ("perplexity", "Perplexity of the answers"))
         ]
         return "\n\n".join([*parts, format_table(report.paper_rows())])
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         tables = []
         for group in groups:
             recipe = group[0].recipe
             how = f"by chance {1 / recipe.values:.3f}; {recipe.steps} steps of {recipe.batch} x {recipe.length} tokens"
-            table = format_table(without(report.table_rows(runs(group), "exact"), "training"))
-            tables.append(f"{table}\n\nShare of right answers; {how}. {made_on(group)}.")
+            table = format_table(drop_column(report.table_rows(runs(group), "exact"), "training"))
+            tables.append(f"{table}\n\nShare of right answers; {how}. {machine_caption(group)}.")
         return "\n\n".join([*tables, format_table(report.paper_rows())])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:

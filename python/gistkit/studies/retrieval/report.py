@@ -1,4 +1,4 @@
-"""What the study `retrieval` found: tables beside the paper's, and pictures."""
+"""The results of the study `retrieval`: tables beside the paper's, and pictures."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PAPER = {
 def table_rows(runs: Sequence[Run], figure: str, split: str = "test") -> list[list[str]]:
     """Header and one row an arm at each length: "perplexity" of the answers, or "exact", the share without error."""
     if figure == "exact":
-        return arm_rows(runs, split, lambda found: found["exact"], "{:.3f}".format)
-    return arm_rows(runs, split, lambda found: math.exp(found["loss"]), number)
+        return arm_rows(runs, split, lambda figures: figures["exact"], "{:.3f}".format)
+    return arm_rows(runs, split, lambda figures: math.exp(figures["loss"]), number)
 
 
 def paper_rows() -> list[list[str]]:
@@ -42,8 +42,8 @@ def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
     from gistkit.studies.extrapolation.figures import Panel, draw_lengths
 
     panels = [
-        Panel("perplexity of the answers", arm_lines(runs, split, lambda found: math.exp(found["loss"]))),
-        Panel("right answers", arm_lines(runs, split, lambda found: found["exact"]), logarithmic=False),
-        Panel("paper: perplexity, RULER SQuAD", paper_lines(runs, PAPER, 1024, lambda one: one[0])),
+        Panel("perplexity of the answers", arm_lines(runs, split, lambda values: math.exp(values["loss"]))),
+        Panel("right answers", arm_lines(runs, split, lambda values: values["exact"]), logarithmic=False),
+        Panel("paper: perplexity, RULER SQuAD", paper_lines(runs, PAPER, 1024, lambda value: value[0])),
     ]
     return {"retrieval": draw_lengths(panels, "Looking up facts in longer contexts than in training")}

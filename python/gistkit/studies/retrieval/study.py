@@ -26,7 +26,7 @@ SPLITS = {"train": 0, "held_out": 1, "test": 2}
 
 @dataclass(frozen=True)
 class Recipe(Sizes):
-    """Everything that decides a run but its arm and its seed.
+    """Everything that determines a run except its arm and its seed.
 
     Args:
         keys: at most one fact of a context is about each.
@@ -93,7 +93,7 @@ PRESETS = {
 
 @dataclass
 class Run:
-    """What one arm and seed gave; losses in nats an answer, `exact` the share of right ones.
+    """The results of one arm and seed; losses in nats an answer, `exact` the share of right ones.
 
     `curve` holds (step, loss, exact) over held-out sequences of the training length. `held_out` and `test` hold
     {"loss", "exact"} of the trained model at each length; the second is read once, at the end.
@@ -128,20 +128,20 @@ class Facts:
         return self._rows([SPLITS[name], length], rows, length)
 
     def _rows(self, numbers: Sequence[int], rows: int, length: int) -> tuple[Tensor, Tensor]:
-        its, generator = self.recipe, torch.Generator().manual_seed(_seed(numbers))
+        recipe, generator = self.recipe, torch.Generator().manual_seed(_seed(numbers))
 
-        def some(count: int, among: int) -> Tensor:
+        def choices(count: int, among: int) -> Tensor:
             """[rows, count] different ones of 0, 1, ..., among - 1."""
             return torch.rand(rows, among, generator=generator).argsort(1)[:, :count]
 
-        first_filler = its.values + its.keys
-        context = first_filler + torch.randint(0, its.filler, (rows, its.context(length)), generator=generator)
-        keys = some(its.facts, its.keys)
-        values = torch.randint(0, its.values, keys.shape, generator=generator)
-        places = some(its.facts, context.shape[1])
-        context.scatter_(1, places, first_filler + its.filler + keys * its.values + values)
-        asked = some(its.questions, its.facts)
-        questions, answers = its.values + keys.gather(1, asked), values.gather(1, asked)
+        first_filler = recipe.values + recipe.keys
+        context = first_filler + torch.randint(0, recipe.filler, (rows, recipe.context(length)), generator=generator)
+        keys = choices(recipe.facts, recipe.keys)
+        values = torch.randint(0, recipe.values, keys.shape, generator=generator)
+        fact_columns = choices(recipe.facts, context.shape[1])
+        context.scatter_(1, fact_columns, first_filler + recipe.filler + keys * recipe.values + values)
+        fact_indices = choices(recipe.questions, recipe.facts)
+        questions, answers = recipe.values + keys.gather(1, fact_indices), values.gather(1, fact_indices)
         ids = torch.cat([context, torch.stack([questions, answers], -1).flatten(1)], 1)
         labels = torch.stack([torch.full_like(answers, IGNORE), answers], -1).flatten(1)
         labels = torch.cat([torch.full_like(context, IGNORE), labels], 1)
@@ -160,9 +160,9 @@ def measure(student: Student, data: Facts, split: str, length: int, rows: int) -
     last = 2 * data.recipe.questions - 1
     loss = exact = 0.0
     at_once = max(1, 4096 // length)
-    for ids, wanted in zip(inputs.split(at_once), labels[:, -last::2].split(at_once), strict=True):
+    for ids, batch_labels in zip(inputs.split(at_once), labels[:, -last::2].split(at_once), strict=True):
         logits = student.logits(ids, last=last)[:, ::2].flatten(0, 1)
-        answers = wanted.flatten().to(student.device)
+        answers = batch_labels.flatten().to(student.device)
         loss += float(cross_entropy(logits, answers, reduction="sum"))
         exact += float((logits.argmax(-1) == answers).sum())
     count = rows * data.recipe.questions
@@ -172,18 +172,20 @@ def measure(student: Student, data: Facts, split: str, length: int, rows: int) -
 def train(
     recipe: Recipe, arm: Arm, seed: int, out: Path, *, device: str = "cpu", resume: bool = False, bar: Any
 ) -> Run:
-    """Trains and measures one arm and seed; `out` keeps its state at every evaluation, so it can be resumed."""
+    """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
     data = Facts(recipe, seed)
     student = Student(recipe, arm, recipe.vocabulary, seed, device)
     run = Run(arm.name, seed, parameters=student.parameters)
 
     def figures() -> tuple[float, float]:
-        found = measure(student, data, "held_out", recipe.length, recipe.eval_rows)
-        return found["loss"], found["exact"]
+        held_out = measure(student, data, "held_out", recipe.length, recipe.eval_rows)
+        return held_out["loss"], held_out["exact"]
 
     progress = student.train(data, figures, out / f"{arm.name}-{seed}.safetensors", {}, resume=resume, bar=bar)
     run.curve, run.seconds = progress.curve, progress.seconds
     for split in ("held_out", "test"):
-        found = {str(length): measure(student, data, split, length, recipe.test_rows) for length in recipe.lengths}
-        setattr(run, split, found)
+        figures_by_length = {
+            str(length): measure(student, data, split, length, recipe.test_rows) for length in recipe.lengths
+        }
+        setattr(run, split, figures_by_length)
     return run

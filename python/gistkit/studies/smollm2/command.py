@@ -1,4 +1,4 @@
-"""The study `smollm2` as a command."""
+"""The command of the study `smollm2`."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gistkit.studies import reconstruction
 from gistkit.studies.epl import report
 from gistkit.studies.epl.command import STUDIED, Epl
 from gistkit.studies.options import add_names, add_text, jobs
-from gistkit.studies.pages import made_on, runs, seeds, without
-from gistkit.studies.registry import Found
+from gistkit.studies.pages import drop_column, machine_caption, runs, seeds
+from gistkit.studies.registry import SavedRun
 from gistkit.studies.smollm2.study import CARRIERS, PRESETS, Recipe, build_compressor, recipe, tokenizer
-from gistkit.studies.study import Plan
+from gistkit.studies.study import StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
@@ -43,18 +43,18 @@ class SmolLM2(Epl):
             "--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
         )
 
-    def plan(self, options: argparse.Namespace) -> Plan:
+    def plan(self, options: argparse.Namespace) -> StudyPlan:
         changes = {"method": options.method}
         if options.learning_rate:
             changes["learning_rate"] = options.learning_rate
-        chosen = recipe(options.preset, **changes)
-        corpus = load_corpus(options.text, tokenizer=tokenizer(chosen))
+        run_recipe = recipe(options.preset, **changes)
+        corpus = load_corpus(options.text, tokenizer=tokenizer(run_recipe))
         about = (
-            f"SmolLM2-135M, frozen: {chosen.chunk} tokens from {chosen.chunk // chosen.ratio} memory tokens, LoRA of "
-            f"rank {chosen.rank} in the encoder; text {corpus.name} ({len(corpus.train)} + {len(corpus.held_out)} "
-            f"tokens)"
+            f"SmolLM2-135M, frozen: {run_recipe.chunk} tokens from {run_recipe.chunk // run_recipe.ratio} "
+            f"memory tokens, LoRA of rank {run_recipe.rank} in the encoder; text {corpus.name} "
+            f"({len(corpus.train)} + {len(corpus.held_out)} tokens)"
         )
-        return Plan(chosen, jobs(options.layouts, options.seeds), about, corpus, options.preset)
+        return StudyPlan(run_recipe, jobs(options.layouts, options.seeds), about, corpus, options.preset)
 
     def build(self, recipe: Any, arm: str, seed: int) -> Any:
         return build_compressor(recipe, arm, seed)
@@ -65,16 +65,16 @@ class SmolLM2(Epl):
     def variant(self, recipe: Any) -> str:
         return f"{recipe.method}-{recipe.learning_rate:g}"
 
-    def kept(self, run: reconstruction.Run) -> reconstruction.Run:
+    def without_maps(self, run: reconstruction.Run) -> reconstruction.Run:
         return replace(run, attention=run.attention[-1:])
 
     def table(self, runs: Sequence[reconstruction.Run], recipe: Any) -> str:
         return format_table(report.table_rows(runs, recipe.method))
 
-    def report(self, runs: Sequence[reconstruction.Run], plan: Plan) -> str:
+    def report(self, runs: Sequence[reconstruction.Run], plan: StudyPlan) -> str:
         return super().report(runs, plan).removesuffix(f"\n\n{report.LIMITS}")
 
-    def page(self, groups: Sequence[Sequence[Found]]) -> str:
+    def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
         order = list(PRESETS)
         preset = {id(group): self.preset(group[0].recipe) for group in groups}
         tables = []
@@ -86,16 +86,16 @@ class SmolLM2(Epl):
             name = {"x500": "500x", "icae": "ICAE"}[recipe.method]
             rows[0][0] = f"{name}, {preset[id(group)]}, learning rate {recipe.learning_rate:g}"
             tables.append(
-                f"{format_table(without(rows, 'training'))}\n\nHeld-out, {recipe.steps} steps of {recipe.batch} x "
+                f"{format_table(drop_column(rows, 'training'))}\n\nHeld-out, {recipe.steps} steps of {recipe.batch} x "
                 f"{recipe.chunk} tokens, {recipe.chunk // recipe.ratio} memory tokens, {seeds(group)}. "
-                f"{made_on(group)}."
+                f"{machine_caption(group)}."
             )
         return "\n\n".join(tables)
 
-    def preset(self, chosen: Recipe) -> str:
+    def preset(self, run_recipe: Recipe) -> str:
         """The preset of a recipe."""
-        same = {"method": chosen.method, "learning_rate": chosen.learning_rate}
-        return next((name for name in PRESETS if recipe(name, **same) == chosen), "other")
+        options = {"method": run_recipe.method, "learning_rate": run_recipe.learning_rate}
+        return next((name for name in PRESETS if recipe(name, **options) == run_recipe), "other")
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:
         return report.figures(runs, recipe, last_layer=True)

@@ -17,12 +17,12 @@ from peft import LoraConfig
 
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.studies.reconstruction import Schedule
+from gistkit.studies.reconstruction import ReconstructionRecipe
 
 
 @dataclass(frozen=True)
-class Recipe(Schedule):
-    """Everything that decides a run but its layout and seed; memory tokens and adapter train, in fp32."""
+class Recipe(ReconstructionRecipe):
+    """Everything that determines a run except its layout and seed; memory tokens and adapter train, in fp32."""
 
     steps: int = 96
     chunk: int = 64
@@ -73,8 +73,8 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
     """The untrained compressor of a seed: the same weights whatever the layout."""
     model = copy.deepcopy(_base(recipe.dtype)[0])
     torch.manual_seed(seed)
-    make: Any = METHODS[recipe.method]
-    made: Compressor = make(
+    method: Any = METHODS[recipe.method]
+    compressor: Compressor = method(
         model,
         chunk=recipe.chunk,
         ratio=recipe.ratio,
@@ -82,4 +82,4 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
         losses=("ae",),
         lora=LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=["q_proj", "v_proj"]),
     )
-    return made
+    return compressor
