@@ -2,9 +2,11 @@
 
 import os
 
-# Pool threads must not differ between machines, or timings of the suite would: two, or one where processes share the
-# cores. Tests of threads choose their number.
-os.environ.setdefault("OMP_NUM_THREADS", "1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
+# Threads must not differ between machines, or timings of the suite would: two, or one where processes share the cores,
+# whatever they inherit. Tests of threads choose their number.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import pytest
 import torch

@@ -151,8 +151,8 @@ def test_the_disassembler_among_pythons_packages(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_source_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["registers.py", "--only", "rope", "ropes"])
-    with pytest.raises(SystemExit, match=r"--only: expected some of .*rope.*; got ropes"):
+    monkeypatch.setattr(sys, "argv", ["registers.py", "--only", "rope/rotation", "ropes"])
+    with pytest.raises(SystemExit, match=r"--only: expected some of .*rope/rotation.*; got ropes"):
         runpy.run_path(str(BENCHMARKS / "registers.py"), run_name="__main__")
 
 
