@@ -226,6 +226,7 @@ def test_lists_made_on_the_device(kind: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(grads, backward(case), strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queries,keys,batch", [(300, 290, 2), (100, 290, 1), (300, 60, 1)])
 @pytest.mark.parametrize("seed", range(2))
 def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:

@@ -51,6 +51,7 @@ def test_an_unknown_instruction_set_is_refused():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("variable", "on"), [("0", False), ("1", True)])
 def test_amx_can_be_turned_off_by_the_environment(variable, on):
     if (there := gistkit.ops.cpu_amx()) is None:

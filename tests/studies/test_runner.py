@@ -137,6 +137,7 @@ def descendants(root: int) -> list[int]:
     return children + [below for child in children for below in descendants(child)]
 
 
+@pytest.mark.slow
 def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch, capsys):
     def words(layouts: str) -> list[str]:
         given = ["--layouts", layouts, "--steps", "2", "--save", str(tmp_path / "kept"), "--out", str(tmp_path / "out")]
