@@ -75,7 +75,25 @@ def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: py
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:python|tests|csrc|docs)/[\w/.]+\.\w+)`", PAGE))))
 def test_files_that_are_named_are_there(path: str) -> None:
-    assert (ROOT / path).exists() or "relay" in path or "row_sum" in path
+    assert (ROOT / path).exists() or "relay" in path
+
+
+def test_the_tree_is_true() -> None:
+    """Its folders are there, and it leaves out none of the package, of csrc or of the tests."""
+    tree: dict[str, set[str]] = {}
+    above: list[str] = []
+    for line in PAGE.split("## The tree\n\n```\n")[1].split("\n```")[0].split("\n"):
+        name = line.split()[0].rstrip("/")
+        above[(len(line) - len(line.lstrip())) // 2 :] = [name]
+        assert (ROOT / "/".join(above)).is_dir(), line
+        tree.setdefault("/".join(above[:-1]), set()).add(name)
+    for folder in ("python/gistkit", "python/gistkit/nn", "python/gistkit/compress", "csrc"):
+        sources = [
+            path.relative_to(ROOT / folder) for end in ("py", "h", "cpp") for path in (ROOT / folder).rglob(f"*.{end}")
+        ]
+        assert tree[folder] == {path.parts[0] for path in sources if len(path.parts) > 1}
+    tests = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+    assert tree["tests"] <= tests <= tree["tests"] | tree["python/gistkit"]
 
 
 def test_commands_of_make_are_there() -> None:
