@@ -100,7 +100,7 @@ class TileRows {
     return found;
   }
 
-  static TileList writable(const DeviceTiles& tiles) {
+  static cuda::TileList writable(const DeviceTiles& tiles) {
     return {const_cast<int64_t*>(tiles.offsets), const_cast<int32_t*>(tiles.counts),
             const_cast<int32_t*>(tiles.entries), const_cast<int32_t*>(tiles.order)};
   }
