@@ -71,7 +71,7 @@ def package() -> Path:
 
 def run(code: str, *arguments: str, timeout: float = 600) -> str:
     """What Python code prints in a process where `gistkit` is that package."""
-    path = os.pathsep.join([str(package()), str(ROOT / FOLDER), str(ROOT / "tests")])
+    path = os.pathsep.join([str(package()), str(ROOT / FOLDER)])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", f"import glue; glue.start()\n{code}", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
