@@ -26,10 +26,10 @@ demo: $(VENV)/demo
 # A process a core, up to eight: most tests are too small for two threads.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 10
 test: $(VENV)/installed
-	$(PYTEST) --quick tests notebooks/0[01]_*.ipynb --nbmake $(ARGS)
+	$(PYTEST) --quick notebooks/0[17]_*.ipynb tests --nbmake $(ARGS)
 
 check: $(VENV)/installed
-	$(PYTEST) tests notebooks --nbmake $(ARGS)
+	$(PYTEST) notebooks tests --nbmake $(ARGS)
 	$(MAKE) avx2
 	$(MAKE) lint
 	$(MAKE) sanitize

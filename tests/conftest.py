@@ -30,18 +30,23 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
 
 
-def pytest_report_header(config):
-    """What `--quick` runs."""
-    if config.getoption("quick"):
-        return HEADER.format(best=" and ".join(best_isas()))
-    return None
+def pytest_sessionstart(session):
+    """Says what `--quick` leaves out; pytest's own header is silent under `-q`."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("quick") and terminal is not None:
+        terminal.write_line(HEADER.format(best=" and ".join(best_isas())))
+
+
+def highest_isa():
+    """The best instruction set of this processor, or what GISTKIT_ISA bounds it to."""
+    from gistkit.ops import best_isa
+
+    return os.environ.get("GISTKIT_ISA", best_isa())
 
 
 def best_isas():
-    """The best instruction sets of this processor, or what GISTKIT_ISA bounds them to, and AMX."""
-    from gistkit.ops import best_isa
-
-    best = os.environ.get("GISTKIT_ISA", best_isa())
+    """That one and AMX, which goes with AVX-512."""
+    best = highest_isa()
     return [best, "amx"] if best == "avx512" else [best]
 
 
@@ -94,12 +99,12 @@ def attention_isa(request):
 
 def using(name):
     """Chooses what `name` says and gives it, then puts back what was in use."""
-    from gistkit.ops import best_isa, cpu_amx, cpu_isa
+    from gistkit.ops import cpu_amx, cpu_isa
     from gistkit.ops._library import ISA_NAMES
 
     isa, amx = ("avx512", True) if name == "amx" else (name, False)
     before = cpu_isa(), cpu_amx()
-    most = os.environ.get("GISTKIT_ISA", best_isa())
+    most = highest_isa()
     if ISA_NAMES.index(isa) > ISA_NAMES.index(most):
         pytest.skip(f"this processor or GISTKIT_ISA offers {most} at most, not {isa}")
     if amx and before[1] is None:

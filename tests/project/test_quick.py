@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.quick import EVERY, instruction_set, quick
+from tests.quick import EVERY, HEADER, instruction_set, left_out_whole, quick
 
 
 def item(name: str, slow: bool = False, fixtures: tuple[str, ...] = (), **params: str) -> Any:
@@ -39,8 +41,16 @@ def test_every_instruction_set_of_a_test_that_is_not_slow_is_left_with_some(requ
     assert kinds(quick(items, ["avx2"])[0]) == kinds(items)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["-n", "1"]], ids=["one process", "xdist"])
+def test_a_quick_run_says_at_its_start_what_it_leaves_out(pytestconfig: pytest.Config, options: list[str]) -> None:
+    command = [sys.executable, "-m", "pytest", "--quick", "-k", "browsers", *options, __file__]
+    run = subprocess.run(command, cwd=pytestconfig.rootpath, capture_output=True, text=True)
+    head, _, rest = run.stdout.partition("1 passed")
+    assert rest and HEADER.splitlines()[-1] in head
+
+
 def kinds(items: list[pytest.Item]) -> set[tuple[str, str | None]]:
     """The tests that are neither slow nor in a browser, with their instruction sets."""
-    fast = [one for one in items if one.get_closest_marker("slow") is None]
-    fast = [one for one in fast if "chromium" not in getattr(one, "fixturenames", ())]
+    fast = (one for one in items if not left_out_whole(one))
     return {(one.nodeid.split("[")[0], instruction_set(one)) for one in fast}
