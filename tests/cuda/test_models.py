@@ -92,10 +92,15 @@ def logits_and_gradients(
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 @pytest.mark.parametrize("name", TEXT_ENCODINGS)
 def test_encode_positions(device: str, name: str, training: bool, positions: Tensor | None) -> None:
-    """SeqPE in training too, whose positions are read on the CPU."""
+    """SeqPE in training too, whose positions are read on the CPU. Its bias has gradients that nearly cancel: they are
+    as exact as the CPU's in float32."""
     found = logits_and_gradients(device, torch.float32, name, training, positions)
-    for mine, exact in zip(found, logits_and_gradients("cpu", torch.float64, name, training, positions), strict=True):
-        close(mine, exact)
+    on_cpu = [logits_and_gradients("cpu", dtype, name, training, positions) for dtype in (torch.float32, torch.float64)]
+    for mine, rounded, exact in zip(found, *on_cpu, strict=True):
+        if (rounded - exact).abs().max() <= 5e-6 * exact.abs().max():
+            close(mine, exact)
+        else:
+            assert (mine.cpu() - exact).abs().max() <= 2 * (rounded - exact).abs().max()
 
 
 @pytest.mark.parametrize("name", ["seqpe-bias", "alibi", "rope-1e4"])
