@@ -30,12 +30,6 @@ def at_least(function: str, name: str, value: int, low: int) -> int:
     return int(value)
 
 
-def at_most_context(function: str, ratio: float, context: int) -> None:
-    """Refuses a compression ratio that a context is too short for."""
-    if ratio > context:
-        raise ValueError(f"{function}: expected ratio <= {context}, the number of context tokens, got {ratio}")
-
-
 def widths(function: str, windows: Iterable[int], window: int | None) -> dict[int, int]:
     """{asked: effective} widths of sliding windows; with `window`, which holds for all layers, the smaller of both."""
     if not isinstance(windows, Iterable) or isinstance(windows, str | bytes):

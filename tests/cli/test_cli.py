@@ -232,7 +232,6 @@ def one_line(lines, text):
         (["compress", "{tmp}/none.txt"], "none.txt: expected a text file or a folder of them, got none there"),
         (["compress", "{tmp}/empty.txt"], "empty.txt: expected a text to compress, got an empty one"),
         (["compress", "{tmp}/latin.txt"], "latin.txt: expected UTF-8 text, got byte 0xe9 at 3"),
-        (["compress", "{tmp}/ok.txt"], "ok.txt: expected at least 5 tokens, what one memory token stands for, got 4"),
         (["compress", "{tmp}/bare"], "bare: expected files that match '**/*.txt', got none; --glob says which to take"),
         (["compress", "-"], "-o: expected a file for the memory of standard input, got none"),
         (["compress", "{tmp}/ok.txt", "-o", "{tmp}/ok.txt"], "-o: expected another file than the texts, got "),

@@ -134,7 +134,6 @@ def test_a_saved_compressor_is_loaded(folder, view, capsys):
         (["--layer", "2"], "--layer: expected less than 2, the number that the model has, got 2"),
         (["--head", "0,5"], "--head: expected less than 2, the number that the model has, got 5"),
         (["--text", "{folder}/none.txt"], "none.txt: expected a text file"),
-        (["--method", "x500", "--ratio", "9999", "--chunk", "9999"], "expected at least 9999 tokens"),
         (["--text", "{folder}/long.txt"], "--text: expected at most 4096 tokens, got 5000; show a part of it"),
     ],
 )

@@ -270,9 +270,9 @@ def test_bad_settings_are_named_and_leave_the_model_as_it_was(options, message):
 
 def test_an_empty_context_is_refused():
     compressor = make()
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 tokens"):
+    with pytest.raises(ValueError, match="input_ids: expected at least 1 token, got 0"):
         compressor.encode([[BOS, 3], []])
-    with pytest.raises(ValueError, match="input_ids: expected at least 1 tokens beside the first token, got 0"):
+    with pytest.raises(ValueError, match="input_ids: expected at least 1 token beside the first token, got 0"):
         compressor.encode([[BOS]])
 
 

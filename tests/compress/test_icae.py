@@ -288,8 +288,8 @@ def test_inputs_say_what_was_expected():
     compressor = ICAE(tiny_llama(), chunk=4, ratio=2, losses=("lm",), lora=None)
     zeros = lambda *shape: torch.zeros(shape, dtype=torch.long)  # noqa: E731
     for ids, mask, message in [
-        (zeros(2, 0), None, "input_ids: expected at least 2 tokens, got 0 in row 0"),
-        ([[1, 2, 3], [4]], None, "input_ids: expected at least 2 tokens, got 1 in row 1"),
+        (zeros(2, 0), None, "input_ids: expected at least 1 token, got 0 in row 0"),
+        ([[1, 2, 3], []], None, "input_ids: expected at least 1 token, got 0 in row 1"),
         (zeros(2, 4) + 50, None, r"input_ids: expected token ids in \[0, 50\), got 50"),
         ([[1, -3]], None, r"input_ids: expected token ids in \[0, 50\), got -3"),
         (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),

@@ -243,6 +243,35 @@ def test_packed_documents_do_not_see_each_other() -> None:
     assert np.unique(twice.documents).tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_packed_documents_may_be_of_different_methods(window: int | None) -> None:
+    parts = [
+        layouts.gistpool(7, 3, 2),
+        layouts.avgpool(5, 2, 3),
+        layouts.voco(4, 2, 3, before=1, gap=1),
+        layouts.causal(1),
+    ]
+    parts += [layouts.dodo(np.arange(9) % 3 == 0, 4), layouts.dodo(np.arange(6) % 4 == 0, 4)]
+    packed = Layout.pack(parts, name="all")
+    bounds = np.cumsum([0, *map(len, parts)])
+    expected = np.zeros((len(packed), len(packed)), bool)
+    for part, at, end in zip(parts, bounds, bounds[1:], strict=False):
+        expected[at:end, at:end] = part.dense_mask(window=window)
+    assert (packed.dense_mask(window=window) == expected).all()
+    for grouped, order in ((True, "physical"), (False, "logical")):
+        plan = packed.compile(window=window, grouped=grouped)
+        assert (mask_of(plan.spans[0], len(packed)) == packed.dense_mask(order, window)).all()
+    some = packed.compile(window=window, queries=slice(9, 30))
+    assert (mask_of(some.spans[0], len(packed)) == packed.dense_mask("physical", window)[np.isin(
+        packed.compile().order[0], np.arange(9, 30))]).all()  # fmt: skip
+    # What remains of it keeps the tables of the documents that remain.
+    last = packed.take(slice(int(bounds[1]), None))
+    assert (last.dense_mask(window=window) == expected[bounds[1] :, bounds[1] :]).all()
+    assert (pickle.loads(pickle.dumps(packed)).dense_mask(window=window) == expected).all()
+    assert (Layout.pack([packed, parts[0]]).dense_mask(window=window)[: len(packed), : len(packed)] == expected).all()
+    assert "in 6 documents" in repr(packed) and "; or " in repr(packed)
+
+
 def test_plan_parts() -> None:
     layout = layouts.gistpool(10, 4, 3)
     plan = layout.compile()
@@ -384,8 +413,13 @@ def test_bad_calls_are_named() -> None:
         layout.take(slice(0, 0))
     with pytest.raises(ValueError, match=r"dense_mask: expected order to be 'logical' or 'physical', got 'any'"):
         layout.dense_mask("any")
-    with pytest.raises(ValueError, match=r"Layout.pack: expected layouts with the same sees table"):
-        Layout.pack([layout, layouts.gist(3, 1)])
+    image = Layout(roles=TEXT, sees=SEES, positions=np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"Layout.pack: expected positions with the same number of axes"):
+        Layout.pack([layout, image])
+    with pytest.raises(ValueError, match=r"Layout: expected one sees table for each of 1 documents, got 2"):
+        Layout(roles=TEXT, sees=[SEES, SEES])
+    with pytest.raises(TypeError, match=r"Layout: expected sees to be .*, got int"):
+        Layout(roles=TEXT, sees=[3])
     with pytest.raises(ValueError, match=r"Layout.pack: expected at least one layout, got none"):
         Layout.pack([])
     with pytest.raises(ValueError, match=r"compile_batch: expected at least one layout, got none"):

@@ -168,6 +168,12 @@ def test_rows_without_columns_leave_the_others_as_they_are(dim, value_dim):
         assert torch.equal(grad, torch.tensor([0.25] * 8 + [0.5] * 2)[:, None].expand_as(grad))
 
 
+def test_a_text_shorter_than_a_window_is_one():
+    key, value = torch.randn(2, 2, 5, 8), torch.randn(2, 2, 5, 8)
+    for found, tokens in zip(gistkit.window_pool(key, value, windows=9), (key, value), strict=True):
+        torch.testing.assert_close(found, tokens.mean(2, keepdim=True))
+
+
 def test_hidden_states():
     hidden, other = rows_of(2, 1, 13, 40)[:, 0], rows_of(2, 1, 13, 9, seed=1)[:, 0]
     windows = torch.tensor([[0, 4, 13], [1, 2, 2]])

@@ -31,8 +31,8 @@ def test_the_example_method(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(block("@pytest.mark.parametrize"), test)
     for case in test["test_relay"].pytestmark[0].args[1]:
         test["test_relay"](*case)
-    with pytest.raises(ValueError, match="relay: expected ratio <= 3"):
-        example["relay"](3, 4)
+    with pytest.raises(ValueError, match="relay: expected ratio >= 1, got 0"):
+        example["relay"](3, 0)
 
 
 def test_the_example_compressor() -> None:

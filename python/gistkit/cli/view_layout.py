@@ -23,18 +23,24 @@ def _windows(text: str) -> int | None:
     return None if text == "all" else fits_page(text)
 
 
+def _of_images(text: str) -> int | list[int]:
+    return [fits_page(part) for part in text.split(",")] if "," in text else fits_page(text)
+
+
 SCHEMES = "dpl, upl, cpl or epl"
 # {argument of a builder: (its kind, help)}
 ARGUMENTS: dict[str, tuple[Any, str]] = {
     "length": (fits_page, "number of tokens"),
     "context": (fits_page, "number of context tokens"),
-    "vision": (fits_page, "vision tokens an image"),
+    "vision": (_of_images, "vision tokens an image, or of each: 48,16"),
     "chunk": (fits_page, "context tokens a chunk"),
-    "memory": (fits_page, "memory tokens (of a chunk or image where there are such)"),
+    "memory": (_of_images, "memory tokens (of a chunk or image where there are such; of each image: 4,2)"),
     "ratio": (_ratio, "context tokens a memory token"),
     "text": (fits_page, "number of text tokens behind"),
     "question": (fits_page, "question tokens before the text"),
     "before": (fits_page, "text tokens before the first image"),
+    "between": (_of_images, "text tokens after each image but the last, or after each: 8,4"),
+    "gap": (fits_page, "prompt tokens between an image and its memory tokens"),
     "images": (fits_page, "number of images"),
     "windows": (_windows, "windows that a memory token sees, or all"),
     "tau": (fits_page, "most recent tokens that are seen uncompressed"),
@@ -72,7 +78,8 @@ BUILDERS = {
         "--context 96 --chunk 32 --memory 4 --task qa --question 8 --text 8",
     ),
     "voco": (
-        "VoCo", "vision memory", "text before images positions text_sees_before", "--vision 48 --memory 4 --images 2",
+        "VoCo", "vision memory", "text before between gap images positions text_sees_before",
+        "--vision 48,16 --memory 4 --between 8 --text 8",
     ),
     "dodo": (
         "Dodo, whose every so many tokens are nuggets", "context ratio tau", "segment bos",

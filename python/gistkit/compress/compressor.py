@@ -174,11 +174,6 @@ class Compressor(nn.Module, ABC):
         """Context tokens a memory token stands for, L / M."""
         return self.chunk / self.memory_tokens
 
-    @property
-    def shortest(self) -> int:
-        """Fewest tokens of a context."""
-        return -(-self.chunk // self.memory_tokens)
-
     def fingerprint(self) -> str:
         """The base model's fingerprint, computed again only when its weights have changed."""
         return self.fingerprints()[0]
@@ -254,7 +249,7 @@ class Compressor(nn.Module, ABC):
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """`rows` of contexts, each at least as long as what one memory token stands for."""
-        return self.rows("input_ids", input_ids, attention_mask, shortest=self.shortest)
+        return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
     def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""

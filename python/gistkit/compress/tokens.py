@@ -68,7 +68,8 @@ def as_rows(
             raise ValueError(f"{name}: expected token ids in [0, {vocabulary}), got {low if low < 0 else high}")
     if min(rows.lengths) < shortest:
         row = rows.lengths.index(min(rows.lengths))
-        raise ValueError(f"{name}: expected at least {shortest} tokens, got {rows.lengths[row]} in row {row}")
+        tokens = "token" if shortest == 1 else "tokens"
+        raise ValueError(f"{name}: expected at least {shortest} {tokens}, got {rows.lengths[row]} in row {row}")
     return rows
 
 

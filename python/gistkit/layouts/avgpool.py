@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gistkit._checks import at_least, at_most_context
+from gistkit._checks import at_least
 from gistkit.layouts.gistpool import interleaved
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT, Role
@@ -20,7 +20,7 @@ def avgpool(context: int, ratio: int, text: int = 0) -> Layout:
 
     Args:
         context: number of context tokens n, at least 1; the last window may be shorter.
-        ratio: context tokens a window, 1 to n.
+        ratio: context tokens a window, at least 1; a shorter context is one window.
         text: number of text tokens (question and answer), at least 0.
 
     Returns:
@@ -30,7 +30,6 @@ def avgpool(context: int, ratio: int, text: int = 0) -> Layout:
     """
     context = at_least("avgpool", "context", context, 1)
     ratio = at_least("avgpool", "ratio", ratio, 1)
-    at_most_context("avgpool", ratio, context)
     text = at_least("avgpool", "text", text, 0)
     roles, segments = interleaved(context, ratio, text)
     memory = roles == Role.MEMORY

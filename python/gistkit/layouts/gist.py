@@ -6,7 +6,7 @@ from math import ceil, isfinite
 
 import numpy as np
 
-from gistkit._checks import at_least, at_most_context
+from gistkit._checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, Role
@@ -28,7 +28,8 @@ def gist(
 
     Args:
         context: number of context tokens n, at least 1.
-        ratio: compression ratio r, 1 to n; there are ceil(n / r) memory tokens. Give this or `memory`.
+        ratio: compression ratio r, at least 1; there are ceil(n / r) memory tokens, so one where n < r. Give this or
+            `memory`.
         text: number of text tokens (question and answer), at least 0.
         memory: number of memory tokens, at least 1.
         separate_positions: memory tokens have a counter of their own, from 1; the other tokens count without them.
@@ -43,7 +44,6 @@ def gist(
     if ratio is not None:
         if not (isfinite(ratio) and ratio >= 1):
             raise ValueError(f"gist: expected ratio >= 1, got {ratio}")
-        at_most_context("gist", ratio, context)
         memory = ceil(context / ratio)
     memory = at_least("gist", "memory", memory, 1)  # type: ignore[arg-type]
     roles = np.repeat([Role.BOS, Role.CONTEXT, Role.MEMORY, Role.TEXT], [1, context, memory, text])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gistkit._checks import at_least, at_most_context
+from gistkit._checks import at_least
 from gistkit.layouts.layout import Layout
 from gistkit.layouts.positions import own_counter
 from gistkit.layouts.relations import ALL, CAUSAL, SELF, Relation, Role, older
@@ -51,7 +51,7 @@ def gistpool(
 
     Args:
         context: number of context tokens, at least 1; the last window may be shorter.
-        ratio: context tokens a window, 1 to `context`.
+        ratio: context tokens a window, at least 1; a shorter context is one window.
         text: number of text tokens (question and answer), at least 0.
         windows: number of windows a memory token sees, at least 1; None is all up to its own.
         memory_sees_memory: memory tokens see earlier memory tokens as well.
@@ -67,7 +67,6 @@ def gistpool(
     """
     context = at_least("gistpool", "context", context, 1)
     ratio = at_least("gistpool", "ratio", ratio, 1)
-    at_most_context("gistpool", ratio, context)
     text = at_least("gistpool", "text", text, 0)
     if windows is not None:
         windows = at_least("gistpool", "windows", windows, 1)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Sees = Mapping[Role, Mapping[Role, Relation | tuple[Relation, ...]]]
+# Tokens of documents with one table; the table, and its rows as the planner takes them.
+Run = tuple[slice, Sees, NDArray[np.int64]]
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -34,7 +36,8 @@ class Layout:
             legal. None is the index in the document.
         documents: int32 [N], nondecreasing; tokens of different documents do not see each other. None is all zero.
         sees: {query role: {key role: relation or tuple of relations}}; several relations see the union; absent is
-            nothing. PAD neither sees nor is seen.
+            nothing. PAD neither sees nor is seen. Documents of different methods: a sequence of such tables, one for
+            each document in order.
         ordinals: int64 [N], ascending within each document (PAD may repeat the one before it): the place in logical
             order that causal and recent relations count by. None is the index in the document; `take` keeps the
             original ones.
@@ -42,13 +45,13 @@ class Layout:
     """
 
     roles: NDArray[np.uint8]
-    sees: Sees
+    sees: Sees | Sequence[Sees]
     segments: NDArray[np.int32] = None  # type: ignore[assignment]
     positions: NDArray[np.int64] | NDArray[np.float64] = None  # type: ignore[assignment]
     documents: NDArray[np.int32] = None  # type: ignore[assignment]
     ordinals: NDArray[np.int64] = None  # type: ignore[assignment]
     name: str = ""
-    _relations: NDArray[np.int64] = field(init=False)
+    _runs: tuple[Run, ...] = field(init=False)
     _counts: NDArray[np.int64] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,19 +77,15 @@ class Layout:
         if (step & (documents[1:] == documents[:-1])).any():
             raise ValueError("Layout: expected ordinals to ascend within each document")
         positions = index if self.positions is None else _positions(self.positions, shape[0])
-        table = _check_sees(self.sees)
+        sees, runs = _tables(self.sees, documents)
         for key, value in (("roles", roles), ("segments", segments), ("positions", positions), ("documents", documents),
                            ("ordinals", ordinals)):  # fmt: skip
             value = value.view()
             value.flags.writeable = False
             object.__setattr__(self, key, value)
-        object.__setattr__(self, "sees", table)
+        object.__setattr__(self, "sees", sees)
+        object.__setattr__(self, "_runs", runs)
         object.__setattr__(self, "_counts", np.bincount(roles, minlength=len(Role)))
-        rows = [
-            (query, key, *(-1 if bound is None else bound for bound in r.bounds))
-            for query, keys in table.items() for key, relations in keys.items() for r in _as_tuple(relations)
-        ]  # fmt: skip
-        object.__setattr__(self, "_relations", np.array(rows, np.int64).reshape(-1, 5))
 
     def __len__(self) -> int:
         return len(self.roles)
@@ -139,15 +138,10 @@ class Layout:
         self, window: int | None, queries: slice | ArrayLike | None, grouped: bool
     ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[Any], dict[Role, slice] | None]:
         """Order [Nq], spans [Nq, S, 2], positions [.., Nq] and slices of `compile`, as NumPy arrays."""
-        relations = self._relations
         if window is not None:
             window = at_least("compile", "window", window, 1)
-            relations = relations.copy()
-            reach = relations[:, 4]
-            relations[:, 4] = np.where(reach < 0, window, np.minimum(reach, window))
-        order, spans = _planner.compile(
-            self.roles, self.segments, self.documents, self.ordinals, relations, grouped=grouped
-        )
+        parts = [self._compile_run(tokens, relations, window, grouped) for tokens, _, relations in self._runs]
+        order, spans = parts[0] if len(parts) == 1 else _joined(parts)
         if queries is not None:
             wanted = np.zeros(len(self), bool)
             wanted[_token_index("compile", "queries", queries, len(self))] = True
@@ -162,6 +156,19 @@ class Layout:
             slices = {r: slice(int(bounds[r]), int(bounds[r + 1])) for r in Role if bounds[r] < bounds[r + 1]}
         return order, spans, np.take(self.positions, order, axis=-1), slices
 
+    def _compile_run(
+        self, tokens: slice, relations: NDArray[np.int64], window: int | None, grouped: bool
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Order [n] and spans [n, S, 2] of documents with one table, counted from their first token."""
+        if window is not None:
+            relations = relations.copy()
+            reach = relations[:, 4]
+            relations[:, 4] = np.where(reach < 0, window, np.minimum(reach, window))
+        return _planner.compile(
+            self.roles[tokens], self.segments[tokens], self.documents[tokens], self.ordinals[tokens], relations,
+            grouped=grouped,
+        )  # fmt: skip
+
     def dense_mask(self, order: str = "logical", window: int | None = None) -> NDArray[np.bool_]:
         """bool [N, N], True where query row sees key column: the slow oracle, straight from the relations' definitions.
 
@@ -173,11 +180,15 @@ class Layout:
             raise ValueError(f"dense_mask: expected order to be 'logical' or 'physical', got {order!r}")
         same_document = self.documents[:, None] == self.documents[None, :]
         mask = np.zeros((len(self), len(self)), bool)
-        for query_role, keys in self.sees.items():
-            for key_role, relations in keys.items():
-                pairs = (self.roles == query_role)[:, None] & (self.roles == key_role)[None, :] & same_document
-                for relation in relations if isinstance(relations, tuple) else (relations,):
-                    mask |= pairs & _related(self, relation)
+        for tokens, sees, _ in self._runs:
+            own = np.zeros(len(self), bool)
+            own[tokens] = True
+            for query_role, keys in sees.items():
+                for key_role, relations in keys.items():
+                    rows = own & (self.roles == query_role)
+                    pairs = rows[:, None] & (self.roles == key_role)[None, :] & same_document
+                    for relation in _as_tuple(relations):
+                        mask |= pairs & _related(self, relation)
         if window is not None:
             mask &= self.ordinals[:, None] - self.ordinals[None, :] < window
         if order == "physical":
@@ -192,27 +203,37 @@ class Layout:
             index: slice, bool [N], or ascending indices int [M].
         """
         chosen = _token_index("take", "index", index, len(self))
+        sees = self.sees
+        if not isinstance(sees, Mapping):
+            remaining = np.isin(np.unique(self.documents), self.documents[chosen])
+            sees = [table for table, stays in zip(sees, remaining, strict=True) if stays]
         return replace(
-            self, roles=self.roles[chosen], segments=self.segments[chosen], positions=self.positions[..., chosen],
-            documents=self.documents[chosen], ordinals=self.ordinals[chosen], name=self.name if name is None else name,
+            self, sees=sees, roles=self.roles[chosen], segments=self.segments[chosen],
+            positions=self.positions[..., chosen], documents=self.documents[chosen], ordinals=self.ordinals[chosen],
+            name=self.name if name is None else name,
         )  # fmt: skip
 
     @classmethod
     def pack(cls, layouts: Sequence[Layout], name: str = "") -> Layout:
-        """One layout of several documents in a row, which do not see each other. All must have the same `sees`."""
+        """One layout of several documents in a row, which do not see each other and may be of different methods."""
         if not layouts:
             raise ValueError("Layout.pack: expected at least one layout, got none")
-        if any(other.sees != layouts[0].sees for other in layouts):
-            raise ValueError("Layout.pack: expected layouts with the same sees table")
+        if len({layout.positions.shape[:-1] for layout in layouts}) > 1:
+            axes = [layout.positions.shape for layout in layouts]
+            raise ValueError(f"Layout.pack: expected positions with the same number of axes, got shapes {axes}")
         documents, start = [], 0
+        tables: list[Sees] = []
         for layout in layouts:
             changes = np.append(False, layout.documents[1:] != layout.documents[:-1])
             documents.append(np.cumsum(changes) + start)
+            tables += [layout.sees] * (changes.sum() + 1) if isinstance(layout.sees, Mapping) else layout.sees
             start = int(documents[-1][-1]) + 1
         join = lambda key: np.concatenate([getattr(layout, key) for layout in layouts], axis=-1)  # noqa: E731
+        same = all(layout.name == layouts[0].name for layout in layouts)
         return cls(
-            roles=join("roles"), sees=layouts[0].sees, segments=join("segments"), positions=join("positions"),
-            documents=np.concatenate(documents), ordinals=join("ordinals"), name=name or layouts[0].name,
+            roles=join("roles"), sees=tables, segments=join("segments"), positions=join("positions"),
+            documents=np.concatenate(documents), ordinals=join("ordinals"),
+            name=name or (layouts[0].name if same else "packed"),
         )  # fmt: skip
 
     def draw(self, **options: Any) -> Figure:
@@ -225,7 +246,9 @@ class Layout:
         fields = {
             key: getattr(self, key) for key in ("roles", "segments", "positions", "documents", "ordinals", "name")
         }
-        return _rebuild, ({**fields, "sees": {query: dict(keys) for query, keys in self.sees.items()}},)
+        tables = [self.sees] if isinstance(self.sees, Mapping) else self.sees
+        plain = [{query: dict(keys) for query, keys in table.items()} for table in tables]
+        return _rebuild, ({**fields, "sees": plain[0] if isinstance(self.sees, Mapping) else plain},)
 
     def __repr__(self) -> str:
         lines = [f"Layout {self.name!r}: {len(self)} tokens" if self.name else f"Layout: {len(self)} tokens"]
@@ -239,8 +262,13 @@ class Layout:
                 ids = f"{at.min()}..{at.max()}" if at.min() < at.max() else f"{at.min()}"
                 segments = len(np.unique(self.segments[tokens]))
                 note = f", {segments} segments" if segments > 1 else ""
-                sees = ", ".join(f"{k.name} {relation_words(r)}" for k, r in self.sees.get(role, {}).items())
-                lines.append(f"  {role.name:<8}{tokens.sum():>7}  positions {ids}{note}; sees {sees or 'nothing'}")
+                # Documents of different methods: each answer once.
+                rows = [table.get(role, {}) for documents, table, _ in self._runs if tokens[documents].any()]
+                words = (
+                    ", ".join(f"{k.name} {relation_words(r)}" for k, r in row.items()) or "nothing" for row in rows
+                )
+                sees = "; or ".join(dict.fromkeys(words))
+                lines.append(f"  {role.name:<8}{tokens.sum():>7}  positions {ids}{note}; sees {sees}")
         return "\n".join(lines)
 
 
@@ -285,6 +313,50 @@ def relation_words(relations: Relation | tuple[Relation, ...]) -> str:
 
 def _as_tuple(relations: Relation | tuple[Relation, ...]) -> tuple[Relation, ...]:
     return relations if isinstance(relations, tuple) else (relations,)
+
+
+def _joined(
+    parts: Sequence[tuple[NDArray[np.int64], NDArray[np.int32]]],
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Orders and spans of runs of documents behind each other, each counted from its first token."""
+    orders, at = [], 0
+    spans = np.zeros((sum(len(order) for order, _ in parts), max(part.shape[1] for _, part in parts), 2), np.int32)
+    for order, part in parts:
+        orders.append(order + at)
+        spans[at : at + len(order), : part.shape[1]] = np.where((part[..., :1] < part[..., 1:]), part + at, 0)
+        at += len(order)
+    return np.concatenate(orders), spans
+
+
+def _tables(sees: Any, documents: NDArray[np.int32]) -> tuple[Sees | tuple[Sees, ...], tuple[Run, ...]]:
+    """`sees` after checks, one table if all are equal; and each run of documents with one table."""
+    if isinstance(sees, Mapping) or not isinstance(sees, Sequence):
+        table = _check_sees(sees)
+        return table, ((slice(0, len(documents)), table, _relation_rows(table)),)
+    starts = np.append(0, np.flatnonzero(documents[1:] != documents[:-1]) + 1)
+    if len(sees) != len(starts):
+        raise ValueError(f"Layout: expected one sees table for each of {len(starts)} documents, got {len(sees)}")
+    # A layout packed many times gives one table many times.
+    checked = {id(table): _check_sees(table) for table in sees}
+    tables = [checked[id(table)] for table in sees]
+    new = [i == 0 or (tables[i] is not tables[i - 1] and tables[i] != tables[i - 1]) for i in range(len(tables))]
+    first = [i for i, begins in enumerate(new) if begins]
+    if len(first) == 1:
+        return tables[0], ((slice(0, len(documents)), tables[0], _relation_rows(tables[0])),)
+    ends = [int(starts[i]) for i in first[1:]] + [len(documents)]
+    runs = tuple(
+        (slice(int(starts[i]), end), tables[i], _relation_rows(tables[i])) for i, end in zip(first, ends, strict=True)
+    )
+    return tuple(tables), runs
+
+
+def _relation_rows(sees: Sees) -> NDArray[np.int64]:
+    """int64 [R, 5]: query role, key role and the bounds of each relation, -1 for none."""
+    rows = [
+        (query, key, *(-1 if bound is None else bound for bound in r.bounds))
+        for query, keys in sees.items() for key, relations in keys.items() for r in _as_tuple(relations)
+    ]  # fmt: skip
+    return np.array(rows, np.int64).reshape(-1, 5)
 
 
 def _array(name: str, value: Any, dtype: type, shape: tuple[int, ...] | None = None) -> NDArray[Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from numbers import Integral
+
 import numpy as np
 
 from gistkit._checks import at_least, one_of
@@ -11,55 +14,62 @@ from gistkit.layouts.relations import CAUSAL, SEGMENT, SEGMENT_CAUSAL, Role
 
 
 def voco(
-    vision: int,
-    memory: int,
+    vision: int | Sequence[int],
+    memory: int | Sequence[int],
     text: int = 0,
     *,
     before: int = 0,
-    images: int = 1,
+    between: int | Sequence[int] = 0,
+    gap: int = 0,
+    images: int | None = None,
     positions: str = "epl",
     text_sees_before: bool = True,
 ) -> Layout:
-    """VoCo: [text before], then [vision][memory] for each image, then [text]; text does not see vision tokens.
+    """VoCo: [text before], then [vision][gap][memory] for each image with text between images, then [text].
 
-    Positions "dpl" count through all tokens from 0. With "epl" vision and text tokens have the ids of the sequence
+    Text does not see vision tokens. Nor does it see the gap, tokens of the prompt behind an image that its memory
+    tokens sum up with it. An image sees what stands before it but for other images and gaps.
+
+    Positions "dpl" count through all tokens from 0. With "epl" all but memory tokens have the ids of the sequence
     without memory tokens, counted from 0, which stays free for a BOS token if nothing stands before the first image;
-    the memory tokens are spread over the ids of their image.
+    the memory tokens are spread over the ids of their image's vision tokens.
 
     Args:
-        vision: vision tokens an image, at least 1.
-        memory: memory (VoCo) tokens an image, at least 1.
+        vision: vision tokens of each image, at least 1; one number for all images, or one for each.
+        memory: memory (VoCo) tokens of each image, at least 1; one number for all images, or one for each.
         text: number of text tokens after the images, at least 0.
         before: number of text tokens before the first image (BOS and prompt), at least 0.
-        images: number of images, at least 1.
+        between: number of text tokens after each image but the last, at least 0; one number, or images - 1 of them.
+        gap: tokens between the vision tokens of each image and its memory tokens, at least 0; role CONTEXT.
+        images: number of images, at least 1; None is as many as `vision` or `memory` has numbers, else 1.
         positions: "dpl" or "epl".
-        text_sees_before: text after the images sees the text before them, as the paper says. In the released code it
-            does not: False.
+        text_sees_before: text sees the text before the last image, as the paper says. In the released code it does
+            not: False.
 
     Papers: VoCo-LLaMA; positions: Position IDs Matter (EPL).
     """
-    vision = at_least("voco", "vision", vision, 1)
-    memory = at_least("voco", "memory", memory, 1)
-    text = at_least("voco", "text", text, 0)
-    before = at_least("voco", "before", before, 0)
+    if images is None:
+        images = next((len(given) for given in (vision, memory) if isinstance(given, Sequence)), 1)
     images = at_least("voco", "images", images, 1)
+    patches = _of_each("vision", vision, images, 1)
+    memories = _of_each("memory", memory, images, 1)
+    texts = [*_of_each("between", between, images - 1, 0), at_least("voco", "text", text, 0)]
+    before = at_least("voco", "before", before, 0)
+    gap = at_least("voco", "gap", gap, 0)
     one_of("voco", "positions", positions, ("dpl", "epl"))
-    image_roles = np.tile(np.repeat([Role.CONTEXT, Role.MEMORY], [vision, memory]), images)
-    roles = np.concatenate([np.repeat(Role.TEXT, before), image_roles, np.repeat(Role.TEXT, text)])
-    segments = np.concatenate([np.zeros(before), np.repeat(np.arange(images), vision + memory), np.ones(text)])
-    ids = np.arange(len(roles))
-    if positions == "epl":
-        first = max(before, 1)
-        ids[:before] = np.arange(before)
-        for image in range(images):
-            start, at = first + image * vision, before + image * (vision + memory)
-            ids[at : at + vision] = np.arange(start, start + vision)
-            ids[at + vision : at + vision + memory] = upl(start, start + vision - 1, memory)
-        ids[len(ids) - text :] = first + images * vision + np.arange(text)
+    roles, segments, ids = [Role.TEXT] * before, [0] * before, list(range(before))
+    # The next id of the sequence without memory tokens.
+    start = max(before, 1)
+    for image, (seen, spread, after) in enumerate(zip(patches, memories, texts, strict=True)):
+        end = start + seen + gap
+        roles += [Role.CONTEXT] * (seen + gap) + [Role.MEMORY] * spread + [Role.TEXT] * after
+        segments += [image] * (seen + gap + spread) + [image + 1] * after
+        ids += [*range(start, end), *upl(start, start + seen - 1, spread).tolist(), *range(end, end + after)]
+        start = end + after
     return Layout(
-        roles=roles,
-        segments=segments.astype(np.int32),
-        positions=ids,
+        roles=np.array(roles, np.uint8),
+        segments=np.array(segments, np.int32),
+        positions=np.array(ids) if positions == "epl" else np.arange(len(ids)),
         sees={
             Role.CONTEXT: {Role.CONTEXT: SEGMENT_CAUSAL, Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL},
             Role.MEMORY: {Role.CONTEXT: SEGMENT, Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL},
@@ -67,3 +77,12 @@ def voco(
         },
         name=f"VoCo, {positions.upper()}",
     )
+
+
+def _of_each(name: str, value: int | Sequence[int], count: int, low: int) -> list[int]:
+    """One number for each of `count` images."""
+    if isinstance(value, Integral) or not isinstance(value, Sequence | np.ndarray):
+        return [at_least("voco", name, value, low)] * count  # type: ignore[arg-type]
+    if len(value) != count:
+        raise ValueError(f"voco: expected {name} to be one number or {count}, got {len(value)}")
+    return [at_least("voco", name, one, low) for one in value]

@@ -33,10 +33,7 @@ def check_pool(
         if value.dim() != key.dim() or value.shape[0] != batch or value.shape[-2] != tokens:
             form = "[{}, {}, D]" if key.dim() == 3 else "[{}, H, {}, D]"
             raise ValueError(f"value: expected {form.format(batch, tokens)} as key's, got shape {tuple(value.shape)}")
-    if isinstance(windows, Tensor):
-        offsets = _checked_offsets(windows, key)
-    else:
-        offsets = _equal_windows(windows, tokens, key.device)
+    offsets = _checked_offsets(windows, key) if isinstance(windows, Tensor) else _equal_windows(windows, key)
     if (positions is None) != (inv_freq is None):
         absent = "positions" if positions is None else "inv_freq"
         raise ValueError(f"{absent}: expected positions and inv_freq together, got {absent} None")
@@ -45,13 +42,16 @@ def check_pool(
     return offsets, *_checked_angles(key, offsets.shape[1] - 1, positions, inv_freq)
 
 
-def _equal_windows(ratio: int, tokens: int, device: torch.device) -> Tensor:
+def _equal_windows(ratio: int, key: Tensor) -> Tensor:
     if isinstance(ratio, bool) or not isinstance(ratio, (int, torch.SymInt)):
         raise TypeError(f"windows: expected an int or a tensor of offsets, got {type(ratio).__name__}")
-    if not 1 <= ratio <= tokens:
-        raise ValueError(f"windows: expected 1 to N = {tokens} tokens in a window, got {ratio}")
+    if ratio < 1:
+        raise ValueError(f"windows: expected at least 1 token in a window, got {ratio}")
+    tokens = key.shape[-2]
+    if tokens < 1:
+        raise ValueError(f"key: expected at least 1 token, got shape {tuple(key.shape)}")
     count = (tokens + ratio - 1) // ratio
-    return torch.arange(0, count * ratio + 1, ratio, device=device).clamp_(max=tokens)[None]
+    return torch.arange(0, count * ratio + 1, ratio, device=key.device).clamp_(max=tokens)[None]
 
 
 def _checked_offsets(offsets: Tensor, key: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def window_pool(
         key: keys [B, H, N, D], or hidden states [B, N, D]; float32, float64, bfloat16 or float16, summed in float32
             (float64) and rounded once.
         value: as key, of its dtype, device and number of dims, B and N; H and D may be others. Never rotated.
-        windows: a number of tokens, 1 to N, for windows that begin with the first token, of which the last may be
+        windows: a number of tokens, at least 1, for windows that begin with the first token, of which the last may be
             shorter; or int64 offsets, [W + 1] or [B, W + 1]: window w is the tokens [offsets[w], offsets[w + 1]), and
             tokens outside of all are left out. Offsets ascend within 0..N and every window has a token, but a row of
             [B, W + 1] with fewer windows than others repeats its last offset: its missing windows are 0. Values are
@@ -75,8 +75,8 @@ def window_pool(
         The pooled key [B, H, W, D] or [B, W, D]; with value both, as a pair.
 
     Raises:
-        ValueError: shapes that do not match, a window longer than the text, positions without inv_freq, or a gradient
-            of either; on the CPU a window without tokens, and offsets that descend or leave the text.
+        ValueError: shapes that do not match, no token, positions without inv_freq, or a gradient of either; on the
+            CPU a window without tokens, and offsets that descend or leave the text.
         TypeError: an unsupported or mismatched dtype.
     """
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)

@@ -90,11 +90,6 @@ class Dodo(InPlace):
             self.scorer.requires_grad_(train_scorer)
 
     @property
-    def shortest(self) -> int:
-        """Tokens a context has at least: the last one always stays."""
-        return 1
-
-    @property
     def title(self) -> str:
         """What a table calls it."""
         learned = "" if self._options["train_scorer"] else ", frozen scorer"

@@ -55,7 +55,7 @@ class InPlace(Compressor):
 
     Args:
         model: a transformers causal language model; one copy of its weights reads context and text.
-        ratio: context tokens a compressed token stands for, a whole number >= 1; no context may be shorter.
+        ratio: context tokens a compressed token stands for, a whole number >= 1; a shorter context has one.
         layout: arguments of the layout's builder besides context and ratio, by name; None: the method encodes without a
             builder (Dodo).
         options: the method's other arguments by name; JSON values.
@@ -160,15 +160,14 @@ class InPlace(Compressor):
         """What a table calls it."""
         return f"{type(self).__name__} {self.chunk}x"
 
-    def contexts(self, input_ids: Any, attention_mask: Any = None, shortest: int | None = None) -> Rows:
-        """`rows` of contexts, each of at least `shortest` tokens besides BOS; None: the compressor's own minimum."""
-        shortest = self.shortest if shortest is None else shortest
-        rows = self.rows("input_ids", input_ids, attention_mask, shortest=shortest)
+    def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
+        """`rows` of contexts, each of at least one token besides BOS."""
+        rows = super().contexts(input_ids, attention_mask)
         fewest = min(
             length - has_bos for length, has_bos in zip(rows.lengths, self._begins_with_bos(rows), strict=True)
         )
-        if fewest < shortest:
-            raise ValueError(f"input_ids: expected at least {shortest} tokens beside the first token, got {fewest}")
+        if fewest < 1:
+            raise ValueError(f"input_ids: expected at least 1 token beside the first token, got {fewest}")
         return rows
 
     def uncompressed(self, contexts: Rows) -> Rows:

@@ -92,7 +92,7 @@ class LanguageModel(ABC):
     def rows(self, input_ids: Any, attention_mask: Any = None) -> Rows:
         """A user's texts, checked, with BOS before them; each has at least one other token."""
         compressor = self.compressor
-        rows = compressor.with_bos(compressor.contexts(input_ids, attention_mask, shortest=1))
+        rows = compressor.with_bos(compressor.contexts(input_ids, attention_mask))
         compressor.lm.check_positions("input_ids", max(rows.lengths) - 1)
         return rows
 
