@@ -1,5 +1,7 @@
 """Dodo as a compressor of contexts, against the same written out on transformers' own attention."""
 
+import json
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -41,6 +43,19 @@ def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
     assert (memory.lengths, memory.starts) == ((6,), (14,))
     ours = compressor.decode(memory, "lm", text)[0]
     torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("scorer_norm", [True, False])
+def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(scorer_norm, layer):
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.norm.weight.uniform_(0.2, 3)
+    compressor = make(model, layer=layer, **({"scorer_norm": True} if scorer_norm else {}))
+    rows = compressor.with_bos(compressor.contexts(tokens(1, 13)))
+    wanted = scores_of(compressor, rows.ids[0].tolist())
+    torch.testing.assert_close(compressor.whole_scores(rows)[0], wanted, **TOLERANCE)
+    assert model.model.norm._forward_hooks == model.model._forward_hooks == {}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
@@ -223,6 +238,22 @@ def test_files_of_memory_and_compressor(tmp_path):
     torch.testing.assert_close(again.decode(again.encode(ids), "lm", text), wanted, **TOLERANCE)
 
 
+def test_a_folder_from_before_the_choice_of_the_scorers_states_reads_them_behind_the_norm(tmp_path):
+    ids = tokens(2, 13)
+    compressor = make(scorer_norm=True)
+    compressor.save_pretrained(tmp_path / "new")
+    assert Compressor.from_pretrained(tmp_path / "new", tiny_llama()).settings["scorer_norm"] is True
+    file = tmp_path / "new" / "compressor.json"
+    saved = json.loads(file.read_text())
+    del saved["settings"]["scorer_norm"]
+    file.write_text(json.dumps(saved))
+    again = Compressor.from_pretrained(tmp_path / "new", tiny_llama()).double()
+    rows = compressor.with_bos(compressor.contexts(ids))
+    torch.testing.assert_close(again.whole_scores(rows), compressor.whole_scores(rows), **TOLERANCE)
+    # Either reads the other's memories.
+    assert make().source == again.source
+
+
 def test_one_memory_answers_many_prompts_as_reading_them_does():
     compressor = make()
     memory = compressor.encode(tokens(1, 13))
@@ -254,6 +285,7 @@ def test_nuggets_of_ones_own_choice():
         ({"layer": 3}, "layer: expected 1 to 2, got 3"),
         ({"threshold": "0.5"}, "threshold: expected a number or None, got '0.5'"),
         ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
+        ({"scorer_norm": 1}, "scorer_norm: expected True or False, got 1"),
         ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
         ({"delimiters": [3]}, "delimiters: expected token ids for selection='delimiters' alone"),
         ({"selection": "delimiters"}, "delimiters: expected token ids for selection='delimiters' alone"),

@@ -10,17 +10,21 @@ from tests.helpers.models import eager
 
 
 def features(compressor, ids, mask=None):
-    """Normed hidden states [N, d] of the base model's layer that is scored; `ids` with BOS, `mask` bool [N, N]."""
+    """Hidden states [N, d] of the base model's layer that is scored; `ids` with BOS, `mask` bool [N, N]."""
     decoder, count = compressor.model.get_decoder(), len(ids)
     mask = torch.ones(count, count).tril().bool() if mask is None else mask
+    outputs = []
+    hooks = [layer.register_forward_hook(lambda *call: outputs.append(call[-1])) for layer in decoder.layers]
     with eager(compressor.model):
-        found = decoder(
+        decoder(
             input_ids=torch.tensor([ids]), attention_mask=masks_of(compressor.model, mask, list(range(count))),
-            position_ids=torch.arange(count)[None], use_cache=False, output_hidden_states=True,
+            position_ids=torch.arange(count)[None], use_cache=False,
         )  # fmt: skip
-    if compressor.layer == len(decoder.layers):
-        return found.last_hidden_state[0].detach()
-    return decoder.norm(found.hidden_states[compressor.layer])[0].detach()
+    for hook in hooks:
+        hook.remove()
+    states = outputs[compressor.layer - 1]
+    states = states[0] if isinstance(states, tuple) else states
+    return (decoder.norm(states) if compressor.settings["scorer_norm"] else states)[0].detach()
 
 
 def scores_of(compressor, ids, mask=None):

@@ -196,7 +196,7 @@ class NuggetStream(Stream):
             return rule_scores(compressor.selection, tokens, indices, compressor.chunk, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
-        with hf.first_layers(compressor.model, compressor.layer):
+        with compressor.lower_layers():
             out = compressor.lm.run(None, inputs_embeds=inputs, plan=plan, past_key_values=self._scored.cache)
         self._scored.add(self.ends, [False] * len(self.ends))
         scores: Tensor = compressor.scorer(out.last_hidden_state)
