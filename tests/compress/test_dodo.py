@@ -124,7 +124,7 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     scores = scores_of(compressor, whole)
     kept = best(scores, 3)
     # Dense logits with a bias that has a value, so that autograd itself sums over queries, heads and layers.
-    bias = (scores[kept] - scores[kept].detach()) * torch.tensor([0.0] + [1.0] * (len(kept) - 2) + [0.0])
+    bias = (scores[kept] - scores[kept].detach()) * torch.tensor([0.0] + [1.0] * (len(kept) - 1))
     ours = compressor.decode(memory, task, ids[:, :-1])[0]
     dense = read(compressor, whole, kept, ids[0, :-1].tolist(), bias, start)
     gradients = []
@@ -141,6 +141,21 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 4), (13, 9, 1)])
+def test_every_nuggets_score_has_a_gradient_the_last_ones_too_and_no_other(lengths):
+    compressor = make()
+    rows = compressor.contexts([tokens(n).tolist() for n in lengths])
+    input_rows = compressor.with_bos(rows)
+    scores = torch.randn(input_rows.ids.shape, dtype=torch.float64, requires_grad=True)
+    nuggets = compressor.nuggets(input_rows, scores)
+    memory, _ = compressor.encode_nuggets(rows, nuggets, scores)
+    compressor.decode(memory, "lm", tokens(len(lengths), 6)).sin().sum().backward()
+    for row, length in enumerate(lengths):
+        chosen = set(nuggets.index[row, : nuggets.counts[row]].tolist())
+        assert length in chosen
+        assert set(scores.grad[row].nonzero().flatten().tolist()) == chosen
 
 
 def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():

@@ -36,8 +36,9 @@ class Dodo(InPlace):
 
     An encoder with its own parameters reads BOS and the context. A scorer reads the hidden states of a low layer of the
     base model; the tokens with the highest scores stay, and so does the last one. The decoder reads their keys and
-    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score
-    (Section 2.4). BOS stays too, as in all methods in place. `MixedResolution` makes a language model of a Dodo.
+    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score, the
+    last one's too (Section 2.4). BOS stays as well, as in all methods in place. `MixedResolution` makes a Dodo a
+    language model.
 
     Args:
         ratio: context tokens for each nugget, a whole number >= 1.
@@ -206,8 +207,8 @@ class Dodo(InPlace):
         last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
         bias = None
         if scores is not None and scores.requires_grad:
-            # BOS and the last token always stay, so their scores get no gradient.
-            bias = straight_through(scores.gather(1, index)).masked_fill((index == last) | (index == 0), 0)
+            # BOS is no nugget. The last token is one whatever its score is: Equation 17 makes no exception of it.
+            bias = straight_through(scores.gather(1, index)).masked_fill(index == 0, 0)
         lengths = tuple(count + 1 for count in nuggets.counts)
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         memory = Memory(
