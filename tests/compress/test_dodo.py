@@ -1,5 +1,7 @@
 """Dodo as a compressor of contexts, against the same written out on transformers' own attention."""
 
+import json
+
 import pytest
 import torch
 from peft import LoraConfig
@@ -41,6 +43,19 @@ def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
     assert (memory.lengths, memory.starts) == ((6,), (14,))
     ours = compressor.decode(memory, "lm", text)[0]
     torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
+
+
+@pytest.mark.parametrize("layer", [1, 2])
+@pytest.mark.parametrize("scorer_norm", [True, False])
+def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(scorer_norm, layer):
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.norm.weight.uniform_(0.2, 3)
+    compressor = make(model, layer=layer, **({"scorer_norm": True} if scorer_norm else {}))
+    rows = compressor.with_bos(compressor.contexts(tokens(1, 13)))
+    wanted = scores_of(compressor, rows.ids[0].tolist())
+    torch.testing.assert_close(compressor.whole_scores(rows)[0], wanted, **TOLERANCE)
+    assert model.model.norm._forward_hooks == model.model._forward_hooks == {}
 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
@@ -109,7 +124,7 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     scores = scores_of(compressor, whole)
     kept = best(scores, 3)
     # Dense logits with a bias that has a value, so that autograd itself sums over queries, heads and layers.
-    bias = (scores[kept] - scores[kept].detach()) * torch.tensor([0.0] + [1.0] * (len(kept) - 2) + [0.0])
+    bias = (scores[kept] - scores[kept].detach()) * torch.tensor([0.0] + [1.0] * (len(kept) - 1))
     ours = compressor.decode(memory, task, ids[:, :-1])[0]
     dense = read(compressor, whole, kept, ids[0, :-1].tolist(), bias, start)
     gradients = []
@@ -126,6 +141,21 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("lengths", [(9,), (9, 4), (13, 9, 1)])
+def test_every_nuggets_score_has_a_gradient_the_last_ones_too_and_no_other(lengths):
+    compressor = make()
+    rows = compressor.contexts([tokens(n).tolist() for n in lengths])
+    input_rows = compressor.with_bos(rows)
+    scores = torch.randn(input_rows.ids.shape, dtype=torch.float64, requires_grad=True)
+    nuggets = compressor.nuggets(input_rows, scores)
+    memory, _ = compressor.encode_nuggets(rows, nuggets, scores)
+    compressor.decode(memory, "lm", tokens(len(lengths), 6)).sin().sum().backward()
+    for row, length in enumerate(lengths):
+        chosen = set(nuggets.index[row, : nuggets.counts[row]].tolist())
+        assert length in chosen
+        assert set(scores.grad[row].nonzero().flatten().tolist()) == chosen
 
 
 def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
@@ -223,6 +253,22 @@ def test_files_of_memory_and_compressor(tmp_path):
     torch.testing.assert_close(again.decode(again.encode(ids), "lm", text), wanted, **TOLERANCE)
 
 
+def test_a_folder_from_before_the_choice_of_the_scorers_states_reads_them_behind_the_norm(tmp_path):
+    ids = tokens(2, 13)
+    compressor = make(scorer_norm=True)
+    compressor.save_pretrained(tmp_path / "new")
+    assert Compressor.from_pretrained(tmp_path / "new", tiny_llama()).settings["scorer_norm"] is True
+    file = tmp_path / "new" / "compressor.json"
+    saved = json.loads(file.read_text())
+    del saved["settings"]["scorer_norm"]
+    file.write_text(json.dumps(saved))
+    again = Compressor.from_pretrained(tmp_path / "new", tiny_llama()).double()
+    rows = compressor.with_bos(compressor.contexts(ids))
+    torch.testing.assert_close(again.whole_scores(rows), compressor.whole_scores(rows), **TOLERANCE)
+    # Either reads the other's memories.
+    assert make().source == again.source
+
+
 def test_one_memory_answers_many_prompts_as_reading_them_does():
     compressor = make()
     memory = compressor.encode(tokens(1, 13))
@@ -254,6 +300,7 @@ def test_nuggets_of_ones_own_choice():
         ({"layer": 3}, "layer: expected 1 to 2, got 3"),
         ({"threshold": "0.5"}, "threshold: expected a number or None, got '0.5'"),
         ({"threshold": float("nan")}, "threshold: expected a number or None, got nan"),
+        ({"scorer_norm": 1}, "scorer_norm: expected True or False, got 1"),
         ({"train_scorer": "no"}, "train_scorer: expected True or False, got 'no'"),
         ({"delimiters": [3]}, "delimiters: expected token ids for selection='delimiters' alone"),
         ({"selection": "delimiters"}, "delimiters: expected token ids for selection='delimiters' alone"),

@@ -70,15 +70,18 @@ def test_families_with_norms_softcaps_and_sliding_windows(family):
     torch.testing.assert_close(ours, mixed(reader.compressor, whole, chosen, 6, 2), **TOLERANCE)
 
 
-def test_all_gradients_are_those_of_the_dense_form():
-    reader = make()
-    whole = behind_bos(tokens(19))
+# Grouped heads; norms of queries and keys; soft caps, and a window of 5 that cuts between recent tokens and nuggets.
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
+@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (4, 1), (2, 2)])
+def test_all_gradients_are_those_of_the_dense_form(family, tau, segment):
+    reader = make(tiny(family), tau=tau, segment=segment)
+    whole = behind_bos(tokens(23))
     scores, chosen = chosen_of(reader, whole)
     bias = (scores - scores.detach()) * chosen
     gradients = []
     for dense in (False, True):
         reader.compressor.zero_grad()
-        hidden = mixed(reader.compressor, whole, chosen, 6, 3, bias) if dense else None
+        hidden = mixed(reader.compressor, whole, chosen, tau, segment, bias) if dense else None
         hidden = reader.hidden(reader.rows([whole]))[0] if hidden is None else hidden
         F.cross_entropy(reader.compressor.lm.head(hidden[:-1]), torch.tensor(whole[1:])).backward()
         gradients.append({n: p.grad.clone() for n, p in reader.compressor.trainable() if p.grad is not None})
@@ -86,6 +89,47 @@ def test_all_gradients_are_those_of_the_dense_form():
     assert gradients[0].keys() == gradients[1].keys()
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
+
+
+def test_scores_get_no_gradient_where_all_tokens_are_recent():
+    reader = make(tau=24, segment=8)
+    ids = tokens(2, 16)  # Position 16 sees all from 0 on.
+    scores = reader.scores(reader.rows(ids)).detach().requires_grad_()
+    reader.scores = lambda rows: scores
+    nobody = torch.zeros(2, 17, dtype=torch.bool)
+    everybody = ~nobody
+    everybody[:, 0] = False
+    with torch.no_grad():
+        # A nugget's own parameters aside, selection changes nothing.
+        reader.compressor.separate = False
+        states = [reader.hidden(reader.rows(ids), chosen) for chosen in (nobody, everybody)]
+        reader.compressor.separate = True
+    torch.testing.assert_close(*states, **TOLERANCE)
+    reader(ids)["loss"].backward()
+    assert reader.nuggets(reader.rows(ids)).any()
+    assert scores.grad.abs().max() == 0
+
+
+def test_a_rows_scores_get_the_gradient_that_they_get_alone():
+    reader = make(tau=4, segment=2)
+    rows = [tokens(n).tolist() for n in (21, 3, 12)]
+    scores = reader.scores(reader.rows(rows)).detach()
+
+    def gradients(rows, scores):
+        scores = scores.clone().requires_grad_()
+        reader.scores = lambda rows: scores
+        read = reader.rows(rows)
+        hidden = reader.hidden(read)
+        hidden[read.valid].sin().sum().backward()
+        return scores.grad
+
+    together = gradients(rows, scores)
+    assert together[0].abs().max() > 1e-6
+    for row, ids in enumerate(rows):
+        count = len(ids) + 1
+        alone = gradients([ids], scores[row : row + 1, :count])[0]
+        torch.testing.assert_close(together[row, :count], alone, **TOLERANCE)
+        assert not together[row, count:].any()
 
 
 def test_the_loss_is_that_of_every_token_after_bos():

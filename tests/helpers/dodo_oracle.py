@@ -10,17 +10,21 @@ from tests.helpers.models import eager
 
 
 def features(compressor, ids, mask=None):
-    """Normed hidden states [N, d] of the base model's layer that is scored; `ids` with BOS, `mask` bool [N, N]."""
+    """Hidden states [N, d] of the base model's layer that is scored; `ids` with BOS, `mask` bool [N, N]."""
     decoder, count = compressor.model.get_decoder(), len(ids)
     mask = torch.ones(count, count).tril().bool() if mask is None else mask
+    outputs = []
+    hooks = [layer.register_forward_hook(lambda *call: outputs.append(call[-1])) for layer in decoder.layers]
     with eager(compressor.model):
-        found = decoder(
+        decoder(
             input_ids=torch.tensor([ids]), attention_mask=masks_of(compressor.model, mask, list(range(count))),
-            position_ids=torch.arange(count)[None], use_cache=False, output_hidden_states=True,
+            position_ids=torch.arange(count)[None], use_cache=False,
         )  # fmt: skip
-    if compressor.layer == len(decoder.layers):
-        return found.last_hidden_state[0].detach()
-    return decoder.norm(found.hidden_states[compressor.layer])[0].detach()
+    for hook in hooks:
+        hook.remove()
+    states = outputs[compressor.layer - 1]
+    states = states[0] if isinstance(states, tuple) else states
+    return (decoder.norm(states) if compressor.settings["scorer_norm"] else states)[0].detach()
 
 
 def scores_of(compressor, ids, mask=None):
@@ -71,24 +75,33 @@ def read(compressor, ids, kept, text, bias=None, start=None):
     return states[0] if start is not None else torch.cat([out[:, -1:], states], 1)[0]
 
 
+def first_of(i, tau, segment):
+    """The first token that token i sees uncompressed."""
+    return max(0, i // segment * segment - (tau - segment))
+
+
 def mixed_mask(chosen, tau, segment):
     """bool [N, N]: BOS, nuggets before, and the uncompressed part, which begins alike for a segment."""
     count = len(chosen)
     mask = torch.zeros(count, count, dtype=torch.bool)
     for i in range(count):
-        first = max(0, i // segment * segment - (tau - segment))
         for j in range(i + 1):
-            mask[i, j] = j == 0 or j >= first or bool(chosen[j])
+            mask[i, j] = j == 0 or j >= first_of(i, tau, segment) or bool(chosen[j])
     mask[0, 1:] = False
     return mask
 
 
 def mixed(compressor, ids, chosen, tau, segment, bias=None):
-    """Hidden states [N, d] of the mixed-resolution language model; `ids` begin with BOS, `chosen` bool [N]."""
+    """Hidden states [N, d] of the mixed-resolution language model; `ids` begin with BOS, `chosen` bool [N].
+
+    `bias` [N] is added to the logits of older tokens (Equations 9, 10, 18: z is of the tokens before the recent ones).
+    """
     model, count = compressor.model, len(ids)
     masks = masks_of(model, mixed_mask(chosen, tau, segment), list(range(count)))
     if bias is not None:
-        masks = {k: m + bias for k, m in masks.items()} if isinstance(masks, dict) else masks + bias
+        older = torch.tensor([[j < first_of(i, tau, segment) for j in range(count)] for i in range(count)])
+        pairs = bias * older
+        masks = {k: m + pairs for k, m in masks.items()} if isinstance(masks, dict) else masks + pairs
     is_nugget = chosen if compressor.separate else torch.zeros_like(chosen)
     with maps_by_row(compressor, is_nugget), eager(model):
         return model.get_decoder()(

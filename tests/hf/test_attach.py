@@ -206,8 +206,13 @@ def test_the_first_layers_of_a_model_and_that_all_come_back():
         found = model.model(ids, use_cache=False).last_hidden_state
     expected = model.model(ids, use_cache=False, output_hidden_states=True).hidden_states[1]
     torch.testing.assert_close(found, model.model.norm(expected), rtol=1e-6, atol=1e-6)
-    with pytest.raises(KeyError), attach(model), first_layers(model, 1):
+    hooks = [dict(module._forward_hooks) for module in model.modules()]
+    with attach(model), first_layers(model, 1, norm=False):
+        found = model.model(ids, use_cache=False).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    with pytest.raises(KeyError), attach(model), first_layers(model, 1, norm=False):
         raise KeyError
+    assert hooks == [dict(module._forward_hooks) for module in model.modules()]
     assert model.model.layers is layers
     assert len(layers) == 2
     for count in (0, 3, True, 1.0):

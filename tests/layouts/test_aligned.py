@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gistkit import layouts
+from gistkit.layouts.dodo import with_nuggets_again
 
 
 def ragged(**options):
@@ -52,6 +53,39 @@ def test_rows_of_one_length_are_those_of_compile():
     layout = layouts.gistpool(9, 4, 3)
     plan, one = layouts.compile_batch([layout, layout], aligned=True), layout.compile()
     assert (plan.spans == one.spans).all() and (plan.order == one.order).all() and plan.slices == one.slices
+
+
+@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (4, 1), (5, 5), (64, 32), (1, 1)])
+def test_older_nuggets_are_read_at_their_second_place_and_recent_ones_at_their_first(tau, segment):
+    rng = np.random.default_rng(0)
+    batch = [
+        layouts.dodo(rng.random(n) < share, tau, segment=segment, bos=True)
+        for n, share in ((31, 0.4), (1, 0), (12, 1), (20, 0.1), (7, 0))
+    ]
+    plan = layouts.compile_batch(batch, aligned=True, windows=(3, 8))
+    again, rows, nuggets = with_nuggets_again(plan, tau, segment), plan.num_keys, plan.slices[layouts.Role.MEMORY]
+    assert (again.num_keys, nuggets.stop) == (rows + nuggets.stop - nuggets.start, rows)
+    for b, layout in enumerate(batch):
+        order = plan.order[b].numpy()
+        first = np.maximum(0, order // segment * segment - (tau - segment))
+        for window, cut in [(None, again), *again.windowed.items()]:
+            layouts.Plan.from_spans(cut.spans, cut.num_keys)  # ascending, disjoint, within the keys
+            mask = np.zeros((rows, rows), bool)
+            mask[: len(layout), : len(layout)] = layout.dense_mask(window=window)
+            seen = mask[order][:, order]
+            old = seen[:, nuggets] & (order[None, nuggets] < first[:, None])
+            seen[:, nuggets] &= ~old
+            got = np.zeros((rows, again.num_keys), bool)
+            for row, spans in enumerate(cut.spans[b].numpy()):
+                for start, end in spans:
+                    got[row, start:end] = True
+            np.testing.assert_array_equal(got, np.concatenate([seen, old], 1))
+
+
+def test_without_nuggets_there_is_no_second_place():
+    plan = layouts.compile_batch([layouts.dodo(np.zeros(9, bool), 4, bos=True)], aligned=True)
+    again = with_nuggets_again(plan, 4, 1)
+    assert again.num_keys == 9 and (again.spans == plan.spans).all()
 
 
 def test_refuses_what_it_cannot_align():

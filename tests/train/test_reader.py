@@ -118,6 +118,18 @@ def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, t
         train(tmp_path, make_reader().compressor, resume=True)
 
 
+def test_a_state_from_before_a_setting_was_added_is_of_a_run_with_its_old_value(tmp_path):
+    reader = make_reader(selection="strided")
+    parameters = list(reader.compressor.trainable())
+    optimizer = torch.optim.AdamW([parameter for _, parameter in parameters])
+    old = {name: value for name, value in reader.compressor.settings.items() if name != "scorer_norm"}
+    path = tmp_path / "step-00000001.safetensors"
+    checkpoint.save(path, old, {"step": 1}, parameters, optimizer)
+    assert checkpoint.load(path, old | {"scorer_norm": True}, parameters, optimizer) == {"step": 1}
+    with pytest.raises(ValueError, match="the saved run differs in scorer_norm; use the same settings"):
+        checkpoint.load(path, reader.compressor.settings, parameters, optimizer)
+
+
 def test_rows_may_be_shared_among_passes(unbroken, tmp_path):
     for name, options in {"accumulated": {"accumulate": 2}, "checkpointed": {"gradient_checkpointing": True}}.items():
         train(tmp_path / name, make_reader(), **options)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from gistkit.hf.attach import decoder_of
 
 
 @contextmanager
-def first_layers(model: nn.Module, count: int) -> Iterator[None]:
+def first_layers(model: nn.Module, count: int, *, norm: bool = True) -> Iterator[None]:
     """Inside, the decoder of `model` runs its first `count` layers and its final norm; afterwards it is as it was.
 
     Open it inside `attach`, which takes a whole decoder.
@@ -20,6 +20,8 @@ def first_layers(model: nn.Module, count: int) -> Iterator[None]:
     Args:
         model: what `attach` takes.
         count: number of layers that run, 1 to all of them.
+        norm: whether `last_hidden_state` is what the final norm makes of the last layer's output, or that output as it
+            is.
 
     Raises:
         ValueError: if the model has fewer layers.
@@ -33,8 +35,28 @@ def first_layers(model: nn.Module, count: int) -> Iterator[None]:
     name = next((name for name, child in lists.items() if len(child) == total), None)
     if name is None:
         raise TypeError(f"model: expected a decoder with a list of its {total} layers, got {type(decoder).__name__}")
-    setattr(decoder, name, lists[name][:count])
+    with ExitStack() as undo:
+        setattr(decoder, name, lists[name][:count])
+        undo.callback(setattr, decoder, name, lists[name])
+        if not norm:
+            undo.enter_context(_without_norm(decoder, lists[name][count - 1]))
+        yield
+
+
+@contextmanager
+def _without_norm(decoder: nn.Module, layer: nn.Module) -> Iterator[None]:
+    """Inside, the decoder returns what `layer`, its last one, returned."""
+    outputs: list[Tensor] = []
+
+    def remember(layer: nn.Module, args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        outputs.append(output[0] if isinstance(output, tuple) else output)
+
+    def put_back(decoder: nn.Module, args: Any, output: Any) -> None:
+        output.last_hidden_state = outputs.pop()
+
+    hooks = layer.register_forward_hook(remember), decoder.register_forward_hook(put_back)
     try:
         yield
     finally:
-        setattr(decoder, name, lists[name])
+        for hook in hooks:
+            hook.remove()

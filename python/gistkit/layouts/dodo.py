@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-from numpy.typing import ArrayLike
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from gistkit._checks import at_least
 from gistkit.layouts.layout import Layout
+from gistkit.layouts.plan import Plan
 from gistkit.layouts.relations import ALL, CAUSAL, Relation, Role, recent, windows_causal
 
 
@@ -50,3 +55,46 @@ def check_segment(tau: int, segment: int) -> tuple[int, int]:
     if tau % segment:
         raise ValueError(f"dodo: expected tau to be a multiple of segment, {segment}, got {tau}")
     return tau, segment
+
+
+def with_nuggets_again(plan: Plan, tau: int, segment: int) -> Plan:
+    """The plan of the same rows over N + K keys: all N, and behind them those of the K nuggets once more.
+
+    A row reads the nuggets before its uncompressed tokens there, and those among its uncompressed tokens at their first
+    place. So a `key_bias` of the last K keys acts exactly where a token is read as a nugget (Equations 9, 10, 18).
+
+    Args:
+        plan: of `dodo` layouts, a document a row, in grouped order; with `aligned` if there are several rows.
+        tau, segment: those of the layouts.
+    """
+    rows = plan.num_queries
+    nuggets = (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
+    order = np.arange(rows)[None] if plan.order is None else plan.order.cpu().numpy()
+    first = np.maximum(0, order // segment * segment - (tau - segment))
+    # Each row's nuggets ascend, its padding behind them.
+    older = np.stack([np.searchsorted(row[nuggets], limits) for row, limits in zip(order, first, strict=True)])
+
+    def split(spans: Tensor) -> Tensor:
+        return torch.from_numpy(_older_moved(spans.cpu().numpy(), nuggets.start, older, rows)).to(spans.device)
+
+    reach = plan.num_keys if plan.reach is None else plan.reach
+    keys = rows + nuggets.stop - nuggets.start
+    again = replace(plan, spans=split(plan.spans), num_keys=keys, reach=reach, windowed={})
+    return again.with_windows({width: split(cut.spans) for width, cut in plan.windowed.items()})
+
+
+def _older_moved(spans: NDArray[np.int32], start: int, older: NDArray[np.int64], rows: int) -> NDArray[np.int32]:
+    """Spans [B, N, S, 2] with the keys [start, start + older), older [B, N], read at `rows` and on instead."""
+    # Where none is older, no span is cut in two.
+    begin = np.where(older > 0, start, rows)[..., None]
+    end = begin + older[..., None]
+    low, high = spans[..., 0], spans[..., 1]
+    before = low, np.minimum(high, begin)
+    after = np.maximum(low, end), high
+    moved = np.maximum(low, begin) - begin + rows, np.minimum(high, end) - begin + rows
+    parts = np.stack([np.concatenate(ends, -1) for ends in zip(before, after, moved, strict=True)], -1)
+    empty = parts[..., 0] >= parts[..., 1]
+    parts[empty] = 0
+    last = np.argsort(empty, axis=-1, kind="stable")
+    width = max(1, int((~empty).sum(-1).max(initial=0)))
+    return np.ascontiguousarray(np.take_along_axis(parts, last[..., None], 2)[:, :, :width], np.int32)

@@ -121,7 +121,8 @@ def straight_through(scores: Tensor) -> Tensor:
     """scores - scores.detach(): zeros whose gradient is that of the scores (Dodo, Section 2.4).
 
     As the attention's `key_bias` it leaves the logits as they are and gives a score the sum, over queries, heads and
-    layers, of the gradients of its key's logits.
+    layers, of the gradients of its key's logits. The queries are those that read the key as a nugget: a key that some
+    read as a recent token needs a second place for the others (`MixedResolution.hidden`).
     """
     return scores - scores.detach()
 

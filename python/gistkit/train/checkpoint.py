@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gistkit.compress.files import read_tensors, replacing
+from gistkit.compress.files import ADDED_SETTINGS, read_tensors, replacing
 
 FORMAT = "gistkit-training-1"
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -77,6 +77,7 @@ def load(
     """
     header, tensors = _read(path)
     saved, expected = json.loads(header["identity"]), json.loads(json.dumps(identity))
+    saved = {name: value for name, value in ADDED_SETTINGS.items() if name in expected} | saved
     if saved != expected:
         changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
         raise ValueError(

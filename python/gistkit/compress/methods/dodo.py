@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -35,15 +36,18 @@ class Dodo(InPlace):
 
     An encoder with its own parameters reads BOS and the context. A scorer reads the hidden states of a low layer of the
     base model; the tokens with the highest scores stay, and so does the last one. The decoder reads their keys and
-    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score
-    (Section 2.4). BOS stays too, as in all methods in place. `MixedResolution` makes a language model of a Dodo.
+    values at their positions (Sections 2.1, 2.3). The gradient of a nugget's attention logits is that of its score, the
+    last one's too (Section 2.4). BOS stays as well, as in all methods in place. `MixedResolution` makes a Dodo a
+    language model.
 
     Args:
         ratio: context tokens for each nugget, a whole number >= 1.
         selection: "learned", or a rule to compare it with: "strided" (every `ratio`-th token), "random", "delimiters"
             (some of the tokens `delimiters`, at random), "none" (only the last token).
-        layer: iota, the layer of the base model whose hidden states are scored, from 1; the final norm is applied.
+        layer: iota, the layer of the base model whose hidden states are scored, from 1.
         train_scorer: False: the scorer keeps its random weights.
+        scorer_norm: the scorer reads these hidden states behind the model's final norm rather than as they are
+            (Equation 15). Compressors saved before there was a choice read them behind the norm.
         separate: encoder and nuggets have their own parameters (phi) beside those of the decoder (theta).
         delimiters: token ids.
         threshold: Lambda; nuggets of a `MixedResolution` have a score above it, and its `calibrate` finds it.
@@ -62,6 +66,7 @@ class Dodo(InPlace):
         selection: Rule = "learned",
         layer: int = 3,
         train_scorer: bool = True,
+        scorer_norm: bool = False,
         separate: bool = True,
         delimiters: Sequence[int] = (),
         threshold: float | None = None,
@@ -80,10 +85,13 @@ class Dodo(InPlace):
         options["train_scorer"] = train_scorer
         self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
         threshold = _number("threshold", threshold)
+        if not isinstance(scorer_norm, bool):
+            raise ValueError(f"scorer_norm: expected True or False, got {scorer_norm!r}")
+        self.scorer_norm = scorer_norm
         common = {"losses": ("ae",), "lora": 32, **common}
         super().__init__(model, ratio=ratio, options=options, separate=separate, **common)
-        # Not an option of the layout: memories fit whatever the threshold is.
-        self._settings["threshold"] = threshold
+        # Not options of the layout: memories fit whatever they are.
+        self._settings |= {"threshold": threshold, "scorer_norm": scorer_norm}
         self.scorer: NuggetScorer | None = None
         if selection == "learned":
             self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
@@ -138,11 +146,15 @@ class Dodo(InPlace):
         if self.scorer is None:
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.selection, rows.ids, indices, self.chunk, self.delimiters)
-        with torch.no_grad(), hf.attach(self.model), hf.first_layers(self.model, self.layer):
+        with torch.no_grad(), hf.attach(self.model), self.lower_layers():
             hidden_states = self.lm.run(
                 None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
             ).last_hidden_state
         return self.scorer(hidden_states)  # type: ignore[no-any-return]
+
+    def lower_layers(self) -> AbstractContextManager[None]:
+        """Inside, a pass ends after `layer` layers, and its hidden states are what the scorer reads."""
+        return hf.first_layers(self.model, self.layer, norm=self.scorer_norm)
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
         """A pass through the lower layers selects the nuggets; a second pass makes their keys and values."""
@@ -190,8 +202,8 @@ class Dodo(InPlace):
         last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
         bias = None
         if scores is not None and scores.requires_grad:
-            # BOS and the last token always stay, so their scores get no gradient.
-            bias = straight_through(scores.gather(1, index)).masked_fill((index == last) | (index == 0), 0)
+            # BOS is no nugget. The last token is one whatever its score is: Equation 17 makes no exception of it.
+            bias = straight_through(scores.gather(1, index)).masked_fill(index == 0, 0)
         lengths = tuple(count + 1 for count in nuggets.counts)
         valid = torch.arange(index.shape[1]) < torch.tensor(lengths)[:, None]
         memory = Memory(

@@ -19,6 +19,7 @@ from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan, Role
+from gistkit.layouts.dodo import with_nuggets_again
 from gistkit.nn import nuggets_above, straight_through, threshold_for
 
 
@@ -101,28 +102,44 @@ class MixedResolution(LanguageModel):
 
         Args:
             rows: what `rows` returned.
-            is_nugget: bool [B, N], the nuggets; None: those above the threshold, whose scores then get gradients.
+            is_nugget: bool [B, N], the nuggets; None: those above the threshold, whose scores then get the gradients of
+                their logits from the tokens that read them as nuggets, not from those that see them uncompressed
+                (Equation 18).
             keep: as in `gistkit.hf.attach`; it gets the tokens in the plan's order.
             plan: what `plan(is_nugget)` returned; None: it is made here.
         """
-        compressor, bias = self.compressor, None
+        compressor, scores = self.compressor, None
         if is_nugget is None:
             scores = self.scores(rows)
             is_nugget = self.nuggets(rows, scores)
-            if scores.requires_grad:
-                bias = straight_through(scores).where(is_nugget, 0)
         if is_nugget.shape != rows.ids.shape:
             raise ValueError(f"is_nugget: expected bool {list(rows.ids.shape)}, got shape {tuple(is_nugget.shape)}")
         plan = self.plan(is_nugget) if plan is None else plan
         extra = plan.num_queries - rows.ids.shape[1]
         ids = plan.arrange(F.pad(rows.ids, (0, extra)))
-        if bias is not None:
-            bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
+        reading: dict[str, Any] = {"plan": plan}
+        if scores is not None and scores.requires_grad:
+            bias = plan.arrange(F.pad(straight_through(scores), (0, extra)))
+            reading = self._with_bias(plan, bias)
         with hf.attach(compressor.model):
-            out = compressor.lm.run(
-                self._roles(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
-            )
+            out = compressor.lm.run(self._roles(plan), inputs_embeds=compressor.embed(ids), keep=keep, **reading)
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
+
+    def _with_bias(self, plan: Plan, bias: Tensor) -> dict[str, Any]:
+        """Arguments of a pass in which the bias [B, N], in the plan's order, acts where tokens read others as nuggets.
+
+        There they read a second copy of the nugget's key and value, which alone has the bias.
+        """
+        nuggets = _nuggets_of(plan)
+
+        def extend(layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.cat([key, key[:, :, nuggets]], 2), torch.cat([value, value[:, :, nuggets]], 2)
+
+        return {
+            "plan": with_nuggets_again(plan, self.tau, self.segment),
+            "key_bias": F.pad(bias[:, nuggets], (plan.num_keys, 0))[:, None],
+            "extend": extend,
+        }
 
     def states(self, rows: Rows, is_nugget: Tensor | None = None) -> Tensor:
         """int64 [B, N]: how many tokens each token of rows with BOS sees, itself included; 0 on padding."""
@@ -135,8 +152,7 @@ class MixedResolution(LanguageModel):
     def _roles(self, plan: Plan) -> Use:
         if not self.compressor.separate:
             return TEXT
-        rows = plan.num_queries
-        nuggets = (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
+        nuggets = _nuggets_of(plan)
         return {TEXT: slice(0, nuggets.start), GISTS: nuggets}
 
 
@@ -180,7 +196,7 @@ class NuggetStream(Stream):
             return rule_scores(compressor.selection, tokens, indices, compressor.chunk, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
-        with hf.first_layers(compressor.model, compressor.layer):
+        with compressor.lower_layers():
             out = compressor.lm.run(None, inputs_embeds=inputs, plan=plan, past_key_values=self._scored.cache)
         self._scored.add(self.ends, [False] * len(self.ends))
         scores: Tensor = compressor.scorer(out.last_hidden_state)
@@ -196,3 +212,9 @@ class NuggetStream(Stream):
         self, keep: hf.KeptKeys, positions: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
     ) -> StreamCache:
         return StreamCache(keep.close(), positions, nuggets, self.reader.first, self.ends, self.reader.segment)
+
+
+def _nuggets_of(plan: Plan) -> slice:
+    """The plan's last rows, those of nuggets."""
+    rows = plan.num_queries
+    return (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
