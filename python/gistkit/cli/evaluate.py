@@ -35,7 +35,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     parser.add_argument(
-        "--questions", type=Path, metavar="FILE", help="JSON lines of context, question and answers, in place of a text"
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines of context, question and answers, or a file of MRQA, in place of a text",
     )
     parser.add_argument(
         "--prompt", choices=("plain", "dodo"), default="plain",
