@@ -31,7 +31,7 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--text", type=Path, help="text file or folder; its held-out tenth is measured (default: Python's topics)"
+        "--text", type=Path, help="text file or folder; its held-out part is measured (default: Python's topics)"
     )
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     parser.add_argument(
@@ -185,7 +185,7 @@ def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> lis
     rows: list[list[int]] = corpus.chunks(length, count=arguments.examples).tolist()
     if not rows:
         raise ValueError(
-            f"--context: expected at most the held-out tenth of {corpus.name} with its continuation, "
+            f"--context: expected at most the held-out part of {corpus.name} with its continuation, "
             f"{corpus.held_out.numel()} tokens, got {length}"
         )
     return rows
