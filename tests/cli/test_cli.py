@@ -506,7 +506,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
             ],
             "--tau: expected less than a passage, 49 tokens, got 64",
         ),
-        (["evaluate", "--context", "900000"], "--context: expected at most the held-out tenth of pydoc_data.topics "),
+        (["evaluate", "--context", "900000"], "--context: expected at most the held-out part of pydoc_data.topics "),
     ],
 )
 def test_mistakes_of_training_and_evaluation(run, tmp_path, words, message):

@@ -76,7 +76,7 @@ def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
 def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
     (tmp_path / "text.txt").write_bytes(bytes(range(100)))
     text = load_corpus(tmp_path / "text.txt")
-    with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out tenth of text.txt, got 10"):
+    with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out part of text.txt, got 10"):
         training.train(RECIPE, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
     longer = dataclasses.replace(compression_loss.Recipe(), chunk=5, continuation=15)
     build = compression_loss.build_compressor

@@ -1,8 +1,10 @@
 """What training reads, and its schedules."""
 
 import dataclasses
+import hashlib
 import sys
 import types
+from pydoc_data.topics import topics
 
 import pytest
 import torch
@@ -13,28 +15,59 @@ from gistkit.train.batches import for_losses, num_tokens, split, targets
 from tests.helpers.train_worker import make_batches, make_questions
 
 
-def test_a_corpus_splits_each_document_and_joins_them(tmp_path):
+def test_files_of_a_folder_are_held_out_as_a_whole_and_joined(tmp_path):
     (tmp_path / "b").mkdir()
-    (tmp_path / "a.txt").write_bytes(bytes(range(10)))
-    (tmp_path / "b" / "c.md").write_bytes(bytes(range(100, 120)))
+    (tmp_path / "a.txt").write_bytes(bytes(range(20)))
+    (tmp_path / "b" / "c.md").write_bytes(bytes(range(100, 103)))
+    (tmp_path / "b" / "d.md").write_bytes(bytes(range(200, 210)))
+    (tmp_path / "b" / "empty.md").write_bytes(b"")
     (tmp_path / "b" / "picture.png").write_bytes(b"no text")
     corpus = load_corpus(tmp_path)
-    assert bytes(corpus.train) == bytes(range(9)) + b"\n\n" + bytes(range(100, 118))
-    assert bytes(corpus.held_out) == bytes([9]) + b"\n\n" + bytes([118, 119])
+    assert bytes(corpus.train) == bytes(range(20)) + b"\n\n" + bytes(range(200, 210))
+    assert bytes(corpus.held_out) == bytes(range(100, 103))
     assert load_corpus(tmp_path).digest == corpus.digest != load_corpus(tmp_path / "a.txt").digest
     assert load_corpus(tmp_path, limit=5).train.tolist() == list(range(5))
+    assert load_corpus(tmp_path, limit=5).held_out.tolist() == [100, 101, 102]
     assert corpus.passages([0, 3], 2).tolist() == [[0, 1], [3, 4]]
-    assert corpus.chunks(2).sort(0).values.tolist() == [[9, 10], [10, 118]]
-    assert corpus.chunks(2, stride=1, count=3).shape == (3, 2)
-    with pytest.raises(ValueError, match=r"at least 6 bytes in the held-out tenth of .*, got 5"):
+    assert corpus.chunks(2).tolist() == [[100, 101]]
+    assert corpus.chunks(2, stride=1, count=3).sort(0).values.tolist() == [[100, 101], [101, 102]]
+    assert {name: part.tolist() for name, part in corpus.splits().items()} == {"held_out": [100], "test": [101, 102]}
+    with pytest.raises(ValueError, match=r"at least 6 bytes in the held-out part of .*, got 3"):
         corpus.check(6)
+
+
+@pytest.mark.parametrize("sizes", [[10] * 40, [7, 100, 3, 60, 9] * 12, [5, 5], [1, 1000], [1000, 1], [30, 1, 1]])
+def test_about_a_tenth_of_a_folder_is_held_out(tmp_path, sizes):
+    for index, size in enumerate(sizes):
+        (tmp_path / f"{index:03}.txt").write_bytes(bytes([65 + index]) * size)
+    corpus = load_corpus(tmp_path)
+    train, held_out = (set(bytes(part.tolist())) - {10} for part in (corpus.train, corpus.held_out))
+    assert train and held_out and not train & held_out and len(train | held_out) == len(sizes)
+    if len(sizes) > 9:
+        assert abs(sum(sizes[letter - 65] for letter in held_out) - sum(sizes) / 10) <= max(sizes) / 2
+        # They are spread: each third of the folder has some.
+        assert {(letter - 65) * 3 // len(sizes) for letter in held_out} == {0, 1, 2}
+
+
+def test_one_document_and_the_topics_lose_their_ends(tmp_path):
+    (tmp_path / "a.txt").write_bytes(bytes(range(20)))
+    for path in (tmp_path, tmp_path / "a.txt"):
+        corpus = load_corpus(path)
+        assert (corpus.train.tolist(), corpus.held_out.tolist()) == ([*range(18)], [18, 19])
+    corpus = load_corpus()
+    contents = [topics[key].encode() for key in sorted(topics)]
+    cuts = [int(len(content) * 0.9) for content in contents]
+    starts = b"\n\n".join(content[:cut] for content, cut in zip(contents, cuts, strict=True))
+    ends = b"\n\n".join(content[cut:] for content, cut in zip(contents, cuts, strict=True))
+    assert (bytes(corpus.train.tolist()), bytes(corpus.held_out.tolist())) == (starts, ends)
+    # Runs of this text that were begun before may go on, and figures keep their text.
+    assert corpus.digest == hashlib.sha256(starts + b"\0" + ends).hexdigest()[:12]
 
 
 def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     monkeypatch.setattr("gistkit.train.data.PIECE", 7)
     text = "äb\ncdefghij\n" * 5 + 10 * "ä"
     (tmp_path / "a.txt").write_text(text, "utf-8")
-    (tmp_path / "b.txt").write_text("0123456789")
     pieces = []
 
     def tokenizer(piece):
@@ -43,8 +76,8 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
 
     corpus = load_corpus(tmp_path, tokenizer=tokenizer)
     # The last tenth of 85 bytes would begin inside the sixth of the last letters.
-    assert "".join(map(chr, corpus.train)) == text[:66] + "\n\n012345678"
-    assert "".join(map(chr, corpus.held_out)) == text[66:] + "\n\n9"
+    assert "".join(map(chr, corpus.train)) == text[:66]
+    assert "".join(map(chr, corpus.held_out)) == text[66:]
     assert "äb\n" in pieces and max(map(len, pieces)) <= 7
     assert corpus.unit == "tokens" and corpus.train.dtype == torch.int32
     with pytest.raises(TypeError, match="tokenizer: expected a list of integers for a string, got list"):
@@ -54,31 +87,120 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
         load_corpus(tmp_path / "a.txt", tokenizer=lambda piece: [0])
     with pytest.raises(FileNotFoundError, match="expected a file or a folder"):
         load_corpus(tmp_path / "none.txt")
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "none").mkdir()
     with pytest.raises(FileNotFoundError, match=r"expected \.txt, \.md, \.rst files in"):
-        load_corpus(tmp_path / "empty")
+        load_corpus(tmp_path / "none")
 
 
-def test_a_dataset_by_name(monkeypatch):
-    class Rows(list):
-        column_names = ("text", "id")
+class Rows(list):
+    """A split of a dataset."""
 
-    asked = []
+    column_names = ("text", "id")
 
-    def load_dataset(path, configuration, *, split, streaming):
-        asked.append((path, configuration, split, streaming))
-        return Rows({"text": "x" * 20, "id": row} for row in range(3))
+
+@pytest.fixture
+def hub(monkeypatch):
+    """{(name, configuration): {split: texts}} of a `datasets` that stands in for the package; calls in `asked`."""
+    sets = types.SimpleNamespace(asked=[], texts={})
+
+    def load_dataset(path, configuration, *, streaming):
+        sets.asked.append((path, configuration, streaming))
+        found = sets.texts[path, configuration]
+        rows = {
+            split: Rows({"text": text, "id": row} for row, text in enumerate(texts)) for split, texts in found.items()
+        }
+        return {split: Streamed(part) for split, part in rows.items()} if streaming else rows
+
+    class Streamed:
+        """A streamed split: no length, and its columns are not known."""
+
+        column_names = None
+
+        def __init__(self, rows):
+            self.rows = rows
+
+        def __iter__(self):
+            return iter(self.rows)
 
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
-    assert load_corpus(dataset="owner/name:small").train.numel() == 3 * 18 + 2 * 2
-    assert load_corpus(dataset="owner/name", limit=20).train.numel() == 20
-    assert asked == [("owner/name", "small", "train", False), ("owner/name", None, "train", True)]
-    Rows.column_names = ("content",)
+    return sets
+
+
+def text_of(ids):
+    return bytes(ids.tolist()).decode()
+
+
+def test_a_dataset_without_splits_holds_out_its_first_rows(hub, monkeypatch):
+    hub.texts["owner/name", "small"] = {"train": [letter * 20 for letter in "abcdefghijklmnopqrstuvwxyz"]}
+    hub.texts["owner/name", None] = hub.texts["owner/name", "small"]
+    corpus = load_corpus(dataset="owner/name:small")
+    assert text_of(corpus.held_out) == "\n\n".join(letter * 20 for letter in "abc")
+    assert text_of(corpus.train) == "\n\n".join(letter * 20 for letter in "defghijklmnopqrstuvwxyz")
+    assert corpus.test is None
+    streamed = load_corpus(dataset="owner/name", limit=200, tokenizer=lambda text: list(text.encode()))
+    assert text_of(streamed.held_out) == "\n\n".join(letter * 20 for letter in "ab")
+    assert streamed.train.numel() == 200 and text_of(streamed.train).startswith("c" * 20)
+    assert hub.asked == [("owner/name", "small", False), ("owner/name", None, True)]
+    hub.texts["owner/one", None] = {"train": ["x" * 20, " "]}
+    corpus = load_corpus(dataset="owner/one")
+    assert (text_of(corpus.train), text_of(corpus.held_out)) == ("x" * 18, "xx")
+    hub.texts["owner/none", None] = {"test": ["x"]}
+    with pytest.raises(ValueError, match="expected a split 'train' in owner/none, got test"):
+        load_corpus(dataset="owner/none")
+    monkeypatch.setattr(Rows, "column_names", ("content",))
     with pytest.raises(ValueError, match="expected a column 'text' in owner/name, got content"):
         load_corpus(dataset="owner/name")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):
         load_corpus(dataset="owner/name")
+
+
+def test_official_splits_are_taken_as_they_are(hub):
+    splits = {"train": ["train 0", "train 1"], "validation": ["choose 0", "choose 1"], "test": ["final 0", "final 1"]}
+    hub.texts["owner/name", None] = splits
+    corpus = load_corpus(dataset="owner/name")
+    parts = {"train": corpus.train, "validation": corpus.held_out, "test": corpus.test}
+    assert {name: text_of(part) for name, part in parts.items()} == {
+        name: "\n\n".join(rows) for name, rows in splits.items()
+    }
+    assert {name: text_of(part)[:6] for name, part in corpus.splits().items()} == {
+        "held_out": "choose",
+        "test": "final ",
+    }
+    short = load_corpus(dataset="owner/name", limit=3)
+    assert (text_of(short.train), text_of(short.held_out), text_of(short.test)) == ("tra", "choose 0", "final 0")
+    assert len({corpus.digest, short.digest}) == 2
+    del splits["validation"]
+    corpus = load_corpus(dataset="owner/name")
+    assert text_of(corpus.held_out) == "final 0\n\nfinal 1" and corpus.test is None
+
+
+def test_rows_of_lines_are_joined_to_articles(hub):
+    def article(name):
+        return [
+            "",
+            f" = {name} = \n",
+            "",
+            f" {name} starts . \n",
+            " x \n",
+            " = = Part = = \n",
+            "",
+            f" {name} ends . \n",
+        ]
+
+    # A formula looks like a title, but stands among lines.
+    names = [f"A{number}" for number in range(12)]
+    rows = [row for name in names for row in article(name)]
+    rows[6 * 8 + 4] = " = 2.5 = \n"
+    hub.texts["wiki", "raw"] = {"train": rows}
+    corpus = load_corpus(dataset="wiki:raw")
+    train, held_out = text_of(corpus.train), text_of(corpus.held_out)
+    for name in names:
+        part, other = (held_out, train) if name in ("A0", "A1") else (train, held_out)
+        assert f" = {name} = \n\n {name} starts" in part and f" {name} ends" in part and f"{name} " not in other
+    assert " = A6 = \n\n A6 starts . \n = 2.5 = \n = = Part = = \n\n A6 ends . \n\n = A7 = " in train
+    # A context that is longer than a row is one of an article.
+    assert " = A0 = \n\n A0 starts . \n x \n = = Part" in held_out
 
 
 def test_a_batch_is_a_function_of_seed_and_step_alone():

@@ -31,11 +31,14 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--text", type=Path, help="text file or folder; its held-out tenth is measured (default: Python's topics)"
+        "--text", type=Path, help="text file or folder; its held-out part is measured (default: Python's topics)"
     )
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     parser.add_argument(
-        "--questions", type=Path, metavar="FILE", help="JSON lines of context, question and answers, in place of a text"
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help="JSON lines of context, question and answers, or a file of MRQA, in place of a text",
     )
     parser.add_argument(
         "--prompt", choices=("plain", "dodo"), default="plain",
@@ -182,7 +185,7 @@ def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> lis
     rows: list[list[int]] = corpus.chunks(length, count=arguments.examples).tolist()
     if not rows:
         raise ValueError(
-            f"--context: expected at most the held-out tenth of {corpus.name} with its continuation, "
+            f"--context: expected at most the held-out part of {corpus.name} with its continuation, "
             f"{corpus.held_out.numel()} tokens, got {length}"
         )
     return rows

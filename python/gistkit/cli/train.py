@@ -57,7 +57,7 @@ def _add_data(group: Any) -> None:
         "--questions",
         type=Path,
         metavar="FILE",
-        help="JSON lines of context, question and answers, for the losses qa and kl",
+        help="JSON lines of context, question and answers, or a file of MRQA, for the losses qa and kl",
     )
 
 

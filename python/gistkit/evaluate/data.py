@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -130,6 +130,11 @@ def _answers(name: str, example: Example, tokenizer: Any | None, required: bool)
 def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Example]:
     """Questions of a JSON-lines file: an object {"context", "question", "answers"} a line; empty lines are left out.
 
+    A line may also be as in MRQA's files: {"context", "qas"} with a list of {"question", "answers"}, an example for
+    each; MRQA's line {"header"} is left out. A question may be empty, as for CNN/DailyMail, whose answers are
+    summaries; `template` then says what is asked for, such as
+    "{context}\\nPlease summarize the above document in one sentence.{question}".
+
     Args:
         path: the file, UTF-8.
         template: text with {question} in it, put between context and answer. If it has {context} too, the text before
@@ -151,17 +156,35 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
             raise ValueError(f"{line_name}: expected a JSON object, got text that is not JSON: {error}") from error
         if not isinstance(item, dict):
             raise ValueError(f"{line_name}: expected a JSON object, got {type(item).__name__}")
-        for key in ("context", "question"):
-            if not isinstance(item.get(key), str) or not item[key].strip():
-                raise ValueError(f"{line_name}, {key!r}: expected a text that is not empty, got {item.get(key)!r}")
-        answers = item.get("answers")
-        if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"{line_name}, 'answers': expected a list of at least one text, got {answers!r}")
-        prompt = fill(template, item["context"], item["question"])
-        examples.append(Example(prompt.context, question=prompt.question, answers=tuple(answers)))
+        if set(item) == {"header"}:
+            continue
+        context = item.get("context")
+        if not isinstance(context, str) or not context.strip():
+            raise ValueError(f"{line_name}, 'context': expected a text that is not empty, got {context!r}")
+        for name, question, answers in _line_questions(line_name, item):
+            prompt = fill(template, context, question)
+            if not prompt.question:
+                raise ValueError(f"{name}, 'question': expected a text where the template has no other, got ''")
+            examples.append(Example(prompt.context, question=prompt.question, answers=tuple(answers)))
     if not examples:
         raise ValueError(f"{path}: expected at least one question, got none")
     return examples
+
+
+def _line_questions(line_name: str, item: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
+    """The questions of a line, each with its name in messages and its answers."""
+    questions = [(line_name, item)]
+    if "qas" in item:
+        if not isinstance(item["qas"], list) or not all(isinstance(question, dict) for question in item["qas"]):
+            raise ValueError(f"{line_name}, 'qas': expected a list of objects, got {item['qas']!r}")
+        questions = [(f"{line_name}, 'qas'[{index}]", question) for index, question in enumerate(item["qas"])]
+    for name, question in questions:
+        text, answers = question.get("question"), question.get("answers")
+        if not isinstance(text, str):
+            raise ValueError(f"{name}, 'question': expected a text, got {text!r}")
+        if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
+            raise ValueError(f"{name}, 'answers': expected a list of at least one text, got {answers!r}")
+        yield name, text, answers
 
 
 def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:

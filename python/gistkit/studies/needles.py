@@ -26,7 +26,7 @@ class Needles(Batches):
 
     The questions of a batch alternate between the kinds: "code" asks for one of the codes, and "passage" gives `cue`
     tokens of the context and asks for the `answer` tokens after them. All contexts of a batch have one length, uniform
-    in [min_length, max_length], so that they need no padding. The sentences of the text's held-out tenth that do not
+    in [min_length, max_length], so that they need no padding. The sentences of the text's held-out part that do not
     occur in the training text make two splits: "held_out", and "test" for figures without any choice based on them.
 
     Args:

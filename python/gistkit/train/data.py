@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-HELD_OUT = 0.1
-SUFFIXES = (".txt", ".md", ".rst")
+from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, dataset_documents, file_documents, topics
+
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
 # Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
@@ -23,7 +22,7 @@ PIECE = 1 << 19
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Training and held-out token ids, a stream each; the last tenth of every document is held out.
+    """Training and held-out token ids, a stream each. `load_corpus` says what is held out.
 
     Args:
         name: where the text comes from.
@@ -31,6 +30,7 @@ class Corpus:
         held_out: the same.
         digest: first 12 hexadecimal digits of the SHA-256 of the text, to tell texts apart.
         tokenizer: the tokenizer of the ids; None if they are bytes.
+        test: ids of a dataset's official test split, where `held_out` is its validation split; otherwise None.
     """
 
     name: str
@@ -38,11 +38,19 @@ class Corpus:
     held_out: Tensor
     digest: str
     tokenizer: Any = None
+    test: Tensor | None = None
 
     @property
     def unit(self) -> str:
         """The name of an id in messages."""
         return "bytes" if self.tokenizer is None else "tokens"
+
+    def splits(self) -> dict[str, Tensor]:
+        """Ids by "held_out", for choices, and "test", for final figures; without an official test split, halves."""
+        if self.test is not None:
+            return {"held_out": self.held_out, "test": self.test}
+        half = self.held_out.numel() // 2
+        return {"held_out": self.held_out[:half], "test": self.held_out[half:]}
 
     def text(self, ids: Tensor) -> str:
         """The text of a row of ids; the tokenizer must decode."""
@@ -76,7 +84,7 @@ class Corpus:
         """Refuses a text in which either part is shorter than `length`."""
         if min(self.train.numel(), self.held_out.numel()) < length:
             raise ValueError(
-                f"text: expected at least {length} {self.unit} in the held-out tenth of {self.name}, "
+                f"text: expected at least {length} {self.unit} in the held-out part of {self.name}, "
                 f"got {self.held_out.numel()} (and {self.train.numel()} to train on)"
             )
 
@@ -91,47 +99,65 @@ def load_corpus(
 ) -> Corpus:
     """Reads and tokenises a text.
 
+    Whole documents are held out, about a tenth of the text: of a folder, files at even distances; of a dataset, its
+    split "validation", or else "test", or else the first documents of its rows. One document is cut, and its last tenth
+    is held out. The documentation is one work too, of which the last tenth of every topic is held out: its held-out
+    text goes on with subjects, and not with passages, that were trained on.
+
     Args:
         text: a file, or a folder whose .txt, .md and .rst files are documents. With neither it nor `dataset`, the
-            documents are those of `pydoc_data.topics`, 460 KB of English that comes with Python.
+            text is `pydoc_data.topics`, 460 KB of English that comes with Python.
         dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
-            column "text"; a document a row. Needs the package `datasets`.
+            column "text". A row is a document; in WikiText, whose rows are lines, an article is, from title to title.
+            Needs the package `datasets`.
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
-        limit: training ids to keep; reading stops soon after them, and a dataset is streamed. None: all.
+        limit: training ids to keep; reading stops soon after them, a dataset is streamed, and of held-out documents so
+            many are read as make a tenth of all. None: all.
         progress: whether to show a progress bar.
 
     Raises:
         FileNotFoundError: if there is no such file, or no text file in the folder.
         ImportError: if `datasets` is needed and not installed.
-        ValueError: if the text is not UTF-8 (with a tokenizer), or both `text` and `dataset` are given.
+        ValueError: if the text is not UTF-8 (with a tokenizer), both `text` and `dataset` are given, or the dataset has
+            no split "train" or no column "text".
     """
     if text is not None and dataset is not None:
         raise ValueError(f"dataset: expected none beside a text, got {dataset!r} and {str(text)!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1, got {limit}")
+    streams = {part: _IdStream(tokenizer) for part in (TRAIN, HELD, TEST)}
+
+    def enough(part: str) -> bool:
+        if limit is None:
+            return False
+        streams[part].flush()
+        return streams[part].count >= limit * HELD_OUT / (1 - HELD_OUT)
+
     if dataset is not None:
-        name, documents, size = _dataset(dataset, streaming=limit is not None)
+        name, documents, size = dataset_documents(dataset, enough, streaming=limit is not None)
     else:
-        name, documents, size = _topics() if text is None else _files(Path(text))
-    train, held_out = _IdStream(tokenizer), _IdStream(tokenizer)
-    digest, held_out_parts = hashlib.sha256(), [b"\0"]
+        name, documents, size = topics() if text is None else file_documents(Path(text), enough)
+    parts: dict[str, list[bytes]] = {HELD: [b"\0"], TEST: [b"\0"]}
+    digest = hashlib.sha256()
     with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
-        for index, (source, document) in enumerate(documents):
-            separator = SEPARATOR if index else b""
-            cut = int(len(document) * (1 - HELD_OUT))
-            digest.update(separator + document[:cut])
-            held_out_parts.append(separator + document[cut:])
-            while tokenizer is not None and cut < len(document) and document[cut] & 0xC0 == 0x80:
-                cut += 1  # not inside a character
-            train.add(source, separator + document[:cut])
-            held_out.add(source, separator + document[cut:])
-            bar.update(len(document))
-            if limit is not None and train.count >= limit:
+        for part, source, content, divided in documents:
+            stream, separator = streams[part], SEPARATOR if streams[part].documents else b""
+            if part == TRAIN:
+                digest.update(separator + content)
+            else:
+                parts[part].append(separator + content)
+            if tokenizer is not None:
+                content = content + divided if part == TRAIN else content.removeprefix(divided)
+            stream.add(source, separator + content)
+            bar.update(len(content))
+            if limit is not None and streams[TRAIN].count >= limit:
                 break
-    digest.update(b"".join(held_out_parts))
-    train_ids, held_out_ids = train.finish()[:limit], held_out.finish()
-    ids = torch.from_numpy(train_ids), torch.from_numpy(held_out_ids)
-    return Corpus(name, *ids, digest.hexdigest()[:12], tokenizer)
+    digest.update(b"".join(parts[HELD]))
+    if streams[TEST].documents:
+        digest.update(b"".join(parts[TEST]))
+    train, held_out, test = (torch.from_numpy(stream.finish()) for stream in streams.values())
+    official_test = test if streams[TEST].documents else None
+    return Corpus(name, train[:limit], held_out, digest.hexdigest()[:12], tokenizer, official_test)
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
@@ -156,11 +182,13 @@ class _IdStream:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.count = 0
+        self.documents = 0
         self._ids: list[np.ndarray] = []
         self._pending = ""
 
     def add(self, source: str, part: bytes) -> None:
         """Appends a part of the document `source`."""
+        self.documents += 1
         if self.tokenizer is None:
             self._append(np.frombuffer(bytearray(part), np.uint8))
             return
@@ -178,9 +206,14 @@ class _IdStream:
 
     def finish(self) -> np.ndarray:
         """All ids."""
+        self.flush()
+        return np.concatenate(self._ids) if self._ids else np.empty(0, np.uint8)
+
+    def flush(self) -> None:
+        """Encodes what waits for more text."""
         if self._pending:
             self._encode(self._pending)
-        return np.concatenate(self._ids) if self._ids else np.empty(0, np.uint8)
+            self._pending = ""
 
     def _encode(self, text: str) -> None:
         self._append(np.array(token_ids(self.tokenizer, text), np.int32))
@@ -188,34 +221,3 @@ class _IdStream:
     def _append(self, ids: np.ndarray) -> None:
         self._ids.append(ids)
         self.count += len(ids)
-
-
-def _topics() -> tuple[str, Iterator[tuple[str, bytes]], int]:
-    from pydoc_data.topics import topics
-
-    documents = [(key, topics[key].encode()) for key in sorted(topics)]
-    return "pydoc_data.topics", iter(documents), sum(len(document) for _, document in documents)
-
-
-def _files(path: Path) -> tuple[str, Iterator[tuple[str, bytes]], int]:
-    if not path.exists():
-        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        if not files:
-            raise FileNotFoundError(f"text: expected {', '.join(SUFFIXES)} files in {path}, got none")
-    size = sum(file.stat().st_size for file in files)
-    return path.name, ((str(file), file.read_bytes()) for file in files), size
-
-
-def _dataset(name: str, *, streaming: bool) -> tuple[str, Iterator[tuple[str, bytes]], None]:
-    try:
-        from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise ImportError(f"dataset {name!r} needs the package datasets; pip install datasets brings it") from error
-    path, _, configuration = name.partition(":")
-    rows = load_dataset(path, configuration or None, split="train", streaming=streaming)
-    if rows.column_names is not None and "text" not in rows.column_names:
-        raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(rows.column_names)}")
-    return name, ((f"{name}[{index}]", row["text"].encode()) for index, row in enumerate(rows)), None

@@ -71,7 +71,7 @@ class Run:
 
 
 class LengthTexts:
-    """Training rows by seed and step, and the two halves of the held-out text.
+    """Training rows by seed and step, and the two splits of the held-out text (`Corpus.splits`).
 
     Args:
         corpus: where they come from.
@@ -80,14 +80,15 @@ class LengthTexts:
     """
 
     def __init__(self, corpus: Corpus, recipe: Recipe, seed: int) -> None:
-        longest, half = recipe.lengths[-1], corpus.held_out.numel() // 2
-        if half <= longest:
-            raise ValueError(
-                f"corpus: expected more than {2 * longest} held-out {corpus.unit}, two texts of the longest length, "
-                f"got {corpus.held_out.numel()}"
-            )
+        longest = recipe.lengths[-1]
         self.corpus, self.recipe, self.seed = corpus, recipe, seed
-        self.splits = {"held_out": corpus.held_out[:half], "test": corpus.held_out[half:]}
+        self.splits = corpus.splits()
+        for name, part in self.splits.items():
+            if len(part) <= longest:
+                raise ValueError(
+                    f"corpus: expected more than {longest} {corpus.unit}, the longest length, in the split {name!r}, "
+                    f"got {len(part)}"
+                )
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """(input_ids, labels), int64 [batch, length] both, of step 0, 1, ..."""

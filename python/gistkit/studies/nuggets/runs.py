@@ -49,7 +49,7 @@ class Run:
 
 
 class TextPassages:
-    """Passages of a corpus: training ones by seed and step, and two held-out splits, the halves of what is held out.
+    """Passages of a corpus: training ones by seed and step, and two held-out splits (`Corpus.splits`).
 
     Args:
         corpus: where they come from.
@@ -62,13 +62,13 @@ class TextPassages:
 
     def __init__(self, corpus: Corpus, length: int, rows: int, seed: int, count: int, stride: int) -> None:
         self.corpus, self.length, self.rows, self.seed = corpus, length, rows, seed
-        half = corpus.held_out.numel() // 2
-        if half < length:
-            raise ValueError(f"corpus: expected at least {2 * length} held-out tokens, got {corpus.held_out.numel()}")
-        self.splits = {
-            name: replace(corpus, held_out=part[:half]).chunks(length, stride=stride, count=count)
-            for name, part in (("held_out", corpus.held_out), ("test", corpus.held_out[half:]))
-        }
+        self.splits = {}
+        for name, part in corpus.splits().items():
+            if len(part) < length:
+                raise ValueError(
+                    f"corpus: expected at least {length} {corpus.unit} in the split {name!r}, got {len(part)}"
+                )
+            self.splits[name] = replace(corpus, held_out=part).chunks(length, stride=stride, count=count)
 
     def __call__(self, step: int) -> Tensor:
         """int64 [rows, length], the passages of step 0, 1, ..."""
