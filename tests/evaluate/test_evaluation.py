@@ -1,5 +1,6 @@
 """Evaluation: of a reader whose figures are known by hand, and of real compressors against one example at a time."""
 
+import dataclasses
 import json
 import math
 
@@ -123,6 +124,40 @@ def test_figures_by_hand(batch_size):
     assert [result.reconstruction for result in row.examples] == ["1 2 3 4", "6 6 7 8 9 11 11 12", "21 22"]
     assert [result.prediction for result in row.examples] == ["11 8", "13 16", None]
     assert [result.tokens_read for result in row.examples] == [2, 4, 1]
+
+
+def test_continuations_are_measured_from_their_second_token_where_an_encoder_predicts_the_first():
+    class InPlace(Known):
+        encoder_predicts_first = True
+
+    report = compare({"in place": InPlace(), "known": Known()}, DATA, tasks=["lm"], progress=False)
+    for row in report.rows:
+        # Of 5 6 and 23: 6 alone.
+        assert (row.counts["lm_examples"], row.counts["lm_tokens"]) == (1, 1)
+        assert row.metrics["lm_loss"] == pytest.approx(nats(1, 0), rel=1e-6)
+    with pytest.raises(ValueError, match="data: expected a continuation of at least 2 tokens for a method in place"):
+        evaluate(InPlace(), DATA[1:], tasks=["lm"], progress=False)
+
+
+def test_the_measured_loss_is_of_what_the_memory_predicts():
+    compressor = Dodo(tiny_llama(), ratio=3, layer=1, lora=2, bos_token=1)
+    assert compressor.encoder_predicts_first and not ICAE.encoder_predicts_first
+    context, text = list(range(3, 12)), [20, 21, 22]
+    # Only the encoder's last state changes, which has read the whole context.
+    losses = []
+    for factor in (1, -1):
+        encode = compressor.encode
+
+        def changed(rows, encode=encode, factor=factor):
+            memory = encode(rows)
+            return dataclasses.replace(memory, last=factor * memory.last)
+
+        compressor.encode = changed
+        row = evaluate(compressor, [Example(context, continuation=text)], tasks=["lm"], progress=False).rows[0]
+        losses.append(row.metrics["lm_loss"])
+        compressor.encode = encode
+        assert row.counts["lm_tokens"] == 2
+    assert losses[0] == losses[1]
 
 
 def test_tasks_and_limits():

@@ -76,6 +76,8 @@ class Compressor(nn.Module, ABC):
     carrier: ClassVar[str]
     shared_arguments: ClassVar[frozenset[str]] = frozenset()
     """Keyword arguments that a method takes as `**` of its constructor."""
+    encoder_predicts_first: ClassVar[bool] = False
+    """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
 
     def __init__(
         self,
@@ -417,6 +419,9 @@ class Compressor(nn.Module, ABC):
             continuation_ids: int64 [B, t], the tokens after each context, padded with -100 at the end, or lists; only
                 for the loss "lm".
             question_ids, answer_ids: the same for the losses "qa" and "kl": the answer is predicted after the question.
+
+        The loss "lm" of a method in place counts the first token of a continuation too, which is predicted by the
+        encoder's last state and trains that prediction. It says nothing of the memory: `evaluate` leaves it out.
 
         Returns:
             fp32 scalars in nats a token, one for each loss and "loss".

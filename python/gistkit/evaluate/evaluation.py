@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,8 @@ def compare(
     - "ae": loss, perplexity and accuracy of the context's tokens, each predicted from the true ones before it, and
       BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. If a
       compressor has a window, only the compressed tokens count.
-    - "lm": loss and perplexity of the continuation's tokens.
+    - "lm": loss and perplexity of the continuation's tokens. If there is a method in place among them, whose encoder
+      predicts the first one with a state that has read the whole context, all methods are measured from the second on.
     - "qa": F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy answer, up to a stop token or the
       end of its first line; and accuracy, the share of questions where the output up to a stop token contains an answer
       (`contains_answer`).
@@ -91,6 +93,14 @@ def compare(
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
     rows = prepare(data, tokenizer, tasks)
+    skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
+    if "lm" in tasks:
+        rows = [row if len(row.continuation) > skipped else replace(row, continuation=[]) for row in rows]
+        if not any(row.has("lm") for row in rows):
+            raise ValueError(
+                "data: expected a continuation of at least 2 tokens for a method in place, which is measured from the "
+                "second one on, got none that long"
+            )
     # Missing packages raise an error before an hour of work, not after it.
     for module in [
         *(["sacrebleu"] if "ae" in tasks else []),
@@ -101,7 +111,7 @@ def compare(
     if stop_tokens is None:
         end = getattr(tokenizer, "eos_token_id", None)
         stop_tokens = () if end is None else (end,)
-    runner = Runner(rows, tokenizer, tuple(tasks), batch_size, max_new_tokens, tuple(stop_tokens), progress)
+    runner = Runner(rows, tokenizer, tuple(tasks), batch_size, max_new_tokens, tuple(stop_tokens), skipped, progress)
     settings = {
         "tasks": list(tasks),
         "batch_size": batch_size,

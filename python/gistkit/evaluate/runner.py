@@ -59,7 +59,7 @@ def evaluating(reader: Reader) -> Iterator[None]:
 
 
 class Runner:
-    """The examples and settings of one evaluation."""
+    """The examples and settings of one evaluation; `skipped` first tokens of continuations are not measured."""
 
     def __init__(
         self,
@@ -69,6 +69,7 @@ class Runner:
         batch_size: int,
         max_new_tokens: int | None,
         stop_tokens: tuple[int, ...],
+        skipped: int,
         progress: bool,
     ) -> None:
         self.rows = rows
@@ -76,6 +77,7 @@ class Runner:
         self.tasks = tasks
         self.max_new_tokens = max_new_tokens
         self.stop_tokens = stop_tokens
+        self.skipped = skipped
         self.progress = progress
         # The longest first: a batch that does not fit in memory fails at once.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
@@ -129,8 +131,9 @@ class Runner:
 
     def _continue(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         targets = [self.rows[index].continuation for index in batch]
-        for index, (nats, tokens, _) in zip(batch, _score(reader, memory, "lm", targets), strict=True):
-            results[index].lm_nats, results[index].lm_tokens = nats, tokens
+        for index, (nats, _) in zip(batch, scored_tokens(reader, memory, "lm", targets), strict=True):
+            measured = nats[self.skipped :]
+            results[index].lm_nats, results[index].lm_tokens = float(measured.sum()), len(measured)
 
     def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]

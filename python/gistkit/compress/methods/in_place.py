@@ -51,7 +51,9 @@ class InPlace(Compressor):
 
     The model reads BOS and the context once. The memory holds the keys and values of BOS and of one compressed token
     for every `ratio` context tokens. The text follows directly, at the position ids that it has behind the whole
-    context; a learned [AE] token precedes it only for a reconstruction.
+    context; a learned [AE] token precedes it only for a reconstruction. Without that token, and where no tokens
+    follow the window, the last state of the encoder, which has read the whole context, predicts the text's first token.
+    The papers predict only what follows a prompt or that token; `evaluate` leaves such a first token out.
 
     Args:
         model: a transformers causal language model; one copy of its weights reads context and text.
@@ -75,6 +77,7 @@ class InPlace(Compressor):
     """
 
     carrier = "kv"
+    encoder_predicts_first = True
     # Compressed tokens are learned tokens of the pass, beside the context's; offset, separate, full_copy and gists are
     # then among the method's settings, as far as it takes them.
     has_gists = False
