@@ -282,6 +282,31 @@ def test_a_summary_needs_a_tokenizer_and_sensible_numbers():
     assert len(dict(reader.named_parameters())) == len(dict(FullContext(model).named_parameters()))
 
 
+def test_task_tokens_get_their_gradient_and_the_frozen_model_none():
+    model = tiny_llama().double()
+    baseline = FullContext(model, task_tokens=True, losses=("lm",)).double()
+    context, text = torch.randint(3, 50, (2, 9)), torch.randint(3, 50, (2, 5))
+    baseline(context, continuation_ids=text)["loss"].backward()
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
+    # The same by transformers alone, on all of [context][LM][text].
+    token = baseline.task_embeddings["lm"].detach().clone().requires_grad_()
+    embed = model.get_input_embeddings()
+    inputs = torch.cat([embed(context), token.expand(2, 1, -1), embed(text)], 1)
+    logits = model(inputs_embeds=inputs).logits[:, 9:-1].float()
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), text.flatten()).backward()
+    # Transformers takes its angles in float32.
+    torch.testing.assert_close(baseline.task_embeddings["lm"].grad, token.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_a_baseline_with_task_tokens_leaves_an_adapter_trainable():
+    model = tiny_llama()
+    compressor = FiveHundredX(model, chunk=8, ratio=2, lora=2)
+    trained = [name for name, _ in compressor.trainable()]
+    FullContext(model, task_tokens=True)
+    assert [name for name, _ in compressor.trainable()] == trained
+    assert any("lora_A" in name for name in trained)
+
+
 @pytest.mark.parametrize("method", [NoContext, FullContext])
 def test_task_tokens_are_all_that_trains(method, tmp_path):
     model = tiny_llama()

@@ -282,6 +282,17 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
 
 
+def freeze_base(model: nn.Module) -> None:
+    """Freezes a model's weights, but for PEFT's adapters in it, which stay as they are."""
+    adapters: set[nn.Parameter] = set()
+    for layer in _peft_layers(model) if hasattr(model, "peft_config") else []:
+        base = layer.base_layer if hasattr(layer, "base_layer") else layer.original_module
+        adapters |= {*layer.parameters()} - {*base.parameters()}
+    for parameter in model.parameters():
+        if parameter not in adapters:
+            parameter.requires_grad_(False)
+
+
 def active_adapters(model: nn.Module) -> list[str]:
     """The adapters that are active in the model."""
     return sorted(

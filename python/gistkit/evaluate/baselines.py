@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.compressor import Task, draw_like
+from gistkit.compress.model import freeze_base
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 
@@ -70,8 +71,9 @@ class Baseline(Compressor):
     Args:
         model: a transformers causal language model.
         task_tokens: whether there are learned [AE] and [LM] tokens before the text, which the papers train for these
-            baselines; `trainable` and `save_pretrained` cover only these tokens. Without them the text follows the
-            context directly.
+            baselines; `trainable` and `save_pretrained` cover only these tokens. The model's own weights are then
+            frozen, as beside LoRA; adapters in it are left as they are. Without them the text follows the context
+            directly.
         losses, end_token: what `forward` returns and what ends a reconstruction, as in a compressor.
     """
 
@@ -93,6 +95,8 @@ class Baseline(Compressor):
         super().__init__(model, chunk=1, memory_tokens=1, layout="epl", losses=losses, end_token=end_token)
         self.task_embeddings = nn.ParameterDict({task: draw_like(self.embed, 1) for task in ("ae", "lm")})
         self.task_tokens = task_tokens
+        if task_tokens:
+            freeze_base(model)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The task tokens by name, if there are any."""
