@@ -294,7 +294,8 @@ def test_task_tokens_get_their_gradient_and_the_frozen_model_none():
     inputs = torch.cat([embed(context), token.expand(2, 1, -1), embed(text)], 1)
     logits = model(inputs_embeds=inputs).logits[:, 9:-1].float()
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), text.flatten()).backward()
-    torch.testing.assert_close(baseline.task_embeddings["lm"].grad, token.grad, rtol=1e-7, atol=1e-9)
+    # Transformers takes its angles in float32.
+    torch.testing.assert_close(baseline.task_embeddings["lm"].grad, token.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_a_baseline_with_task_tokens_leaves_an_adapter_trainable():
