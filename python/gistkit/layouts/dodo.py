@@ -75,12 +75,14 @@ def with_nuggets_again(plan: Plan, tau: int, segment: int) -> Plan:
     older = np.stack([np.searchsorted(row[nuggets], limits) for row, limits in zip(order, first, strict=True)])
 
     def split(spans: Tensor) -> Tensor:
-        return torch.from_numpy(_older_moved(spans.cpu().numpy(), nuggets.start, older, rows)).to(spans.device)
+        return torch.from_numpy(_older_moved(spans.cpu().numpy(), nuggets.start, older, rows))
 
     reach = plan.num_keys if plan.reach is None else plan.reach
     keys = rows + nuggets.stop - nuggets.start
     again = replace(plan, spans=split(plan.spans), num_keys=keys, reach=reach, windowed={})
-    return again.with_windows({width: split(cut.spans) for width, cut in plan.windowed.items()})
+    again = again.with_windows({width: split(cut.spans) for width, cut in plan.windowed.items()})
+    # From the host, where the lists of tiles are made.
+    return again.to(plan.spans.device)
 
 
 def _older_moved(spans: NDArray[np.int32], start: int, older: NDArray[np.int64], rows: int) -> NDArray[np.int32]:
