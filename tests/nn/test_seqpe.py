@@ -17,6 +17,8 @@ CASES = {
     "three layers": (dict(layers=3, base=3, digits=4), torch.randint(0, 81, (30,))),
     "images": (dict(axes=2, digits=2), torch.randint(0, 100, (4, 5, 2))),
     "all places": (dict(axes=2, digits=2, shared_places=False), torch.randint(0, 100, (9, 2))),
+    "64 bits": (dict(digits=20), torch.tensor([2**63 - 1, 10**18 + 7, 0, 2**62, 9])),
+    "64 bits, a power of 2": (dict(base=2, digits=64, layers=1), torch.tensor([2**63 - 1, 2**62 + 1, 5])),
     "three axes": (dict(axes=3, digits=1, base=5, out_dim=7), torch.randint(0, 5, (20, 3))),
     "one": (dict(digits=2), torch.tensor(42)),
     "none": (dict(digits=2), torch.empty(0, dtype=torch.int64)),

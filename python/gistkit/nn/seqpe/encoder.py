@@ -199,10 +199,13 @@ class SeqPE(nn.Module):
     def symbols(self, positions: Tensor) -> Tensor:
         """The (place x base + digit) of each digit, [P, axes x digits], on the encoder's device."""
         DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
-        rows = positions.reshape(-1, self.axes).long()
-        powers = self.base ** torch.arange(self.digits - 1, -1, -1, device=rows.device)
-        digits = (rows[..., None] // powers % self.base).flatten(1)
-        places = torch.arange(digits.shape[1], device=rows.device) * self.base
+        rest, lowest_first = positions.reshape(-1, self.axes).long(), []
+        # Powers of the base may lie beyond int64.
+        for _ in range(self.digits):
+            lowest_first.append(rest % self.base)
+            rest = rest // self.base
+        digits = torch.stack(lowest_first[::-1], -1).flatten(1)
+        places = torch.arange(digits.shape[1], device=rest.device) * self.base
         return (digits + places).to(self.cls.device)
 
     def read(self, symbols: Tensor) -> Tensor:
