@@ -166,22 +166,22 @@ py::tuple lists(const Array<int32_t>& spans, int64_t num_keys) {
   return py::make_tuple(normalized, packed);
 }
 
-// base^digits, or the largest number where that is larger.
-int64_t power(int64_t base, int64_t digits) {
+// base^digits, or 2^63 where that is larger: every position that an int64 can hold lies below.
+uint64_t power(int64_t base, int64_t digits) {
   int64_t product = 1;
   for (int64_t i = 0; i < digits; ++i)
-    if (__builtin_mul_overflow(product, base, &product)) return std::numeric_limits<int64_t>::max();
-  return product;
+    if (__builtin_mul_overflow(product, base, &product)) return uint64_t{1} << 63;
+  return static_cast<uint64_t>(product);
 }
 
 py::tuple trie(const Array<int64_t>& positions, int64_t base, int64_t digits) {
   if (positions.ndim() != 2 || positions.shape(1) < 1) throw py::value_error("positions: expected shape [P, axes]");
   if (base < 2 || digits < 1 || positions.shape(1) * digits * base >= int64_t{1} << 20)
     throw py::value_error("base, digits: expected base >= 2, digits >= 1 and less than 2**20 symbols");
-  const int64_t limit = power(base, digits);
+  const uint64_t limit = power(base, digits);
   for (py::ssize_t i = 0; i < positions.size(); ++i) {
     const int64_t position = positions.data()[i];
-    if (position < 0 || position >= limit)
+    if (position < 0 || static_cast<uint64_t>(position) >= limit)
       throw py::value_error("positions: expected 0 <= position < " + std::to_string(limit) + " (" +
                             std::to_string(digits) + " digits of base " + std::to_string(base) + "), got " +
                             std::to_string(position));

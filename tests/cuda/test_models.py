@@ -21,7 +21,16 @@ from gistkit.cli import main
 from gistkit.compress import Memory
 from gistkit.evaluate import Example, evaluate
 from gistkit.inspect import AttentionRecorder
-from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, SeqPE, SeqPEPositions, ViT, position_encoding
+from gistkit.nn import (
+    GPT,
+    TEXT_ENCODINGS,
+    PositionEncoding,
+    SeqPE,
+    SeqPEPositions,
+    SeqPERegularizer,
+    ViT,
+    position_encoding,
+)
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import train_worker
@@ -114,6 +123,50 @@ def test_generate_inside_encode_positions(device: str, name: str) -> None:
         with hf.encode_positions(model, position):
             answers.append(model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False))
     assert torch.equal(there(answers[0], device).cpu(), answers[1])
+
+
+@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+def test_positions_given_on_the_host(device: str, name: str) -> None:
+    """As those given on the device, for encodings that read either."""
+    model, position = tiny("gpt2", pad_token_id=0).float().to(device), encoding(name).to(device)
+    ids, places = torch.randint(0, 50, (2, 9)).to(device), torch.arange(90, 99)[None]
+    with hf.encode_positions(model, position):
+        close(model(ids, position_ids=places).logits, model(ids, position_ids=places.to(device)).logits)
+
+
+def test_a_training_step_of_seqpe_copies_no_positions(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The regularizer's positions are encoded once, for its losses and the model, and never leave the host."""
+    model, position = tiny("gpt2", pad_token_id=0).float().to(device).train(), encoding("seqpe-bias").to(device)
+    assert isinstance(position, SeqPEPositions)
+    regularizer = SeqPERegularizer(position.encoder, 9, 500, 2, pivots=4, candidates=4, windows=2, shift_rate=0.5)
+    ids, step = torch.randint(0, 50, (2, 9)).to(device), regularizer.draw(2, 1)
+    seen = positions_copied(monkeypatch)
+    with hf.encode_positions(model, position):
+        encoded = position.encoder(step.positions)
+        places = step.positions[step.main]
+        logits = model(ids, position_ids=places, embeddings=step.embeddings(encoded)).logits
+        assert seen == ["cpu"]
+        close(logits, model(ids, position_ids=places).logits)
+        assert seen == ["cpu", "cpu"]
+    (there(logits, device).square().mean() + regularizer.losses(step, encoded).total).backward()
+    assert all(there(parameter.grad, device).abs().any() for parameter in position.parameters())
+
+
+def test_frozen_embeddings(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are kept on the device; generation with positions of the device reads them once."""
+    model = GPT.gpt2(encoding("seqpe-sum"), vocab_size=50, dim=48, layers=2, heads=4).to(device).eval()
+    ids, encoder = torch.randint(0, 50, (2, 9)).to(device), model.position.encoder
+    expected = torch.cat([ids, model.generate(ids, 12)[:, 9:]], 1)
+    calls, encode = [], SeqPE.encode
+    monkeypatch.setattr(SeqPE, "encode", lambda self, trie: calls.append(trie.shape.numel()) or encode(self, trie))
+    found = model.generate(ids, 12, torch.arange(9, device=device))
+    assert calls == [20] and torch.equal(found.cpu(), expected.cpu())
+    with torch.no_grad(), encoder.frozen():
+        for positions in (torch.arange(6), torch.arange(40, device=device), torch.tensor([[3], [900]])):
+            close(there(encoder(positions), device), encoder.plain(positions.cpu()))
+    with torch.no_grad(), pytest.raises(ValueError, match="frozen: expected weights that stay"), encoder.frozen():
+        encoder(torch.arange(6))
+        encoder.tokens.data.mul_(1.5)
 
 
 def positions_copied(monkeypatch: pytest.MonkeyPatch) -> list[str]:

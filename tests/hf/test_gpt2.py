@@ -8,7 +8,18 @@ from torch import Tensor
 from transformers import DynamicCache, GPT2LMHeadModel
 
 from gistkit import hf, layouts
-from gistkit.nn import GPT, TEXT_ENCODINGS, ALiBi, Learned, NoPE, PositionEncoding, RoPE2D, SeqPE, position_encoding
+from gistkit.nn import (
+    GPT,
+    TEXT_ENCODINGS,
+    ALiBi,
+    Learned,
+    NoPE,
+    PositionEncoding,
+    RoPE2D,
+    SeqPE,
+    SeqPERegularizer,
+    position_encoding,
+)
 from tests.helpers.models import tiny
 from tests.nn.test_gpt import same_weights
 
@@ -100,6 +111,59 @@ def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
         beams = model.generate(IDS, attention_mask=mask, num_beams=3, **settings)
         assert torch.equal(beams, model.generate(IDS, attention_mask=mask, num_beams=3, use_cache=False, **settings))
     assert torch.equal(cached[:1], ours(model, position).generate(IDS[:1], 6))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of positions that SeqPE's encoder reads from now on, by call."""
+    calls: list[int] = []
+    encode = SeqPE.encode
+    monkeypatch.setattr(SeqPE, "encode", lambda self, trie: calls.append(trie.shape.numel()) or encode(self, trie))
+    return calls
+
+
+def test_generate_does_not_read_each_position_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, position, calls = gpt2(), encoding("seqpe-bias").eval(), counted(monkeypatch)
+    with hf.encode_positions(model, position):
+        for _ in range(2):
+            model.generate(IDS[:1], max_new_tokens=30, do_sample=False)
+            assert len(calls) <= 4 and sum(calls) <= 72
+            calls.clear()
+            position.encoder.tokens.data.mul_(1.5)
+        expected = model(IDS).logits
+    close(expected, ours(model, position)(IDS))
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
+def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
+    integration: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A training step reads each position once, and its gradients are those of two readings."""
+    model, position = gpt2().train(), encoding(f"seqpe-{integration}").train()
+    encoder = position.encoder
+    regularizer = SeqPERegularizer(encoder, 9, 500, 2, pivots=4, candidates=4, windows=2, shift_rate=0.5)
+    step = regularizer.draw(len(IDS), 1)
+    parameters, places = [*position.parameters()], step.positions[step.main]
+    assert step.shifted.any() and not step.shifted.all()
+    with hf.encode_positions(model, position):
+        total = loss_of(model(IDS, position_ids=places).logits)
+        expected = torch.autograd.grad(total + regularizer.losses(step, encoder(step.positions)).total, parameters)
+        calls = counted(monkeypatch)
+        encoded = encoder(step.positions)
+        loss = loss_of(model(IDS, position_ids=places, embeddings=step.embeddings(encoded)).logits)
+        found = torch.autograd.grad(loss + regularizer.losses(step, encoded).total, parameters)
+        assert calls == [len(step.positions)]
+        close(loss, total)
+        for mine, its in zip(found, expected, strict=True):
+            close(mine, its)
+        # They count, and not what the encoder would say; with a cache those of the new tokens.
+        cache = DynamicCache()
+        rows = step.embeddings(encoded)
+        parts = [
+            model(IDS[:, part], embeddings=rows[:, part], past_key_values=cache).logits
+            for part in (slice(0, 4), slice(4, 9))
+        ]
+        close(loss_of(torch.cat(parts, 1)), total)
 
 
 @pytest.mark.parametrize("name", ["alibi", "seqpe-bias", "seqpe-mul", "sinusoidal"])
@@ -207,6 +271,10 @@ def test_what_is_refused() -> None:
         inside(NoPE(), attention_mask=mask)
     with pytest.raises(ValueError, match=r"attention_mask: expected \[2, 9\], got shape \(2, 8\)"):
         inside(NoPE(), attention_mask=mask[:, 1:])
+    with pytest.raises(ValueError, match="embeddings: expected none for ALiBi, which has no encoder"):
+        inside(ALiBi(HEADS), embeddings=torch.zeros(9, 16))
+    with pytest.raises(ValueError, match=r"embeddings: expected \[9, 16\] or \[B, 9, 16\], got shape \(8, 16\)"):
+        inside(encoding("seqpe-bias"), embeddings=torch.zeros(8, 16))
     with hf.encode_positions(model, ALiBi(HEADS)):
         cache = model(IDS[:, :5]).past_key_values
         with pytest.raises(ValueError, match=r"position_ids: expected to grow by 1 .* got \[\[5, 7, 8, 9\]\]"):

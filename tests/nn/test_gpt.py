@@ -150,6 +150,20 @@ def test_generate_takes_the_likeliest_token_each_time(name: str) -> None:
     assert torch.equal(model.generate(tokens, 0), tokens)
 
 
+def test_generate_reads_all_positions_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tokens, calls = gpt(encoding("seqpe-bias")).eval(), ids(2), []
+    encode = SeqPE.encode
+    monkeypatch.setattr(SeqPE, "encode", lambda self, trie: calls.append(trie.shape.numel()) or encode(self, trie))
+    for starts in (None, STARTS[:2], 900 + STARTS[0]):
+        model.generate(tokens, 50, starts)
+    # A prompt of 10 and 49 that follow, once from 0 and 3.
+    assert calls == [59, 62, 59]
+    # What was kept ended with the call.
+    model.position.encoder.tokens.data.mul_(1.5)
+    close(model(tokens), dense(model, tokens, torch.arange(LENGTH)))
+    assert not model.position.encoder._kept
+
+
 def test_embeddings_of_the_caller_are_used() -> None:
     model, tokens = gpt(encoding("seqpe-bias")), ids()
     encoder = model.position.encoder

@@ -1,13 +1,15 @@
-"""SeqPE's encoder: the fast form against the plain one and against loops, the table, released weights, errors."""
+"""SeqPE's encoder: the fast form against the plain one and against loops, frozen weights, released ones, errors."""
 
 import copy
 import io
 import math
+import threading
 
 import pytest
 import torch
 
 from gistkit.nn import DigitTrie, SeqPE
+from gistkit.nn.seqpe import kept
 from gistkit.nn.seqpe.layers import ROWS
 
 CASES = {
@@ -17,6 +19,8 @@ CASES = {
     "three layers": (dict(layers=3, base=3, digits=4), torch.randint(0, 81, (30,))),
     "images": (dict(axes=2, digits=2), torch.randint(0, 100, (4, 5, 2))),
     "all places": (dict(axes=2, digits=2, shared_places=False), torch.randint(0, 100, (9, 2))),
+    "64 bits": (dict(digits=20), torch.tensor([2**63 - 1, 10**18 + 7, 0, 2**62, 9])),
+    "64 bits, a power of 2": (dict(base=2, digits=64, layers=1), torch.tensor([2**63 - 1, 2**62 + 1, 5])),
     "three axes": (dict(axes=3, digits=1, base=5, out_dim=7), torch.randint(0, 5, (20, 3))),
     "one": (dict(digits=2), torch.tensor(42)),
     "none": (dict(digits=2), torch.empty(0, dtype=torch.int64)),
@@ -182,66 +186,130 @@ def test_dropout_in_training_takes_the_plain_form_with_masks_of_each_position():
     torch.testing.assert_close(model(positions), model.plain(positions))
 
 
-class TestTable:
-    def test_grows_and_equals_what_was_computed(self):
+def fused_step(model):
+    torch.optim.AdamW(model.parameters(), 0.1, fused=True).step()
+
+
+CHANGES = {
+    "in place": lambda model: model.tokens.mul_(1.5),
+    "through data": lambda model: model.tokens.data.mul_(1.5),
+    "fused optimizer": fused_step,
+    "loaded": lambda model: model.load_state_dict(encoder(digits=3).state_dict()),
+    "another dtype": lambda model: model.double(),
+    "module replaced": lambda model: setattr(model, "out", torch.nn.Linear(24, 24)),
+    "block replaced": lambda model: model.blocks.__setitem__(0, encoder(digits=3).blocks[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+class TestChangedWeights:
+    """No look-up finds embeddings of other weights in silence."""
+
+    positions = torch.arange(20)
+
+    def prepared(self):
         model = encoder(digits=3).eval()
-        calls = counted(model)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        return model
+
+    @torch.no_grad()
+    def test_between_evaluations(self, change):
+        model = self.prepared()
+        for evaluation in range(3):
+            before = model(self.positions)
+            change(model)
+            with model.frozen(self.positions[:7]):
+                found = model(self.positions)
+            torch.testing.assert_close(found, model.plain(self.positions))
+            torch.testing.assert_close(model(self.positions), model.plain(self.positions))
+            assert evaluation or before.dtype != found.dtype or not torch.allclose(before, found)
+
+    @torch.no_grad()
+    def test_inside_a_frozen_block_are_an_error(self, change):
+        model = self.prepared()
+        expected = "frozen: expected weights that stay as they are inside the block, got other"
+        with pytest.raises(ValueError, match=expected), model.frozen():
+            model(self.positions)
+            change(model)
+        torch.testing.assert_close(model(self.positions), model.plain(self.positions))
+        with model.frozen():
+            change(model)
+            torch.testing.assert_close(model(self.positions), model.plain(self.positions))
+
+
+class TestFrozen:
+    @pytest.fixture(autouse=True)
+    def _no_gradients(self):
         with torch.no_grad():
-            for positions in (torch.arange(20), torch.tensor([[3, 19]]), torch.tensor([40, 2]), torch.tensor(0)):
-                torch.testing.assert_close(model(positions), model.plain(positions))
-        assert calls == [20, 21]
+            yield
+
+    def test_reads_each_position_once_and_no_other(self):
+        model = encoder(digits=7).eval()
+        calls = counted(model)
+        asked = [torch.tensor([9_876_543]), torch.tensor([[3, 19], [19, 9_876_543]]), torch.tensor(3), torch.arange(4)]
+        expected = [model.plain(positions) for positions in asked]
+        with model.frozen(), model.frozen(asked[0]):
+            for positions, right in zip(asked, expected, strict=True):
+                found = model(positions)
+                assert found.shape == right.shape
+                torch.testing.assert_close(found, right)
+                found.zero_()
+        # 4 and 20 follow what was asked for, as many as were kept at most.
+        assert calls[0] == 1 and sum(calls) <= 8
+        model(asked[0])
+        assert calls[-1] == 1 and len(calls) > 3
 
     def test_of_images(self):
         model = encoder(axes=2, digits=2).eval()
         calls = counted(model)
-        with torch.no_grad():
-            for positions in ([[2, 3]], [[1, 1], [0, 3]], [[5, 0]], [[5, 3], [4, 2]]):
+        with model.frozen():
+            for positions in ([[2, 3]], [[1, 1], [0, 3]], [[5, 0]], [[5, 0], [2, 3]]):
                 torch.testing.assert_close(model(torch.tensor(positions)), model.plain(torch.tensor(positions)))
-        assert calls == [12, 24]
-        assert model.table(6, 4).shape == (6, 4, 24)
+            assert calls == [1, 2, 1]
+            # Another position's number, were it not refused.
+            with pytest.raises(ValueError, match="position"):
+                model(torch.tensor([[1, 103]]))
+            assert model.table(6, 4).shape == (6, 4, 24)
 
-    @pytest.mark.parametrize(
-        "change",
-        [
-            lambda model: model.tokens.mul_(1.5),
-            lambda model: model.load_state_dict(encoder(digits=3).state_dict()),
-            lambda model: model.double(),
-            lambda model: torch.optim.SGD(model.parameters(), 0.1).step(),
-        ],
-    )
-    def test_is_dropped_when_weights_change(self, change):
+    @pytest.mark.parametrize("starts", [[0], [7_000], [5, 40, 41, 900], [9_990]])
+    def test_a_count_one_by_one_is_read_ahead_in_doublings(self, starts):
+        model = encoder(digits=4).eval()
+        calls, steps = counted(model), min(200, 10**4 - max(starts))
+        with model.frozen():
+            for step in range(steps):
+                positions = torch.tensor(starts)[:, None] + step
+                torch.testing.assert_close(model(positions), model.plain(positions))
+        distinct = len({start + step for start in starts for step in range(steps)})
+        assert len(calls) <= 2 + math.log2(steps) and distinct <= sum(calls) <= 2 * distinct + len(starts)
+
+    def test_memory_is_bounded(self, monkeypatch):
+        monkeypatch.setattr(kept, "MOST_BYTES", 50 * 24 * 4)
+        monkeypatch.setattr(kept, "PART", 8)
         model = encoder(digits=3).eval()
-        positions = torch.arange(20)
-        for parameter in model.parameters():
-            parameter.grad = torch.randn_like(parameter)
-        with torch.no_grad():
-            before = model(positions)
-            change(model)
-            after = model(positions)
-            torch.testing.assert_close(after, model.plain(positions))
-        assert not torch.allclose(before.double(), after.double())
+        calls = counted(model)
+        with model.frozen(torch.arange(60)):
+            assert not calls
+            for positions in (torch.arange(30), torch.arange(60), torch.arange(20, 50), torch.tensor([3, 49, 60])):
+                torch.testing.assert_close(model(positions), model.plain(positions))
+            assert calls == [8, 8, 8, 6, 60, 8, 8, 4, 3]
 
-    @pytest.mark.parametrize("fails", [False, True])
-    def test_has_no_row_of_old_weights_where_it_has_not_grown_since(self, fails, monkeypatch):
-        model, positions = encoder(digits=7).eval(), torch.arange(20)
-        with torch.no_grad():
-            model(positions)
-            model.tokens.mul_(1.5)
-            if fails:
-                monkeypatch.setattr(model._table, "_grow", lambda extents: 1 / 0)
+    def test_growing_that_fails_leaves_what_was_kept(self, monkeypatch):
+        model = encoder(digits=3).eval()
+        with model.frozen(torch.arange(5)):
+            with monkeypatch.context() as patch:
+                patch.setattr(model, "encode", lambda trie: 1 / 0)
                 with pytest.raises(ZeroDivisionError):
-                    model(positions)
-                monkeypatch.undo()
-            else:
-                # Too far for a table.
-                model(torch.tensor([2_000_000]))
-            torch.testing.assert_close(model(positions), model.plain(positions))
+                    model(torch.arange(9))
+            torch.testing.assert_close(model(torch.arange(9)), model.plain(torch.arange(9)))
+        with pytest.raises(ZeroDivisionError), model.frozen(torch.arange(5)):
+            raise ZeroDivisionError
+        assert not model._kept
 
-    def test_a_lookup_grows_and_refuses_as_the_table_does(self):
+    def test_refuses_as_outside(self):
         model = encoder(digits=2).eval()
-        with torch.no_grad():
-            model(torch.arange(5))
-            for positions in (torch.tensor([4, 5]), torch.tensor(7), torch.arange(9, dtype=torch.int32).view(3, 3)):
+        with model.frozen(torch.arange(5)):
+            for positions in (torch.tensor([4, 5]), torch.arange(9, dtype=torch.int32).view(3, 3)):
                 torch.testing.assert_close(model(positions), model.plain(positions))
             assert model(torch.empty(0, dtype=torch.int64)).shape == (0, model.out_dim)
             for positions in (torch.tensor([-1]), torch.tensor([3, 100])):
@@ -250,43 +318,105 @@ class TestTable:
             for dtype in (torch.float32, torch.bool):
                 with pytest.raises(TypeError, match="position"):
                     model(torch.ones(3, dtype=dtype))
+        with pytest.raises(ValueError, match="position"), model.frozen(torch.tensor([100])):
+            pass
 
-    def test_is_not_used_where_a_gradient_is_wanted(self):
-        model = encoder(digits=3).eval()
-        with torch.no_grad():
-            model(torch.arange(20))
-        model(torch.arange(20)).sum().backward()
-        assert model.tokens.grad is not None
+    def test_is_of_one_thread(self):
+        model, positions = encoder(digits=3).eval(), torch.arange(20)
+        calls, counts = counted(model), []
+        with model.frozen(positions):
+            model(positions)
+            other = threading.Thread(target=torch.no_grad()(lambda: counts.append(model(positions).shape[0])))
+            other.start()
+            other.join()
+        assert calls == [20, 20] and counts == [20]
 
-    def test_copies_and_files_begin_without_one(self):
-        model = encoder(digits=3).eval()
-        with torch.no_grad():
-            right = model(torch.arange(20))
-            twin = copy.deepcopy(model)
-            twin.tokens.zero_()
-            assert not torch.allclose(twin(torch.arange(20)), right)
-            torch.testing.assert_close(model(torch.arange(20)), right)
-        assert "_table" not in str(model.state_dict().keys())
-        file = io.BytesIO()
-        torch.save(model, file)
-        loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-        with torch.no_grad():
-            torch.testing.assert_close(loaded(torch.arange(20)), right)
+    def test_gradients_and_dropout_are_those_of_training(self):
+        model, positions = encoder(digits=3, dropout=0.5).eval(), torch.arange(20)
+        with model.frozen(positions), torch.enable_grad():
+            model(positions).sum().backward()
+            assert model.tokens.grad is not None
+            model.train()
+            first, second = model(positions), model(positions)
+            assert not torch.allclose(first, second) and first.requires_grad
 
-    def test_far_apart_positions_of_several_axes_need_none(self):
-        model = encoder(axes=3, digits=3).eval()
-        positions = torch.tensor([[999, 0, 0], [0, 999, 0], [0, 0, 999]])
-        with torch.no_grad():
+    def test_other_weights_in_its_place_are_read(self):
+        models, positions = [encoder(digits=3).eval() for _ in range(2)], torch.arange(20)
+        with models[0].frozen(positions):
+            found = torch.func.functional_call(models[0], models[1].state_dict(), (positions,))
+            torch.testing.assert_close(found, models[1](positions))
+            torch.testing.assert_close(models[0](positions), models[0].plain(positions))
+
+    def test_autocast_inside_leaves_no_coarse_rows(self):
+        model, positions = encoder(digits=3).eval(), torch.arange(20)
+        with model.frozen():
+            with torch.autocast("cpu", torch.bfloat16):
+                model(positions)
             torch.testing.assert_close(model(positions), model.plain(positions))
 
-    def test_extents(self):
-        model = encoder(digits=2)
-        assert model.table(30).shape == (30, 24)
-        assert model.table(30).requires_grad
-        with pytest.raises(ValueError, match="table: expected extents from 1 to 100, got 101"):
-            model.table(101)
-        with pytest.raises(ValueError, match="table: expected 1 extents, one for each axis, got 2"):
-            model.table(3, 4)
+    @pytest.mark.parametrize("made_inside", [False, True])
+    def test_inference_mode(self, made_inside):
+        with torch.inference_mode(made_inside):
+            model = encoder(digits=3).eval()
+        with model.frozen():
+            for inside, positions in ((True, torch.arange(5)), (False, torch.arange(9)), (True, torch.arange(30))):
+                with torch.inference_mode() if inside else torch.no_grad():
+                    torch.testing.assert_close(model(positions), model.plain(positions))
+                    torch.testing.assert_close(model(positions), model.plain(positions))
+
+    def test_copies_and_files_are_not_frozen(self):
+        model, positions = encoder(digits=3).eval(), torch.arange(20)
+        with model.frozen(positions):
+            twin, file = copy.deepcopy(model), io.BytesIO()
+            torch.save(model, file)
+            twin.tokens.zero_()
+            torch.testing.assert_close(twin(positions), twin.plain(positions))
+            assert not torch.allclose(twin(positions), model(positions))
+        loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+        loaded.tokens.data.zero_()
+        torch.testing.assert_close(loaded(positions), twin(positions))
+        assert "_kept" not in str(model.state_dict().keys())
+
+    @pytest.mark.parametrize("digits", [5, 20])
+    def test_far_apart_positions_of_several_axes(self, digits):
+        model = encoder(axes=4, digits=digits).eval()
+        far = 10**digits - 1 if digits == 5 else 2**63 - 1
+        positions = torch.tensor([[far, 0, 0, 0], [0, far, 0, 1], [0, 0, far, far]])
+        with model.frozen(positions):
+            torch.testing.assert_close(model(positions), model.plain(positions))
+
+    def test_the_last_position_of_int64(self):
+        model = encoder(digits=20).eval()
+        with model.frozen():
+            for position in (2**63 - 4, 2**63 - 3, 2**63 - 2, 2**63 - 1):
+                torch.testing.assert_close(model(torch.tensor([position])), model.plain(torch.tensor([position])))
+
+    @pytest.mark.slow
+    def test_compiled_code_sees_the_block_begin_and_end(self):
+        torch._dynamo.reset()
+        model, positions = encoder(digits=3).eval(), torch.arange(20)
+        compiled = torch.compile(lambda its: model(its) * 2, backend="eager")
+        torch.testing.assert_close(compiled(positions), model.plain(positions) * 2)
+        with model.frozen():
+            torch.testing.assert_close(compiled(positions), model.plain(positions) * 2)
+            calls = counted(model)
+            compiled(positions)
+            assert not calls
+        model.tokens.data.mul_(2)
+        torch.testing.assert_close(compiled(positions), model.plain(positions) * 2)
+
+
+def test_a_table_is_the_callers_own():
+    model = encoder(digits=2)
+    assert model.table(30).shape == (30, 24)
+    assert model.table(30).requires_grad
+    with torch.no_grad(), model.eval().frozen():
+        model.table(30).zero_()
+        torch.testing.assert_close(model.table(30), model.plain(torch.arange(30)))
+    with pytest.raises(ValueError, match="table: expected extents from 1 to 100, got 101"):
+        model.table(101)
+    with pytest.raises(ValueError, match="table: expected 1 extents, one for each axis, got 2"):
+        model.table(3, 4)
 
 
 def counted(model):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from types import MethodType
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 
 from gistkit.hf.attach import attach, attention, checkpoints_reentrantly, decoder_of, forwards
 from gistkit.layouts import Plan
@@ -22,11 +23,16 @@ Model = TypeVar("Model", bound=nn.Module)
 def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model]:
     """Runs a GPT-2 with `position` in place of its learned positions inside the `with` block, and leaves it as it was.
 
-    Inside, the model is attached (see `attach`; it takes the same keyword arguments). `past_key_values` hold keys with
-    their positions, so `generate` and passes in chunks are exact; a cache belongs to the encoding that filled it. Rows
-    of a batch may be padded at either end, as `attention_mask` says. As in transformers' GPT-2, a row padded on the
-    left has the positions of an unpadded row only if `position_ids` says so, as in `generate`. Training, the backward
-    pass of gradient checkpointing too, belongs inside the block.
+    Inside, the model is attached (see `attach`; it takes the same keyword arguments), and `model(...)` takes
+    `embeddings` too: [N, out_dim] or [B, N, out_dim], SeqPE's outputs at these positions where they are there already,
+    such as those of `SeqPERegularizer`. Otherwise SeqPE's encoder reads the position ids on the CPU. Ids that are given
+    there, or not given, reach it as they are; those on a GPU, of a plan on one too, are copied, which waits for it.
+
+    `past_key_values` hold keys with their positions, so `generate` and passes in chunks are exact; a cache belongs to
+    the encoding that filled it. In `generate` the encoding is frozen: it computes each position once. Rows of a batch
+    may be padded at either end, as `attention_mask` says. As in transformers' GPT-2, a row padded on the left has the
+    positions of an unpadded row only if `position_ids` says so, as in `generate`. Training, the backward pass of
+    gradient checkpointing too, belongs inside the block.
 
     Args:
         model: a transformers GPT-2, or a module with one in it, such as a PEFT model; `attn_pdrop` is 0 to train.
@@ -55,7 +61,29 @@ def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model
         own_forwards: dict[nn.Module, Any] = {parts.wpe: MethodType(_embed(position), parts.wpe)}
         own_forwards |= {block.attn: MethodType(_attention(position), block.attn) for block in parts.h}
         undo.enter_context(forwards(own_forwards))
+        for part in model.modules():
+            if isinstance(part, GenerationMixin):
+                undo.enter_context(_frozen_generate(part, position))
         yield model
+
+
+@contextmanager
+def _frozen_generate(model: Any, position: PositionEncoding) -> Iterator[None]:
+    """Inside, the model's `generate` runs with the encoding frozen."""
+    generate, before = model.generate, vars(model).get("generate")
+
+    @wraps(generate)
+    def frozen(*args: Any, **kwargs: Any) -> Any:
+        with position.frozen():
+            return generate(*args, **kwargs)
+
+    vars(model)["generate"] = frozen
+    try:
+        yield
+    finally:
+        del vars(model)["generate"]
+        if before is not None:
+            vars(model)["generate"] = before
 
 
 def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -79,15 +107,17 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
         position_ids = kwargs.get("position_ids")
         if position_ids is None:
             start = 0 if cache is None else cache.get_seq_length()
-            positions_device = "cpu" if position.on_host else tokens.device
-            position_ids = torch.arange(start, start + count, device=positions_device)[None]
-            new_kwargs["position_ids"] = position_ids.to(tokens.device)
+            place = torch.device("cpu") if position.on_host else tokens.device
+            position_ids = torch.arange(start, start + count, device=place)[None]
+        new_kwargs["position_ids"] = position_ids.to(tokens.device, non_blocking=True)
+        if not position.on_host:
+            position_ids = new_kwargs["position_ids"]
         if cache is not None:
             position.check_cached(position_ids)
         mask = kwargs.get("attention_mask")
         if kwargs.get("plan") is None and mask is not None and mask.dim() == 2 and not bool(mask.all()):
             new_kwargs["plan"], new_kwargs["attention_mask"] = _padded_plan(mask, batch, count, keys), None
-        new_kwargs["encoded"] = position.prepare(position_ids)
+        new_kwargs["encoded"] = position.prepare(position_ids, new_kwargs.pop("embeddings", None))
         dtype = torch.float64 if decoder.dtype == torch.float64 else torch.float32
         if position.key_bias(position_ids[:, :0], dtype) is not None:
             if kwargs.get("memory") is not None:

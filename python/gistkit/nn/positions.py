@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +58,14 @@ class PositionEncoding(nn.Module):
     def key_bias(self, key_positions: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """[1 or B, H, Nk], what is added to the scaled logits of each key; None: nothing."""
         return None
+
+    def frozen(self, positions: Tensor | None = None) -> AbstractContextManager[None]:
+        """Inside the `with` block the encoding's weights stay as they are, and what it computes is kept; see `SeqPE`.
+
+        Args:
+            positions: computed at once when the block begins.
+        """
+        return nullcontext()
 
     def check_cached(self, positions: Tensor) -> None:
         """Raises a ValueError if tokens already cached would stand elsewhere beside tokens at `positions`."""

@@ -116,11 +116,7 @@ class GPT(nn.Module):
             raise ValueError(f"input_ids: expected [B, N], got shape {tuple(input_ids.shape)}")
         count, held = input_ids.shape[1], 0 if cache is None else len(cache)
         device = input_ids.device
-        if positions is None:
-            place = torch.device("cpu") if self.position.on_host else device
-            positions = torch.arange(count, device=place) if cache is None else cache.next_positions(count, place)
-        elif positions.dim() not in (1, 2) or positions.shape[-1] != count:
-            raise ValueError(f"positions: expected [{count}] or [B, {count}], got shape {tuple(positions.shape)}")
+        positions = self._positions(input_ids, positions, cache)
         if cache is not None:
             cache.check_batch(input_ids.shape[0])
             self.position.check_cached(positions)
@@ -143,9 +139,26 @@ class GPT(nn.Module):
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens: expected at least 0, got {max_new_tokens}")
+        if max_new_tokens == 0:
+            return input_ids.clone()
         cache, parts, new = KVCache(), [input_ids], input_ids
-        for _ in range(max_new_tokens):
-            hidden = self.hidden(new, positions, cache=cache)
-            new, positions = self.head(hidden[:, -1:]).argmax(-1), None
-            parts.append(new)
+        given = self._positions(input_ids, positions)
+        if self.position.on_host:
+            given = given.cpu()
+        later = given[..., -1:] + torch.arange(1, max_new_tokens, device=given.device)
+        with self.position.frozen(torch.cat([given, later], -1)):
+            for step in range(max_new_tokens):
+                hidden = self.hidden(new, None if step else given, cache=cache)
+                new = self.head(hidden[:, -1:]).argmax(-1)
+                parts.append(new)
         return torch.cat(parts, 1)
+
+    def _positions(self, input_ids: Tensor, positions: Tensor | None, cache: KVCache | None = None) -> Tensor:
+        """Positions [N] or [B, N] of these tokens: those given, or those that follow."""
+        count = input_ids.shape[-1]
+        if positions is None:
+            place = torch.device("cpu") if self.position.on_host else input_ids.device
+            return torch.arange(count, device=place) if cache is None else cache.next_positions(count, place)
+        if positions.dim() not in (1, 2) or positions.shape[-1] != count:
+            raise ValueError(f"positions: expected [{count}] or [B, {count}], got shape {tuple(positions.shape)}")
+        return positions

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from operator import attrgetter
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -11,14 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gistkit._checks import at_least
+from gistkit.nn.seqpe.kept import KeptEmbeddings
 from gistkit.nn.seqpe.layers import DigitLayer, encode
+from gistkit.nn.seqpe.samplers import as_number, as_position
 from gistkit.nn.seqpe.trie import DigitTrie
-
-# A table of more positions than this, which a few far apart on several axes would need, is not made.
-MOST_POSITIONS = 1 << 20
-
-# Mapped over all weights at every look-up, where a loop of Python's would cost more.
-_VERSION, _WANTS_GRADIENT = attrgetter("_version"), attrgetter("requires_grad")
 
 _LAYER = "transformers."
 # Name of a weight here: (its name in the released code, whether it is transposed there).
@@ -41,9 +38,8 @@ class SeqPE(nn.Module):
 
     Digits that positions share are read once, and layer 1 comes from a table (`gistkit.nn.seqpe.layers`): same outputs
     and gradients as `plain`, several times faster. With dropout in training every position needs masks of its own, so
-    that distinct positions are then read by the plain form. In eval mode, where no gradient is wanted, embeddings come
-    from a table of all positions up to the highest one asked for, which grows when a higher one comes and is dropped
-    when a weight changes.
+    that distinct positions are then read by the plain form. Nothing is kept from one call to the next, except inside
+    `frozen`.
 
     Weight decay should leave its parameters alone, as the paper has it.
 
@@ -97,7 +93,8 @@ class SeqPE(nn.Module):
         self.blocks = nn.ModuleList(DigitLayer(dim, heads, dropout, attention_dropout) for _ in range(layers))
         self.norm, self.out = nn.LayerNorm(dim), nn.Linear(dim, self.out_dim)
         self.dropped = dropout > 0 or attention_dropout > 0
-        self._table = EmbeddingTable(self)
+        # By thread, each in a `frozen` block of its own.
+        self._kept: dict[int, KeptEmbeddings] = {}
         self.reset_parameters(std)
 
     @classmethod
@@ -155,13 +152,49 @@ class SeqPE(nn.Module):
                     f"wait=True it is copied, which waits for the device"
                 )
             positions = positions.cpu()
-        if not self.training and not (torch.is_grad_enabled() and self._table.wants_gradient()):
-            return self._table.look_up(positions)
+        if self._kept and not self.training:
+            kept = self._look_up(positions)
+            if kept is not None:
+                return kept
         if self.training and self.dropped:
             distinct, inverse = positions.reshape(-1, self.axes).unique(dim=0, return_inverse=True)
             rows = self.plain(distinct if self.axes > 1 else distinct[:, 0])
             return F.embedding(inverse.to(rows.device), rows).view(*self._shape(positions), self.out_dim)
         return self.encode(self.trie(positions))
+
+    @contextmanager
+    def frozen(self, positions: Tensor | None = None) -> Iterator[None]:
+        """Inside the `with` block the weights stay as they are, and each position is read once.
+
+        In eval mode, where no gradient is wanted, embeddings are kept until the block ends, at most 512 MiB of them:
+        those that were asked for, and as many again that follow where positions come one after the other. In training,
+        with gradients and with other weights in the encoder's place (torch.func.functional_call) the encoder runs as
+        outside. The block is that of its thread; a block inside another keeps embeddings for both. Copies of the
+        encoder are not frozen.
+
+        Args:
+            positions: read at once when the block begins; as in `forward`.
+
+        Raises:
+            ValueError: at the end of the block, if weights have changed since the first embedding was kept.
+        """
+        thread = threading.get_ident()
+        outer = self._kept.get(thread)
+        kept = self._keep() if outer is None else outer
+        if positions is not None:
+            numbers = self._numbers(positions.cpu())
+            if numbers is not None and not self.training:
+                kept.add(numbers)
+        if outer is not None:
+            yield
+            return
+        self._kept[thread] = kept
+        try:
+            yield
+        finally:
+            del self._kept[thread]
+        if changed := kept.changed():
+            raise ValueError(f"frozen: expected weights that stay as they are inside the block, got other {changed}")
 
     def trie(self, positions: Tensor) -> DigitTrie:
         """The plan of what positions on the CPU share, on the encoder's device; for `encode`, which torch.compile takes
@@ -182,7 +215,7 @@ class SeqPE(nn.Module):
     def table(self, *extents: int) -> Tensor:
         """Embeddings of all positions below `extents`, one for each axis, to look up: [extent (x extent), out_dim].
 
-        In eval mode they are kept for the next call; in training, or where a gradient is wanted, computed anew.
+        A tensor of the caller's own, which later changes of the weights do not reach.
         """
         if len(extents) != self.axes:
             raise ValueError(f"table: expected {self.axes} extents, one for each axis, got {len(extents)}")
@@ -199,10 +232,13 @@ class SeqPE(nn.Module):
     def symbols(self, positions: Tensor) -> Tensor:
         """The (place x base + digit) of each digit, [P, axes x digits], on the encoder's device."""
         DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
-        rows = positions.reshape(-1, self.axes).long()
-        powers = self.base ** torch.arange(self.digits - 1, -1, -1, device=rows.device)
-        digits = (rows[..., None] // powers % self.base).flatten(1)
-        places = torch.arange(digits.shape[1], device=rows.device) * self.base
+        rest, lowest_first = positions.reshape(-1, self.axes).long(), []
+        # Powers of the base may lie beyond int64.
+        for _ in range(self.digits):
+            lowest_first.append(rest % self.base)
+            rest = rest // self.base
+        digits = torch.stack(lowest_first[::-1], -1).flatten(1)
+        places = torch.arange(digits.shape[1], device=rest.device) * self.base
         return (digits + places).to(self.cls.device)
 
     def read(self, symbols: Tensor) -> Tensor:
@@ -213,6 +249,38 @@ class SeqPE(nn.Module):
             hidden = block(hidden)
         return self.out(self.norm(hidden[:, -1]))
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_kept": {}}
+
+    def _keep(self) -> KeptEmbeddings:
+        def encode(numbers: Tensor) -> Tensor:
+            positions = numbers if self.axes == 1 else as_position(numbers, self.limit, self.axes)
+            # What is kept serves calls under autocast and others.
+            with torch.autocast(self.cls.device.type, enabled=False):
+                return self.encode(self.trie(positions))
+
+        last = min(self.limit**self.axes, 1 << 63) - 1
+        # Images ask for all their positions at once.
+        row_bytes = self.out_dim * self.out.weight.element_size()
+        return KeptEmbeddings(self, encode, last, row_bytes, ahead=self.axes == 1)
+
+    def _numbers(self, positions: Tensor) -> Tensor | None:
+        """Each position as one number, int64 [P]; None if int64 does not have them all. Checks positions."""
+        DigitTrie.check(positions, axes=self.axes, base=self.base, digits=self.digits)
+        if self.axes > 1 and self.limit**self.axes > 1 << 63:
+            return None
+        return as_number(positions.reshape(-1, self.axes).long(), self.limit)
+
+    @torch.compiler.disable
+    def _look_up(self, positions: Tensor) -> Tensor | None:
+        """What `frozen` keeps of positions on the CPU; None where the encoder has to run."""
+        kept = self._kept.get(threading.get_ident())
+        if kept is None or not kept.serves() or not positions.numel():
+            return None
+        numbers = self._numbers(positions)
+        rows = None if numbers is None else kept.look_up(numbers)
+        return None if rows is None else rows.view(*self._shape(positions), self.out_dim)
+
     def _shape(self, positions: Tensor) -> torch.Size:
         return positions.shape if self.axes == 1 else positions.shape[:-1]
 
@@ -222,77 +290,6 @@ class SeqPE(nn.Module):
         if self.dimensions is not None:
             places = places + self.dimensions.repeat_interleave(self.digits, 0)
         return torch.cat([(places[:, None] + self.tokens).flatten(0, 1), self.cls[None]])
-
-
-class EmbeddingTable:
-    """A SeqPE's embeddings of all positions below some extents, valid until a weight changes.
-
-    Copies of the encoder begin with an empty table.
-    """
-
-    def __init__(self, encoder: SeqPE) -> None:
-        self._encoder = [encoder]  # in a list: a module would take it for a child of its own
-        self._rows = torch.empty(0, 0)
-        self._extents: tuple[int, ...] = ()
-        self._made_of: list[int] = []
-        self._owners: list[Mapping[str, Tensor | None]] = []
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> EmbeddingTable:
-        return EmbeddingTable(memo[id(self._encoder[0])])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_encoder": self._encoder, "_rows": torch.empty(0, 0), "_extents": (), "_made_of": [], "_owners": []}
-
-    def wants_gradient(self) -> bool:
-        """Whether a weight of the encoder does."""
-        return any(map(_WANTS_GRADIENT, self._weights()))
-
-    def _weights(self) -> list[Tensor]:
-        # Walking the modules each time would cost more than the look-up; their dicts show a parameter that is replaced.
-        if not self._owners:
-            self._owners = [module._parameters for module in self._encoder[0].modules() if module._parameters]
-        return [p for owner in self._owners for p in owner.values() if p is not None]
-
-    def look_up(self, positions: Tensor) -> Tensor:
-        """[..., out_dim], without a gradient."""
-        encoder = self._encoder[0]
-        weights = self._weights()
-        state = [*map(id, weights), *map(Tensor.data_ptr, weights), *map(_VERSION, weights)]
-        if state == self._made_of and encoder.axes == 1 and self._rows.is_cpu and not torch.compiler.is_compiling():
-            try:
-                return F.embedding(positions, self._rows)
-            except (IndexError, RuntimeError):
-                pass  # below: an error of ours, or a larger table
-        highest = DigitTrie.check(positions, axes=encoder.axes, base=encoder.base, digits=encoder.digits)
-        if positions.numel() == 0:
-            return encoder.encode(encoder.trie(positions))
-        needed = tuple(most + 1 for most in highest)
-        if state != self._made_of:
-            # Nothing may find rows of the weights before, whatever becomes of growing.
-            self._rows = torch.empty(0, 0)
-            self._extents, self._made_of = (0,) * encoder.axes, state
-        if any(have < need for have, need in zip(self._extents, needed, strict=True)):
-            extents = tuple(map(max, self._extents, needed))
-            if torch.Size(extents).numel() > MOST_POSITIONS:
-                return encoder.encode(encoder.trie(positions))
-            self._grow(extents)
-        if encoder.axes == 1:
-            return F.embedding(positions.to(self._rows.device), self._rows)
-        index = positions[..., 0]
-        for axis in range(1, encoder.axes):
-            index = index * self._extents[axis] + positions[..., axis]
-        return F.embedding(index.to(self._rows.device), self._rows)
-
-    @torch.no_grad()
-    def _grow(self, extents: tuple[int, ...]) -> None:
-        encoder = self._encoder[0]
-        if encoder.axes == 1:
-            more = encoder.encode(encoder.trie(torch.arange(self._extents[0], extents[0])))
-            self._rows = torch.cat([self._rows, more]) if self._extents[0] else more
-        else:
-            grid = torch.cartesian_prod(*(torch.arange(extent) for extent in extents))
-            self._rows = encoder.encode(encoder.trie(grid))
-        self._extents = extents
 
 
 def _from_reference(

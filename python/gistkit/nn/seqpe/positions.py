@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Literal, get_args
 
 import torch
@@ -97,6 +98,9 @@ class SeqPEPositions(PositionEncoding):
         if self.projection == "layer":
             return embeddings
         return self.project(embeddings)
+
+    def frozen(self, positions: Tensor | None = None) -> AbstractContextManager[None]:
+        return self.encoder.frozen(positions)
 
     def project(self, embeddings: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
         """e_q and e_k [.., H, N, D] of embeddings [.., N, out_dim]."""

@@ -114,9 +114,10 @@ def losses(student: Student, text: Tensor, lengths: Sequence[int], tokens: int) 
         total = 0.0
         rows = max(1, 4096 // length)
         pairs = zip(inputs.view(-1, length).split(rows), labels.view(-1, length).split(rows), strict=True)
-        for chunk, chunk_labels in pairs:
-            logits = student.logits(chunk)
-            total += float(cross_entropy(logits.flatten(0, 1), chunk_labels.flatten(), reduction="sum"))
+        with student.model.position.frozen():
+            for chunk, chunk_labels in pairs:
+                logits = student.logits(chunk)
+                total += float(cross_entropy(logits.flatten(0, 1), chunk_labels.flatten(), reduction="sum"))
         loss_by_length[length] = total / count
     return loss_by_length
 

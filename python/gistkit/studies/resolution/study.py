@@ -203,11 +203,12 @@ class Classifier(Learner[ViT]):
         loss = correct = 0.0
         # As many patches at a time as four batches of training have.
         rows = max(1, 4 * self.recipe.batch * self.recipe.grids[0] ** 2 // grid**2)
-        for start in range(0, len(split), rows):
-            part = split[start : start + rows]
-            logits, labels = self.logits(part.images, grid), part.labels.to(self.device)
-            loss += float(cross_entropy(logits, labels, reduction="sum"))
-            correct += float((logits.argmax(-1) == labels).sum())
+        with self.model.position.frozen():
+            for start in range(0, len(split), rows):
+                part = split[start : start + rows]
+                logits, labels = self.logits(part.images, grid), part.labels.to(self.device)
+                loss += float(cross_entropy(logits, labels, reduction="sum"))
+                correct += float((logits.argmax(-1) == labels).sum())
         return loss / len(split), correct / len(split)
 
 

@@ -160,11 +160,12 @@ def measure(student: Student, data: Facts, split: str, length: int, rows: int) -
     last = 2 * data.recipe.questions - 1
     loss = exact = 0.0
     at_once = max(1, 4096 // length)
-    for ids, batch_labels in zip(inputs.split(at_once), labels[:, -last::2].split(at_once), strict=True):
-        logits = student.logits(ids, last=last)[:, ::2].flatten(0, 1)
-        answers = batch_labels.flatten().to(student.device)
-        loss += float(cross_entropy(logits, answers, reduction="sum"))
-        exact += float((logits.argmax(-1) == answers).sum())
+    with student.model.position.frozen():
+        for ids, batch_labels in zip(inputs.split(at_once), labels[:, -last::2].split(at_once), strict=True):
+            logits = student.logits(ids, last=last)[:, ::2].flatten(0, 1)
+            answers = batch_labels.flatten().to(student.device)
+            loss += float(cross_entropy(logits, answers, reduction="sum"))
+            exact += float((logits.argmax(-1) == answers).sum())
     count = rows * data.recipe.questions
     return {"loss": loss / count, "exact": exact / count}
 
