@@ -6,8 +6,6 @@
 
 namespace gistkit {
 
-enum TileKind : uint8_t { kEmptyTile, kPartialTile, kFullTile };
-
 struct KeyRange {
   int32_t begin, end;
   GISTKIT_HOST_DEVICE bool empty() const { return begin >= end; }
@@ -77,32 +75,6 @@ GISTKIT_HOST_DEVICE static inline KeyRange visible_range(const int32_t* spans, i
     high = to > high ? to : high;
   }
   return {low, high};
-}
-
-// Sorts the key tiles of a block of rows (normalized spans): FULL where every row sees the whole tile, EMPTY where no
-// row sees any of it. counts is scratch of 2 (num_tiles + 1) integers. O(rows num_spans + num_tiles).
-static inline void classify_tiles(const int32_t* spans, int64_t rows, int num_spans, int32_t tile, int32_t num_tiles,
-                                  int32_t* counts, TileKind* kinds) {
-  int32_t *seen = counts, *covered = counts + num_tiles + 1;
-  for (int32_t t = 0; t <= num_tiles; ++t) seen[t] = covered[t] = 0;
-  for (int64_t i = 0; i < rows * num_spans; ++i) {
-    int32_t begin = spans[2 * i], end = spans[2 * i + 1];
-    if (begin >= end) continue;
-    ++seen[begin / tile];
-    --seen[(end - 1) / tile + 1];
-    int32_t first = begin / tile + (begin % tile != 0), last = end / tile;
-    if (first < last) {
-      ++covered[first];
-      --covered[last];
-    }
-  }
-  int32_t seeing = 0;
-  int64_t covering = 0;
-  for (int32_t t = 0; t < num_tiles; ++t) {
-    seeing += seen[t];
-    covering += covered[t];
-    kinds[t] = seeing == 0 ? kEmptyTile : covering == rows ? kFullTile : kPartialTile;
-  }
 }
 
 }  // namespace gistkit

@@ -14,7 +14,7 @@ struct Header {
   size_t bytes;
 };
 
-std::atomic<Header*> kept{nullptr};
+std::atomic<Header*> kept[Scratch::kShelves];
 
 void release(Header* block) {
   ::operator delete(block, std::align_val_t{kAlignment});
@@ -22,8 +22,8 @@ void release(Header* block) {
 
 }  // namespace
 
-void* Scratch::obtain(size_t bytes) {
-  Header* block = kept.exchange(nullptr);
+void* Scratch::obtain(size_t bytes, Shelf shelf) {
+  Header* block = kept[shelf].exchange(nullptr);
   if (!block || block->bytes < bytes) {
     if (block) release(block);
     block = static_cast<Header*>(::operator new(bytes + kAlignment, std::align_val_t{kAlignment}));
@@ -37,7 +37,7 @@ Scratch::~Scratch() {
 #ifdef __SANITIZE_ADDRESS__
   ASAN_UNPOISON_MEMORY_REGION(data(), block->bytes);
 #endif
-  if (block->bytes <= kKeptBytes) block = kept.exchange(block);
+  if (block->bytes <= kKeptBytes) block = kept[shelf_].exchange(block);
   if (block) release(block);
 }
 

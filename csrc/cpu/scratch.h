@@ -1,5 +1,6 @@
-// Working memory of one kernel call: one block, cut into aligned arrays. The last block, if not too large, is kept for
-// the next call: fresh pages cost more than the kernel's own setup.
+// Working memory of one kernel call: one block, or two where the first one's contents give the second one's size, cut
+// into aligned arrays. The last blocks, if not too large, are kept for the next call: fresh pages cost more than the
+// kernel's own setup.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -52,9 +53,13 @@ inline int64_t carved_bytes(const Carve& carve) {
 
 class Scratch {
  public:
+  // Where a block is kept.
+  enum Shelf { kFirst, kSecond, kShelves };
+
   // Room for what carve(arena) takes; it is called twice, first to learn the size.
   template <class Carve>
-  explicit Scratch(const Carve& carve) : block_(obtain(static_cast<size_t>(carved_bytes(carve)))) {
+  explicit Scratch(const Carve& carve, Shelf shelf = kFirst)
+      : block_(obtain(static_cast<size_t>(carved_bytes(carve)), shelf)), shelf_(shelf) {
     Arena arena(data());
     carve(arena);
   }
@@ -63,10 +68,11 @@ class Scratch {
   Scratch& operator=(const Scratch&) = delete;
 
  private:
-  static void* obtain(size_t bytes);
+  static void* obtain(size_t bytes, Shelf shelf);
   char* data() const;
 
   void* block_;
+  Shelf shelf_;
 };
 
 }  // namespace gistkit

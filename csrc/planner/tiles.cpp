@@ -5,6 +5,8 @@
 #include <numeric>
 #include <utility>
 
+#include "common/tile_runs.h"
+
 namespace gistkit::planner {
 namespace {
 
@@ -36,7 +38,49 @@ void transpose(TileLists<Entry>& lists, int64_t batch, int64_t query_tiles, int6
   lists.query_offsets[0] = 0;
 }
 
+// Calls run(list, rows, begin, end, full) for the runs of key tiles that each query tile sees, list by list, and
+// returns the number of visible pairs.
+template <class Run>
+int64_t sweep(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys, TileShape shape,
+              const Run& run) {
+  const int64_t query_tiles = tiles_of(rows, shape.queries), key_tiles = tiles_of(num_keys, shape.keys);
+  std::vector<TileChange> changes(static_cast<size_t>(key_tiles + 1), TileChange{0, 0, false});
+  std::vector<int32_t> places(static_cast<size_t>(key_tiles + 1)), block;
+  int64_t visible = 0;
+  for (int64_t list = 0; list < batch * query_tiles; ++list) {
+    const int64_t row = list / query_tiles * rows + list % query_tiles * shape.queries;
+    const int64_t height = std::min(shape.queries, rows - list % query_tiles * shape.queries);
+    block.assign(spans + row * width * 2, spans + (row + height) * width * 2);
+    for (int64_t i = 0; i < height; ++i) {
+      int32_t seen = 0;
+      for (int64_t s = 0; s < width; ++s) {
+        int32_t* span = block.data() + (i * width + s) * 2;
+        span[0] = std::max(seen, span[0]);
+        span[1] = static_cast<int32_t>(std::min<int64_t>(num_keys, span[1]));
+        if (span[0] >= span[1]) continue;
+        seen = span[1];
+        visible += span[1] - span[0];
+      }
+    }
+    for_each_run(block.data(), height, width, static_cast<int32_t>(shape.keys), static_cast<int32_t>(key_tiles),
+                 static_cast<int32_t>(num_keys), changes.data(), places.data(),
+                 [&](int32_t begin, int32_t end, bool full) { run(list, height, begin, end, full); });
+  }
+  return visible;
+}
+
 }  // namespace
+
+TileCounts tile_counts(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
+                       TileShape shape) {
+  TileCounts counts;
+  counts.visible_pairs = sweep(
+      spans, batch, rows, width, num_keys, shape, [&](int64_t, int64_t height, int64_t begin, int64_t end, bool full) {
+        (full ? counts.full : counts.partial) += end - begin;
+        counts.visited_pairs += height * (std::min(num_keys, end * shape.keys) - begin * shape.keys);
+      });
+  return counts;
+}
 
 template <class Entry>
 TileLists<Entry> tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
@@ -44,40 +88,16 @@ TileLists<Entry> tile_lists(const int32_t* spans, int64_t batch, int64_t rows, i
   const int64_t query_tiles = tiles_of(rows, shape.queries);
   const int64_t key_tiles = tiles_of(num_keys, shape.keys);
   TileLists<Entry> lists;
-  lists.key_offsets.push_back(0);
-  // Rows that touch and rows that cover a key tile, as differences between neighbours.
-  std::vector<int64_t> touched(static_cast<size_t>(key_tiles + 1)), covered(static_cast<size_t>(key_tiles + 1));
-  for (int64_t row = 0; row < batch * rows;) {
-    const int64_t height = std::min(shape.queries, rows - row % rows);
-    int64_t first = key_tiles, last = 0;
-    for (int64_t end = row + height; row < end; ++row) {
-      int64_t seen = 0;
-      for (int64_t s = 0; s < width; ++s) {
-        const int32_t* span = spans + (row * width + s) * 2;
-        const int64_t low = std::max<int64_t>(seen, span[0]), high = std::min<int64_t>(num_keys, span[1]);
-        if (low >= high) continue;
-        seen = high;
-        lists.visible_pairs += high - low;
-        const int64_t from = low / shape.keys, to = tiles_of(high, shape.keys);
-        ++touched[from], --touched[to];
-        first = std::min(first, from), last = std::max(last, to);
-        const int64_t inner = tiles_of(low, shape.keys), outer = high == num_keys ? key_tiles : high / shape.keys;
-        if (inner < outer) ++covered[inner], --covered[outer];
-      }
-    }
-    int64_t touching = 0, covering = 0;
-    for (int64_t tile = first; tile < last; ++tile) {
-      touching += std::exchange(touched[tile], 0);
-      covering += std::exchange(covered[tile], 0);
-      if (!touching) continue;
-      const bool partial = covering < height;
-      lists.key_entries.push_back(static_cast<Entry>(tile * 2 + partial));
-      ++(partial ? lists.partial : lists.full);
-      lists.visited_pairs += height * (std::min(num_keys, (tile + 1) * shape.keys) - tile * shape.keys);
-    }
-    if (first < last) touched[last] = covered[last] = 0;
-    lists.key_offsets.push_back(static_cast<int64_t>(lists.key_entries.size()));
-  }
+  lists.key_offsets.assign(static_cast<size_t>(batch * query_tiles + 1), 0);
+  // First their lengths, so that no more is allocated than there is.
+  sweep(spans, batch, rows, width, num_keys, shape,
+        [&](int64_t list, int64_t, int64_t begin, int64_t end, bool) { lists.key_offsets[list + 1] += end - begin; });
+  std::partial_sum(lists.key_offsets.begin(), lists.key_offsets.end(), lists.key_offsets.begin());
+  lists.key_entries.resize(static_cast<size_t>(lists.key_offsets.back()));
+  Entry* out = lists.key_entries.data();
+  sweep(spans, batch, rows, width, num_keys, shape, [&](int64_t, int64_t, int64_t begin, int64_t end, bool full) {
+    for (int64_t tile = begin; tile < end; ++tile) *out++ = static_cast<Entry>(tile * 2 + !full);
+  });
   transpose(lists, batch, query_tiles, key_tiles);
   return lists;
 }

@@ -18,6 +18,9 @@ struct TileLists {
   std::vector<Entry> key_entries;
   std::vector<int64_t> query_offsets;  // one list for each (batch row, key tile): its query tiles
   std::vector<Entry> query_entries;
+};
+
+struct TileCounts {
   int64_t full = 0;
   int64_t partial = 0;
   int64_t visible_pairs = 0;
@@ -26,11 +29,16 @@ struct TileLists {
 
 // spans [batch, rows, width, 2], ascending and disjoint in each row. Values outside [0, num_keys] are clamped. Entry is
 // int64_t, or int32_t where 2 tiles fit.
+// Work follows the rows and the tiles of a list.
 template <class Entry>
 TileLists<Entry> tile_lists(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
                             TileShape shape);
 extern template TileLists<int64_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
 extern template TileLists<int32_t> tile_lists(const int32_t*, int64_t, int64_t, int64_t, int64_t, TileShape);
+
+// Work follows the rows, whatever they see.
+TileCounts tile_counts(const int32_t* spans, int64_t batch, int64_t rows, int64_t width, int64_t num_keys,
+                       TileShape shape);
 
 // One direction of the lists as kernels read them: offsets (int64), counts, order by falling count, and entries, behind
 // which there are as many more as a list may have. `tiles`: of the other side.

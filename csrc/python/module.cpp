@@ -96,9 +96,12 @@ py::tuple compile(const Array<uint8_t>& roles, const Array<int32_t>& segments, c
   return py::make_tuple(order, spans);
 }
 
+// The vector's own memory.
 template <class T>
-Array<T> array_of(const std::vector<T>& values) {
-  return Array<T>(static_cast<py::ssize_t>(values.size()), values.data());
+Array<T> array_of(std::vector<T>&& values) {
+  auto* kept = new std::vector<T>(std::move(values));
+  const py::capsule owner(kept, [](void* vector) { delete static_cast<std::vector<T>*>(vector); });
+  return Array<T>(static_cast<py::ssize_t>(kept->size()), kept->data(), owner);
 }
 
 template <class T>
@@ -112,11 +115,28 @@ void check_spans(const Array<int32_t>& spans, int64_t num_keys) {
     throw py::value_error("num_keys: expected 0 <= num_keys < 2**31, got " + std::to_string(num_keys));
 }
 
-py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
-  check_spans(spans, num_keys);
+void check_tile_sizes(int64_t queries, int64_t keys) {
   for (int64_t size : {queries, keys})
     if (size < 1 || size > std::numeric_limits<int32_t>::max())
       throw py::value_error("tile sizes: expected 1 or more, got " + std::to_string(size));
+}
+
+py::tuple tile_counts(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
+  check_spans(spans, num_keys);
+  check_tile_sizes(queries, keys);
+  planner::TileCounts counts;
+  {
+    const int32_t* data = spans.data();
+    const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
+    py::gil_scoped_release release;
+    counts = planner::tile_counts(data, batch, rows, width, num_keys, {queries, keys});
+  }
+  return py::make_tuple(counts.full, counts.partial, counts.visible_pairs, counts.visited_pairs);
+}
+
+py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
+  check_spans(spans, num_keys);
+  check_tile_sizes(queries, keys);
   planner::TileLists<int64_t> lists;
   {
     const int32_t* data = spans.data();
@@ -124,9 +144,8 @@ py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, 
     py::gil_scoped_release release;
     lists = planner::tile_lists<int64_t>(data, batch, rows, width, num_keys, {queries, keys});
   }
-  return py::make_tuple(array_of(lists.key_offsets), array_of(lists.key_entries), array_of(lists.query_offsets),
-                        array_of(lists.query_entries), lists.full, lists.partial, lists.visible_pairs,
-                        lists.visited_pairs);
+  return py::make_tuple(array_of(std::move(lists.key_offsets)), array_of(std::move(lists.key_entries)),
+                        array_of(std::move(lists.query_offsets)), array_of(std::move(lists.query_entries)));
 }
 
 // Rows without any queries, or without keys, have one empty list.
@@ -196,8 +215,8 @@ py::tuple trie(const Array<int64_t>& positions, int64_t base, int64_t digits) {
     py::gil_scoped_release release;
     t = planner::trie(data, count, axes, base, digits);
   }
-  return py::make_tuple(rows_of(t.paths, t.depth), rows_of(t.ancestors, t.depth), array_of(t.levels),
-                        array_of(t.symbols), array_of(t.inverse));
+  return py::make_tuple(rows_of(t.paths, t.depth), rows_of(t.ancestors, t.depth), array_of(std::move(t.levels)),
+                        array_of(std::move(t.symbols)), array_of(std::move(t.inverse)));
 }
 
 py::tuple group(const Array<int32_t>& table, int64_t values) {
@@ -207,8 +226,8 @@ py::tuple group(const Array<int32_t>& table, int64_t values) {
     if (table.data()[i] < -1 || table.data()[i] >= values)
       throw py::value_error("table: expected -1 <= entry < " + std::to_string(values) + ", got " +
                             std::to_string(table.data()[i]));
-  const planner::Groups groups = planner::group(table.data(), table.size(), values);
-  return py::make_tuple(array_of(groups.entries), array_of(groups.offsets));
+  planner::Groups groups = planner::group(table.data(), table.size(), values);
+  return py::make_tuple(array_of(std::move(groups.entries)), array_of(std::move(groups.offsets)));
 }
 
 }  // namespace
@@ -220,10 +239,13 @@ PYBIND11_MODULE(_planner, m) {
         py::arg("grouped"),
         "Order (int64 [N]) and spans (int32 [N, S, 2]) of a layout. `relations` int64 [R, 5]: query role, key role, "
         "segments, skip, reach; -1 is unbounded.");
+  m.def("tile_counts", &tile_counts, py::arg("spans").noconvert(), py::arg("num_keys"), py::arg("tile_queries"),
+        py::arg("tile_keys"),
+        "Of spans (int32 [B, N, S, 2]) the number of full tiles, partial tiles, visible pairs and pairs in visited "
+        "tiles.");
   m.def("tiles", &tiles, py::arg("spans").noconvert(), py::arg("num_keys"), py::arg("tile_queries"),
         py::arg("tile_keys"),
-        "Tile lists of spans (int32 [B, N, S, 2]): key_offsets, key_entries, query_offsets, query_entries (int64), and "
-        "the number of full tiles, partial tiles, visible pairs and pairs in visited tiles.");
+        "Tile lists of spans (int32 [B, N, S, 2]): key_offsets, key_entries, query_offsets, query_entries (int64).");
   m.def(
       "lists", &lists, py::arg("spans").noconvert(), py::arg("num_keys"),
       "What attention takes on a GPU for spans (int32 [B, N, S, 2], in any order): the spans in order and merged, and "

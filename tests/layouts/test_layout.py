@@ -25,6 +25,8 @@ from gistkit.layouts import (
     windows,
     windows_causal,
 )
+from gistkit.ops import reference
+from tests.helpers.memory import peak_bytes
 
 sized = st.integers(1, 12)
 relations = st.one_of(
@@ -141,6 +143,39 @@ def test_short_last_tiles_can_be_full() -> None:
     assert (tiles.full, tiles.partial, tiles.empty, tiles.useful) == (6, 0, 0, 1.0)
     assert tiles.key_entries.tolist() == [0, 2, 4] * 2
     assert tiles.query_entries.tolist() == [0, 2] * 3
+
+
+def test_counting_tiles_takes_no_memory_for_tiles() -> None:
+    """Four million causal rows: two thousand million tiles."""
+    rows = 4_000_000
+    end = torch.arange(1, rows + 1, dtype=torch.int32)
+    plan = Plan(torch.stack([torch.zeros_like(end), end], -1)[None, :, None], rows)
+    found = []
+    assert peak_bytes(lambda: found.append(plan.tiles(64, 64))) < 64 << 20
+    side = rows // 64
+    assert (found[0].full, found[0].partial) == (side * (side - 1) // 2, side)
+    assert found[0].empty == side * (side - 1) // 2
+    assert found[0].useful == (rows * (rows + 1) // 2) / (side * (side + 1) // 2 * 64 * 64)
+
+
+def test_tiles_that_rows_see_all_over() -> None:
+    """Spans in any tile, against each pair of tiles looked at."""
+    rows, keys, g = 40, 3000, torch.Generator().manual_seed(1)
+    cuts = torch.randint(0, keys + 1, (2, rows, 30), generator=g, dtype=torch.int32).sort(-1).values
+    plan = Plan(cuts.view(2, rows, 15, 2), keys)
+    seen = reference.dense_mask(plan).numpy()
+    tiles = plan.tiles(7, 5)
+    lists = np.split(tiles.key_entries, tiles.key_offsets[1:-1])
+    blocks = seen.reshape(2, rows, keys // 5, 5)
+    for b in range(2):
+        for t in range(6):
+            block = blocks[b, 7 * t : 7 * t + 7]
+            some, every = block.any((0, 2)), block.all((0, 2))
+            expected = [2 * k + (not every[k]) for k in np.flatnonzero(some)]
+            assert lists[6 * b + t].tolist() == expected
+    heights = [min(7, rows - 7 * t) for _ in range(2) for t in range(6)]
+    visited = sum(height * 5 * len(entries) for height, entries in zip(heights, lists, strict=True))
+    assert tiles.useful == seen.sum() / visited
 
 
 def test_tiles_of_a_batch_are_those_of_its_rows() -> None:

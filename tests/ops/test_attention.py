@@ -12,6 +12,7 @@ from torch import Tensor
 import gistkit
 from gistkit import Plan
 from gistkit.ops import reference
+from tests.helpers.memory import peak_bytes
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
@@ -214,6 +215,36 @@ def test_gradients_over_a_long_causal_sequence(sizes: tuple[int, ...], dtype: to
         assert error <= allowed, f"{name}: error {error:.2e}, allowed {allowed:.2e}"
 
 
+@pytest.mark.parametrize("size", [1.0, 8.0])
+@pytest.mark.parametrize("dim", [64, 100, 256])
+def test_gradients_of_any_number_of_rows_are_as_exact(dim: int, size: float, isa: str, one_thread: None) -> None:
+    """Forward and backward must agree on large logits, whichever kernel the number of rows chooses."""
+    keys = 300
+    for rows in (1, 2, 4, 8, 13, 16, 17, 40):
+        # The largest error of few scores is a matter of luck.
+        g, batch = torch.Generator().manual_seed(rows), max(1, 48 // rows)
+        shapes = ((rows, size), (keys, 1.0), (keys, 1.0), (rows, 1.0))
+        *tensors, upstream = (factor * torch.randn(batch, 2, count, dim, generator=g) for count, factor in shapes)
+        spans = torch.tensor([0, keys], dtype=torch.int32).expand(rows, 1, 2).contiguous()
+        plan = Plan.from_spans(spans, keys)
+
+        def run(
+            function: Any, dtype: torch.dtype, tensors: Any = tensors, plan: Plan = plan, upstream: Tensor = upstream
+        ) -> list[Tensor]:
+            inputs = [t.to(dtype, copy=True).requires_grad_() for t in tensors]
+            out = function(*inputs, plan)
+            return [out.detach(), *torch.autograd.grad(out, inputs, upstream.to(dtype))]
+
+        def dense(query: Tensor, key: Tensor, value: Tensor, plan: Plan) -> Tensor:
+            return (query @ key.mT * query.shape[-1] ** -0.5).softmax(-1) @ value
+
+        exact, low = run(dense, torch.float64), run(dense, torch.float32)
+        got = run(gistkit.attention, torch.float32)
+        for name, mine, torchs, true in zip(("out", "query", "key", "value"), got, low, exact, strict=True):
+            error, allowed = (mine - true).abs().max(), 2 * (torchs - true).abs().max() + 1.5e-6 * true.abs().max()
+            assert error <= allowed, f"{rows} rows, {name}: error {error:.2e}, allowed {allowed:.2e}"
+
+
 def test_amx_rounds_weights_where_it_is_on_alone() -> None:
     if (before := gistkit.ops.cpu_amx()) is None or gistkit.ops.cpu_isa() != "avx512":
         pytest.skip("AMX is not in use")
@@ -225,6 +256,48 @@ def test_amx_rounds_weights_where_it_is_on_alone() -> None:
     gistkit.ops.cpu_amx(before)
     for name, a, b, c in zip(NAMES, *found, strict=False):
         assert torch.equal(a, c) and (name == "lse" or not torch.equal(a, b)), name
+
+
+@pytest.mark.parametrize("rows", [7, 300])
+@pytest.mark.parametrize("shared", [True, False])
+def test_rows_that_see_few_keys_of_many(shared: bool, rows: int, isa: str) -> None:
+    """Against sums over the gathered keys; which tiles are seen differs between sequences, and one sees none."""
+    keys, batch = 20_000, 3
+    g = torch.Generator().manual_seed(0)
+    start = torch.randint(0, keys - 3, (1 if shared else batch, rows, 2), generator=g).sort(-1).values
+    start[..., 1] = torch.maximum(start[..., 1], start[..., 0] + 3).clamp(max=keys - 3)
+    start[..., 0] = torch.minimum(start[..., 0], start[..., 1] - 3)
+    spans = torch.stack([start, start + 3], -1).int()
+    if not shared:
+        spans[1] = keys
+    query, key, value = (torch.randn(batch, 2, n, 8, generator=g).requires_grad_() for n in (rows, keys, keys))
+    out = gistkit.attention(query, key, value, Plan.from_spans(spans, keys))
+
+    wide = [t.detach().double().requires_grad_() for t in (query, key, value)]
+    index = (start[..., None] + torch.arange(3)).flatten(-2).expand(batch, -1, -1)
+    gathered = [torch.stack([t[b][:, index[b]] for b in range(batch)]) for t in wide[1:]]
+    weights = torch.einsum("bhnd,bhnkd->bhnk", wide[0], gathered[0]).mul(8**-0.5).softmax(-1)
+    expected = torch.einsum("bhnk,bhnkd->bhnd", weights, gathered[1])
+    if not shared:
+        expected = expected * torch.tensor([1.0, 0.0, 1.0])[:, None, None, None]
+    torch.testing.assert_close(out, expected.float())
+    upstream = torch.randn(out.shape, generator=g)
+    grads = torch.autograd.grad(out, (query, key, value), upstream)
+    for got, true in zip(grads, torch.autograd.grad(expected, wide, upstream.double()), strict=True):
+        torch.testing.assert_close(got, true.float(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_memory_follows_the_keys_that_are_seen(rows: int, isa: str) -> None:
+    """Nine million keys, of which a row sees three: one row of them in memory stands for all."""
+    keys = 9_000_000
+    start = torch.randint(0, keys - 3, (rows, 1), dtype=torch.int32)
+    start[0], start[1] = 0, keys - 3
+    plan = Plan.from_spans(torch.stack([start, start + 3], -1), keys)
+    query, one = torch.randn(1, 4, rows, 16), torch.randn(1, 1, 1, 16).expand(1, 4, keys, 16)
+    result = []
+    assert peak_bytes(lambda: result.append(gistkit.attention(query, one, one, plan))) < 64 << 20
+    torch.testing.assert_close(result[0], one[:, :, :rows])
 
 
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0), (200, 0)])

@@ -151,14 +151,13 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
     }
   }
 
-  void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile,
+  void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
             const float* bias, float* grad_query, float* grad_bias) {
     const TileRegisters registers;
     const int64_t row = query_tile * kQueries;
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t start = tile * kKeys;
     const int32_t* spans = setup_.row_spans(b, row);
-    const bool partial = kinds(b, query_tile)[tile] == kPartialTile;
     if (grad_bias) std::memset(w.sums, 0, sizeof(float) * kKeys);
     // The columns that some row of a group sees, to whole groups; none: begin is end.
     int begin[kGroups], end[kGroups];

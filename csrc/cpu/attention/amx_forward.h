@@ -28,14 +28,12 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
   AmxForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = round_up(p_.dim_qk, kGroup);
     v_pad_ = round_up(p_.dim_v, kGroup);
-    plan();
   }
 
  private:
   struct Worker {
     BFloat16 *rows, *queries, *weights;
     float *scores, *out, *maximum, *total, *row;
-    int32_t* counts;
   };
 
   Worker carve_worker(Arena& arena) const {
@@ -48,7 +46,6 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     w.maximum = arena.take<float>(kQueries);
     w.total = arena.take<float>(kQueries);
     w.row = arena.take<float>(v_pad_);
-    w.counts = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
     return w;
   }
 
@@ -59,7 +56,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     const int32_t start = tile * kKeys, begin = larger(visible.begin, start) - start,
                   end = smaller(visible.end, start + kKeys) - start;
     if (begin >= end) return;
-    BFloat16 *rows = worker(index).rows, *keys = key_tile(slot, tile), *values = value_tile(slot, tile);
+    BFloat16 *rows = worker(index).rows, *keys = key_tile(b, slot, tile), *values = value_tile(b, slot, tile);
     const auto seen = [=](int j) { return j >= begin && j < end; };
     for (int j = begin / kGroup * kGroup; j < end; j += kGroup) {
       for (int i = 0; i < kGroup; ++i)
@@ -81,7 +78,6 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const float* bias = setup_.bias_row(b, h);
-    const TileKind* kinds = this->kinds(b, query_tile);
     for (int r = 0; r < round_up(rows, kGroup); ++r)
       copy_row(r < rows ? p_.query.at(b, h, row + r) : nullptr, r < rows, p_.dim_qk, qk_pad_, w.queries + r * qk_pad_);
     std::memset(w.out, 0, sizeof(float) * kQueries * v_pad_);
@@ -89,18 +85,17 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
       w.maximum[r] = -kInfinity<float>;
       w.total[r] = 0;
     }
-    for (int32_t tile = 0; tile < key_tiles_; ++tile) {
-      if (kinds[tile] == kEmptyTile) continue;
+    for_each_tile(b, row, rows, index, [&](int32_t tile, bool partial) {
       const float* tile_bias = bias ? bias + int64_t{tile} * kKeys : nullptr;
       for (int block = 0; block < rows; block += kGroup)
-        attend_block(w, spans + int64_t{block} * p_.num_spans * 2, block, smaller(kGroup, rows - block), slot, tile,
-                     kinds[tile] == kPartialTile, tile_bias);
-    }
+        attend_block(w, spans + int64_t{block} * p_.num_spans * 2, block, smaller(kGroup, rows - block), b, slot, tile,
+                     partial, tile_bias);
+    });
     for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
   }
 
   // Rows from `block` on, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
-  void attend_block(const Worker& w, const int32_t* spans, int block, int rows, int64_t slot, int32_t tile,
+  void attend_block(const Worker& w, const int32_t* spans, int block, int rows, int64_t b, int64_t slot, int32_t tile,
                     bool partial, const float* bias) {
     const int32_t first = tile * kKeys;
     int begin = 0, end = kKeys;
@@ -110,7 +105,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
       begin = (range.begin - first) / kGroup * kGroup;
       end = round_up(range.end - first, kGroup);
     }
-    tile_products<kKeys>(w.queries + block * qk_pad_, qk_pad_, key_tile(slot, tile), begin, end, w.scores);
+    tile_products<kKeys>(w.queries + block * qk_pad_, qk_pad_, key_tile(b, slot, tile), begin, end, w.scores);
     // What a score is multiplied with once its row's maximum is known; not if something is added to it before.
     const bool plain = setup_.cap == 0 && !bias && setup_.query_factor > 0;
     const float factor = plain ? setup_.query_factor : 1.f;
@@ -126,7 +121,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
       float* out = w.out + (block + r) * v_pad_;
       for (int x = 0; x < v_pad_; x += S::kWidth) S::store(out + x, S::mul(S::set(rescale), S::load(out + x)));
     }
-    add_tile_products<kKeys>(w.weights, value_tile(slot, tile), begin, end, v_pad_, w.out + block * v_pad_);
+    add_tile_products<kKeys>(w.weights, value_tile(b, slot, tile), begin, end, v_pad_, w.out + block * v_pad_);
   }
 
   // Products -> scores as they are held.

@@ -35,13 +35,14 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
                        kWidth = X::kWidth, kGroups = kQueries / kRows, kBlocks = kKeys / kRows;
   using Schedule = BackwardSchedule<BackwardKernel, T, kQueries, kKeys>;
   friend Schedule;
-  using Schedule::kinds, Schedule::p_, Schedule::padded_queries_, Schedule::query_tiles_, Schedule::setup_,
+  using Schedule::p_, Schedule::padded_queries_, Schedule::pool_, Schedule::query_tiles_, Schedule::setup_,
       Schedule::slot, Schedule::splits_, Schedule::touched, Schedule::worker;
 
  public:
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
+    few_ = few_queries(p_);
     this->plan();
   }
 
@@ -54,6 +55,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   struct Slot {
     T *query_panels, *grad_panels, *lse, *lse_rest, *delta, *grad_query;
     T *grad_keys, *grad_values;
+    T *maximum, *total;  // of few queries, for each split
   };
   struct Worker {
     T *rows, *others, *weights, *grads, *slope;
@@ -82,6 +84,8 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const int64_t shared = setup_.group > 1 ? setup_.padded_keys : 0;
     s.grad_keys = arena.take<T>(shared * qk_pad_);
     s.grad_values = arena.take<T>(shared * v_pad_);
+    s.maximum = arena.take<T>(few_ ? splits_ * kFewQueries : 0);
+    s.total = arena.take<T>(few_ ? splits_ * kFewQueries : 0);
     return s;
   }
 
@@ -143,16 +147,80 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     return S::horizontal_sum(sum);
   }
 
+  // The lse of few queries again, from the scores as they are here: rounded to T it would be an error of the row's
+  // weights, as large as the error of one score, which these sums over lanes have less of.
+  void prepare(int64_t first, int64_t count, int64_t member) {
+    if (!few_) return;
+    for_each(pool_, count * splits_,
+             [&](int64_t item, int index) { sum_weights(first, item % count, member, item / count, index); });
+    for (int64_t index = 0; index < count; ++index) {
+      const Slot s = slot(index);
+      for (int64_t r = 0; r < p_.num_queries; ++r) {
+        if (s.lse[r] == kInfinity<T>) continue;
+        T maximum = -kInfinity<T>;
+        for (int64_t split = 0; split < splits_; ++split) maximum = larger(maximum, s.maximum[split * kFewQueries + r]);
+        double total = 0;
+        const double unit = setup_.natural ? 1 : kLog2E;
+        for (int64_t split = 0; split < splits_; ++split) {
+          const T part = s.total[split * kFewQueries + r];
+          if (part != 0)
+            total += part * __builtin_exp2((s.maximum[split * kFewQueries + r] - maximum) * (kLog2E / unit));
+        }
+        const double exact = maximum + __builtin_log(total) * unit;
+        s.lse[r] = static_cast<T>(exact);
+        s.lse_rest[r] = static_cast<T>(exact - s.lse[r]);
+      }
+    }
+  }
+
+  // Maxima and totals of the weights of few queries over a split's keys.
+  void sum_weights(int64_t first, int64_t index, int64_t member, int64_t split, int worker_index) {
+    const Slot s = slot(index);
+    const Worker w = worker(worker_index);
+    const int64_t b = (first + index) / p_.key_heads, key_head = (first + index) % p_.key_heads;
+    const int rows = static_cast<int>(p_.num_queries);
+    T *maximum = s.maximum + split * kFewQueries, *total = s.total + split * kFewQueries;
+    for (int r = 0; r < rows; ++r) {
+      maximum[r] = -kInfinity<T>;
+      total[r] = 0;
+    }
+    const T* bias = setup_.bias_row(b, key_head * setup_.group + member);
+    const int32_t* spans = setup_.row_spans(b, 0);
+    this->for_each_pair_of(b, split, [&](int32_t tile, int64_t, bool partial) {
+      const int32_t start = tile * kKeys;
+      const KeyRange seen = setup_.visible_keys(b);
+      const int64_t begin = larger<int64_t>(seen.begin, start), end = smaller<int64_t>(seen.end, start + kKeys);
+      for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel)
+        read_keys(w.keys, w, b, key_head, start, j, begin, end);
+      const Ranges ranges = this->ranges(spans, rows, start, partial);
+      score_few(s, w.keys, w, ranges, 0, rows);
+      for (int r = 0; r < rows; ++r) {
+        const int from = ranges.begin[r / kRows], to = ranges.end[r / kRows];
+        if (from >= to) continue;
+        T* scores = w.weights + r * kKeys;
+        if (setup_.cap > 0 || bias) cap_and_bias(setup_.cap, bias ? bias + start : nullptr, from, to, scores);
+        fill_gaps(spans + int64_t{r} * p_.num_spans * 2, p_.num_spans, start, from, to, -kInfinity<T>, scores);
+        softmax_row(setup_.natural, scores, from, to, maximum + r, total + r);
+      }
+    });
+  }
+
+  // Keys [j, j + kPanel), of which those within [begin, end) are there, as they are and as panels.
+  void read_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int64_t start, int64_t j, int64_t begin,
+                 int64_t end) const {
+    for (int i = 0; i < kPanel; ++i) {
+      T* row = w.rows + i * qk_pad_;
+      read_row(p_.dtype, p_.key.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_qk : 0, T(1), row, qk_pad_);
+      scatter_row(row, p_.dim_qk, to.key_panels + (j - start + i) * kPanel, kKeys * kPanel);
+    }
+  }
+
   void pack_keys(const Keys& to, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys;
     const KeyRange visible = setup_.visible_keys(b);
     const int64_t begin = larger<int64_t>(visible.begin, start), end = smaller<int64_t>(visible.end, start + kKeys);
     for (int64_t j = begin / kPanel * kPanel; j < end; j += kPanel) {
-      for (int i = 0; i < kPanel; ++i) {
-        T* row = w.rows + i * qk_pad_;
-        read_row(p_.dtype, p_.key.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_qk : 0, T(1), row, qk_pad_);
-        scatter_row(row, p_.dim_qk, to.key_panels + (j - start + i) * kPanel, kKeys * kPanel);
-      }
+      read_keys(to, w, b, h, start, j, begin, end);
       transpose_panel(w.rows, qk_pad_, p_.dim_qk, to.key_columns + (j - start) * qk_pad_);
       for (int i = 0; i < kPanel; ++i)
         read_row(p_.dtype, p_.value.at(b, h, j + i), j + i >= begin && j + i < end ? p_.dim_v : 0, T(1),
@@ -199,15 +267,19 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     return r;
   }
 
-  void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile,
+  void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
             const T* bias, T* grad_query, T* grad_bias) {
     const int64_t row = query_tile * kQueries;
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t start = tile * kKeys;
     const int32_t* spans = setup_.row_spans(b, row);
-    const bool partial = kinds(b, query_tile)[tile] == kPartialTile;
     const Ranges ranges = this->ranges(spans, rows, start, partial);
-    weigh(s, keys, w, ranges, row, bias);
+    if (few_) {
+      score_few(s, keys, w, ranges, row, rows);
+      weigh_rows(s, w, ranges, row, bias);
+    } else {
+      weigh(s, keys, w, ranges, row, bias);
+    }
     if (partial) mask(w, ranges, spans, rows, start);
     differentiate(s, keys, w, ranges, row);
     if (grad_bias) sum_columns(w, ranges, static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start)), grad_bias);
@@ -260,7 +332,39 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
             panel_score_product<T, kV, kKeys>(queries, panel, columns, weights, p_.dim_qk, keep);
           }
         });
-    if (plain) return;
+    if (!plain) weigh_rows(s, w, ranges, row, bias);
+  }
+
+  // Scores of few queries, summed as in their forward.
+  void score_few(const Slot& s, const Keys& keys, const Worker& w, const Ranges& ranges, int64_t row, int rows) {
+    const int64_t panel = padded_queries_ * kPanel;
+    for (int r = 0; r < kQueries; ++r) {
+      const int g = r / kRows, low = ranges.low[g], high = ranges.high[g];
+      if (low >= high) continue;
+      T* scores = w.weights + r * kKeys;
+      for (int c = ranges.begin[g]; c < ranges.end[g]; ++c) scores[c] = 0;
+      if (r >= rows) continue;
+      const T* query = s.query_panels + (row + r) * kPanel;
+      for (int c = low; c < high; c += 4) {
+        // Beyond the range the last key stands in.
+        const T* key[4];
+        for (int i = 0; i < 4; ++i) key[i] = keys.key_panels + int64_t{smaller(c + i, high - 1)} * kPanel;
+        typename S::V sum[4];
+        for (int i = 0; i < 4; ++i) sum[i] = S::set(0);
+        for (int d = 0; d < p_.dim_qk; d += kWidth) {
+          const int within = d % kPanel, block = d / kPanel;
+          const auto x = S::load(query + block * panel + within);
+#pragma GCC unroll 4
+          for (int i = 0; i < 4; ++i) sum[i] = S::fma(x, S::load(key[i] + block * kKeys * kPanel + within), sum[i]);
+        }
+        T four[4];
+        S::horizontal_sums(sum[0], sum[1], sum[2], sum[3], four);
+        for (int i = 0; i < 4 && c + i < high; ++i) scores[c + i] = four[i];
+      }
+    }
+  }
+
+  void weigh_rows(const Slot& s, const Worker& w, const Ranges& ranges, int64_t row, const T* bias) {
     for (int r = 0; r < kQueries; ++r)
       weigh_row(setup_.cap, bias, s.lse[row + r], s.lse_rest[row + r], ranges.begin[r / kRows], ranges.end[r / kRows],
                 w.weights + r * kKeys, setup_.cap > 0 ? w.slope + r * kKeys : nullptr);
@@ -333,6 +437,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   }
 
   int qk_pad_, v_pad_;
+  bool few_;
 };
 
 void run_backward(const AttentionBackward& problem, const Parallel& pool) {

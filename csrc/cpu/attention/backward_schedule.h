@@ -2,6 +2,9 @@
 // worked on against all tiles of queries that see it; gradients to queries go to one buffer for each of a fixed number
 // of key splits, which are summed in order: the result does not depend on the number of threads.
 #pragma once
+#include <type_traits>
+
+#include "common/tile_runs.h"
 #include "cpu/attention/tiles.h"
 
 namespace gistkit {
@@ -23,7 +26,9 @@ class BackwardSchedule {
   void run() {
     const Scratch scratch([this](Arena& arena) { carve(arena); });
     setup_.fill();
-    sort_tiles();
+    weigh_tiles();
+    const Scratch lists([this](Arena& arena) { entries_ = arena.take<int32_t>(pairs_); }, Scratch::kSecond);
+    list_tiles();
     const int64_t heads = p_.batch * p_.key_heads;
     for (int64_t first = 0; first < heads; first += in_flight_) {
       int64_t count = smaller(in_flight_, heads - first);
@@ -31,6 +36,7 @@ class BackwardSchedule {
         for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
           self().pack_queries(first, item / query_tiles_, member, item % query_tiles_, worker);
         });
+        self().prepare(first, count, member);
         for_each(pool_, count * splits_,
                  [&](int64_t item, int worker) { attend(first, item % count, member, item / count, worker); });
         for_each(pool_, count * query_tiles_, [&](int64_t item, int worker) {
@@ -61,6 +67,17 @@ class BackwardSchedule {
     in_flight_ = smaller(heads, larger(affordable, divide_up<int64_t>(pool_.num_threads, splits_)));
   }
 
+  // What a kernel does between packing and attending.
+  void prepare(int64_t, int64_t, int64_t) {}
+
+  // Calls run(tile, query tile, partial) for the pairs of tiles of a split, which is its batch's number `split`.
+  template <class Run>
+  void for_each_pair_of(int64_t b, int64_t split, const Run& run) const {
+    const int64_t* list = offsets_ + (p_.spans_shared ? 0 : b) * key_tiles_;
+    for (int32_t tile = cuts(b)[split]; tile < cuts(b)[split + 1]; ++tile)
+      for (int64_t at = list[tile]; at < list[tile + 1]; ++at) run(tile, entries_[at] / 2, entries_[at] % 2);
+  }
+
   auto slot(int64_t index) const {
     Arena arena(slots_ + index * slot_bytes_);
     return self().carve_slot(arena);
@@ -68,9 +85,6 @@ class BackwardSchedule {
   auto worker(int index) const {
     Arena arena(workers_ + index * worker_bytes_);
     return self().carve_worker(arena);
-  }
-  const TileKind* kinds(int64_t b, int64_t query_tile) const {
-    return kinds_ + ((p_.spans_shared ? 0 : b) * query_tiles_ + query_tile) * key_tiles_;
   }
   // Whether some pair of tiles of a split reaches the query tile: only then is its part of grad_query in use.
   bool touched(int64_t b, int64_t split, int64_t query_tile) const {
@@ -90,8 +104,9 @@ class BackwardSchedule {
 
   void carve(Arena& arena) {
     setup_.carve(arena);
-    kinds_ = arena.take<TileKind>(setup_.span_batches * query_tiles_ * key_tiles_);
-    counts_ = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
+    offsets_ = arena.take<int64_t>(setup_.span_batches * key_tiles_ + 2);
+    changes_ = arena.take<TileChange>(int64_t{key_tiles_} + 1);
+    places_ = arena.take<int32_t>(int64_t{key_tiles_} + 1);
     work_ = arena.take<int64_t>(key_tiles_);
     cuts_ = arena.take<int32_t>(setup_.span_batches * (splits_ + 1));
     order_ = arena.take<int32_t>(setup_.span_batches * splits_);
@@ -103,22 +118,31 @@ class BackwardSchedule {
     workers_ = arena.take<char>(pool_.num_threads * worker_bytes_);
   }
 
-  // The kinds of all pairs of tiles, and where to cut the key tiles into parts of about equal work.
-  void sort_tiles() {
+  // Calls run(query tile, first key tile, end of key tiles, partial) for the pairs of tiles of a span batch that meet.
+  template <class Run>
+  void for_each_pair(int64_t b, const Run& run) {
+    for (int64_t t = 0; t < query_tiles_; ++t) {
+      const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
+      // Missing rows see nothing.
+      for_each_run(setup_.row_spans(b, t * kQueries), rows, p_.num_spans, std::integral_constant<int32_t, kKeys>(),
+                   key_tiles_, INT32_MAX, changes_, places_,
+                   [&](int32_t begin, int32_t end, bool full) { run(t, begin, end, !full || rows < kQueries); });
+    }
+  }
+
+  // Counts each key tile's query tiles, and cuts the key tiles into parts of about equal work.
+  void weigh_tiles() {
+    std::memset(changes_, 0, sizeof(TileChange) * (int64_t{key_tiles_} + 1));
+    // Of list i here in i + 2: sums make it the place where list i begins in i + 1, and filling moves that to its end.
+    const int64_t lists = setup_.span_batches * key_tiles_;
+    for (int64_t i = 0; i < lists + 2; ++i) offsets_[i] = 0;
     for (int64_t b = 0; b < setup_.span_batches; ++b) {
-      TileKind* batch = kinds_ + b * query_tiles_ * key_tiles_;
-      for (int32_t k = 0; k < key_tiles_; ++k) work_[k] = 0;
-      for (int64_t t = 0; t < query_tiles_; ++t) {
-        const int64_t rows = smaller<int64_t>(kQueries, p_.num_queries - t * kQueries);
-        TileKind* row = batch + t * key_tiles_;
-        classify_tiles(setup_.row_spans(b, t * kQueries), rows, p_.num_spans, kKeys, key_tiles_, counts_, row);
-        for (int32_t k = 0; k < key_tiles_; ++k) {
-          // Missing rows see nothing.
-          if (rows < kQueries && row[k] == kFullTile) row[k] = kPartialTile;
-          if (row[k] != kEmptyTile) work_[k] += kPairCost;
-        }
-        add_visible(setup_.row_spans(b, t * kQueries), rows);
-      }
+      int64_t* counts = offsets_ + b * key_tiles_ + 2;
+      for_each_pair(b, [&](int64_t, int32_t begin, int32_t end, bool) {
+        for (int32_t k = begin; k < end; ++k) ++counts[k];
+      });
+      for (int32_t k = 0; k < key_tiles_; ++k) work_[k] = counts[k] * kPairCost;
+      add_visible(setup_.row_spans(b, 0), p_.num_queries);
       int32_t* cut = cuts_ + b * (splits_ + 1);
       int64_t total = 0, passed = 0, next = 1;
       for (int32_t k = 0; k < key_tiles_; ++k) total += work_[k];
@@ -130,13 +154,28 @@ class BackwardSchedule {
       }
       while (next <= splits_) cut[next++] = key_tiles_;
       order_splits(cut, order_ + b * splits_);
-      for (int64_t split = 0; split < splits_; ++split)
-        for (int64_t t = 0; t < query_tiles_; ++t) {
-          uint8_t& any = touched_[(b * splits_ + split) * query_tiles_ + t];
-          any = 0;
-          for (int32_t k = cut[split]; k < cut[split + 1]; ++k) any |= batch[t * key_tiles_ + k] != kEmptyTile;
-        }
     }
+    for (int64_t i = 1; i < lists + 2; ++i) offsets_[i] += offsets_[i - 1];
+    pairs_ = offsets_[lists + 1];
+  }
+
+  // The list of each key tile: its query tiles, ascending, each 2 tile + 1 where some pairs are masked and 2 tile where
+  // none is.
+  void list_tiles() {
+    for (int64_t b = 0; b < setup_.span_batches; ++b) {
+      int64_t* next = offsets_ + b * key_tiles_ + 1;
+      for_each_pair(b, [&](int64_t t, int32_t begin, int32_t end, bool partial) {
+        for (int32_t k = begin; k < end; ++k) entries_[next[k]++] = static_cast<int32_t>(2 * t + partial);
+      });
+    }
+    std::memset(touched_, 0, setup_.span_batches * splits_ * query_tiles_);
+    for (int64_t b = 0; b < setup_.span_batches; ++b)
+      for (int64_t split = 0; split < splits_; ++split) {
+        uint8_t* touched = touched_ + (b * splits_ + split) * query_tiles_;
+        const int32_t* cut = cuts_ + b * (splits_ + 1) + split;
+        const int64_t* list = offsets_ + b * key_tiles_;
+        for (int64_t at = list[cut[0]]; at < list[cut[1]]; ++at) touched[entries_[at] / 2] = 1;
+      }
   }
 
   // Most work first, so that the workers end together.
@@ -184,25 +223,27 @@ class BackwardSchedule {
         std::memset(keys.grad_key, 0, sizeof(T) * kKeys * self().qk_pad_);
         std::memset(keys.grad_value, 0, sizeof(T) * kKeys * self().v_pad_);
       }
-      self().pack_keys(keys, w, b, key_head, tile);
+      const int64_t* list = offsets_ + (p_.spans_shared ? 0 : b) * key_tiles_ + tile;
+      if (list[0] < list[1]) self().pack_keys(keys, w, b, key_head, tile);
       const T* bias = setup_.bias_row(b, h);
       T* grad_bias = nullptr;
       if (p_.grad_key_bias) {
         grad_bias = static_cast<T*>(p_.grad_key_bias) + (b * p_.query_heads + h) * p_.num_keys + start;
         for (int64_t j = start; j < smaller<int64_t>(start + kKeys, p_.num_keys); ++j) grad_bias[j - start] = 0;
       }
-      for (int64_t query_tile = 0; query_tile < query_tiles_; ++query_tile)
-        if (kinds(b, query_tile)[tile] != kEmptyTile)
-          self().pair(s, keys, w, b, query_tile, tile, bias ? bias + start : nullptr, grad_query, grad_bias);
+      for (int64_t at = list[0]; at < list[1]; ++at)
+        self().pair(s, keys, w, b, entries_[at] / 2, tile, entries_[at] % 2, bias ? bias + start : nullptr, grad_query,
+                    grad_bias);
       if (member == setup_.group - 1) self().write_keys(keys, w, b, key_head, tile);
     }
   }
 
   int64_t in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;
-  TileKind* kinds_ = nullptr;
+  int64_t pairs_ = 0;  // of tiles that meet
+  int64_t *offsets_ = nullptr, *work_ = nullptr;
+  TileChange* changes_ = nullptr;
   uint8_t* touched_ = nullptr;
-  int64_t* work_ = nullptr;
-  int32_t *counts_ = nullptr, *cuts_ = nullptr, *order_ = nullptr;
+  int32_t *places_ = nullptr, *entries_ = nullptr, *cuts_ = nullptr, *order_ = nullptr;
   char *slots_ = nullptr, *workers_ = nullptr;
 };
 

@@ -1,6 +1,7 @@
 // Forward attention of few queries (decoding): keys and values are read once, where they are, in fixed splits whose
-// parts are merged by their maxima and totals.
+// parts are merged by their maxima and totals. Splits that no query sees have no part.
 #pragma once
+#include "cpu/attention/seen_tiles.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -10,37 +11,43 @@ template <class T>
 class FewQueriesKernel {
   using S = Simd<T>;
   static constexpr int kWidth = S::kWidth, kPanel = Tile<T>::kPanel;
-  static constexpr int kMostRows = 16, kSplit = 512, kChunk = 64;
+  static constexpr int kSplit = 512, kChunk = 64;
   // Rows that share what is loaded of keys and values: their sums fill the registers.
   static constexpr int kTogether = kWidth * sizeof(T) == 64 ? 4 : 2;
   static_assert(kChunk % kPanel == 0 && kSplit % kChunk == 0);
 
  public:
-  static bool suits(const AttentionForward& p) { return p.num_queries * (p.query_heads / p.key_heads) <= kMostRows; }
-
   FewQueriesKernel(const AttentionForward& problem, const Parallel& pool)
-      : p_(problem), pool_(suited_pool(pool, suited_workers(problem, pool))), setup_(problem, kSplit) {
+      : p_(problem),
+        pool_(suited_pool(pool, suited_workers(problem, pool))),
+        setup_(problem, kSplit),
+        seen_(setup_, pool_) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
     rows_ = static_cast<int>(setup_.group * p_.num_queries);
-    splits_ = larger<int64_t>(1, setup_.padded_keys / kSplit);
   }
 
   void run() {
-    const Scratch scratch([this](Arena& arena) { carve(arena); });
+    const Scratch setup([this](Arena& arena) {
+      setup_.carve(arena);
+      seen_.carve(arena);
+    });
     setup_.fill();
+    seen_.find(setup_, pool_);
+    splits_ = larger<int64_t>(1, seen_.most());
+    const Scratch parts([this](Arena& arena) { carve(arena); }, Scratch::kSecond);
     const int64_t heads = p_.batch * p_.key_heads;
     // Splits that follow each other go to one worker, which fetches ahead; with 8 turns a worker none waits for long.
     const int64_t items = heads * splits_, run = larger<int64_t>(1, items / (8 * pool_.num_threads));
     for_each(pool_, divide_up(items, run), [&](int64_t turn, int worker) {
-      for (int64_t item = turn * run; item < smaller(items, (turn + 1) * run); ++item) attend(item, worker);
+      for (int64_t item = turn * run; item < smaller(items, (turn + 1) * run); ++item)
+        if (item % splits_ < seen_.count(item / splits_ / p_.key_heads)) attend(item, worker);
     });
     for (int64_t head = 0; head < heads; ++head) merge(head);
   }
 
  private:
   void carve(Arena& arena) {
-    setup_.carve(arena);
     const int64_t heads = p_.batch * p_.key_heads, parts = heads * splits_ * rows_;
     queries_ = arena.take<T>(int64_t{pool_.num_threads} * rows_ * qk_pad_);
     out_ = arena.take<T>(parts * v_pad_);
@@ -138,7 +145,8 @@ class FewQueriesKernel {
   }
 
   void attend(int64_t item, int worker) {
-    const int64_t head = item / splits_, split = item % splits_, b = head / p_.key_heads, h = head % p_.key_heads;
+    const int64_t head = item / splits_, b = head / p_.key_heads, h = head % p_.key_heads;
+    const int64_t split = seen_.tile(b, item % splits_);
     T* queries = queries_ + int64_t{worker} * rows_ * qk_pad_;
     T *out = out_ + item * rows_ * v_pad_, *maximum = maximum_ + item * rows_, *total = total_ + item * rows_;
     T* scores = scores_ + int64_t{worker} * rows_ * kChunk;
@@ -149,7 +157,7 @@ class FewQueriesKernel {
       maximum[r] = -kInfinity<T>;
       total[r] = 0;
     }
-    T factors[kMostRows];
+    T factors[kFewQueries];
     const int32_t* spans = setup_.row_spans(b, 0);
     const int32_t stop = static_cast<int32_t>(smaller((split + 1) * kSplit, p_.num_keys));
     KeyRange ahead = seen(spans, split * kSplit);
@@ -217,7 +225,9 @@ class FewQueriesKernel {
         auto sum = S::set(0);
         for (int x = 0; x < p_.dim_qk; x += kWidth)
           sum = S::fma(S::load(queries + r * qk_pad_ + x), S::load(keys.data + j * keys.stride + x), sum);
-        scores[r * kChunk + j] = S::horizontal_sum(sum);
+        T four[4];
+        S::horizontal_sums(sum, sum, sum, sum, four);
+        scores[r * kChunk + j] = four[0];
       }
   }
 
@@ -268,16 +278,16 @@ class FewQueriesKernel {
   }
 
   void merge(int64_t head) {
-    const int64_t b = head / p_.key_heads, h = head % p_.key_heads;
+    const int64_t b = head / p_.key_heads, h = head % p_.key_heads, splits = seen_.count(b);
     for (int r = 0; r < rows_; ++r) {
       T maximum = -kInfinity<T>;
-      for (int64_t s = 0; s < splits_; ++s) {
+      for (int64_t s = 0; s < splits; ++s) {
         T other = maximum_[(head * splits_ + s) * rows_ + r];
         maximum = other <= maximum ? maximum : other;
       }
       T* sum = out_ + (head * splits_ * rows_ + r) * v_pad_;
       T total = 0;
-      for (int64_t s = 0; s < splits_; ++s) {
+      for (int64_t s = 0; s < splits; ++s) {
         const int64_t part = (head * splits_ + s) * rows_ + r;
         const double octaves = (maximum_[part] - maximum) * (setup_.natural ? kLog2E : 1);
         T factor = total_[part] == 0 ? T(0) : static_cast<T>(__builtin_exp2(octaves));
@@ -296,8 +306,9 @@ class FewQueriesKernel {
   const AttentionForward& p_;
   const Parallel pool_;
   Setup<T> setup_;
+  SeenTiles<T, 0, kSplit> seen_;
   int qk_pad_, v_pad_, rows_;
-  int64_t splits_;
+  int64_t splits_ = 1;  // parts of a key head, of which each has as many as its sequence sees
   T *queries_ = nullptr, *out_ = nullptr, *maximum_ = nullptr, *total_ = nullptr, *scores_ = nullptr,
     *converted_ = nullptr;
 };

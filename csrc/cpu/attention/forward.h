@@ -15,21 +15,19 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
                        kKeys = X::kKeys, kBlocks = kQueries / kRows, kPaddedRows = X::kPaddedRows;
   using Schedule = ForwardSchedule<ForwardKernel, T, T, kQueries, kKeys>;
   friend Schedule;
-  using Schedule::key_tile, Schedule::key_tiles_, Schedule::p_, Schedule::setup_, Schedule::value_tile,
+  using Schedule::for_each_tile, Schedule::key_tile, Schedule::p_, Schedule::setup_, Schedule::value_tile,
       Schedule::worker;
 
  public:
   ForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
-    this->plan();
   }
 
  private:
   struct Worker {
     // maximum and total are [block][kPaddedRows].
     T *rows, *queries, *scores, *out, *maximum, *total, *factor;
-    int32_t* counts;
   };
 
   Worker carve_worker(Arena& arena) const {
@@ -41,7 +39,6 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     w.maximum = arena.take<T>(kBlocks * kPaddedRows);
     w.total = arena.take<T>(kBlocks * kPaddedRows);
     w.factor = arena.take<T>(kPaddedRows);
-    w.counts = arena.take<int32_t>(2 * (int64_t{key_tiles_} + 1));
     return w;
   }
 
@@ -52,7 +49,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     const int32_t start = tile * kKeys, begin = larger(visible.begin, start) - start,
                   end = smaller(visible.end, start + kKeys) - start;
     if (begin >= end) return;
-    T *rows = worker(index).rows, *keys = key_tile(slot, tile), *values = value_tile(slot, tile);
+    T *rows = worker(index).rows, *keys = key_tile(b, slot, tile), *values = value_tile(b, slot, tile);
     for (int j = begin / kPanel * kPanel; j < end; j += kPanel) {
       for (int i = 0; i < kPanel; ++i)
         read_row(p_.dtype, p_.key.at(b, h, start + j + i), in_range(j + i, begin, end) ? p_.dim_qk : 0, T(1),
@@ -84,25 +81,23 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t* spans = setup_.row_spans(b, row);
     const T* bias = setup_.bias_row(b, h);
-    const TileKind* kinds = this->kinds(b, query_tile);
     pack_queries(b, h, row, rows, w);
     std::memset(w.out, 0, sizeof(T) * kQueries * v_pad_);
     for (int i = 0; i < kBlocks * kPaddedRows; ++i) {
       w.maximum[i] = -kInfinity<T>;
       w.total[i] = 0;
     }
-    for (int32_t tile = 0; tile < key_tiles_; ++tile) {
-      if (kinds[tile] == kEmptyTile) continue;
+    for_each_tile(b, row, rows, index, [&](int32_t tile, bool partial) {
       const T* tile_bias = bias ? bias + int64_t{tile} * kKeys : nullptr;
       for (int block = 0; block * kRows < rows; ++block)
         attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, smaller(kRows, rows - block * kRows),
-                     slot, tile, kinds[tile] == kPartialTile, tile_bias);
-    }
+                     b, slot, tile, partial, tile_bias);
+    });
     for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
   }
 
   // A block of rows, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
-  void attend_block(const Worker& w, const int32_t* spans, int block, int rows, int64_t slot, int32_t tile,
+  void attend_block(const Worker& w, const int32_t* spans, int block, int rows, int64_t b, int64_t slot, int32_t tile,
                     bool partial, const T* bias) {
     const int32_t first = tile * kKeys;
     int low = 0, high = kKeys;
@@ -113,7 +108,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
       high = range.end - first;
     }
     const int begin = low / kWidth * kWidth, end = round_up(high, kWidth);
-    const T *queries = w.queries + block * kRows * qk_pad_, *keys = key_tile(slot, tile);
+    const T *queries = w.queries + block * kRows * qk_pad_, *keys = key_tile(b, slot, tile);
     for (int panel = begin / kPanel * kPanel; panel < end; panel += kPanel)
       panel_part<T>(panel, begin, end, [&]<int kV>(int c) __attribute__((always_inline)) {
         score_product<T, kV, kKeys>(queries, column_at(keys, qk_pad_, c), w.scores + c, p_.dim_qk);
@@ -129,7 +124,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     } else {
       softmax_block<T, kKeys, false>(w.scores, begin, end, maximum, total, w.factor);
     }
-    const T* values = value_tile(slot, tile) + low * kPanel;
+    const T* values = value_tile(b, slot, tile) + low * kPanel;
     T* out = w.out + block * kRows * kPanel;
     for (int d = 0; d < p_.dim_v; d += kPanel, values += kKeys * kPanel, out += kQueries * kPanel)
       panel_of_product<T, kKeys, 1>(w.scores + low, values, out, p_.dim_v - d, high - low, ScaleAndAdd<T>{w.factor});
@@ -150,7 +145,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
 template <class T>
 void run_forward_as(const AttentionForward& problem, const Parallel& pool) {
   if (problem.batch * problem.query_heads * problem.num_queries == 0) return;
-  if (FewQueriesKernel<T>::suits(problem)) {
+  if (few_queries(problem)) {
     FewQueriesKernel<T>(problem, pool).run();
   } else {
     ForwardKernel<T>(problem, pool).run();

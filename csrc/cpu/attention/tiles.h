@@ -60,6 +60,14 @@ inline int64_t suited_workers(const AttentionProblem& p, const Parallel& pool) {
   return products < 5e5 ? 1 : pool.num_threads;
 }
 
+// Whether a key head has so few queries that its keys are read once, where they are. A score then sums over dimensions
+// by lanes of a vector and then over lanes, by horizontal_sums alone: one of a query and a key has the same bits in the
+// forward and in the backward, so that weights sum to 1 whatever the size of the scores.
+constexpr int kFewQueries = 16;
+inline bool few_queries(const AttentionProblem& p) {
+  return p.num_queries * (p.query_heads / p.key_heads) <= kFewQueries;
+}
+
 // ---- products
 
 // What a product does with a finished vector of sums: row i and column j of its block, now at `at`.
@@ -151,17 +159,18 @@ template <class T, int kV, int kOutStride, class Finish>
   block.template finish<kOutStride>(c, finish);
 }
 
-// Scores sum over at most this many dimensions at once.
-constexpr int kDeep = 128;
+// Scores sum over all dimensions at once up to so many, and beyond over parts of half as many.
+constexpr int kDeep = 128, kPart = kDeep / 2;
 
 // One register block of scores from interleaved rows and packed columns, both `dim` deep.
 template <class T, int kV, int kOutStride>
 [[gnu::always_inline]] inline void score_product(const T* rows, const T* columns, T* scores, int dim) {
   constexpr int kRows = Tile<T>::kRows;
-  product<T, kV, 1, kRows, kOutStride>(rows, columns, scores, smaller(dim, kDeep), Put());
-  if (dim > kDeep)
-    product<T, kV, 1, kRows, kOutStride>(rows + kDeep * kRows, columns + kDeep * Tile<T>::kPanel, scores, dim - kDeep,
-                                         Add<T>());
+  const int first = dim > kDeep ? kPart : dim;
+  product<T, kV, 1, kRows, kOutStride>(rows, columns, scores, first, Put());
+  for (int d = first; d < dim; d += kPart)
+    product<T, kV, 1, kRows, kOutStride>(rows + d * kRows, columns + d * Tile<T>::kPanel, scores,
+                                         smaller(dim - d, kPart), Add<T>());
 }
 
 // One register block of scores from rows in panels and packed columns, both `dim` deep.
@@ -170,7 +179,7 @@ template <class T, int kV, int kOutStride, class Epilogue>
                                                        int dim, Epilogue epilogue) {
   using V = typename Simd<T>::V;
   constexpr int kPanel = Tile<T>::kPanel;
-  static_assert(kDeep % kPanel == 0);
+  static_assert(kPart % kPanel == 0);
   if (dim <= kDeep) {
     auto finish = [epilogue](V sum, const T*, int i, int j)
                       __attribute__((always_inline)) { return epilogue(sum, i, j); };
@@ -178,9 +187,13 @@ template <class T, int kV, int kOutStride, class Epilogue>
   } else {
     auto finish = [epilogue](V sum, const T* at, int i, int j)
                       __attribute__((always_inline)) { return epilogue(Add<T>()(sum, at, i, j), i, j); };
-    panel_product<T, kV, kOutStride>(rows, row_panel, columns, scores, kDeep, Put());
-    panel_product<T, kV, kOutStride>(rows + kDeep / kPanel * row_panel, row_panel, columns + kDeep * kPanel, scores,
-                                     dim - kDeep, finish);
+    panel_product<T, kV, kOutStride>(rows, row_panel, columns, scores, kPart, Put());
+    int d = kPart;
+    for (; d + kPart < dim; d += kPart)
+      panel_product<T, kV, kOutStride>(rows + d / kPanel * row_panel, row_panel, columns + d * kPanel, scores, kPart,
+                                       Add<T>());
+    panel_product<T, kV, kOutStride>(rows + d / kPanel * row_panel, row_panel, columns + d * kPanel, scores, dim - d,
+                                     finish);
   }
 }
 

@@ -53,18 +53,13 @@ struct Simd<float> {
   static float horizontal_max(V v) { return _mm512_reduce_max_ps(v); }
   static float horizontal_sum(V v) { return _mm512_reduce_add_ps(v); }
   static void horizontal_sums(V a, V b, V c, V d, float* to) {
-    __m256 ab = _mm256_hadd_ps(fold(a), fold(b)), cd = _mm256_hadd_ps(fold(c), fold(d)), all = _mm256_hadd_ps(ab, cd);
+    const __m256 all = fold(quarters(a, b, c, d));
     _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
   }
-  // to[r stride + i] = the sum of v[r][i].
+  // to[r stride + i] = the sum of v[r][i], in the order of the sums of four.
   static void horizontal_sums(const V (&v)[4][4], float* to, int64_t stride) {
     V row[4];
-    for (int r = 0; r < 4; ++r) {
-      V ab = add(_mm512_unpacklo_ps(v[r][0], v[r][1]), _mm512_unpackhi_ps(v[r][0], v[r][1]));
-      V cd = add(_mm512_unpacklo_ps(v[r][2], v[r][3]), _mm512_unpackhi_ps(v[r][2], v[r][3]));
-      // Four parts of each of the four sums.
-      row[r] = add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
-    }
+    for (int r = 0; r < 4; ++r) row[r] = quarters(v[r][0], v[r][1], v[r][2], v[r][3]);
     V low = add(_mm512_shuffle_f32x4(row[0], row[1], 0x44), _mm512_shuffle_f32x4(row[0], row[1], 0xEE));
     V high = add(_mm512_shuffle_f32x4(row[2], row[3], 0x44), _mm512_shuffle_f32x4(row[2], row[3], 0xEE));
     V all = add(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xDD));
@@ -72,6 +67,12 @@ struct Simd<float> {
     _mm_storeu_ps(to + stride, _mm512_extractf32x4_ps(all, 1));
     _mm_storeu_ps(to + 2 * stride, _mm512_extractf32x4_ps(all, 2));
     _mm_storeu_ps(to + 3 * stride, _mm512_extractf32x4_ps(all, 3));
+  }
+  // Four parts of each of the four sums.
+  static V quarters(V a, V b, V c, V d) {
+    const V ab = add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    const V cd = add(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    return add(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xEE));
   }
   static __m256 fold(V v) { return _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)); }
 

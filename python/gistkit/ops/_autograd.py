@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from gistkit.ops._modes import refuse_forward_mode
 
 
 def differentiable(
@@ -15,24 +18,32 @@ def differentiable(
     """Registers the op's gradient and returns a faster function of the same arguments for its Python wrapper.
 
     torch.library walks schema and arguments on every call, some 20 us of Python; a Function of our own does not.
-    Compiled code sees the op. A wrapper may call the op itself where gradients are off.
+    Compiled code sees the op. Tangents of forward-mode differentiation are refused, in inputs and upstream gradients.
 
     Args:
         op: an overload, such as `torch.ops.gistkit.rope.default`.
         backward, setup_context: as `torch.library.register_autograd` takes them.
     """
-    torch.library.register_autograd(op, backward, setup_context=setup_context)
+    name = op._opname
+
+    def checked(ctx: Any, *grads: Any) -> Any:
+        refuse_forward_mode(name, *grads)
+        return backward(ctx, *grads)
+
+    torch.library.register_autograd(op, checked, setup_context=setup_context)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
         output = op(*inputs)
         setup_context(ctx, inputs, output)
         return output
 
-    functions = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    apply = type(f"Recorded_{op._opname}", (torch.autograd.Function,), functions).apply  # type: ignore[attr-defined]
+    functions = {"forward": staticmethod(forward), "backward": staticmethod(checked)}
+    apply = type(f"Recorded_{name}", (torch.autograd.Function,), functions).apply  # type: ignore[attr-defined]
 
     def call(*inputs: Any) -> Any:
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        if forward_ad._current_level >= 0:
+            refuse_forward_mode(name, *inputs)
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return op(*inputs)
         for x in inputs:
             if isinstance(x, Tensor) and x.requires_grad:

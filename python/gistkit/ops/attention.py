@@ -13,6 +13,7 @@ from gistkit.layouts.lists import TileLists, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._modes import autocast, autocast_to_float32
 
 _ATTENTION = torch.ops.gistkit.attention.default
 _ATTENTION_BACKWARD = torch.ops.gistkit.attention_backward.default
@@ -35,10 +36,11 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(query key^T scale + mask) value, where the plan's spans are the mask. Exact; no mask is ever in memory.
 
-    Differentiable once, in query, key, value and key_bias, through the result and through lse. Deterministic: the same
-    bits for any number of threads, and on GPUs of one model (with few queries, how the keys are shared out follows the
-    number of multiprocessors). On a GPU nothing waits: `Plan.to` makes the lists of tiles that are visited, and a plan
-    that was made there gets its lists in its first call.
+    Differentiable once, in query, key, value and key_bias, through the result and through lse; not in forward mode.
+    Under `torch.autocast` float32 and half inputs are cast as scaled_dot_product_attention's are. Deterministic: the
+    same bits for any number of threads, and on GPUs of one model (with few queries, how the keys are shared out follows
+    the number of multiprocessors). On a GPU nothing waits: `Plan.to` makes the lists of tiles that are visited, and a
+    plan that was made there gets its lists in its first call.
 
     Args:
         query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
@@ -61,9 +63,11 @@ def attention(
         TypeError: a dtype is not supported or the dtypes differ.
         ValueError: shapes, devices, head counts or the plan's lengths do not fit, or softcap is not positive.
     """
+    query, key, value = autocast(query, key, value)
     _check_tensors(query, key, value)
     _check_plan(plan, query, key)
     if key_bias is not None:
+        (key_bias,) = autocast_to_float32(key_bias)
         _check_key_bias(key_bias, query, key)
         key_bias = _contiguous_last(key_bias)
     if scale is None:
@@ -77,8 +81,7 @@ def attention(
     spans, tiles = plan.spans, None
     if _by_lists(spans):
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
-    run = _attend if torch.is_grad_enabled() else _ATTENTION
-    out, lse = run(
+    out, lse = _attend(
         _contiguous_last(query),
         _contiguous_last(key),
         _contiguous_last(value),

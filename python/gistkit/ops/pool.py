@@ -9,6 +9,7 @@ from torch import Tensor
 
 import gistkit.ops._library  # noqa: F401
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._modes import autocast
 from gistkit.ops._windows import check_pool
 
 _POOL = torch.ops.gistkit.window_pool.default
@@ -53,7 +54,8 @@ def window_pool(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Means over windows of tokens (AvgPool of GistPool's paper), and with positions the rotation of the pooled keys.
 
-    Differentiable, to any order, in key and value.
+    Differentiable, to any order, in key and value, not in forward mode. Under `torch.autocast` both are cast as
+    scaled_dot_product_attention's are.
 
     Args:
         key: keys [B, H, N, D], or hidden states [B, N, D]; float32, float64, bfloat16 or float16, summed in float32
@@ -79,6 +81,7 @@ def window_pool(
             CPU a window without tokens, and offsets that descend or leave the text.
         TypeError: an unsupported or mismatched dtype.
     """
+    key, value = autocast(key, value)
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)
     hidden = key.dim() == 3
     keys = key[:, None] if hidden else key
@@ -86,8 +89,7 @@ def window_pool(
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
     else:
         values = value[:, None] if hidden else value
-    run = _pool if torch.is_grad_enabled() else _POOL
-    pooled = run(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    pooled = _pool(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]
     elif hidden:

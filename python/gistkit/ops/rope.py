@@ -11,6 +11,7 @@ from torch import Tensor
 import gistkit.ops._library  # noqa: F401
 from gistkit import _gpu
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._modes import autocast, refuse_forward_mode
 
 _ROPE = torch.ops.gistkit.rope.default
 _ROPE_IN_PLACE = torch.ops.gistkit.rope_.default
@@ -34,7 +35,8 @@ def rope(
 
     The angle of frequency f at token n is the sum over axes a of positions[a, b, n] * inv_freq[a, f], formed exactly
     and reduced before rounding, so that large positions lose nothing. Differentiable in query, key, inv_freq and
-    floating positions.
+    floating positions, not in forward mode. Under `torch.autocast` queries and keys are cast as those of
+    scaled_dot_product_attention, but for `inplace`.
 
     Args:
         query: [B, Hq, N, D]; float32, float64, bfloat16 or float16, rotated in float32 (float64) and rounded once.
@@ -55,10 +57,11 @@ def rope(
         ValueError: shapes that do not match, positions on the CPU that are not finite, or inplace with a gradient.
         TypeError: an unsupported or mismatched dtype.
     """
+    if not inplace:
+        query, key = autocast(query, key)
     positions, inv_freq = _check(query, key, positions, inv_freq)
     if not inplace:
-        run = _rotate if torch.is_grad_enabled() else _ROPE
-        return run(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
+        return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
     _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
     _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
     if not torch.compiler.is_compiling():
@@ -170,6 +173,7 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
 
 def _check_inplace(tensors: dict[str, Tensor]) -> None:
     for name, tensor in tensors.items():
+        refuse_forward_mode("rope", tensor)
         if tensor.requires_grad and torch.is_grad_enabled():
             raise ValueError(f"inplace: expected no gradient to be recorded, got {name} that requires grad")
     for name in ("query", "key"):

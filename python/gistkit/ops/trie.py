@@ -1,4 +1,7 @@
-"""Ops of a transformer over the nodes of a trie: mixtures along paths, attention to ancestors, and gelu."""
+"""Ops of a transformer over the nodes of a trie: mixtures along paths, attention to ancestors, and gelu.
+
+They have no half precision: under `torch.autocast` half inputs become float32. No forward-mode differentiation.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from torch import Tensor
 import gistkit.ops._library  # noqa: F401
 from gistkit.layouts.links import Links
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._modes import autocast_to_float32
 
 _MIX = torch.ops.gistkit.trie_mix.default
 _MIX_BACKWARD = torch.ops.gistkit.trie_mix_backward.default
@@ -34,6 +38,7 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tens
     Returns:
         [N, C].
     """
+    weights, table, base = autocast_to_float32(weights, table, base)
     _same_float("trie_mix", weights=weights, table=table, base=base)
     if table.dim() != 3 or base.shape != (table.shape[0], table.shape[2]):
         raise ValueError(
@@ -63,6 +68,7 @@ def ancestor_attention(
     Returns:
         [N, H, D].
     """
+    query, key, value = autocast_to_float32(query, key, value)
     _same_float("ancestor_attention", query=query, key=key, value=value)
     if query.dim() != 3 or key.shape[1:] != query.shape[1:] or value.shape != key.shape:
         shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
@@ -89,6 +95,7 @@ def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
     Returns:
         [N, C].
     """
+    x, bias, scale = autocast_to_float32(x, bias, scale)
     _same_float("bias_gelu", x=x, bias=bias, **({} if scale is None else {"scale": scale}))
     if x.dim() != 2 or bias.shape != x.shape[1:] or (scale is not None and scale.shape != x.shape[:1]):
         shapes = ", ".join(str(list(t.shape)) for t in (x, bias, scale) if t is not None)

@@ -1,0 +1,61 @@
+"""What torch's modes ask of every op: autocast, and forward-mode differentiation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _functorch
+from torch.autograd import forward_ad
+
+
+def autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Under `torch.autocast` the tensors in its dtype, as scaled_dot_product_attention takes them.
+
+    As there, float64 stays, and so does all that is not a floating tensor. The first one says which device's autocast.
+    """
+    device = "cuda" if _on_gpu(tensors[0]) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in tensors)
+
+
+def autocast_to_float32(*tensors: Any) -> tuple[Any, ...]:
+    """Under `torch.autocast` the tensors in float32, for ops that have no half precision; otherwise as they are."""
+    if not torch.is_autocast_enabled("cuda" if _on_gpu(tensors[0]) else "cpu"):
+        return tensors
+    return tuple(x.float() if _is_cast(x) else x for x in tensors)
+
+
+def _on_gpu(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_cuda
+
+
+def _is_cast(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+
+
+def refuse_forward_mode(op: str, *tensors: Any) -> None:
+    """A NotImplementedError if a tensor carries a tangent: kernels know none, and the result's would be zero."""
+    if forward_ad._current_level < 0:
+        return
+    # Code that is being compiled has no tensors to ask.
+    if torch.compiler.is_compiling() or any(isinstance(x, Tensor) and _has_tangent(x) for x in tensors):
+        raise NotImplementedError(
+            f"{op}: forward-mode differentiation (torch.func.jvp, jacfwd, torch.autograd.forward_ad) is not "
+            "implemented: use backward or torch.autograd.grad"
+        )
+
+
+def _has_tangent(x: Tensor) -> bool:
+    # Under several transforms only the innermost one's tangent can be seen: what they wrap counts as having one.
+    if _functorch.is_functorch_wrapped_tensor(x) and (_functorch.is_batchedtensor(x) or _nested()):
+        return True
+    return forward_ad.unpack_dual(x).tangent is not None
+
+
+def _nested() -> bool:
+    level = _functorch.maybe_current_level()
+    return level is not None and level > 1
