@@ -32,8 +32,10 @@ TEXT, GISTS = "text", "memory"
 Reads = Literal["keys", "outputs", "means", "means_of_keys"]
 FLAGS = {
     "offset", "separate", "full_copy", "separate_positions", "memory_sees_memory", "memory_sees_itself",
-    "memory_sees_bos", "context_sees_memory", "train_scorer",
+    "memory_sees_bos", "context_sees_memory", "train_scorer", "soft_prompt",
 }  # fmt: skip
+# What only reading on uses, and no memory.
+READING = {"past", "soft_prompt"}
 
 
 class InPlaceOptions(TypedDict, total=False):
@@ -292,7 +294,9 @@ class InPlace(Compressor):
 def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
     # A memory that was saved before such a setting existed names the same layout.
     return {
-        name: value for name, value in options.items() if name not in ADDED_SETTINGS or value != ADDED_SETTINGS[name]
+        name: value
+        for name, value in options.items()
+        if name not in READING and (name not in ADDED_SETTINGS or value != ADDED_SETTINGS[name])
     }
 
 
