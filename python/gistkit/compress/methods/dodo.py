@@ -86,7 +86,7 @@ class Dodo(InPlace):
         self._settings["threshold"] = threshold
         self.scorer: NuggetScorer | None = None
         if selection == "learned":
-            self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
+            self.scorer = NuggetScorer(self.lm.width).to(self.device, _at_least_float32(self.embed.weight))
             self.scorer.requires_grad_(train_scorer)
 
     @property

@@ -52,9 +52,10 @@ class Compressive(LanguageModel):
     def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         compressor, count = self.compressor, rows.ids.shape[1]
-        inputs = compressor.embed(rows.ids)
-        if compressor.soft_prompt is not None:
-            lead = compressor.soft_prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1)
+        inputs = compressor.lm.embedded(TEXT, rows.ids)
+        prompt: Any = compressor.soft_prompt
+        if prompt is not None:
+            lead = prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1)
             inputs = torch.cat([lead, inputs[:, 1:]], 1)
         with hf.attach(compressor.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
@@ -246,6 +247,7 @@ class HiddenMeanCache(MeanCache):
     def __init__(self, reader: Compressive, kept: LayerInputs, ends: Sequence[int]) -> None:
         self.decoder_layers = [kept.inputs[layer_idx][1:] for layer_idx in sorted(kept.inputs)]
         self._step: LayerInputs | None = None
+        self.inputs: list[Tensor] = []
         # An input is handled as a key without a value.
         inputs = [(states, states[..., :0]) for states in kept.columns]
         super().__init__(reader, [*kept.close(), *inputs], ends)

@@ -153,9 +153,9 @@ class Stream(ABC):
         self._cache.clear(self.ends)
         plan = self._cache.plan(self.ends, compressor.lm.windows)
         cache = self._cache
-        out = compressor.lm.run(
-            self._roles(stays), inputs_embeds=inputs, plan=plan, past_key_values=cache.cache, keep=cache.keeper()
-        )
+        use = self._roles(stays)
+        inputs = compressor.lm.embedded(use, tokens[:, None])
+        out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, past_key_values=cache.cache, keep=cache.keeper())
         self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]
