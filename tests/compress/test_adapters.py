@@ -8,7 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig
 
-from gistkit.compress import ICAE, AvgPool, Compressive, Compressor, Dodo, FiveHundredX, Gist
+from gistkit.compress import ICAE, AvgPool, Compressive, Compressor, Dodo, FiveHundredX, Gist, MixedResolution
 from gistkit.hf import attach
 from tests.helpers.models import tiny_llama
 
@@ -248,15 +248,17 @@ def test_lora_on_embeddings_is_its_merged_table(method, tmp_path):
     assert all(map(torch.equal, again.encode(IDS).tensors, memory.tensors))
 
 
-def test_reading_on_uses_lora_on_embeddings():
+@pytest.mark.parametrize("method", [AvgPool, Dodo])
+def test_reading_on_uses_lora_on_embeddings(method):
     torch.manual_seed(1)
     config = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"])
-    compressor = AvgPool(tiny_llama(), ratio=2, bos_token=1, lora=config)
+    options = {"layer": 1, "selection": "strided", "separate": False} if method is Dodo else {}
+    compressor = method(tiny_llama(), ratio=2, bos_token=1, lora=config, **options)
     with torch.no_grad():
         for name, parameter in compressor.trainable():
             if "lora_" in name:
                 parameter.copy_(0.3 * torch.randn_like(parameter))
-    reader = Compressive(compressor, tau=4, segment=2)
+    reader = (MixedResolution if method is Dodo else Compressive)(compressor, tau=4, segment=2)
     ids = 2 + IDS[:, :12] % 48
     reader(ids)["loss"].backward()
     assert all(p.grad.abs().sum() > 0 for name, p in compressor.trainable() if "lora_embedding" in name)

@@ -118,9 +118,10 @@ class MixedResolution(LanguageModel):
         ids = plan.arrange(F.pad(rows.ids, (0, extra)))
         if bias is not None:
             bias = plan.arrange(F.pad(bias, (0, extra)))[:, None]
+        use = self._roles(plan)
         with hf.attach(compressor.model):
             out = compressor.lm.run(
-                self._roles(plan), inputs_embeds=compressor.embed(ids), plan=plan, key_bias=bias, keep=keep
+                use, inputs_embeds=compressor.lm.embedded(use, ids), plan=plan, key_bias=bias, keep=keep
             )
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
