@@ -162,6 +162,20 @@ def test_gradients_are_those_of_the_dense_form(pool):
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-8, atol=1e-9, msg=name)
 
 
+def test_gradient_checkpointing_makes_the_same_gradients():
+    reader, ids = make(soft_prompt=True), tokens(2, 20)
+    gradients = []
+    for enable in (False, True):
+        if enable:
+            reader.compressor.train().gradient_checkpointing_enable()
+        reader.compressor.zero_grad()
+        reader(ids)["loss"].backward()
+        gradients.append({n: p.grad.clone() for n, p in reader.compressor.trainable() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and "soft_prompt" in gradients[0]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-12, msg=name)
+
+
 def test_states_are_the_tokens_and_means_seen():
     reader = make(tau=6, segment=3)
     mask, _ = seen_by(23, reader)

@@ -274,7 +274,7 @@ def attach(model: Model) -> Iterator[Model]:
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
       [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. In families with
       RoPE its method `enter`, if it has one, gets (layer index, layer, the layer's input [B, N, d], `hf.keep.Rope`)
-      before. Gradient checkpointing calls both again.
+      before. Gradient checkpointing calls `extend` again, and `enter` where it runs a layer's hooks again.
 
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a

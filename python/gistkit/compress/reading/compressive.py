@@ -145,7 +145,8 @@ class HiddenMeans:
 
     def __call__(self, layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's keys and values, and behind them those of the means."""
-        made_key, made_value = self._made.pop(layer_idx)
+        # Kept: checkpointing may run a layer again without the hooks around it.
+        made_key, made_value = self._made[layer_idx]
         return torch.cat([key, made_key], 2), torch.cat([value, made_value], 2)
 
 
