@@ -1,13 +1,14 @@
 """LoRA on for the encoder and off for the decoder, gradient checkpointing, and compressors on disk."""
 
 import copy
+import dataclasses
 import json
 
 import pytest
 import torch
 from peft import LoraConfig
 
-from gistkit.compress import ICAE, Compressor, FiveHundredX
+from gistkit.compress import ICAE, AvgPool, Compressive, Compressor, Dodo, FiveHundredX, Gist, MixedResolution
 from gistkit.hf import attach
 from tests.helpers.models import tiny_llama
 
@@ -200,3 +201,70 @@ def test_odd_settings_files_are_refused(tmp_path):
         path.write_text(json.dumps(odd))
         with pytest.raises(error, match=message):
             Compressor.from_pretrained(tmp_path, copy.deepcopy(model))
+
+
+@pytest.mark.parametrize("method", [ICAE, FiveHundredX, Gist, AvgPool])
+def test_lora_on_embeddings_is_its_merged_table(method, tmp_path):
+    torch.manual_seed(1)
+    maps = ["q_proj", "v_proj", "embed_tokens"]
+    settings = {"chunk": 6, "ratio": 3} if method in METHODS else {"ratio": 3, "bos_token": 1}
+    losses = ("ae", "lm") if method in METHODS else ("lm",)
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=maps)
+    compressor = method(tiny_llama(), lora=config, losses=losses, **settings)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    compressor(IDS, continuation_ids=IDS)["loss"].backward()
+    trained = {name: p for name, p in compressor.trainable() if "lora_embedding" in name}
+    assert len(trained) == 2 and all(p.grad.abs().sum() > 0 for p in trained.values())
+    assert all(p.grad is None for name, p in compressor.named_parameters() if name.endswith("base_layer.weight"))
+    # By hand: the encoder of ICAE has the adapter and its decoder has not; elsewhere the text has it too.
+    memory = compressor.encode(IDS)
+    written = method(
+        tiny_llama(), lora=LoraConfig(r=4, lora_alpha=8, target_modules=maps[:2]), losses=losses, **settings
+    )
+    values = {written.adapters.plain(n) if written.adapters.owns(n) else n: p for n, p in written.named_parameters()}
+    with torch.no_grad():
+        for name, parameter in compressor.named_parameters():
+            plain = compressor.adapters.plain(name) if compressor.adapters.owns(name) else name
+            if plain in values:
+                values[plain].copy_(parameter)
+        table = written.embed.weight
+        before = table.clone()
+        a, b = (next(p for name, p in trained.items() if f"lora_embedding_{x}" in name) for x in "AB")
+        table += 2 * (b @ a).T
+        expected = written.encode(IDS)
+        for ours, theirs in zip(memory.tensors, expected.tensors, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        if method in METHODS:
+            table.copy_(before)
+            expected = dataclasses.replace(expected, fingerprint=written.fingerprint())
+        torch.testing.assert_close(
+            compressor.decode(memory, "lm", IDS), written.decode(expected, "lm", IDS), rtol=1e-4, atol=1e-5
+        )
+    compressor.save_pretrained(tmp_path)
+    again = Compressor.from_pretrained(tmp_path, tiny_llama())
+    assert all(map(torch.equal, again.encode(IDS).tensors, memory.tensors))
+
+
+@pytest.mark.parametrize("method", [AvgPool, Dodo])
+def test_reading_on_uses_lora_on_embeddings(method):
+    torch.manual_seed(1)
+    config = LoraConfig(r=4, target_modules=["q_proj", "embed_tokens"])
+    options = {"layer": 1, "selection": "strided", "separate": False} if method is Dodo else {}
+    compressor = method(tiny_llama(), ratio=2, bos_token=1, lora=config, **options)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    reader = (MixedResolution if method is Dodo else Compressive)(compressor, tau=4, segment=2)
+    ids = 2 + IDS[:, :12] % 48
+    reader(ids)["loss"].backward()
+    assert all(p.grad.abs().sum() > 0 for name, p in compressor.trainable() if "lora_embedding" in name)
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start(ids[:, :7])
+    for at in range(7, 12):
+        torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"lora: expected plain LoRA on linear maps, .* got Embedding"):
+        Dodo(tiny_llama(), layer=1, bos_token=1, lora=config)

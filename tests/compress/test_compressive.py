@@ -1,5 +1,6 @@
 """The Compressive Transformer's means as keys of a language model, against the dense form."""
 
+import json
 from unittest import mock
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from gistkit import hf
-from gistkit.compress import AvgPool, Compressive, Dodo
+from gistkit.compress import AvgPool, Compressive, Compressor, Dodo
 from tests.helpers.in_place_oracle import rotate, unsettle
 from tests.helpers.models import eager, tiny, tiny_llama
 from tests.helpers.streams import read_on
@@ -15,11 +16,13 @@ from tests.helpers.streams import read_on
 BOS = 1
 
 
-def make(model=None, tau=6, segment=6, ratio=3, lora=2):
+POOLS = pytest.mark.parametrize("pool", ["hidden", "kv"])
+
+
+def make(model=None, tau=6, segment=6, ratio=3, lora=2, pool="hidden", **options):
     model = tiny_llama() if model is None else model
-    return Compressive(
-        unsettle(AvgPool(model, ratio=ratio, bos_token=BOS, lora=lora).double()), tau=tau, segment=segment
-    )
+    compressor = AvgPool(model, ratio=ratio, pool=pool, bos_token=BOS, lora=lora, **options)
+    return Compressive(unsettle(compressor.double()), tau=tau, segment=segment)
 
 
 def tokens(*shape):
@@ -49,10 +52,21 @@ def dense(reader, ids):
     places = list(range(count))
     middle = [sum(window) / len(window) for window in windows]
     plain = modeling_llama.eager_attention_forward
+    entered = {}
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, args: entered.update({layer.self_attn: (layer, args[0])}))
+        for layer in model.get_decoder().layers
+    ]
 
     def attend(module, query, key, value, attention_mask, **kwargs):
-        turned = rotate(key, [-place for place in places], inv_freq)
-        means = [torch.stack([x[:, :, w].mean(2) for w in windows], 2) for x in (turned, value)]
+        if reader.compressor.pool == "hidden":
+            layer, states = entered[module]
+            mean = layer.input_layernorm(torch.stack([states[:, w].mean(1) for w in windows], 1))
+            projected = (module.k_proj(mean), module.v_proj(mean))
+            means = [x.unflatten(2, (-1, module.head_dim)).transpose(1, 2) for x in projected]
+        else:
+            turned = rotate(key, [-place for place in places], inv_freq)
+            means = [torch.stack([x[:, :, w].mean(2) for w in windows], 2) for x in (turned, value)]
         keys = torch.cat([key, rotate(means[0], middle, inv_freq)], 2)
         return plain(module, query, keys, torch.cat([value, means[1]], 2), attention_mask, **kwargs)
 
@@ -63,25 +77,78 @@ def dense(reader, ids):
         reader.compressor.adapters._set([reader.compressor.adapters.names["text"]])
         with eager(model):
             return model.get_decoder()(
-                inputs_embeds=reader.compressor.embed(torch.tensor([ids])), attention_mask=added[None, None],
+                inputs_embeds=led(reader, torch.tensor([ids])), attention_mask=added[None, None],
                 position_ids=torch.tensor([places]), use_cache=False,
             ).last_hidden_state[0]  # fmt: skip
     finally:
         reader.compressor.adapters._set([])
         patch.undo()
+        for hook in hooks:
+            hook.remove()
+
+
+def led(reader, ids):
+    """Embeddings of ids [1, N] with the soft prompt, if there is one, in BOS's place."""
+    embeddings = reader.compressor.embed(ids)
+    prompt = reader.compressor.soft_prompt
+    return embeddings if prompt is None else torch.cat([prompt[None], embeddings[:, 1:]], 1)
 
 
 @pytest.mark.parametrize(
     ("tau", "segment", "ratio"), [(6, 6, 3), (6, 3, 3), (8, 4, 2), (5, 5, 5), (4, 2, 1), (64, 32, 4)]
 )
-def test_one_pass_equals_the_dense_form(tau, segment, ratio):
-    reader = make(tau=tau, segment=segment, ratio=ratio)
+@POOLS
+def test_one_pass_equals_the_dense_form(pool, tau, segment, ratio):
+    reader = make(tau=tau, segment=segment, ratio=ratio, pool=pool)
     ids = [BOS, *tokens(22).tolist()]
     torch.testing.assert_close(reader.hidden(reader.rows([ids]))[0], dense(reader, ids), rtol=1e-9, atol=1e-9)
 
 
-def test_gradients_are_those_of_the_dense_form():
-    reader = make()
+@POOLS
+def test_a_soft_prompt_leads(pool):
+    reader, ids = make(pool=pool, soft_prompt=True), [BOS, *tokens(22).tolist()]
+    prompt = reader.compressor.soft_prompt
+    with torch.no_grad():
+        prompt += torch.randn_like(prompt)
+    hidden = reader.hidden(reader.rows([ids]))[0]
+    torch.testing.assert_close(hidden, dense(reader, ids), rtol=1e-9, atol=1e-9)
+    for _ in read_on(reader, tokens(2, 20), (9, 4)):
+        pass
+    assert "soft_prompt" in dict(reader.compressor.trainable())
+    fresh = make(pool=pool, soft_prompt=True).compressor
+    torch.testing.assert_close(fresh.soft_prompt, fresh.embed(torch.tensor([BOS])))
+    assert make().compressor.soft_prompt is None
+
+
+def test_what_is_pooled_is_what_was_asked_for():
+    ids = tokens(2, 30)
+    model = tiny_llama()
+    losses = {}
+    for pool, past in (("hidden", None), ("kv", None), ("hidden", "kv"), ("kv", "hidden")):
+        compressor = AvgPool(model, ratio=3, pool=pool, past=past, bos_token=BOS)
+        losses[pool, past] = Compressive(compressor, tau=6, segment=6)(ids)["loss"].item()
+    assert losses["hidden", None] != losses["kv", None]
+    assert losses["hidden", "kv"] == losses["kv", None] and losses["kv", "hidden"] == losses["hidden", None]
+
+
+def test_a_folder_of_before_is_read_with_the_means_that_it_was_made_with(tmp_path):
+    reader, ids = make(), tokens(1, 20)
+    reader.compressor.save_pretrained(tmp_path)
+    again = Compressor.from_pretrained(tmp_path, tiny_llama())
+    assert again.past == "hidden"
+    saved = json.loads((tmp_path / "compressor.json").read_text())
+    del saved["settings"]["past"], saved["settings"]["soft_prompt"]
+    (tmp_path / "compressor.json").write_text(json.dumps(saved))
+    before = Compressor.from_pretrained(tmp_path, tiny_llama())
+    assert (before.pool, before.past, before.soft_prompt) == ("hidden", "kv", None)
+    # What it has compressed stays readable.
+    assert before.source == again.source == AvgPool(tiny_llama(), ratio=3, bos_token=BOS, soft_prompt=True).source
+    assert before.encode(ids).num_tokens
+
+
+@POOLS
+def test_gradients_are_those_of_the_dense_form(pool):
+    reader = make(pool=pool, soft_prompt=True)
     ids = [BOS, *tokens(22).tolist()]
     weight = torch.randn(23, 48, dtype=torch.float64)
     gradients = []
@@ -93,6 +160,20 @@ def test_gradients_are_those_of_the_dense_form():
     assert len(gradients[0]) > 4
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-8, atol=1e-9, msg=name)
+
+
+def test_gradient_checkpointing_makes_the_same_gradients():
+    reader, ids = make(soft_prompt=True), tokens(2, 20)
+    gradients = []
+    for enable in (False, True):
+        if enable:
+            reader.compressor.train().gradient_checkpointing_enable()
+        reader.compressor.zero_grad()
+        reader(ids)["loss"].backward()
+        gradients.append({n: p.grad.clone() for n, p in reader.compressor.trainable() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys() and "soft_prompt" in gradients[0]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-9, atol=1e-12, msg=name)
 
 
 def test_states_are_the_tokens_and_means_seen():
@@ -140,15 +221,16 @@ def test_a_sliding_window_leaves_what_ends_in_it(family):
 
 
 def test_the_model_is_searched_for_its_frequencies_once_a_pass(monkeypatch):
-    reader = make()
+    reader = make(pool="kv")
     counted = mock.Mock(side_effect=hf.frequencies)
     monkeypatch.setattr(hf, "frequencies", counted)
     reader.hidden(reader.rows(tokens(1, 16)))
     assert counted.call_count == 1
 
 
-def test_at_one_token_a_mean_nothing_is_lost():
-    reader = make(tau=4, segment=2, ratio=1)
+@POOLS
+def test_at_one_token_a_mean_nothing_is_lost(pool):
+    reader = make(tau=4, segment=2, ratio=1, pool=pool)
     ids = tokens(1, 15)
     whole = reader.compressor.with_bos(reader.compressor.contexts(ids))
     model = reader.compressor.model
@@ -159,17 +241,19 @@ def test_at_one_token_a_mean_nothing_is_lost():
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
 @pytest.mark.parametrize(("tau", "segment", "ratio"), [(6, 6, 3), (6, 3, 3), (4, 2, 1), (8, 4, 4), (64, 32, 4)])
-def test_reading_token_by_token_equals_one_pass(family, tau, segment, ratio):
-    reader = make(tiny(family), tau=tau, segment=segment, ratio=ratio)
+@POOLS
+def test_reading_token_by_token_equals_one_pass(pool, family, tau, segment, ratio):
+    reader = make(tiny(family), tau=tau, segment=segment, ratio=ratio, pool=pool)
     for stream, seen in read_on(reader, tokens(3, 33), (13, 5, 1)):
         # The cache holds what the token saw, but for what a sliding window leaves.
         assert reader.compressor.lm.windows or list(stream.states) == seen
 
 
-def test_a_pass_of_another_length_does_not_change_the_means():
+@POOLS
+def test_a_pass_of_another_length_does_not_change_the_means(pool):
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 24, "factor": 4.0}
     rope |= {"short_factor": [1.0] * 6, "long_factor": [3.0] * 6}
-    reader = make(tiny_llama(rope_parameters=rope, max_position_embeddings=96))
+    reader = make(tiny_llama(rope_parameters=rope, max_position_embeddings=96), pool=pool)
     ids = tokens(1, 60)
     wanted = reader.hidden(reader.rows(ids))
     stream = reader.start(ids[:, :40])

@@ -114,7 +114,7 @@ class Compressor(nn.Module, ABC):
         self.joint_head = bool(joint_head)
         self.compression_head: CompressionHead | JointHead | None = None
         if "compression" in loss_weights:
-            width, offsets = self.embed.embedding_dim, -(-self.chunk // self.memory_tokens)
+            width, offsets = self.lm.width, -(-self.chunk // self.memory_tokens)
             head = JointHead(width, offsets, self.vocabulary) if joint_head else CompressionHead(width, offsets)
             self.compression_head = head.to(self.device)
 
@@ -279,7 +279,8 @@ class Compressor(nn.Module, ABC):
         check_rows("input_ids", rows, memory.batch_size)
         remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
         plan = self.reading_plan(memory, task, (remainder, rows))
-        inputs = torch.cat([self.task_embedding(task, memory), self.embed(remainder.ids), self.embed(rows.ids)], 1)
+        texts = [self.lm.embedded(self.reader, part.ids) for part in (remainder, rows)]
+        inputs = torch.cat([self.task_embedding(task, memory), *texts], 1)
         tokens, skip = inputs.shape[1], 0
         if memory.embeddings is not None:
             skip = memory.num_tokens
@@ -337,7 +338,7 @@ class Compressor(nn.Module, ABC):
         """Refuses a memory of another method, shape or model, or on another device."""
         if memory.source != self.source:
             raise ValueError(f"memory: expected one made with {self.source}, got one made with {memory.source}")
-        memory.check_shapes(self.config.num_hidden_layers, self.lm.head_shape, self.embed.embedding_dim)
+        memory.check_shapes(self.config.num_hidden_layers, self.lm.head_shape, self.lm.width)
         if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
             raise ValueError(
                 f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "

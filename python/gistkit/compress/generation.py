@@ -154,7 +154,9 @@ def _hidden(
     new_tokens = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
     plan = compressor.reading_plan(memory, task, (remainder, prompt, new_tokens), "max_new_tokens")
     lead = compressor.task_embedding(task, memory)
-    inputs = torch.cat([lead, compressor.lm.embed(remainder.ids), compressor.lm.embed(prompt.ids)], 1)
+    inputs = torch.cat(
+        [lead, *(compressor.lm.embedded(compressor.reader, part.ids) for part in (remainder, prompt))], 1
+    )
     # A row's last token is the prompt's, or that of the remainder, or what precedes it: the task token, or the memory.
     last = [
         remainder.ids.shape[1] + length if length else previous
@@ -179,7 +181,8 @@ def _hidden(
     for row in range(rows, plan.num_queries):
         step = plan.rows(row, row + 1, num_keys=keys + row + 1)
         # Rows that have ended are fed any token.
-        new = compressor.lm.embed(answer[-1].clamp(0, compressor.lm.vocabulary - 1)[:, None])
+        fed = answer[-1].clamp(0, compressor.lm.vocabulary - 1)[:, None]
+        new = compressor.lm.embedded(compressor.reader, fed)
         out = compressor.lm.run(compressor.reader, inputs_embeds=new, plan=step, past_key_values=cache)
         yield out.last_hidden_state[:, 0]
 

@@ -67,6 +67,11 @@ class SharedModel:
         return cast(Any, self.model).get_input_embeddings()
 
     @property
+    def width(self) -> int:
+        """Size d of an input embedding."""
+        return int(self.embed.weight.shape[1])
+
+    @property
     def head(self) -> nn.Linear:
         """The model's output embedding, weight [V, d]."""
         return cast(Any, self.model).get_output_embeddings()
@@ -149,6 +154,11 @@ class SharedModel:
         """
         with self.using(use):
             return self.decoder(use_cache="past_key_values" in inputs, **inputs)
+
+    def embedded(self, use: Use, ids: Tensor) -> Tensor:
+        """Input embeddings [B, N, d] of ids with the adapters of `use`, as in `run`: LoRA may be on embeddings."""
+        with nullcontext() if self.adapters is None else self.adapters.using(use):
+            return cast(Tensor, self.embed(ids))
 
     def gradient_checkpointing_enable(self) -> None:
         """Keeps only each layer's inputs for the backward pass, which computes everything else again."""

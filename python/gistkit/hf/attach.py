@@ -272,8 +272,9 @@ def attach(model: Model) -> Iterator[Model]:
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too.
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
-      [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. Gradient
-      checkpointing calls it again.
+      [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. In families with
+      RoPE its method `enter`, if it has one, gets (layer index, layer, the layer's input [B, N, d], `hf.keep.Rope`)
+      before. Gradient checkpointing calls `extend` again, and `enter` where it runs a layer's hooks again.
 
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
@@ -303,6 +304,8 @@ def attach(model: Model) -> Iterator[Model]:
         for module, layer in zip(attentions, parts_of(decoder).layers, strict=False):
             # Before other hooks: one that shards weights again must not come first.
             hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
+            undo.callback(hook.remove)
+            hook = layer.register_forward_pre_hook(_enter(cast(int, module.layer_idx)), with_kwargs=True)
             undo.callback(hook.remove)
         yield model
 
@@ -375,6 +378,18 @@ def _check_and_place(
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
+
+
+def _enter(layer_idx: int) -> Callable[..., None]:
+    """A hook on a decoder layer that gives `extend` its input."""
+
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        enter = getattr(kwargs.get("extend"), "enter", None)
+        if enter is not None:
+            before = args[0] if args else kwargs["hidden_states"]
+            enter(layer_idx, layer, before, kwargs["position_embeddings"])
+
+    return hook
 
 
 def _leave(layer_idx: int) -> Callable[..., None]:

@@ -94,7 +94,7 @@ class Dodo(InPlace):
         self._settings |= {"threshold": threshold, "scorer_norm": scorer_norm}
         self.scorer: NuggetScorer | None = None
         if selection == "learned":
-            self.scorer = NuggetScorer(self.embed.embedding_dim).to(self.device, _at_least_float32(self.embed.weight))
+            self.scorer = NuggetScorer(self.lm.width).to(self.device, _at_least_float32(self.embed.weight))
             self.scorer.requires_grad_(train_scorer)
 
     @property
@@ -197,7 +197,8 @@ class Dodo(InPlace):
         plan = self.lm.causal_plan(input_rows.ids.shape[1]) if plan is None else plan
         index = F.pad(nuggets.index, (1, 0))
         keep = hf.KeptKeys(index)
-        out = self.lm.run(self._encoder, inputs_embeds=self.embed(input_rows.ids), plan=plan, keep=keep)
+        inputs = self.lm.embedded(self._encoder, input_rows.ids)
+        out = self.lm.run(self._encoder, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state.take_along_dim(index[..., None], 1)
         last = torch.tensor(input_rows.lengths, device=index.device)[:, None] - 1
         bias = None

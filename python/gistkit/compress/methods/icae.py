@@ -114,11 +114,11 @@ class ChunkCompressor(Compressor):
         )
         self.lm.check_positions("input_ids", batch.last)
         columns = rows.ids.shape[1]
-        embedded = self.embed(rows.ids)
+        use = ENCODER if self.adapters is not None else None
+        embedded = self.lm.embedded(use, rows.ids)
         slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
         inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
-        use = ENCODER if self.adapters is not None else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
         hidden_states = out.last_hidden_state[:, columns:]
         memory = Memory(

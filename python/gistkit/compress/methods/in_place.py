@@ -32,8 +32,10 @@ TEXT, GISTS = "text", "memory"
 Reads = Literal["keys", "outputs", "means", "means_of_keys"]
 FLAGS = {
     "offset", "separate", "full_copy", "separate_positions", "memory_sees_memory", "memory_sees_itself",
-    "memory_sees_bos", "context_sees_memory", "train_scorer",
+    "memory_sees_bos", "context_sees_memory", "train_scorer", "soft_prompt",
 }  # fmt: skip
+# What only reading on uses, and no memory.
+READING = {"past", "soft_prompt"}
 
 
 class InPlaceOptions(TypedDict, total=False):
@@ -195,7 +197,7 @@ class InPlace(Compressor):
         input_rows = self._input_rows(self.with_bos(rows))
         batch = self.pass_over(input_rows)
         self.lm.check_positions("input_ids", max(batch.starts) - 1)
-        inputs = self.embed(input_rows.ids)
+        inputs = self.lm.embedded(self._roles_of(batch), input_rows.ids)
         if self.memory_embeddings is not None:
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
@@ -294,7 +296,9 @@ class InPlace(Compressor):
 def _of_layout(options: Mapping[str, Any]) -> dict[str, Any]:
     # A memory that was saved before such a setting existed names the same layout.
     return {
-        name: value for name, value in options.items() if name not in ADDED_SETTINGS or value != ADDED_SETTINGS[name]
+        name: value
+        for name, value in options.items()
+        if name not in READING and (name not in ADDED_SETTINGS or value != ADDED_SETTINGS[name])
     }
 
 

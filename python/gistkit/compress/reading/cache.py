@@ -112,7 +112,15 @@ class StreamCache:
             ]
             for row, first in enumerate(firsts)
         ]
-        return self.cache.held, stay
+        return self._held(), stay
+
+    def keeper(self) -> hf.Keeper | None:
+        """Collects what the cache keeps of a new token besides its keys and values; None: nothing."""
+        return None
+
+    def _held(self) -> Layers:
+        """What each column holds."""
+        return self.cache.held
 
     def _put(self, layers: Layers) -> None:
         self.cache = hf.memory_cache(layers, 0, capacity=self.room)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gistkit import hf, ops
 from gistkit._checks import padded
@@ -18,19 +18,21 @@ from gistkit.compress.model import Use
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
-from gistkit.hf.keep import Layers
+from gistkit.hf.keep import Layers, Rope
 from gistkit.layouts import Plan
 
 
 class Compressive(LanguageModel):
     """The Compressive Transformer (Rae et al.) as Dodo is compared with it: mean pooling of evenly cut text.
 
-    A token sees BOS, the last `tau` tokens, itself included, and means over every `ratio` tokens before those: means of
-    values, and of keys before rotation, at the mean of their position ids. (Dodo, Section 5.1. For a context that is
-    known as a whole, this is `AvgPool`.)
+    A token sees BOS, the last `tau` tokens, itself included, and means over every `ratio` tokens before those, at the
+    mean of their position ids. As in the paper the means of layer l are those of the hidden states that enter it, with
+    its norm and projections; with `past` "kv" they are those of values, and of keys before rotation. A soft prompt in
+    BOS's place leads the text if the compressor has one, as the paper's does. (Dodo, Section 5 and Appendix B.3. For a
+    context that is known as a whole, this is `AvgPool`.)
 
     Args:
-        compressor: an AvgPool; its model, its ratio and the adapter "text" are used.
+        compressor: an AvgPool; its model, ratio, `past`, `soft_prompt` and the adapter "text" are used.
         tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token lies between the means and
             the recent tokens.
     """
@@ -50,7 +52,11 @@ class Compressive(LanguageModel):
     def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         compressor, count = self.compressor, rows.ids.shape[1]
-        inputs = compressor.embed(rows.ids)
+        inputs = compressor.lm.embedded(TEXT, rows.ids)
+        prompt: Any = compressor.soft_prompt
+        if prompt is not None:
+            lead = prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1)
+            inputs = torch.cat([lead, inputs[:, 1:]], 1)
         with hf.attach(compressor.model):
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
             out = compressor.lm.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), keep=keep, extend=extend)
@@ -104,6 +110,8 @@ class Compressive(LanguageModel):
         position_ids = torch.arange(count, device=compressor.device)
         # The mean of consecutive position ids.
         middle = (windows[:-1] + windows[1:] - 1).double() / 2
+        if compressor.past == "hidden":
+            return HiddenMeans(windows, middle)
         frequencies: list[Tensor] = []
 
         def extend(layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,6 +124,30 @@ class Compressive(LanguageModel):
             return torch.cat([key, means[0]], 2), torch.cat([value, means[1]], 2)
 
         return extend
+
+
+class HiddenMeans:
+    """Appends the projected means of windows of a layer's input to the layer's keys and values; see `attach`.
+
+    Args:
+        windows: int64 [W + 1], where windows begin, and where the last one ends.
+        middle: float64 [W], their position ids.
+    """
+
+    def __init__(self, windows: Tensor, middle: Tensor) -> None:
+        self.windows, self.middle = windows, middle
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def enter(self, layer_idx: int, layer: nn.Module, before: Tensor, rope: Rope) -> None:
+        """Makes the means' keys and values of a layer from its input [B, N, d]."""
+        means = ops.window_pool(before, windows=self.windows)
+        self._made[layer_idx] = hf.project_keys(layer, means, self.middle, *rope[1:])
+
+    def __call__(self, layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer's keys and values, and behind them those of the means."""
+        # Kept: checkpointing may run a layer again without the hooks around it.
+        made_key, made_value = self._made[layer_idx]
+        return torch.cat([key, made_key], 2), torch.cat([value, made_value], 2)
 
 
 class MeanCache(StreamCache):
@@ -164,7 +196,6 @@ class MeanCache(StreamCache):
     ) -> Layers:
         """Layers with the means of windows, given as positions, of the tokens in `columns` appended."""
         device = layers[0][0].device
-        position_ids = padded([[position for window in row for position in window] for row in windows], device=device)
         offsets = [list(accumulate(map(len, row), initial=0)) for row in windows]
         most = max(map(len, offsets))
         bounds = torch.tensor([row + row[-1:] * (most - len(row)) for row in offsets], device=device)
@@ -173,7 +204,11 @@ class MeanCache(StreamCache):
         for row, row_windows in enumerate(windows):
             centres = [(window[0] + window[-1]) / 2 for window in row_windows]
             middle[row, : len(row_windows)] = torch.tensor(centres, dtype=torch.float64)
-        index = padded(columns, device=device)[:, None, :, None]
+        position_ids = padded([[position for window in row for position in window] for row in windows], device=device)
+        return self._append(layers, padded(columns, device=device)[:, None, :, None], position_ids, bounds, middle)
+
+    def _append(self, layers: Layers, index: Tensor, position_ids: Tensor, bounds: Tensor, middle: Tensor) -> Layers:
+        """Layers with the means over `bounds` of the columns `index`, at position ids `middle`, appended."""
         extended = []
         for (key, value), inv_freq in zip(layers, self.frequencies, strict=True):
             unrotated = ops.rerotate(key.take_along_dim(index, 2), -position_ids, inv_freq)
@@ -183,12 +218,91 @@ class MeanCache(StreamCache):
         return extended
 
 
+class LayerInputs(hf.KeptKeys):
+    """Keeps each layer's input [B, N, d], module and RoPE beside some rows of its keys and values."""
+
+    def __init__(self, rows: slice) -> None:
+        super().__init__(rows)
+        self.inputs: dict[int, tuple[Tensor, nn.Module, Rope]] = {}
+
+    def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
+        """Keeps the layer's input."""
+        positions, inv_freq, scaling = rope
+        self.inputs[layer_idx] = before, layer, (positions, inv_freq.clone(), scaling)
+
+    @property
+    def columns(self) -> list[Tensor]:
+        """The inputs of all layers in order, [B, 1, N, d], as a cache holds keys."""
+        return [self.inputs[layer_idx][0][:, None] for layer_idx in sorted(self.inputs)]
+
+
+class HiddenMeanCache(MeanCache):
+    """A `MeanCache` whose means are of hidden states: it holds the inputs of all layers for tokens without a mean.
+
+    Args:
+        reader: as in `MeanCache`.
+        kept: of the first pass, with all keys and values.
+        ends: as in `MeanCache`.
+    """
+
+    def __init__(self, reader: Compressive, kept: LayerInputs, ends: Sequence[int]) -> None:
+        self.decoder_layers = [kept.inputs[layer_idx][1:] for layer_idx in sorted(kept.inputs)]
+        self._step: LayerInputs | None = None
+        self.inputs: list[Tensor] = []
+        # An input is handled as a key without a value.
+        inputs = [(states, states[..., :0]) for states in kept.columns]
+        super().__init__(reader, [*kept.close(), *inputs], ends)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the cached keys, values and hidden states, padding included."""
+        return super().nbytes + sum(states.nbytes for states in self.inputs)
+
+    def keeper(self) -> hf.Keeper:
+        """Collects the inputs of the layers at a new token."""
+        self._step = LayerInputs(slice(0, 0))
+        return self._step
+
+    def add(self, positions: Sequence[int], stay: Sequence[bool]) -> None:
+        """Records that the tokens of the plan were read, and their inputs."""
+        super().add(positions, stay)
+        if self._step is not None:
+            new = self._step.columns
+            self.inputs = [torch.cat(pair, 2) for pair in zip(self.inputs, new, strict=True)]
+            self._step = None
+
+    def _held(self) -> Layers:
+        return [*super()._held(), *((states, states[..., :0]) for states in self.inputs)]
+
+    def _put(self, layers: Layers) -> None:
+        count = len(self.decoder_layers)
+        super()._put(layers[:count])
+        self.inputs = [states for states, _ in layers[count:]]
+
+    def _append(self, layers: Layers, index: Tensor, position_ids: Tensor, bounds: Tensor, middle: Tensor) -> Layers:
+        count = len(self.decoder_layers)
+        extended, inputs = [], []
+        with self.reader.compressor.using(TEXT):
+            for (key, value), (states, nothing), (layer, rope) in zip(
+                layers[:count], layers[count:], self.decoder_layers, strict=True
+            ):
+                means = ops.window_pool(states[:, 0].take_along_dim(index[:, 0], 1), windows=bounds)
+                made_key, made_value = hf.project_keys(layer, means, middle, *rope[1:])
+                extended.append((torch.cat([key, made_key], 2), torch.cat([value, made_value], 2)))
+                # A mean is never pooled again.
+                inputs.append((torch.cat([states, means[:, None]], 2), nothing))
+        return [*extended, *inputs]
+
+
 class MeanStream(Stream):
     """The stream of a `Compressive`, whose cache holds about n / ratio + tau of n tokens after the first pass."""
 
     reader: Compressive
 
     def _first_pass(self, rows: Rows) -> tuple[Tensor, StreamCache]:
+        if self.reader.compressor.past == "hidden":
+            kept = LayerInputs(slice(None))
+            return self.reader.hidden(rows, keep=kept), HiddenMeanCache(self.reader, kept, self.ends)
         keep = hf.KeptKeys(slice(None))
         hidden_states = self.reader.hidden(rows, keep=keep)
         return hidden_states, MeanCache(self.reader, keep.close(), self.ends)

@@ -152,7 +152,10 @@ class Stream(ABC):
         stays = self._stays(tokens, inputs)
         self._cache.clear(self.ends)
         plan = self._cache.plan(self.ends, compressor.lm.windows)
-        out = compressor.lm.run(self._roles(stays), inputs_embeds=inputs, plan=plan, past_key_values=self._cache.cache)
+        cache = self._cache
+        use = self._roles(stays)
+        inputs = compressor.lm.embedded(use, tokens[:, None])
+        out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, past_key_values=cache.cache, keep=cache.keeper())
         self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]

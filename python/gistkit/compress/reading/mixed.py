@@ -121,8 +121,9 @@ class MixedResolution(LanguageModel):
         if scores is not None and scores.requires_grad:
             bias = plan.arrange(F.pad(straight_through(scores), (0, extra)))
             reading = self._with_bias(plan, bias)
+        use = self._roles(plan)
         with hf.attach(compressor.model):
-            out = compressor.lm.run(self._roles(plan), inputs_embeds=compressor.embed(ids), keep=keep, **reading)
+            out = compressor.lm.run(use, inputs_embeds=compressor.lm.embedded(use, ids), keep=keep, **reading)
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 
     def _with_bias(self, plan: Plan, bias: Tensor) -> dict[str, Any]:
