@@ -93,6 +93,69 @@ def test_joined_documents_equal_chunks_of_one_context(method, scheme):
         compressor.join([])
 
 
+LENGTH_DEPENDENT = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4.0] * 6, "factor": 4.0},
+}
+
+
+def of_rope(rope):
+    parameters = LENGTH_DEPENDENT[rope] | {"rope_theta": 1e4, "original_max_position_embeddings": 64}
+    return FiveHundredX(
+        tiny_llama(max_position_embeddings=64, rope_parameters=parameters), chunk=16, ratio=4, lora=None
+    )
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_joining_does_not_depend_on_what_was_encoded_before(rope, tmp_path):
+    compressor = of_rope(rope)
+    ids = torch.randint(0, 50, (1, 200), generator=torch.Generator().manual_seed(3))
+    whole = encode(compressor, ids[:, :32])
+    encode(compressor, ids[:, :4])
+    parts = [encode(compressor, ids[:, :16]), encode(compressor, ids[:, 16:32])]
+    parts[1].save(tmp_path / "second.gist")
+    # A longer text changes the frequencies of the model.
+    encode(compressor, ids)
+    for second in (parts[1], Memory.load(tmp_path / "second.gist"), Memory.stack([parts[1], parts[1]])[1]):
+        joined = compressor.join([parts[0], second])
+        for a, b in zip(joined.tensors, whole.tensors, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_gradients_survive_the_frequencies_of_the_next_pass(rope):
+    compressor = of_rope(rope)
+    ids = torch.randint(0, 50, (1, 80), generator=torch.Generator().manual_seed(3))
+    compressor(ids, continuation_ids=ids[:, :5])["loss"].backward()
+    assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
+
+
+def turned(keys, positions, frequencies):
+    """Keys [B, H, K, D] rotated to positions [K], written out."""
+    angles = positions[:, None].double() * frequencies.double()
+    first, second = keys.double().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_documents_of_different_frequencies_get_those_of_the_longest(rope):
+    compressor = of_rope(rope)
+    ids = torch.randint(0, 50, (1, 200), generator=torch.Generator().manual_seed(3))
+    short, long = encode(compressor, ids[:, :32]), encode(compressor, ids)
+    assert not torch.equal(short.frequencies[0], long.frequencies[0])
+    for parts, at in (([short, long], 0), ([long, short], long.num_tokens)):
+        joined = compressor.join(parts)
+        assert all(map(torch.equal, joined.frequencies, long.frequencies))
+        moved = short.positions[0] + (0 if at == 0 else long.context_lengths[0])
+        for layer, (keys, _) in enumerate(joined.layers):
+            plain = turned(short.layers[layer][0], -short.positions[0], short.frequencies[layer][0])
+            expected = turned(plain, moved, long.frequencies[layer][0])
+            torch.testing.assert_close(keys[:, :, at : at + short.num_tokens], expected, rtol=1e-6, atol=1e-6)
+        alone = compressor.join([compressor.join(parts[:1]), parts[1]])
+        assert all(map(torch.equal, joined.tensors, alone.tensors))
+
+
 def test_bytes_against_the_full_cache():
     compressor = build(FiveHundredX)
     memory = encode(compressor, CONTEXTS)

@@ -404,7 +404,11 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
 def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
     """Passes position ids and frequencies on: the fused op computes the angles itself."""
     prefix = "" if layer_type is None else f"{layer_type}_"
-    return position_ids, getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
+    inv_freq = getattr(self, f"{prefix}inv_freq")
+    if "longrope" in (self.rope_type, *(self.rope_type.values() if isinstance(self.rope_type, dict) else ())):
+        # The next pass writes its own frequencies into the buffer, which the backward pass of this one still needs.
+        inv_freq = inv_freq.clone()
+    return position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling")
 
 
 @lru_cache
