@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -321,3 +322,36 @@ def test_a_weight_that_another_takes_the_place_of_counts():
     assert compressor.fingerprint() not in (before, changed)
     compressor.memory_embeddings = torch.nn.Parameter(compressor.memory_embeddings.detach() + 1)
     assert compressor.own_fingerprint() != own
+
+
+@pytest.mark.parametrize("change", ["data", "fused"])
+def test_weights_that_change_without_a_new_version_count(change):
+    # Neither `.data` nor torch's fused optimizers raise a tensor's version.
+    compressor = build(FiveHundredX)
+    ids = torch.randint(0, 50, (1, 12))
+    memory = encode(compressor, ids)
+    weights = list(compressor.parameters())
+    if change == "data":
+        for weight in weights:
+            weight.data.mul_(1.5)
+    else:
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        torch.optim.AdamW(weights, fused=True).step()
+    assert compressor.fingerprint() != memory.fingerprint and compressor.own_fingerprint() != memory.maker
+    with pytest.raises(ValueError, match=r"memory: expected one of the base model .* with other weights"):
+        compressor.decode(memory, "lm", ids)
+
+
+@pytest.mark.parametrize("first", ["offload", "compressor"])
+def test_weights_that_accelerate_offloads_are_refused(first):
+    model, message = tiny_llama(), r"model: expected weights that stay on a device.*accelerate\.cpu_offload"
+    if first == "compressor":
+        compressor = FiveHundredX(model, chunk=6, ratio=3, lora=None)
+    accelerate.cpu_offload(model, "cpu")
+    if first == "offload":
+        with pytest.raises(ValueError, match=message):
+            FiveHundredX(model, chunk=6, ratio=3, lora=None)
+    else:
+        with pytest.raises(ValueError, match=message):
+            compressor.encode(CONTEXTS)

@@ -570,6 +570,17 @@ def _but_last(rows: Rows) -> Rows:
     return Rows(rows.ids[:, :-1], tuple(max(length - 1, 0) for length in rows.lengths))
 
 
-def _versions(weights: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
-    # Weights made in inference mode have no version, and cannot be changed outside it.
-    return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
+def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
+    """What changes with the weights: where each lies, its version, and one of its values.
+
+    Changes through `.data`, as fused optimizers and some loaders make them, show in the values alone.
+    """
+    values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    places = []
+    for weight in weights:
+        # Weights made in inference mode have no version.
+        places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
+        if weight.numel() and not weight.is_meta:
+            inside = tuple(size * 5 // 8 for size in weight.shape)
+            values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
+    return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))

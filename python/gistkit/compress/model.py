@@ -46,6 +46,7 @@ class SharedModel:
         if self.logit_scale != 1.0 and self.head.bias is not None:
             raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
         self.vocabulary = self.embed.weight.shape[0]
+        self._refuse_offloaded()
         self.windows = hf.sliding_windows(model)
         self._use: Use = None
         self.adapters: Adapters | None = None
@@ -90,8 +91,16 @@ class SharedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Where the model is; a ValueError if accelerate offloads its weights."""
+        self._refuse_offloaded()
         return self.embed.weight.device
+
+    def _refuse_offloaded(self) -> None:
+        if self.embed.weight.is_meta:
+            raise ValueError(
+                "model: expected weights that stay on a device, got them on device meta, as accelerate.cpu_offload "
+                "leaves them between passes; a compressor reads the embeddings and the output embedding itself"
+            )
 
     def causal_plan(self, length: int) -> Plan:
         """Plain causal attention with the model's sliding windows, also for rows that are padded at their end."""

@@ -284,6 +284,7 @@ def attach(model: Model) -> Iterator[Model]:
         TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface; from
             `model(...)`, if an argument of another name is a plan, a keeper or a function, which the model would
             ignore.
+        ValueError: from `model(...)`, for output_attentions: `gistkit.inspect.AttentionRecorder` records maps.
     """
     decoder = decoder_of(model)
     if decoder.config._attn_implementation == ATTENTION_NAME:
@@ -342,6 +343,11 @@ def _check_and_place(
                 f"{name}: expected one of the arguments {', '.join(ARGUMENTS)} under gistkit.hf.attach, got "
                 f"another name for an object of type {type(value).__name__}"
             )
+    if kwargs.get("output_attentions", getattr(decoder.config, "output_attentions", False)):
+        raise ValueError(
+            "output_attentions: expected False under gistkit.hf.attach, whose attention makes no weights, got True; "
+            "gistkit.inspect.AttentionRecorder records attention maps"
+        )
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), kwargs.get("past_key_values")
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:
