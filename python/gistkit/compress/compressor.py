@@ -33,7 +33,7 @@ from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
-from gistkit.hf.attach import ModuleSnapshot
+from gistkit.hf.parts import ModuleSnapshot
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -96,6 +96,11 @@ class Compressor(nn.Module, ABC):
             whole("window", window)
         super().__init__()
         self.lm = SharedModel(model)
+        if self.carrier == "kv" and self.lm.traits.keys is not None:
+            raise TypeError(
+                f"model: expected one that reads keys and values of an earlier pass, as {self.method} does, got "
+                f"{type(model).__name__}: {self.lm.traits.keys}"
+            )
         # Registered here, because parameters have its name in checkpoints.
         self.model = model
         self.copies: Copies | None = None

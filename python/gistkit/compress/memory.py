@@ -68,9 +68,9 @@ class Memory:
         starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
-        frequencies: per layer [B, R/2], the RoPE frequencies that its keys were rotated with, which depend on the length
-            of the pass in some types (dynamic, longrope); None where keys are not rotated by a RoPE that is known, and
-            in files of earlier releases.
+        frequencies: per layer [B, R/2], the RoPE frequencies that its keys were rotated with, which depend on the
+            length of the pass in some types (dynamic, longrope); None where keys are not rotated by a RoPE that is
+            known, and in files of earlier releases.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
             of Dodo's nuggets get gradients; not saved.
@@ -308,9 +308,7 @@ class Memory:
         )
 
 
-def _each(
-    frequencies: tuple[Tensor, ...] | None, change: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, ...] | None:
+def _each(frequencies: tuple[Tensor, ...] | None, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...] | None:
     return None if frequencies is None else tuple(change(layer) for layer in frequencies)
 
 

@@ -74,9 +74,7 @@ def _frequencies(compressor: MemoryReader, memory: Memory) -> tuple[Tensor, ...]
     """The frequencies [B, R/2] of each layer's keys; the model's own of the moment for a memory without them."""
     if memory.frequencies is not None:
         return tuple(layer.to(memory.device) for layer in memory.frequencies)
-    return tuple(
-        layer.to(memory.device).expand(memory.batch_size, -1) for layer in hf.frequencies(compressor.lm.model)
-    )
+    return tuple(layer.to(memory.device).expand(memory.batch_size, -1) for layer in hf.frequencies(compressor.lm.model))
 
 
 def _rotated_by(memory: Memory, before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Memory:
