@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
-from gistkit.hf.carry import carry
+from gistkit.hf.carry import Carried, carry
 from gistkit.hf.keep import Keeper, Layers
 from gistkit.hf.parts import FAMILIES, Family, checkpointed, parts_of
 from gistkit.hf.probe import Traits, traits_of
@@ -30,6 +30,13 @@ PLAIN_LAYERS = ("full_attention", "sliding_attention")
 def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
     """The attention and RoPE modules whose forward gistkit's replaces; both are empty unless it replaces all."""
     parts = parts_of(decoder)
+    if parts.guessed and not {*map(type, parts.attentions)} <= traits_of(decoder, _attached).fused:
+        return {}, ()
+    return _rope_modules(decoder)
+
+
+def _rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
+    parts = parts_of(decoder)
     if not parts.rotaries or len(parts.attentions) != decoder.config.num_hidden_layers:
         return {}, ()
     return parts.attentions, parts.rotaries
@@ -40,8 +47,9 @@ def check_projects(model: nn.Module) -> None:
     decoder = decoder_of(model)
     if not rope_modules(decoder)[1]:
         raise TypeError(
-            f"model: expected one of the families with RoPE ({', '.join(FAMILIES)}), whose keys can be projected from "
-            f"other hidden states, got {decoder.config.model_type}"
+            f"model: expected a family whose attention is built like a Llama's ({', '.join(FAMILIES)} and others), so "
+            f"that its keys can be projected from other hidden states, got {type(decoder).__name__}: its attention is "
+            "built otherwise"
         )
 
 
@@ -105,7 +113,7 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     """
     decoder = decoder_of(model)
     attentions = parts_of(decoder).attentions
-    if attentions:
+    if attentions and not parts_of(decoder).guessed:
         widths = {family.window_of(module) for module, family in attentions.items()}
     else:
         widths = set(traits_of(decoder, _attached).windows)
@@ -159,13 +167,13 @@ def attach(model: Model) -> Iterator[Model]:
             "model: expected a transformers decoder that gistkit's attention can run in, got "
             f"{type(decoder).__name__}: {traits.refused}"
         )
-    with _attached(decoder, traits.carried):
+    with _attached(decoder, traits.carried, bool(rope_modules(decoder)[0])):
         yield model
 
 
 @contextmanager
-def _attached(decoder: PreTrainedModel, carried: bool) -> Iterator[None]:
-    """`attach` without its checks; `carried`: hooks bring the keyword arguments to layers that drop them."""
+def _attached(decoder: PreTrainedModel, carried: bool, fused: bool) -> Iterator[None]:
+    """`attach` without its checks; `carried` as in `Traits`; `fused`: with gistkit's RoPE."""
     AttentionInterface.register(ATTENTION_NAME, attention)
     AttentionMaskInterface.register(ATTENTION_NAME, mask)
     with ExitStack() as undo:
@@ -174,7 +182,7 @@ def _attached(decoder: PreTrainedModel, carried: bool) -> Iterator[None]:
             undo.enter_context(carry(decoder, ARGUMENTS))
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
-        attentions, rotaries = rope_modules(decoder)
+        attentions, rotaries = _rope_modules(decoder) if fused else ({}, ())
         own_forwards = {module: MethodType(_attention_forward(family), module) for module, family in attentions.items()}
         undo.enter_context(
             forwards(own_forwards | {module: MethodType(_rotary_forward, module) for module in rotaries})
@@ -350,7 +358,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | int | None,
+    attention_mask: Tensor | int | Carried | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -377,6 +385,10 @@ def attention(
         ValueError: for anything that the plan or the op does not support, such as dropout, a dense mask or a window
             that the plan was not compiled for.
     """
+    if isinstance(attention_mask, Carried):
+        kwargs |= attention_mask.arguments
+        inner = attention_mask.mask
+        return attention(module, query, key, value, inner, scaling, dropout, softcap, sliding_window, **kwargs)
     if dropout:
         raise ValueError(
             f"attention_dropout: expected 0 with gistkit's attention (attn_pdrop of a GPT-2 too), got {dropout}"

@@ -2,63 +2,44 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """What a decoder layer hands on as its attention mask: the mask, and keyword arguments that it would drop."""
+
+    mask: Any
+    arguments: Mapping[str, Any]
+
+
 @contextmanager
 def carry(decoder: nn.Module, names: Sequence[str]) -> Iterator[None]:
-    """Inside, what a decoder layer gets under `names` also reaches its attention.
+    """Inside, what a decoder layer gets under `names` reaches its attention within the attention mask.
 
-    Hooks on each layer hold the arguments while it runs, so that a layer that runs again in gradient checkpointing has
-    its own again.
+    Gradient checkpointing keeps a layer's arguments, so that a layer that runs again has its own again.
 
     Args:
-        decoder: its layers take any keyword argument, and each has one module with a `layer_idx`.
+        decoder: its layers take any keyword argument, and hand their `attention_mask` on.
         names: of the keyword arguments.
     """
+
+    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
+        return args, kwargs | {"attention_mask": Carried(kwargs.get("attention_mask"), given)}
+
     with ExitStack() as undo:
-        for layer in layers_of(decoder):
-            held: dict[str, Any] = {}
-            for module in layer.modules():
-                if module is not layer and hasattr(module, "layer_idx") and _takes_any(module):
-                    undo.callback(module.register_forward_pre_hook(_give(held), with_kwargs=True).remove)
-            undo.callback(layer.register_forward_pre_hook(_hold(held, names), with_kwargs=True).remove)
-            undo.callback(layer.register_forward_hook(_drop(held), always_call=True).remove)
+        for layer in _layers_of(decoder):
+            undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
 
-def layers_of(decoder: nn.Module) -> list[nn.Module]:
-    """The decoder's layers: its longest list of modules, [] if there is none."""
-    lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList)]
+def _layers_of(decoder: nn.Module) -> list[nn.Module]:
+    """The decoder's layers: the longest list of modules among its children, [] if there is none."""
+    lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     return list(max(lists, key=len, default=[]))
-
-
-def _takes_any(module: nn.Module) -> bool:
-    parameters = inspect.signature(module.forward).parameters.values()
-    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-
-
-def _hold(held: dict[str, Any], names: Sequence[str]) -> Any:
-    def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        held.update({name: kwargs[name] for name in names if name in kwargs})
-
-    return hook
-
-
-def _give(held: dict[str, Any]) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        return args, kwargs | held
-
-    return hook
-
-
-def _drop(held: dict[str, Any]) -> Any:
-    def hook(layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        held.clear()
-
-    return hook

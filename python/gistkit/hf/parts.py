@@ -98,6 +98,7 @@ class Parts:
         causal: no module says that it is not causal.
         one_config: the decoder and all models in it share one configuration without sub-configurations.
         checkpointed: the modules in the decoder that have a switch for gradient checkpointing.
+        guessed: `attentions`, `rotaries` and `layers` only look like those of a known family; a probe has to prove it.
     """
 
     snapshot: ModuleSnapshot
@@ -107,6 +108,7 @@ class Parts:
     causal: bool
     one_config: bool
     checkpointed: tuple[nn.Module, ...]
+    guessed: bool = False
 
 
 _PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
@@ -130,6 +132,9 @@ def _find(decoder: nn.Module) -> Parts:
             attentions[name] = family
         elif part is not None:
             rotaries.append(module)
+    guessed = not attentions and not rotaries
+    if guessed:
+        attentions, rotaries = _alike(decoder, modules)
     switches = [name for name, module in modules.items() if name and hasattr(module, "gradient_checkpointing")]
     paths = [name.split(".") for name in [*attentions, *switches]]
     above = {".".join(parts[:depth]) for parts in paths for depth in range(len(parts))}
@@ -143,7 +148,28 @@ def _find(decoder: nn.Module) -> Parts:
         causal=all(getattr(module, "is_causal", True) is not False for module in modules.values()),
         one_config=not config.sub_configs and all(model.config is config for model in models),
         checkpointed=tuple(modules[name] for name in switches),
+        guessed=guessed,
     )
+
+
+# What a Llama's attention and its RoPE read of themselves.
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "head_dim", "scaling", "attention_dropout", "layer_idx")
+_ROTARY = ("inv_freq", "attention_scaling", "rope_type")
+
+
+def _alike(decoder: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[dict[str, Family], list[nn.Module]]:
+    """Attention modules by name and RoPE modules of an unknown family that are built like a Llama's."""
+    rotary = getattr(decoder, "rotary_emb", None)
+    attentions = {
+        name: Family("")
+        for name, module in modules.items()
+        if all(hasattr(module, part) for part in _ATTENTION)
+        and name.endswith(".self_attn")
+        and hasattr(modules[name.rpartition(".")[0]], "input_layernorm")
+    }
+    if rotary is None or not attentions or not all(hasattr(rotary, part) for part in _ROTARY):
+        return {}, []
+    return attentions, [rotary]
 
 
 def checkpointed(decoder: nn.Module) -> list[nn.Module]:

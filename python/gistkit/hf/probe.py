@@ -18,19 +18,20 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from gistkit.hf.cache import memory_cache
-from gistkit.hf.keep import Keeper, KeptKeys
+from gistkit.hf.keep import Keeper, KeptKeys, Rope, project_keys
+from gistkit.hf.parts import parts_of
 from gistkit.hf.shrink import small_config, small_copy
 from gistkit.layouts import Layout, Plan, Role, causal
 from gistkit.layouts.relations import CAUSAL
 from gistkit.ops.attention import MAX_HEAD_DIM
 
-# Opens a decoder for gistkit's attention, as `attach` does; the flag is `Traits.carried`.
-Attached = Callable[[PreTrainedModel, bool], AbstractContextManager[None]]
+# Opens a decoder for gistkit's attention, as `attach` does; the flags: `Traits.carried`, and whether with its RoPE.
+Attached = Callable[[PreTrainedModel, bool, bool], AbstractContextManager[None]]
 # Both documents are longer than the small copy's sliding windows.
 _FIRST, _SECOND = 7, 6
 # Of the largest value; a wrong mask or position is off by its whole size.
@@ -46,6 +47,8 @@ class Traits:
     Args:
         refused: why gistkit's attention cannot run in it; None: it can.
         carried: its layers drop keyword arguments, which hooks have to bring to their attention.
+        fused: the classes of attention in which gistkit's forward and RoPE give what the model's own give, and a
+            layer's norm and projections give its keys.
         windows: the widths of its sliding windows, ascending.
         embeddings: why it cannot read embeddings in place of tokens, as all compressors do; None: it can.
         keys: why it cannot read keys and values of an earlier pass, as methods with a memory of them do; None: it can.
@@ -53,6 +56,7 @@ class Traits:
 
     refused: str | None = None
     carried: bool = False
+    fused: frozenset[type] = frozenset()
     windows: tuple[int, ...] = ()
     embeddings: str | None = None
     keys: str | None = None
@@ -100,20 +104,27 @@ def probe(kind: type[PreTrainedModel], config: Any, attached: Attached) -> Trait
             return Traits(refused=f"no small copy of it can be made and run to check it ({_short(error)})")
         traits = Traits()
         try:
-            for carried in (False, True):
-                traits = replace(traits, carried=carried)
-                with attached(model, carried):
-                    refused, widths = _run(model, own)
-                if refused != _NOT_REACHED:
+            # Gistkit's forward takes any keyword argument, but layers may still drop them.
+            for carried, fused in ((False, True), (True, True), (False, False), (True, False)):
+                classes = frozenset(type(module) for module in parts_of(model).attentions) if fused else frozenset()
+                traits = replace(traits, carried=carried, fused=classes)
+                try:
+                    with attached(model, carried, fused):
+                        refused, widths = _run(model, own, fused)
+                except Exception:
+                    if not fused:
+                        raise
+                    refused = "gistkit's forward fails in it"
+                if refused is None or (not fused and refused != _NOT_REACHED):
                     break
         except Exception as error:
             return Traits(refused=f"its small copy fails under a plan ({_short(error)})")
         if refused is not None:
             return Traits(refused=refused)
         small, real = getattr(model.config, "sliding_window", None), getattr(config, "sliding_window", None)
-        windows = tuple(sorted(real if width == small else width for width in widths))
+        windows = tuple(sorted(int(real) if real and width == small else width for width in widths))
         traits = replace(traits, windows=windows, embeddings=own.embeddings)
-        with attached(model, traits.carried):
+        with attached(model, traits.carried, bool(traits.fused)):
             return replace(traits, keys=_reads_keys(model, own, tuple(widths)))
 
 
@@ -124,8 +135,8 @@ class _Own:
         model: the small copy; it reads two documents, alone and in a row.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        size = model.get_input_embeddings().weight.shape[0]
+    def __init__(self, model: Any) -> None:
+        size = model.get_input_embeddings().num_embeddings
         self.ids = (torch.arange(_FIRST + _SECOND) * 7 % (size - 4) + 3)[None]
         self.first, self.second = (hidden(model, ids) for ids in (self.ids[:, :_FIRST], self.ids[:, _FIRST:]))
         self.both = hidden(model, self.ids)
@@ -148,15 +159,24 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 class _Calls(Keeper):
-    """Counts the calls of attention in each layer."""
+    """Counts the calls of attention in each layer, and the layers whose projections give its keys and values."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: dict[int, int] = {}
+        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
+        self.projected: set[int] = set()
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """One call."""
         self.counts[layer_idx] = self.counts.get(layer_idx, 0) + 1
+        self.stored[layer_idx] = key, value
+
+    def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
+        """Projects what entered the layer once more."""
+        made = project_keys(layer, before, *rope)
+        if all(map(close, made, self.stored[layer_idx])):
+            self.projected.add(layer_idx)
 
 
 class _Windows(dict[int, Plan]):
@@ -176,7 +196,7 @@ class _Windows(dict[int, Plan]):
 _NOT_REACHED = "a plan does not reach its attention, as its layers drop keyword arguments"
 
 
-def _run(model: PreTrainedModel, own: _Own) -> tuple[str | None, set[int]]:
+def _run(model: PreTrainedModel, own: _Own, fused: bool) -> tuple[str | None, set[int]]:
     """Why the attached small copy does not obey plans, and the widths of the windows that its layers ask for."""
     documents = np.repeat([0, 1], [_FIRST, _SECOND]).astype(np.int32)
     layout = Layout(
@@ -194,6 +214,8 @@ def _run(model: PreTrainedModel, own: _Own) -> tuple[str | None, set[int]]:
         return f"{len(calls.counts)} of its {layers} layers call the attention interface", set()
     if (most := max(calls.counts.values())) > 1:
         return f"its layers call attention {most} times each", set()
+    if fused and len(calls.projected) < layers:
+        return "its keys are not a layer's projections", set()
     if not close(hidden(model, own.ids), own.both):
         return "plain causal attention gives other values than its own attention", set()
     if close(own.spread, own.both):

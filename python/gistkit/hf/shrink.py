@@ -65,12 +65,13 @@ def small_config(config: Any) -> Any:
     small = type(config)(**settings | {"per_layer_config": {}}) if overrides else copy.deepcopy(config)
     layers = small.num_hidden_layers
     shared = getattr(small, "num_kv_shared_layers", None) or 0
-    kinds = list(getattr(small, "layer_types", None) or [None] * layers)
-    kept = _first_of_each([(kind, index >= layers - shared) for index, kind in enumerate(kinds)])
-    for name, value in list(vars(small).items()):
-        # Settings of each layer.
-        if isinstance(value, list) and len(value) == layers and layers > 1:
-            setattr(small, name, [value[index] for index in kept])
+    # Settings of each layer; two layers of which all are the same are of one kind.
+    by_layer = {name: value for name, value in vars(small).items() if isinstance(value, list) and len(value) == layers}
+    kept = _first_of_each(
+        [(index >= layers - shared, *(str(value[index]) for value in by_layer.values())) for index in range(layers)]
+    )
+    for name, values in by_layer.items():
+        setattr(small, name, [values[index] for index in kept])
     small.num_hidden_layers = len(kept)
     if shared:
         small.num_kv_shared_layers = sum(index >= layers - shared for index in kept)
@@ -80,7 +81,7 @@ def small_config(config: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             setattr(small, name, min(value, size) if name in _AT_MOST else size)
         elif isinstance(value, list) and name == "intermediate_size":
-            setattr(small, name, [size] * len(value))
+            setattr(small, name, [size for _ in value])
     _shorten_factors(getattr(small, "rope_parameters", None))
     if isinstance(key_heads, int):
         small.num_key_value_heads = _HEADS if key_heads == heads else 1 if key_heads == 1 else 2
