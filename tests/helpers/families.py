@@ -38,7 +38,7 @@ METHODS = {
     "Gist": functools.partial(Gist, ratio=3),
     "Dodo": functools.partial(Dodo, ratio=3, layer=1, separate=False),
     "AvgPool": functools.partial(AvgPool, ratio=3),
-    "GistPool": functools.partial(GistPool, ratio=3, offset=True),
+    "GistPool": functools.partial(GistPool, ratio=3, offset=True, separate=False),
 }
 # Too large to build whatever its settings, by adapters and encoders of its own.
 LEFT_OUT = {"Phi4MultimodalForCausalLM"}
@@ -187,7 +187,7 @@ def row(name):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 cells[method] = verdict(check_method(tiny_of(name), method))
-        except TypeError as error:
+        except Exception as error:
             cells[method] = reason(error)
     return cells
 
@@ -199,8 +199,8 @@ def verdict(error):
 def reason(error):
     """What a refusal says of the model; it begins like all of gistkit's."""
     message = str(error)
-    if not message.startswith("model: expected "):
-        raise AssertionError(f"a refusal without the model's name: {message}") from error
+    if not isinstance(error, TypeError) or not message.startswith("model: expected "):
+        return f"wrong: {type(error).__name__}: {message}"
     return " ".join(message.rpartition(", got ")[2].split())
 
 
@@ -211,6 +211,7 @@ def line(name, cells):
     """A row of the table in docs/families.md."""
     refusals = [cells[column] for column in COLUMNS if cells.get(column, "yes") != "yes"]
     marks = [("yes" if cells[column] == "yes" else "no") if column in cells else "" for column in COLUMNS]
-    # Each reason once, without the name of the class.
+    # Each reason once, without the name of the class and the details of an error.
     reasons = {refusal.partition(": ")[2] or refusal.partition(" ")[2].removeprefix("with ") for refusal in refusals}
+    reasons = {reason.partition(" (")[0] for reason in reasons}
     return f"| {name} | {' | '.join(marks)} | {'; '.join(sorted(reasons))} |"

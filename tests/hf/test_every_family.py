@@ -6,10 +6,12 @@ import pytest
 import torch
 import transformers
 
-from gistkit.compress import FiveHundredX
+from gistkit.compress import FiveHundredX, Gist
 from gistkit.hf import attach, sliding_windows
 from gistkit.hf.attach import probed
 from gistkit.hf.probe import _KNOWN, Traits, probe
+from gistkit.layouts import Layout, Role
+from gistkit.layouts.relations import CAUSAL
 from tests.helpers.families import check_attach, classes, line, row, tiny_of
 from tests.helpers.models import COMMON, tiny, tiny_llama
 
@@ -45,7 +47,7 @@ def test_gradients_under_checkpointing(name):
     # Layers that run again in the backward pass have their plan again.
     model = tiny_of(name).train()
     ids = torch.randint(3, 60, (1, 8), generator=torch.Generator().manual_seed(2))
-    plan = transformers_plan(8)
+    plan = documents_plan(8)
     found = []
     for checkpointing in (False, True):
         model.zero_grad()
@@ -59,10 +61,7 @@ def test_gradients_under_checkpointing(name):
         torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-5)
 
 
-def transformers_plan(length):
-    from gistkit.layouts import Layout, Role
-    from gistkit.layouts.relations import CAUSAL
-
+def documents_plan(length):
     documents = [index // 4 for index in range(length)]
     return Layout(roles=[Role.TEXT] * length, documents=documents, sees={Role.TEXT: {Role.TEXT: CAUSAL}}).compile()
 
@@ -96,6 +95,13 @@ def test_a_compressor_says_what_its_model_cannot_read(name):
     }
     with pytest.raises(TypeError, match=f"model: expected one that reads {messages[name]}"):
         FiveHundredX(tiny_of(name), chunk=6, ratio=3, lora=None)
+
+
+@pytest.mark.parametrize("name", ["PhimoeForCausalLM", "MixtralForCausalLM"])
+def test_gists_cannot_have_experts_of_their_own(name):
+    # Experts read the tokens of a batch in any order, where a slice of tokens is no slice of rows.
+    with pytest.raises(TypeError, match="model: expected one whose linear maps gists can have copies of"):
+        Gist(tiny_of(name), ratio=3, separate=True, lora=None, bos_token=1)
 
 
 def test_the_probe_touches_nothing_of_the_caller():

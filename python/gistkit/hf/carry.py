@@ -34,12 +34,12 @@ def carry(decoder: nn.Module, names: Sequence[str]) -> Iterator[None]:
         return args, kwargs | {"attention_mask": Carried(kwargs.get("attention_mask"), given)}
 
     with ExitStack() as undo:
-        for layer in _layers_of(decoder):
+        for layer in layers_of(decoder):
             undo.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
         yield
 
 
-def _layers_of(decoder: nn.Module) -> list[nn.Module]:
+def layers_of(decoder: nn.Module) -> list[nn.Module]:
     """The decoder's layers: the longest list of modules among its children, [] if there is none."""
     lists = [child for child in decoder.children() if isinstance(child, nn.ModuleList)]
     return list(max(lists, key=len, default=[]))

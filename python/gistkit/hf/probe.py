@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from gistkit.hf.cache import memory_cache
+from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope, project_keys
 from gistkit.hf.parts import parts_of
 from gistkit.hf.shrink import small_config, small_copy
@@ -51,6 +52,8 @@ class Traits:
             layer's norm and projections give its keys.
         windows: the widths of its sliding windows, ascending.
         embeddings: why it cannot read embeddings in place of tokens, as all compressors do; None: it can.
+        maps: why tokens of one role cannot have linear maps of their own in its layers, as those of `separate` methods
+            do; None: they can.
         keys: why it cannot read keys and values of an earlier pass, as methods with a memory of them do; None: it can.
     """
 
@@ -59,6 +62,7 @@ class Traits:
     fused: frozenset[type] = frozenset()
     windows: tuple[int, ...] = ()
     embeddings: str | None = None
+    maps: str | None = None
     keys: str | None = None
 
 
@@ -123,7 +127,7 @@ def probe(kind: type[PreTrainedModel], config: Any, attached: Attached) -> Trait
             return Traits(refused=refused)
         small, real = getattr(model.config, "sliding_window", None), getattr(config, "sliding_window", None)
         windows = tuple(sorted(int(real) if real and width == small else width for width in widths))
-        traits = replace(traits, windows=windows, embeddings=own.embeddings)
+        traits = replace(traits, windows=windows, embeddings=own.embeddings, maps=_maps(model, own))
         with attached(model, traits.carried, bool(traits.fused)):
             return replace(traits, keys=_reads_keys(model, own, tuple(widths)))
 
@@ -226,6 +230,21 @@ def _run(model: PreTrainedModel, own: _Own, fused: bool) -> tuple[str | None, se
     if not close(apart[:, :_FIRST], own.first) or not close(apart[:, _FIRST:], own.second):
         return "tokens see others than those of their document under a plan", set()
     return None, set(windows)
+
+
+def _maps(model: PreTrainedModel, own: _Own) -> str | None:
+    """Why the linear maps of the small copy's layers do not all read tokens in a row; None: they do."""
+    shapes: set[torch.Size] = set()
+    with ExitStack() as undo:
+        for layer in layers_of(model):
+            for module in layer.modules():
+                if type(module) is nn.Linear:
+                    seen = module.register_forward_pre_hook(lambda _, args: shapes.add(args[0].shape[:-1]))
+                    undo.callback(seen.remove)
+                elif any(weight.dim() > 1 for weight in module.parameters(recurse=False)):
+                    return "its layers have maps that are no plain linear maps, such as experts"
+        hidden(model, own.ids)
+    return None if shapes == {own.ids.shape} else "its layers have linear maps that do not read tokens in a row"
 
 
 def _reads_keys(model: PreTrainedModel, own: _Own, widths: tuple[int, ...]) -> str | None:
