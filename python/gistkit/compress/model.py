@@ -45,6 +45,7 @@ class SharedModel:
         self.model = model
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
+        self._refuse_offloaded()
         self.traits = probed(model)
         if self.traits.embeddings is not None:
             raise TypeError(
@@ -55,7 +56,6 @@ class SharedModel:
         if self._logits.after != 1.0 and self.head.bias is not None:
             raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
         self.vocabulary = self.embed.weight.shape[0]
-        self._refuse_offloaded()
         self.windows = hf.sliding_windows(model)
         self._use: Use = None
         self.adapters: Adapters | None = None
