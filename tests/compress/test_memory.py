@@ -4,6 +4,7 @@ import json
 import warnings
 from dataclasses import replace
 
+import accelerate
 import numpy as np
 import pytest
 import torch
@@ -91,6 +92,69 @@ def test_joined_documents_equal_chunks_of_one_context(method, scheme):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     with pytest.raises(ValueError, match="memories: expected at least one, got none"):
         compressor.join([])
+
+
+LENGTH_DEPENDENT = {
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4.0] * 6, "factor": 4.0},
+}
+
+
+def of_rope(rope):
+    parameters = LENGTH_DEPENDENT[rope] | {"rope_theta": 1e4, "original_max_position_embeddings": 64}
+    return FiveHundredX(
+        tiny_llama(max_position_embeddings=64, rope_parameters=parameters), chunk=16, ratio=4, lora=None
+    )
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_joining_does_not_depend_on_what_was_encoded_before(rope, tmp_path):
+    compressor = of_rope(rope)
+    ids = torch.randint(0, 50, (1, 200), generator=torch.Generator().manual_seed(3))
+    whole = encode(compressor, ids[:, :32])
+    encode(compressor, ids[:, :4])
+    parts = [encode(compressor, ids[:, :16]), encode(compressor, ids[:, 16:32])]
+    parts[1].save(tmp_path / "second.gist")
+    # A longer text changes the frequencies of the model.
+    encode(compressor, ids)
+    for second in (parts[1], Memory.load(tmp_path / "second.gist"), Memory.stack([parts[1], parts[1]])[1]):
+        joined = compressor.join([parts[0], second])
+        for a, b in zip(joined.tensors, whole.tensors, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_gradients_survive_the_frequencies_of_the_next_pass(rope):
+    compressor = of_rope(rope)
+    ids = torch.randint(0, 50, (1, 80), generator=torch.Generator().manual_seed(3))
+    compressor(ids, continuation_ids=ids[:, :5])["loss"].backward()
+    assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
+
+
+def turned(keys, positions, frequencies):
+    """Keys [B, H, K, D] rotated to positions [K], written out."""
+    angles = positions[:, None].double() * frequencies.double()
+    first, second = keys.double().chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+def test_documents_of_different_frequencies_get_those_of_the_longest(rope):
+    compressor = of_rope(rope)
+    ids = torch.randint(0, 50, (1, 200), generator=torch.Generator().manual_seed(3))
+    short, long = encode(compressor, ids[:, :32]), encode(compressor, ids)
+    assert not torch.equal(short.frequencies[0], long.frequencies[0])
+    for parts, at in (([short, long], 0), ([long, short], long.num_tokens)):
+        joined = compressor.join(parts)
+        assert all(map(torch.equal, joined.frequencies, long.frequencies))
+        moved = short.positions[0] + (0 if at == 0 else long.context_lengths[0])
+        for layer, (keys, _) in enumerate(joined.layers):
+            plain = turned(short.layers[layer][0], -short.positions[0], short.frequencies[layer][0])
+            expected = turned(plain, moved, long.frequencies[layer][0])
+            torch.testing.assert_close(keys[:, :, at : at + short.num_tokens], expected, rtol=1e-6, atol=1e-6)
+        alone = compressor.join([compressor.join(parts[:1]), parts[1]])
+        assert all(map(torch.equal, joined.tensors, alone.tensors))
 
 
 def test_bytes_against_the_full_cache():
@@ -258,3 +322,36 @@ def test_a_weight_that_another_takes_the_place_of_counts():
     assert compressor.fingerprint() not in (before, changed)
     compressor.memory_embeddings = torch.nn.Parameter(compressor.memory_embeddings.detach() + 1)
     assert compressor.own_fingerprint() != own
+
+
+@pytest.mark.parametrize("change", ["data", "fused"])
+def test_weights_that_change_without_a_new_version_count(change):
+    # Neither `.data` nor torch's fused optimizers raise a tensor's version.
+    compressor = build(FiveHundredX)
+    ids = torch.randint(0, 50, (1, 12))
+    memory = encode(compressor, ids)
+    weights = list(compressor.parameters())
+    if change == "data":
+        for weight in weights:
+            weight.data.mul_(1.5)
+    else:
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        torch.optim.AdamW(weights, fused=True).step()
+    assert compressor.fingerprint() != memory.fingerprint and compressor.own_fingerprint() != memory.maker
+    with pytest.raises(ValueError, match=r"memory: expected one of the base model .* with other weights"):
+        compressor.decode(memory, "lm", ids)
+
+
+@pytest.mark.parametrize("first", ["offload", "compressor"])
+def test_weights_that_accelerate_offloads_are_refused(first):
+    model, message = tiny_llama(), r"model: expected weights that stay on a device.*accelerate\.cpu_offload"
+    if first == "compressor":
+        compressor = FiveHundredX(model, chunk=6, ratio=3, lora=None)
+    accelerate.cpu_offload(model, "cpu")
+    if first == "offload":
+        with pytest.raises(ValueError, match=message):
+            FiveHundredX(model, chunk=6, ratio=3, lora=None)
+    else:
+        with pytest.raises(ValueError, match=message):
+            compressor.encode(CONTEXTS)

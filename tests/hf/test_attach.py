@@ -174,6 +174,17 @@ def test_arguments_that_no_layer_would_read_are_refused():
         model(ids, labels=ids, num_items_in_batch=torch.tensor(3), output_hidden_states=True)
 
 
+def test_attention_weights_are_refused_and_the_recorder_named():
+    model, ids = tiny_llama(attn_implementation="eager"), torch.arange(5)[None]
+    with attach(model):
+        with pytest.raises(ValueError, match=r"output_attentions: expected False .*AttentionRecorder records"):
+            model(ids, output_attentions=True)
+        assert model(ids, output_attentions=False).logits.isfinite().all()
+    model.config.output_attentions = True
+    with attach(model), pytest.raises(ValueError, match="output_attentions: expected False"):
+        model(ids)
+
+
 def test_a_forward_of_the_instance_is_put_back():
     model = tiny_llama()
     layer = model.model.layers[0].self_attn

@@ -33,7 +33,7 @@ from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
-from gistkit.hf.attach import ModuleSnapshot
+from gistkit.hf.parts import ModuleSnapshot
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -98,6 +98,11 @@ class Compressor(nn.Module, ABC):
             whole("window", window)
         super().__init__()
         self.lm = SharedModel(model)
+        if self.carrier == "kv" and self.lm.traits.keys is not None:
+            raise TypeError(
+                f"model: expected one that reads keys and values of an earlier pass, as {self.method} does, got "
+                f"{type(model).__name__}: {self.lm.traits.keys}"
+            )
         # Registered here, because parameters have its name in checkpoints.
         self.model = model
         self.copies: Copies | None = None
@@ -571,6 +576,17 @@ def _but_last(rows: Rows) -> Rows:
     return Rows(rows.ids[:, :-1], tuple(max(length - 1, 0) for length in rows.lengths))
 
 
-def _versions(weights: Iterable[Tensor]) -> tuple[tuple[int, int], ...]:
-    # Weights made in inference mode have no version, and cannot be changed outside it.
-    return tuple((weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in weights)
+def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
+    """What changes with the weights: where each lies, its version, and one of its values.
+
+    Changes through `.data`, as fused optimizers and some loaders make them, show in the values alone.
+    """
+    values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    places = []
+    for weight in weights:
+        # Weights made in inference mode have no version.
+        places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
+        if weight.numel() and not weight.is_meta:
+            inside = tuple(size * 5 // 8 for size in weight.shape)
+            values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
+    return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))

@@ -162,8 +162,11 @@ def _hidden(
         remainder.ids.shape[1] + length if length else previous
         for previous, length in zip(remainder.lengths, prompt.lengths, strict=True)
     ]
-    layers = memory.layers or (compressor.lm.no_keys(),) * compressor.lm.config.num_hidden_layers
-    cache = hf.memory_cache(layers, max(memory.starts), capacity=plan.num_queries)
+    start = max(memory.starts)
+    if memory.layers is None:
+        cache = hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=plan.num_queries)
+    else:
+        cache = hf.memory_cache(memory.layers, start, capacity=plan.num_queries)
     skip = 0
     if memory.embeddings is not None:
         skip = memory.num_tokens

@@ -68,6 +68,9 @@ class Memory:
         starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
+        frequencies: per layer [B, R/2], the RoPE frequencies that its keys were rotated with, which depend on the
+            length of the pass in some types (dynamic, longrope); None where keys are not rotated by a RoPE that is
+            known, and in files of earlier releases.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
             of Dodo's nuggets get gradients; not saved.
@@ -84,6 +87,7 @@ class Memory:
     starts: tuple[int, ...]
     embeddings: Tensor | None = None
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
+    frequencies: tuple[Tensor, ...] | None = None
     last: Tensor | None = None
     key_bias: Tensor | None = None
     rest: tuple[tuple[int, ...], ...] = field(default=())
@@ -139,6 +143,7 @@ class Memory:
         memory = self._with(lambda tensor: tensor.to(device=device, dtype=dtype))
         return replace(
             memory,
+            frequencies=_each(self.frequencies, lambda f: f.to(device)),
             last=None if self.last is None else self.last.to(device=device, dtype=dtype),
             key_bias=None if self.key_bias is None else self.key_bias.to(device),
         )
@@ -169,6 +174,7 @@ class Memory:
         picked = picked._with(lambda tensor: tensor.index_select(0, index).narrow(-2, 0, width))
         return replace(
             picked,
+            frequencies=_each(self.frequencies, lambda f: f.index_select(0, index.to(f.device))),
             last=None if self.last is None else self.last.index_select(0, index),
             key_bias=None if self.key_bias is None else self.key_bias.index_select(0, index)[:, :width],
         )
@@ -194,6 +200,7 @@ class Memory:
         repeated = repeated._with(lambda tensor: tensor.expand(count, *tensor.shape[1:]))
         return replace(
             repeated,
+            frequencies=_each(self.frequencies, lambda f: f.expand(count, -1)),
             last=None if self.last is None else self.last.expand(count, -1),
             key_bias=None if self.key_bias is None else self.key_bias.expand(count, -1),
         )
@@ -244,6 +251,9 @@ class Memory:
             positions=torch.cat(positions),
             starts=summed("starts"),
             rest=summed("rest"),
+            frequencies=None
+            if any(m.frequencies is None for m in memories)
+            else tuple(torch.cat(f) for f in zip(*(m.frequencies or () for m in memories), strict=True)),
             last=None if first.last is None else torch.cat([m.last for m in memories if m.last is not None]),
             key_bias=torch.cat(biases) if biases else None,
             embeddings=None
@@ -298,6 +308,10 @@ class Memory:
         )
 
 
+def _each(frequencies: tuple[Tensor, ...] | None, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, ...] | None:
+    return None if frequencies is None else tuple(change(layer) for layer in frequencies)
+
+
 def check_memory(memory: object) -> None:
     """Refuses what is no memory."""
     if not isinstance(memory, Memory):
@@ -317,6 +331,9 @@ def _save(memory: Memory, path: Path) -> None:
         tensors["last"] = memory.last
     for index, (key, value) in enumerate(memory.layers or ()):
         tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
+    for index, frequencies in enumerate(memory.frequencies or ()):
+        # Layers may share one tensor, which safetensors does not write.
+        tensors[f"layers.{index}.frequencies"] = frequencies.clone()
     content = {
         "source": asdict(memory.source),
         "lengths": memory.lengths,
@@ -349,6 +366,10 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     layers = tuple(
         (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
     )
+    # Files of earlier releases have none.
+    frequencies = tuple(
+        tensors[name] for index in range(content["layers"]) if (name := f"layers.{index}.frequencies") in tensors
+    )
     memory = Memory(
         source=Source(**content["source"]),
         lengths=tuple(map(int, content["lengths"])),
@@ -357,6 +378,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         starts=tuple(map(int, content["starts"])),
         embeddings=tensors.get("embeddings"),
         layers=layers or None,
+        frequencies=frequencies or None,
         last=tensors.get("last"),
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
         fingerprint=content["fingerprint"],
@@ -371,6 +393,9 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     for tensor in memory.tensors:
         if tensor.shape[0] != batch or tensor.shape[-2] != width or not tensor.is_floating_point():
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} for {batch} rows of {width} memory tokens")
+    for layer in frequencies:
+        if len(frequencies) != len(layers) or layer.dim() != 2 or len(layer) != batch or not layer.is_floating_point():
+            raise ValueError(f"frequencies of shape {tuple(layer.shape)} for {batch} rows and {len(layers)} layers")
     last = memory.last
     if last is not None and (last.dim() != 2 or last.shape[0] != batch or not last.is_floating_point()):
         raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")

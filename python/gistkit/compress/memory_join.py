@@ -18,7 +18,9 @@ def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
     """The memory of several documents in that order, as if they were consecutive chunks of one context.
 
     If the encoder numbers the context through all chunks (UPL, EPL), a document's position ids continue those of the
-    document before, and its cached keys are rotated accordingly. Otherwise every chunk is numbered from 0 anyway.
+    document before, and its cached keys are rotated accordingly, by the frequencies that they were made with. Otherwise
+    every chunk is numbered from 0 anyway. Where RoPE's frequencies depend on the length of a context (dynamic,
+    longrope) and the documents' differ, all keys get those of the longest document.
 
     Args:
         memories: at least one, all readable by `compressor`, with the same number of rows; only the last may have a
@@ -39,10 +41,60 @@ def join(compressor: MemoryReader, memories: Sequence[Memory]) -> Memory:
             raise ValueError(
                 "memories: expected a rest behind the window only in the last one, got one in an earlier memory"
             )
+    memories = _in_one_rotation(compressor, memories)
     result = memories[0]
     for memory in memories[1:]:
         result = _append(compressor, result, memory)
     return result
+
+
+def _in_one_rotation(compressor: MemoryReader, memories: Sequence[Memory]) -> Sequence[Memory]:
+    """The memories with keys that the same frequencies rotated in all of a row, those of its longest document."""
+    first = memories[0]
+    complete = all(memory.frequencies is not None for memory in memories)
+    if first.layers is None or len(memories) == 1 or not (complete or _numbered_through(first)):
+        return memories
+    own = [_frequencies(compressor, memory) for memory in memories]
+    longest = [
+        max(range(len(memories)), key=lambda index: memories[index].context_lengths[row])
+        for row in range(first.batch_size)
+    ]
+    common = tuple(
+        torch.stack([own[index][layer][row] for row, index in enumerate(longest)]) for layer in range(len(own[0]))
+    )
+    return [_rotated_by(memory, before, common) for memory, before in zip(memories, own, strict=True)]
+
+
+def _numbered_through(memory: Memory) -> bool:
+    """Whether the encoder numbers a context's tokens through all its chunks, in keys that are cached."""
+    return memory.source.carrier == "kv" and memory.source.layout in ("upl", "epl")
+
+
+def _frequencies(compressor: MemoryReader, memory: Memory) -> tuple[Tensor, ...]:
+    """The frequencies [B, R/2] of each layer's keys; the model's own of the moment for a memory without them."""
+    if memory.frequencies is not None:
+        return tuple(layer.to(memory.device) for layer in memory.frequencies)
+    return tuple(layer.to(memory.device).expand(memory.batch_size, -1) for layer in hf.frequencies(compressor.lm.model))
+
+
+def _rotated_by(memory: Memory, before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Memory:
+    """The memory with keys as if `after`, [B, R/2] for each layer, had rotated them in place of `before`."""
+    if all(torch.equal(old, new) for old, new in zip(before, after, strict=True)):
+        return replace(memory, frequencies=after)
+    positions = memory.positions.to(memory.device)
+    layers = tuple(
+        (_turned(_turned(key, -positions, old), positions, new), value)
+        for (key, value), old, new in zip(memory.layers or (), before, after, strict=True)
+    )
+    return replace(memory, layers=layers, frequencies=after)
+
+
+def _turned(keys: Tensor, delta: Tensor, frequencies: Tensor) -> Tensor:
+    """Keys [B, Hk, K, D] moved by `delta` [B, K] positions, each row by its own frequencies [B, R/2]."""
+    if bool((frequencies == frequencies[0]).all()):
+        return ops.rerotate(keys, delta, frequencies[0])
+    rows = zip(keys.split(1), delta.split(1), frequencies, strict=True)
+    return torch.cat([ops.rerotate(*row) for row in rows])
 
 
 def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
@@ -51,29 +103,20 @@ def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
     lengths = _sum(first.lengths, second.lengths)
     # The offset of the second's ids: the context before it, or, for embeddings numbered in a row, the memory before it.
     if source.carrier == "kv":
-        offsets = first.context_lengths if source.layout in ("upl", "epl") else (0,) * first.batch_size
+        offsets = first.context_lengths if _numbered_through(first) else (0,) * first.batch_size
     else:
         offsets = first.context_lengths if source.consistent else first.lengths
     delta = torch.tensor(offsets)[:, None]
     positions = second.positions + delta
     layers = None
     if first.layers is not None and second.layers is not None:
-        rotation = (
-            (delta.to(second.device) * torch.ones_like(second.positions, device=second.device))
-            if any(offsets)
-            else None
-        )
-        rotated_keys = [key for key, _ in second.layers]
-        if rotation is not None:
-            frequencies = hf.frequencies(compressor.lm.model)
-            rotated_keys = [
-                ops.rerotate(k, rotation, f.to(k.device)) for k, f in zip(rotated_keys, frequencies, strict=True)
-            ]
+        keys = [key for key, _ in second.layers]
+        if any(offsets):
+            moves = delta.to(second.device).expand(-1, second.num_tokens)
+            keys = [_turned(key, moves, f) for key, f in zip(keys, _frequencies(compressor, second), strict=True)]
         layers = tuple(
-            (_after(key, rotated_key, first, second), _after(value, other_value, first, second))
-            for (key, value), rotated_key, (_, other_value) in zip(
-                first.layers, rotated_keys, second.layers, strict=True
-            )
+            (_after(key, moved_key, first, second), _after(value, other_value, first, second))
+            for (key, value), moved_key, (_, other_value) in zip(first.layers, keys, second.layers, strict=True)
         )
     embeddings = None
     if first.embeddings is not None and second.embeddings is not None:

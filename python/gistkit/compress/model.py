@@ -16,7 +16,9 @@ from transformers.pytorch_utils import Conv1D
 
 from gistkit import hf, layouts
 from gistkit.hf import forwards
-from gistkit.hf.attach import checkpointed, decoder_of
+from gistkit.hf.attach import decoder_of, pretrained, probed
+from gistkit.hf.logits import logits_of
+from gistkit.hf.parts import checkpointed
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 
@@ -43,7 +45,15 @@ class SharedModel:
         self.model = model
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
-        if self.logit_scale != 1.0 and self.head.bias is not None:
+        self._refuse_offloaded()
+        self.traits = probed(model)
+        if self.traits.embeddings is not None:
+            raise TypeError(
+                "model: expected one that reads embeddings in place of tokens, as all compressors do, got "
+                f"{type(model).__name__}: {self.traits.embeddings}"
+            )
+        self._logits = logits_of(pretrained(model))
+        if self._logits.after != 1.0 and self.head.bias is not None:
             raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
         self.vocabulary = self.embed.weight.shape[0]
         self.windows = hf.sliding_windows(model)
@@ -95,30 +105,30 @@ class SharedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Where the model is; a ValueError if accelerate offloads its weights."""
+        self._refuse_offloaded()
         return self.embed.weight.device
+
+    def _refuse_offloaded(self) -> None:
+        if self.embed.weight.is_meta:
+            raise ValueError(
+                "model: expected weights that stay on a device, got them on device meta, as accelerate.cpu_offload "
+                "leaves them between passes; a compressor reads the embeddings and the output embedding itself"
+            )
 
     def causal_plan(self, length: int) -> Plan:
         """Plain causal attention with the model's sliding windows, also for rows that are padded at their end."""
         return layouts.causal(length).compile(windows=self.windows, device=self.device)
 
-    def no_keys(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [1, Hk, 0, D] of a layer without a cache."""
-        heads, head_dim = self.head_shape
-        empty = self.embed.weight.new_empty(1, heads, 0, head_dim)
-        return empty, empty
-
     @property
     def softcap(self) -> float | None:
         """The model's cap on its final logits, if it has one."""
-        return getattr(self.config, "final_logit_softcapping", None)
+        return self._logits.softcap
 
     @property
     def logit_scale(self) -> float:
-        """The model's factor of its logits (Cohere's logit_scale, Granite's 1 / logits_scaling)."""
-        scale = getattr(self.config, "logit_scale", None)
-        divisor = getattr(self.config, "logits_scaling", None)
-        return float(1.0 if scale is None else scale) / float(1.0 if divisor is None else divisor)
+        """The model's factor of its logits, such as Cohere's logit_scale or Granite's 1 / logits_scaling."""
+        return self._logits.before * self._logits.after
 
     def first_token(self, name: str, token: int | None) -> int:
         """`token`; if it is None, the first token, or else the end token, of the model's configuration.

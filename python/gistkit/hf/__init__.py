@@ -1,7 +1,7 @@
 """gistkit inside Hugging Face transformers models (`pip install gistkit[hf]`)."""
 
 from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, forwards, sliding_windows
-from gistkit.hf.cache import memory_cache
+from gistkit.hf.cache import empty_cache, memory_cache
 from gistkit.hf.depth import first_layers
 from gistkit.hf.fingerprint import digest, fingerprint, structure
 from gistkit.hf.gpt2 import encode_positions
@@ -15,6 +15,7 @@ __all__ = [
     "attach",
     "check_projects",
     "digest",
+    "empty_cache",
     "encode_positions",
     "fingerprint",
     "first_layers",

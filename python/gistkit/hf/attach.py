@@ -1,18 +1,15 @@
 """attach: gistkit's attention and RoPE inside a transformers model, while a context is open.
 
-The file begins with the model families and with what a pass needs of a model, and ends with the attention itself.
+The file begins with what a pass needs of a model, and ends with the attention itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from types import MethodType
-from typing import Any, Literal, TypeVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,154 +17,25 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
+from gistkit.hf.carry import Carried, carry
 from gistkit.hf.keep import Keeper, Layers
+from gistkit.hf.parts import FAMILIES, Family, checkpointed, parts_of
+from gistkit.hf.probe import Traits, traits_of
 from gistkit.layouts import Plan, causal_plan
 
 ATTENTION_NAME = "gistkit"
 PLAIN_LAYERS = ("full_attention", "sliding_attention")
 
 
-@dataclass(frozen=True)
-class Family:
-    """How one family's attention differs from Llama's, besides what its modules show.
-
-    Args:
-        prefix: of its classes' names in transformers.
-        window: what holds the width of a sliding window, the layer or the config; None: there are none.
-        softcap: whether attention caps its logits at the layer's `attn_logit_softcapping`.
-    """
-
-    prefix: str
-    window: Literal["layer", "config"] | None = None
-    softcap: bool = False
-
-    def window_of(self, attention: nn.Module) -> int | None:
-        """Width of the sliding window of an attention module; None where it sees everything."""
-        if self.window is None:
-            return None
-        holder: Any = attention if self.window == "layer" else attention.config
-        return cast("int | None", holder.sliding_window)
-
-    def softcap_of(self, attention: nn.Module) -> float | None:
-        """The bound of an attention module's logits; None where its forward applies none."""
-        return cast(Any, attention).attn_logit_softcapping if self.softcap else None
-
-
-FAMILIES = {
-    "llama": Family("Llama"),
-    "mistral": Family("Mistral", window="config"),
-    "qwen2": Family("Qwen2", window="layer"),
-    "qwen3": Family("Qwen3", window="layer"),
-    "gemma2": Family("Gemma2", window="layer", softcap=True),
-    "gemma3": Family("Gemma3", window="layer"),
-}
-# By name, so that only the model in use is imported.
-_CLASSES = {
-    f"transformers.models.{name}.modeling_{name}.{family.prefix}{part}": (part, family)
-    for name, family in FAMILIES.items()
-    for part in ("Attention", "RotaryEmbedding")
-}
-
-
-def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
-    """The part and the family whose forward a module has; (None, None) for others."""
-    # A subclass with its own forward does not count.
-    owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
-    return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
-
-
-class ModuleSnapshot:
-    """The modules and parameters that some modules hold, to notice when one is replaced.
-
-    Args:
-        holders: the modules; only their direct modules and parameters count.
-    """
-
-    def __init__(self, holders: Iterable[nn.Module]) -> None:
-        self._tables: list[dict[str, Any]] = []
-        for module in holders:
-            self._tables += [table for table in (module._modules, module._parameters) if table]
-        # References, so that no other object gets the id of one of them.
-        self._objects = [*chain.from_iterable(map(dict.values, self._tables))]
-        self._ids = self._now()
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether every module and parameter is still in its place."""
-        return self._now() == self._ids
-
-    def _now(self) -> list[int]:
-        # Without a loop in Python: this runs before every pass.
-        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
-
-
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """What passes need to know about a decoder; see `parts_of`.
-
-    Args:
-        snapshot: of the layers for which the other fields hold.
-        attentions: attention modules of known families, in order, with their family.
-        rotaries: RoPE modules of known families.
-        layers: the modules that hold `attentions`.
-        causal: no module says that it is not causal.
-        one_config: the decoder and all models in it share one configuration without sub-configurations.
-        checkpointed: the modules in the decoder that have a switch for gradient checkpointing.
-    """
-
-    snapshot: ModuleSnapshot
-    attentions: Mapping[nn.Module, Family]
-    rotaries: tuple[nn.Module, ...]
-    layers: tuple[nn.Module, ...]
-    causal: bool
-    one_config: bool
-    checkpointed: tuple[nn.Module, ...]
-
-
-_PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
-
-
-def parts_of(decoder: nn.Module) -> Parts:
-    """What passes need to know about a decoder, collected again only when one of its modules is replaced."""
-    parts = _PARTS.get(decoder)
-    if parts is None or not parts.snapshot.unchanged:
-        parts = _PARTS[decoder] = _find(decoder)
-    return parts
-
-
-def _find(decoder: nn.Module) -> Parts:
-    modules = dict(decoder.named_modules())
-    attentions: dict[str, Family] = {}
-    rotaries = []
-    for name, module in modules.items():
-        part, family = _known(module)
-        if part == "Attention" and family is not None:
-            attentions[name] = family
-        elif part is not None:
-            rotaries.append(module)
-    switches = [name for name, module in modules.items() if name and hasattr(module, "gradient_checkpointing")]
-    paths = [name.split(".") for name in [*attentions, *switches]]
-    above = {".".join(parts[:depth]) for parts in paths for depth in range(len(parts))}
-    config: Any = decoder.config
-    models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
-    return Parts(
-        snapshot=ModuleSnapshot(modules[name] for name in above),
-        attentions={modules[name]: family for name, family in attentions.items()},
-        rotaries=tuple(rotaries),
-        layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
-        causal=all(getattr(module, "is_causal", True) is not False for module in modules.values()),
-        one_config=not config.sub_configs and all(model.config is config for model in models),
-        checkpointed=tuple(modules[name] for name in switches),
-    )
-
-
-def checkpointed(decoder: nn.Module) -> list[nn.Module]:
-    """The modules of a decoder, itself included, that have gradient checkpointing switched on."""
-    return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]
-
-
 def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
     """The attention and RoPE modules whose forward gistkit's replaces; both are empty unless it replaces all."""
+    parts = parts_of(decoder)
+    if parts.guessed and not {*map(type, parts.attentions)} <= traits_of(decoder, _attached).fused:
+        return {}, ()
+    return _rope_modules(decoder)
+
+
+def _rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
     parts = parts_of(decoder)
     if not parts.rotaries or len(parts.attentions) != decoder.config.num_hidden_layers:
         return {}, ()
@@ -179,8 +47,9 @@ def check_projects(model: nn.Module) -> None:
     decoder = decoder_of(model)
     if not rope_modules(decoder)[1]:
         raise TypeError(
-            f"model: expected one of the families with RoPE ({', '.join(FAMILIES)}), whose keys can be projected from "
-            f"other hidden states, got {decoder.config.model_type}"
+            f"model: expected a family whose attention is built like a Llama's ({', '.join(FAMILIES)} and others), so "
+            f"that its keys can be projected from other hidden states, got {type(decoder).__name__}: its attention is "
+            "built otherwise"
         )
 
 
@@ -232,6 +101,11 @@ def decoder_of(model: nn.Module) -> PreTrainedModel:
     return decoder
 
 
+def probed(model: nn.Module) -> Traits:
+    """What a probe found out about the class and configuration of `model`'s decoder, see `gistkit.hf.probe`."""
+    return traits_of(decoder_of(model), _attached)
+
+
 def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     """The widths of the sliding windows of `model`'s layers, ascending: what to give to `compile` as `windows`.
 
@@ -239,13 +113,10 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     """
     decoder = decoder_of(model)
     attentions = parts_of(decoder).attentions
-    if attentions:
+    if attentions and not parts_of(decoder).guessed:
         widths = {family.window_of(module) for module, family in attentions.items()}
     else:
-        types = getattr(decoder.config, "layer_types", None)
-        # Families without layer types apply the config's window in every layer.
-        slides = types is None or "sliding_attention" in types
-        widths = {getattr(decoder.config, "sliding_window", None)} if slides else set()
+        widths = set(traits_of(decoder, _attached).windows)
     return tuple(sorted(width for width in widths if width is not None))
 
 
@@ -278,25 +149,43 @@ def attach(model: Model) -> Iterator[Model]:
 
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
-            PEFT model. Llama, Mistral, Qwen2, Qwen3, Gemma2 and Gemma3 run on gistkit's attention and RoPE, GPT-2 and
-            others that follow transformers' attention interface on gistkit's attention and their own positions.
+            PEFT model. Llama, Mistral, Qwen2, Qwen3, Gemma2, Gemma3 and families built like them run on gistkit's
+            attention and RoPE, GPT-2 and others that follow transformers' attention interface on gistkit's attention
+            and their own positions. A small copy of the model shows first whether it obeys plans (`gistkit.hf.probe`).
 
     Raises:
-        TypeError: if the model is an encoder-decoder, not causal, or does not follow the attention interface; from
+        TypeError: if the model is an encoder-decoder, not causal, does not follow the attention interface, or if a
+            small copy of it does not obey plans; from
             `model(...)`, if an argument of another name is a plan, a keeper or a function, which the model would
             ignore.
+        ValueError: from `model(...)`, for output_attentions: `gistkit.inspect.AttentionRecorder` records maps.
     """
     decoder = decoder_of(model)
     if decoder.config._attn_implementation == ATTENTION_NAME:
         yield model
         return
+    traits = traits_of(decoder, _attached)
+    if traits.refused is not None:
+        raise TypeError(
+            "model: expected a transformers decoder that gistkit's attention can run in, got "
+            f"{type(decoder).__name__}: {traits.refused}"
+        )
+    with _attached(decoder, traits.carried, bool(rope_modules(decoder)[0])):
+        yield model
+
+
+@contextmanager
+def _attached(decoder: PreTrainedModel, carried: bool, fused: bool) -> Iterator[None]:
+    """`attach` without its checks; `carried` as in `Traits`; `fused`: with gistkit's RoPE."""
     AttentionInterface.register(ATTENTION_NAME, attention)
     AttentionMaskInterface.register(ATTENTION_NAME, mask)
     with ExitStack() as undo:
         undo.enter_context(_implementation(decoder))
+        if carried:
+            undo.enter_context(carry(decoder, ARGUMENTS))
         handle = decoder.register_forward_pre_hook(_check_and_place, with_kwargs=True)
         undo.callback(handle.remove)
-        attentions, rotaries = rope_modules(decoder)
+        attentions, rotaries = _rope_modules(decoder) if fused else ({}, ())
         own_forwards = {module: MethodType(_attention_forward(family), module) for module, family in attentions.items()}
         undo.enter_context(
             forwards(own_forwards | {module: MethodType(_rotary_forward, module) for module in rotaries})
@@ -307,7 +196,7 @@ def attach(model: Model) -> Iterator[Model]:
             undo.callback(hook.remove)
             hook = layer.register_forward_pre_hook(_enter(cast(int, module.layer_idx)), with_kwargs=True)
             undo.callback(hook.remove)
-        yield model
+        yield
 
 
 @contextmanager
@@ -345,6 +234,11 @@ def _check_and_place(
                 f"{name}: expected one of the arguments {', '.join(ARGUMENTS)} under gistkit.hf.attach, got "
                 f"another name for an object of type {type(value).__name__}"
             )
+    if kwargs.get("output_attentions", getattr(decoder.config, "output_attentions", False)):
+        raise ValueError(
+            "output_attentions: expected False under gistkit.hf.attach, whose attention makes no weights, got True; "
+            "gistkit.inspect.AttentionRecorder records attention maps"
+        )
     plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), kwargs.get("past_key_values")
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:
@@ -419,7 +313,11 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
 def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
     """Passes position ids and frequencies on: the fused op computes the angles itself."""
     prefix = "" if layer_type is None else f"{layer_type}_"
-    return position_ids, getattr(self, f"{prefix}inv_freq"), getattr(self, f"{prefix}attention_scaling")
+    inv_freq = getattr(self, f"{prefix}inv_freq")
+    if "longrope" in (self.rope_type, *(self.rope_type.values() if isinstance(self.rope_type, dict) else ())):
+        # The next pass writes its own frequencies into the buffer, which the backward pass of this one still needs.
+        inv_freq = inv_freq.clone()
+    return position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling")
 
 
 @lru_cache
@@ -430,7 +328,7 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
         self: Any,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor, float],
-        attention_mask: Tensor | None = None,
+        attention_mask: int | None = None,
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
@@ -477,7 +375,7 @@ def attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | int | Carried | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     softcap: float | None = None,
@@ -493,7 +391,7 @@ def attention(
 
     Args:
         query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
-        attention_mask: None or what `mask` returned; only the plan decides visibility.
+        attention_mask: what `mask` returned; only the plan decides visibility.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
         plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
@@ -504,11 +402,18 @@ def attention(
         ValueError: for anything that the plan or the op does not support, such as dropout, a dense mask or a window
             that the plan was not compiled for.
     """
+    if isinstance(attention_mask, Carried):
+        kwargs |= attention_mask.arguments
+        inner = attention_mask.mask
+        return attention(module, query, key, value, inner, scaling, dropout, softcap, sliding_window, **kwargs)
     if dropout:
         raise ValueError(
             f"attention_dropout: expected 0 with gistkit's attention (attn_pdrop of a GPT-2 too), got {dropout}"
         )
-    if attention_mask is not None:
+    if isinstance(attention_mask, int):
+        # Some families tell their window to the mask alone.
+        sliding_window = attention_mask
+    elif attention_mask is not None:
         raise ValueError(
             f"attention_mask: expected none beside a plan, got a mask of shape {tuple(attention_mask.shape)}; "
             "say who sees whom in the layout"
@@ -573,8 +478,8 @@ def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tenso
     return plan
 
 
-def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> None:
-    """No mask: the plan decides visibility.
+def mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any) -> int | None:
+    """The width of a sliding window, `local_size`, or None for full attention: the plan decides visibility.
 
     Its registration keeps transformers from treating position ids that do not grow by 1 as packed sequences.
 
@@ -582,7 +487,7 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Non
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
     """
     if attention_mask is None or torch.compiler.is_compiling():
-        return None
+        return local_size
     # Outside of graph capture the host waits for the check, once a pass: otherwise attention would read padding.
     captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()
     if not captured and not bool(attention_mask.all()):
@@ -590,6 +495,7 @@ def mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Non
             "attention_mask: expected none or all ones with gistkit's attention, got a mask with padding; compile a "
             "ragged batch of layouts into the plan instead (gistkit.layouts.compile_batch)"
         )
+    return local_size
 
 
 @contextmanager

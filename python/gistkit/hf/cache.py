@@ -18,7 +18,8 @@ class MemoryLayer(CacheLayerMixin):
     Without gradients new tokens go into a block with room for more; with gradients they are concatenated.
 
     Args:
-        key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows.
+        key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows. None: there is no memory,
+            and the first tokens decide the shape.
         logical_length: position of the next token, at least 0; need not be K.
         capacity: tokens after the memory that fit into the first block; more tokens make a larger one.
     """
@@ -26,18 +27,19 @@ class MemoryLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, key: Tensor, value: Tensor, logical_length: int, capacity: int = 0) -> None:
+    def __init__(self, key: Tensor | None, value: Tensor | None, logical_length: int, capacity: int = 0) -> None:
         super().__init__()
-        if key.dim() != 4 or value.shape[:3] != key.shape[:3]:
+        if key is not None and value is not None and (key.dim() != 4 or value.shape[:3] != key.shape[:3]):
             raise ValueError(
                 f"memory: expected keys and values [B, H, K, D], got shapes {tuple(key.shape)} and {tuple(value.shape)}"
             )
         for name, number in (("logical_length", logical_length), ("capacity", capacity)):
             if number < 0:
                 raise ValueError(f"{name}: expected at least 0, got {number}")
-        self.keys: Tensor = key
-        self.values: Tensor = value
-        self.is_initialized = True
+        self.is_initialized = key is not None and value is not None
+        if key is not None and value is not None:
+            self.keys: Tensor = key
+            self.values: Tensor = value
         self._start = int(logical_length)
         self._capacity = int(capacity)
         self._added = 0
@@ -51,13 +53,17 @@ class MemoryLayer(CacheLayerMixin):
     @property
     def num_keys(self) -> int:
         """Number of keys, memory and tokens."""
-        return self.keys.shape[2]
+        return self.keys.shape[2] if self.is_initialized else 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Does nothing: the memory exists from the start."""
+        """Takes the shapes of the first tokens where there is no memory."""
+        if not self.is_initialized:
+            self.keys, self.values = key_states[:1, :, :0], value_states[:1, :, :0]
+            self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends [B, H, N, D] and returns all keys and values, [B, H, K + N, D]."""
+        self.lazy_initialization(key_states, value_states)
         count, used = key_states.shape[2], self.num_keys
         self._added += count
         if torch.is_grad_enabled():
@@ -158,3 +164,13 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
         capacity: number of tokens that will be added, if it is known; avoids copies while the cache grows.
     """
     return MemoryCache(layers=[MemoryLayer(key, value, logical_length, capacity) for key, value in layers])
+
+
+def empty_cache(num_layers: int, logical_length: int, capacity: int = 0) -> MemoryCache:
+    """`memory_cache` of no memory, for keys and values of any shape.
+
+    Args:
+        num_layers: of the model.
+        logical_length, capacity: as for `memory_cache`.
+    """
+    return MemoryCache(layers=[MemoryLayer(None, None, logical_length, capacity) for _ in range(num_layers)])

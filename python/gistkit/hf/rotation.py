@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from gistkit import ops
-from gistkit.hf.attach import FAMILIES, decoder_of, frequencies_of
+from gistkit.hf.attach import decoder_of, frequencies_of
+from gistkit.hf.parts import FAMILIES
 
 
 def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int) -> Tensor:

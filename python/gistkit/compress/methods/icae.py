@@ -18,6 +18,7 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
 from gistkit.compress.plans import encoder_pass
 from gistkit.compress.tokens import Rows
+from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
 from gistkit.layouts.positions import SCHEMES
 
@@ -159,7 +160,13 @@ class FiveHundredX(ChunkCompressor):
     carrier = "kv"
 
     def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
-        return {"layers": layers}
+        frequencies = frequencies_of(decoder_of(self.model))
+        rows = hidden_states.shape[0]
+        return {
+            "layers": layers,
+            # Copies: some types of RoPE change them in place, by the length of the next pass.
+            "frequencies": None if frequencies is None else tuple(f.repeat(rows, 1) for f in frequencies),
+        }
 
 
 def check_divides(chunk: int, ratio: float) -> int:

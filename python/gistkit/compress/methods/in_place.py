@@ -137,6 +137,11 @@ class InPlace(Compressor):
             raise ValueError("full_copy: expected separate=True with it, got separate=False")
         if reads != "keys" or separate:
             hf.check_projects(model)
+        if separate and self.lm.traits.maps is not None:
+            raise TypeError(
+                "model: expected one whose linear maps gists can have copies of, for separate=True, got "
+                f"{type(model).__name__}: {self.lm.traits.maps}"
+            )
         if window is not None and window < ratio:
             raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
         if "compression" in self.loss_weights and not self.has_gists:

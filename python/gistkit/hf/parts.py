@@ -1,0 +1,177 @@
+"""parts_of: the modules of a decoder that passes need to know, and the families whose forward gistkit replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Literal, cast
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family's attention differs from Llama's, besides what its modules show.
+
+    Args:
+        prefix: of its classes' names in transformers.
+        window: what holds the width of a sliding window, the layer or the config; None: there are none.
+        softcap: whether attention caps its logits at the layer's `attn_logit_softcapping`.
+    """
+
+    prefix: str
+    window: Literal["layer", "config"] | None = None
+    softcap: bool = False
+
+    def window_of(self, attention: nn.Module) -> int | None:
+        """Width of the sliding window of an attention module; None where it sees everything."""
+        if self.window is None:
+            return None
+        holder: Any = attention if self.window == "layer" else attention.config
+        return cast("int | None", holder.sliding_window)
+
+    def softcap_of(self, attention: nn.Module) -> float | None:
+        """The bound of an attention module's logits; None where its forward applies none."""
+        return cast(Any, attention).attn_logit_softcapping if self.softcap else None
+
+
+FAMILIES = {
+    "llama": Family("Llama"),
+    "mistral": Family("Mistral", window="config"),
+    "qwen2": Family("Qwen2", window="layer"),
+    "qwen3": Family("Qwen3", window="layer"),
+    "gemma2": Family("Gemma2", window="layer", softcap=True),
+    "gemma3": Family("Gemma3", window="layer"),
+}
+# By name, so that only the model in use is imported.
+_CLASSES = {
+    f"transformers.models.{name}.modeling_{name}.{family.prefix}{part}": (part, family)
+    for name, family in FAMILIES.items()
+    for part in ("Attention", "RotaryEmbedding")
+}
+
+
+def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
+    """The part and the family whose forward a module has; (None, None) for others."""
+    # A subclass with its own forward does not count.
+    owner = next(base for base in type(module).__mro__ if "forward" in vars(base))
+    return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
+
+
+class ModuleSnapshot:
+    """The modules and parameters that some modules hold, to notice when one is replaced.
+
+    Args:
+        holders: the modules; only their direct modules and parameters count.
+    """
+
+    def __init__(self, holders: Iterable[nn.Module]) -> None:
+        self._tables: list[dict[str, Any]] = []
+        for module in holders:
+            self._tables += [table for table in (module._modules, module._parameters) if table]
+        # References, so that no other object gets the id of one of them.
+        self._objects = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._ids = self._now()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether every module and parameter is still in its place."""
+        return self._now() == self._ids
+
+    def _now(self) -> list[int]:
+        # Without a loop in Python: this runs before every pass.
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What passes need to know about a decoder; see `parts_of`.
+
+    Args:
+        snapshot: of the layers for which the other fields hold.
+        attentions: attention modules of known families, in order, with their family.
+        rotaries: RoPE modules of known families.
+        layers: the modules that hold `attentions`.
+        causal: no module says that it is not causal.
+        one_config: the decoder and all models in it share one configuration without sub-configurations.
+        checkpointed: the modules in the decoder that have a switch for gradient checkpointing.
+        guessed: `attentions`, `rotaries` and `layers` only look like those of a known family; a probe has to prove it.
+    """
+
+    snapshot: ModuleSnapshot
+    attentions: Mapping[nn.Module, Family]
+    rotaries: tuple[nn.Module, ...]
+    layers: tuple[nn.Module, ...]
+    causal: bool
+    one_config: bool
+    checkpointed: tuple[nn.Module, ...]
+    guessed: bool = False
+
+
+_PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
+
+
+def parts_of(decoder: nn.Module) -> Parts:
+    """What passes need to know about a decoder, collected again only when one of its modules is replaced."""
+    parts = _PARTS.get(decoder)
+    if parts is None or not parts.snapshot.unchanged:
+        parts = _PARTS[decoder] = _find(decoder)
+    return parts
+
+
+def _find(decoder: nn.Module) -> Parts:
+    modules = dict(decoder.named_modules())
+    attentions: dict[str, Family] = {}
+    rotaries = []
+    for name, module in modules.items():
+        part, family = _known(module)
+        if part == "Attention" and family is not None:
+            attentions[name] = family
+        elif part is not None:
+            rotaries.append(module)
+    guessed = not attentions and not rotaries
+    if guessed:
+        attentions, rotaries = _alike(decoder, modules)
+    switches = [name for name, module in modules.items() if name and hasattr(module, "gradient_checkpointing")]
+    paths = [name.split(".") for name in [*attentions, *switches]]
+    above = {".".join(parts[:depth]) for parts in paths for depth in range(len(parts))}
+    config: Any = decoder.config
+    models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
+    return Parts(
+        snapshot=ModuleSnapshot(modules[name] for name in above),
+        attentions={modules[name]: family for name, family in attentions.items()},
+        rotaries=tuple(rotaries),
+        layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
+        causal=all(getattr(module, "is_causal", True) is not False for module in modules.values()),
+        one_config=not config.sub_configs and all(model.config is config for model in models),
+        checkpointed=tuple(modules[name] for name in switches),
+        guessed=guessed,
+    )
+
+
+# What a Llama's attention and its RoPE read of themselves.
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "head_dim", "scaling", "attention_dropout", "layer_idx")
+_ROTARY = ("inv_freq", "attention_scaling", "rope_type")
+
+
+def _alike(decoder: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[dict[str, Family], list[nn.Module]]:
+    """Attention modules by name and RoPE modules of an unknown family that are built like a Llama's."""
+    rotary = getattr(decoder, "rotary_emb", None)
+    attentions = {
+        name: Family("")
+        for name, module in modules.items()
+        if all(hasattr(module, part) for part in _ATTENTION)
+        and name.endswith(".self_attn")
+        and hasattr(modules[name.rpartition(".")[0]], "input_layernorm")
+    }
+    if rotary is None or not attentions or not all(hasattr(rotary, part) for part in _ROTARY):
+        return {}, []
+    return attentions, [rotary]
+
+
+def checkpointed(decoder: nn.Module) -> list[nn.Module]:
+    """The modules of a decoder, itself included, that have gradient checkpointing switched on."""
+    return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]

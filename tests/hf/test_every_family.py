@@ -1,0 +1,151 @@
+"""Every causal language model class of transformers: right against dense attention, or refused by name."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from gistkit.compress import FiveHundredX, Gist
+from gistkit.hf import attach, sliding_windows
+from gistkit.hf.attach import probed
+from gistkit.hf.probe import _KNOWN, Traits, probe
+from gistkit.layouts import Layout, Role
+from gistkit.layouts.relations import CAUSAL
+from tests.helpers.families import check_attach, classes, line, row, tiny_of
+from tests.helpers.models import COMMON, tiny, tiny_llama
+
+# A family whose layers drop the plan, windows in the mask alone, two calls a layer, a factor of logits, token ids
+# beside embeddings, keys unlike values, and layers without RoPE.
+QUICK = [
+    "NemotronForCausalLM",
+    "PhimoeForCausalLM",
+    "DiffLlamaForCausalLM",
+    "HyperCLOVAXForCausalLM",
+    "Gemma3nForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "SmolLM3ForCausalLM",
+]
+TABLE = Path(__file__).parents[2] / "docs" / "families.md"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(classes())]
+)
+def test_right_or_refused_by_name(name):
+    cells = row(name)
+    if cells is None:
+        pytest.skip("no tiny configuration builds it")
+    assert not [cell for cell in cells.values() if cell.startswith("wrong")], cells
+    table = TABLE.read_text()
+    if f"transformers {transformers.__version__}," in table:
+        assert line(name, cells) in table.splitlines(), "docs/families.md is old: python tools/families.py"
+
+
+@pytest.mark.parametrize("name", ["NemotronForCausalLM", "MixtralForCausalLM", "OlmoForCausalLM"])
+def test_gradients_under_checkpointing(name):
+    # Layers that run again in the backward pass have their plan again.
+    model = tiny_of(name).train()
+    ids = torch.randint(3, 60, (1, 8), generator=torch.Generator().manual_seed(2))
+    plan = documents_plan(8)
+    found = []
+    for checkpointing in (False, True):
+        model.zero_grad()
+        if checkpointing:
+            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
+        with attach(model):
+            model(ids, plan=plan, use_cache=False).logits.logsumexp(-1).sum().backward()
+        found.append({key: weight.grad.clone() for key, weight in model.named_parameters() if weight.grad is not None})
+    for key, gradient in found[0].items():
+        torch.testing.assert_close(found[1][key], gradient, rtol=1e-4, atol=1e-5)
+
+
+def documents_plan(length):
+    documents = [index // 4 for index in range(length)]
+    return Layout(roles=[Role.TEXT] * length, documents=documents, sees={Role.TEXT: {Role.TEXT: CAUSAL}}).compile()
+
+
+@pytest.mark.parametrize("kind", ["Qwen2Moe", "Phimoe"])
+def test_windows_that_only_the_mask_knows(kind):
+    settings = {"vocab_size": 64, "sliding_window": 5, "num_experts_per_tok": 2, "pad_token_id": 0}
+    settings |= {"use_sliding_window": True, "max_window_layers": 1, "num_experts": 4} if kind == "Qwen2Moe" else {}
+    config = getattr(transformers, f"{kind}Config")(
+        **COMMON | settings, **({} if settings.get("num_experts") else {"num_local_experts": 4})
+    )
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    assert sliding_windows(model) == (5,)
+    causal, planned = check_attach(model)
+    assert max(causal, planned) < 1e-4
+
+
+def test_heads_that_are_too_wide_are_refused_before_a_pass():
+    model = tiny_llama(head_dim=264)
+    message = "model: expected .*got LlamaModel: its heads have 264 dimensions, more than 256"
+    with pytest.raises(TypeError, match=message), attach(model):
+        pass
+
+
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Gemma3nForCausalLM"])
+def test_a_compressor_says_what_its_model_cannot_read(name):
+    messages = {
+        "DeepseekV3ForCausalLM": "keys and values of an earlier pass, as x500 does, .*its keys and values differ",
+        "Gemma3nForCausalLM": "embeddings in place of tokens.*it reads token ids besides their embeddings",
+    }
+    with pytest.raises(TypeError, match=f"model: expected one that reads {messages[name]}"):
+        FiveHundredX(tiny_of(name), chunk=6, ratio=3, lora=None)
+
+
+@pytest.mark.parametrize("name", ["PhimoeForCausalLM", "MixtralForCausalLM"])
+def test_gists_cannot_have_experts_of_their_own(name):
+    # Experts read the tokens of a batch in any order, where a slice of tokens is no slice of rows.
+    with pytest.raises(TypeError, match="model: expected one whose linear maps gists can have copies of"):
+        Gist(tiny_of(name), ratio=3, separate=True, lora=None, bos_token=1)
+
+
+def test_the_probe_touches_nothing_of_the_caller():
+    model = tiny("qwen3", head_dim=24).train()
+    hooks = []
+    model.register_forward_hook(lambda *args: hooks.append(1))
+    before = {name: module.training for name, module in model.named_modules()}
+    states = {name: weight.clone() for name, weight in model.state_dict().items()}
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
+        traits = probed(model)
+    assert torch.equal(torch.rand(3), expected)
+    assert traits.refused is None and not hooks
+    assert before == {name: module.training for name, module in model.named_modules()}
+    assert all(torch.equal(weight, states[name]) for name, weight in model.state_dict().items())
+    assert all(weight.grad is None for weight in model.parameters())
+
+
+def test_a_class_and_configuration_is_probed_once(monkeypatch):
+    calls = []
+
+    def counted(*args):
+        calls.append(args)
+        return probe(*args)
+
+    monkeypatch.setattr("gistkit.hf.probe.probe", counted)
+    first, second = (tiny_llama(hidden_size=56, num_attention_heads=7, num_key_value_heads=1) for _ in range(2))
+    assert probed(first) is probed(second) is probed(first) and len(calls) == 1
+    assert any(traits is probed(first) for traits in _KNOWN.values())
+    assert isinstance(probed(tiny_llama(hidden_size=64, num_attention_heads=8)), Traits) and len(calls) == 2
+
+
+def test_layers_of_a_class_of_ones_own_keep_their_forward():
+    from transformers.models.mixtral.modeling_mixtral import MixtralAttention
+
+    class Own(MixtralAttention):
+        def forward(self, hidden_states, **kwargs):
+            out, weights = super().forward(hidden_states, **kwargs)
+            return 2 * out, weights
+
+    model = tiny_of("MixtralForCausalLM")
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = Own
+    causal, planned = check_attach(model)
+    assert max(causal, planned) < 1e-4
