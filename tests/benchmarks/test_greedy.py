@@ -157,7 +157,7 @@ def test_any_rule_of_selection_is_where_the_search_starts():
         ({"compressor": None}, TypeError, "compressor: expected a Dodo, got NoneType"),
         ({"context": [[2, 3], [4, 5]]}, ValueError, "context: expected one row, got 2"),
         ({"context": [BOS]}, ValueError, "context: expected at least 1 token beside the first token, got none"),
-        ({"context": [[]]}, ValueError, "context: expected at least 1 tokens, got 0 in row 0"),
+        ({"context": [[]]}, ValueError, "context: expected at least 1 token, got 0 in row 0"),
         ({"context": [70]}, ValueError, r"context: expected token ids in \[0, 50\), got 70"),
         ({"text": "words"}, TypeError, "text: expected token ids as a tensor or lists of integers, got str"),
         ({"text": [[2, 3], [4, 5]]}, ValueError, "text: expected one row, got 2"),

@@ -20,7 +20,7 @@ from gistkit import ops
 from gistkit.hf.carry import Carried, carry
 from gistkit.hf.keep import Keeper, Layers
 from gistkit.hf.parts import FAMILIES, Family, checkpointed, parts_of
-from gistkit.hf.probe import Traits, traits_of
+from gistkit.hf.probe import TRAITS, Traits, traits_of
 from gistkit.layouts import Plan, causal_plan
 
 ATTENTION_NAME = "gistkit"
@@ -164,7 +164,7 @@ def attach(model: Model) -> Iterator[Model]:
     if decoder.config._attn_implementation == ATTENTION_NAME:
         yield model
         return
-    traits = traits_of(decoder, _attached)
+    traits = TRAITS.get(decoder) or traits_of(decoder, _attached)
     if traits.refused is not None:
         raise TypeError(
             "model: expected a transformers decoder that gistkit's attention can run in, got "

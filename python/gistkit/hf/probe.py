@@ -67,14 +67,15 @@ class Traits:
 
 
 _KNOWN: dict[tuple[type, str], Traits] = {}
-_OF_MODELS: WeakKeyDictionary[PreTrainedModel, Traits] = WeakKeyDictionary()
+# Of decoders that have been asked for.
+TRAITS: WeakKeyDictionary[PreTrainedModel, Traits] = WeakKeyDictionary()
 
 
 def traits_of(decoder: PreTrainedModel, attached: Attached) -> Traits:
     """The traits of a decoder, found out once for each class and configuration."""
-    traits = _OF_MODELS.get(decoder)
+    traits = TRAITS.get(decoder)
     if traits is None and (width := _widest_head(decoder)) > MAX_HEAD_DIM:
-        traits = _OF_MODELS[decoder] = Traits(refused=f"its heads have {width} dimensions, more than {MAX_HEAD_DIM}")
+        traits = TRAITS[decoder] = Traits(refused=f"its heads have {width} dimensions, more than {MAX_HEAD_DIM}")
     if traits is None:
         key = type(decoder), decoder.config.to_json_string(use_diff=False)
         traits = _KNOWN.get(key)
@@ -82,7 +83,7 @@ def traits_of(decoder: PreTrainedModel, attached: Attached) -> Traits:
             # In a thread of its own no mode of the caller's holds: autocast, inference, a default device, a recorder.
             with ThreadPoolExecutor(1) as thread:
                 traits = _KNOWN[key] = thread.submit(probe, type(decoder), decoder.config, attached).result()
-        _OF_MODELS[decoder] = traits
+        TRAITS[decoder] = traits
     return traits
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from gistkit import _gpu
 from gistkit.layouts.lists import TileLists, version_of
@@ -63,7 +64,8 @@ def attention(
         TypeError: a dtype is not supported or the dtypes differ.
         ValueError: shapes, devices, head counts or the plan's lengths do not fit, or softcap is not positive.
     """
-    query, key, value = autocast(query, key, value)
+    if torch._C._is_any_autocast_enabled():
+        query, key, value = autocast(query, key, value)
     _check_tensors(query, key, value)
     _check_plan(plan, query, key)
     if key_bias is not None:
@@ -81,7 +83,8 @@ def attention(
     spans, tiles = plan.spans, None
     if _by_lists(spans):
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
-    out, lse = _attend(
+    run = _attend if torch.is_grad_enabled() or forward_ad._current_level >= 0 else _ATTENTION
+    out, lse = run(
         _contiguous_last(query),
         _contiguous_last(key),
         _contiguous_last(value),

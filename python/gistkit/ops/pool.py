@@ -6,6 +6,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import gistkit.ops._library  # noqa: F401
 from gistkit.ops._autograd import differentiable
@@ -81,7 +82,8 @@ def window_pool(
             CPU a window without tokens, and offsets that descend or leave the text.
         TypeError: an unsupported or mismatched dtype.
     """
-    key, value = autocast(key, value)
+    if torch._C._is_any_autocast_enabled():
+        key, value = autocast(key, value)
     offsets, positions, inv_freq = check_pool(key, value, windows, positions, inv_freq)
     hidden = key.dim() == 3
     keys = key[:, None] if hidden else key
@@ -89,7 +91,8 @@ def window_pool(
         values = keys.new_empty((keys.shape[0], 0, *keys.shape[2:]))
     else:
         values = value[:, None] if hidden else value
-    pooled = _pool(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
+    run = _pool if torch.is_grad_enabled() or forward_ad._current_level >= 0 else _POOL
+    pooled = run(_rows(keys), _rows(values), offsets, positions, inv_freq, scaling, interleaved)
     if hidden and value is not None:
         pooled = pooled[0][:, 0], pooled[1][:, 0]
     elif hidden:

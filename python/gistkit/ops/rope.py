@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 import gistkit.ops._library  # noqa: F401
 from gistkit import _gpu
@@ -57,11 +58,12 @@ def rope(
         ValueError: shapes that do not match, positions on the CPU that are not finite, or inplace with a gradient.
         TypeError: an unsupported or mismatched dtype.
     """
-    if not inplace:
+    if not inplace and torch._C._is_any_autocast_enabled():
         query, key = autocast(query, key)
     positions, inv_freq = _check(query, key, positions, inv_freq)
     if not inplace:
-        return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
+        run = _rotate if torch.is_grad_enabled() or forward_ad._current_level >= 0 else _ROPE
+        return run(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
     _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
     _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
     if not torch.compiler.is_compiling():
