@@ -33,7 +33,7 @@ from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
-from gistkit.hf.parts import ModuleSnapshot
+from gistkit.hf.attach import ModuleSnapshot
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ from transformers.pytorch_utils import Conv1D
 
 from gistkit import hf, layouts
 from gistkit.hf import forwards
-from gistkit.hf.attach import decoder_of, pretrained, probed
+from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.logits import logits_of
-from gistkit.hf.parts import checkpointed
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 

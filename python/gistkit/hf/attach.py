@@ -5,11 +5,13 @@ The file begins with what a pass needs of a model, and ends with the attention i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
+from itertools import chain
 from types import MethodType
 from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +21,54 @@ from transformers.modeling_rope_utils import dynamic_rope_update
 from gistkit import ops
 from gistkit.hf.carry import Carried, carry
 from gistkit.hf.keep import Keeper, Layers
-from gistkit.hf.parts import FAMILIES, Family, checkpointed, parts_of
+from gistkit.hf.parts import FAMILIES, Family, Parts, find_parts
 from gistkit.hf.probe import TRAITS, Traits, traits_of
 from gistkit.layouts import Plan, causal_plan
 
 ATTENTION_NAME = "gistkit"
 PLAIN_LAYERS = ("full_attention", "sliding_attention")
+
+
+class ModuleSnapshot:
+    """The modules and parameters that some modules hold, to notice when one is replaced.
+
+    Args:
+        holders: the modules; only their direct modules and parameters count.
+    """
+
+    def __init__(self, holders: Iterable[nn.Module]) -> None:
+        self._tables: list[dict[str, Any]] = []
+        for module in holders:
+            self._tables += [table for table in (module._modules, module._parameters) if table]
+        # References, so that no other object gets the id of one of them.
+        self._objects = [*chain.from_iterable(map(dict.values, self._tables))]
+        self._ids = self._now()
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether every module and parameter is still in its place."""
+        return self._now() == self._ids
+
+    def _now(self) -> list[int]:
+        # Without a loop in Python: this runs before every pass.
+        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
+
+
+_PARTS: WeakKeyDictionary[nn.Module, tuple[ModuleSnapshot, Parts]] = WeakKeyDictionary()
+
+
+def parts_of(decoder: nn.Module) -> Parts:
+    """What passes need to know about a decoder, collected again only when one of its modules is replaced."""
+    known = _PARTS.get(decoder)
+    if known is None or not known[0].unchanged:
+        parts = find_parts(decoder)
+        known = _PARTS[decoder] = ModuleSnapshot(parts.holders), parts
+    return known[1]
+
+
+def checkpointed(decoder: nn.Module) -> list[nn.Module]:
+    """The modules of a decoder, itself included, that have gradient checkpointing switched on."""
+    return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]
 
 
 def rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family], tuple[nn.Module, ...]]:
@@ -106,6 +150,14 @@ def probed(model: nn.Module) -> Traits:
     return traits_of(decoder_of(model), _attached)
 
 
+def _window_of(family: Family, attention: nn.Module) -> int | None:
+    """Width of the sliding window of an attention module; None where it sees everything."""
+    if family.window is None:
+        return None
+    holder: Any = attention if family.window == "layer" else attention.config
+    return cast("int | None", holder.sliding_window)
+
+
 def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     """The widths of the sliding windows of `model`'s layers, ascending: what to give to `compile` as `windows`.
 
@@ -114,7 +166,7 @@ def sliding_windows(model: nn.Module) -> tuple[int, ...]:
     decoder = decoder_of(model)
     attentions = parts_of(decoder).attentions
     if attentions and not parts_of(decoder).guessed:
-        widths = {family.window_of(module) for module, family in attentions.items()}
+        widths = {_window_of(family, module) for module, family in attentions.items()}
     else:
         widths = set(traits_of(decoder, _attached).windows)
     return tuple(sorted(width for width in widths if width is not None))
@@ -353,8 +405,8 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
             attention_mask,
             scaling=self.scaling,
             dropout=float(self.attention_dropout or 0.0) if self.training else 0.0,
-            softcap=family.softcap_of(self),
-            sliding_window=family.window_of(self),
+            softcap=self.attn_logit_softcapping if family.softcap else None,
+            sliding_window=_window_of(family, self),
             **kwargs,
         )
         return self.o_proj(out.reshape(batch, length, -1)), None

@@ -1,12 +1,10 @@
-"""parts_of: the modules of a decoder that passes need to know, and the families whose forward gistkit replaces."""
+"""find_parts: the modules of a decoder that passes need to know, and the families whose forward gistkit replaces."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, Literal, cast
-from weakref import WeakKeyDictionary
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -25,17 +23,6 @@ class Family:
     prefix: str
     window: Literal["layer", "config"] | None = None
     softcap: bool = False
-
-    def window_of(self, attention: nn.Module) -> int | None:
-        """Width of the sliding window of an attention module; None where it sees everything."""
-        if self.window is None:
-            return None
-        holder: Any = attention if self.window == "layer" else attention.config
-        return cast("int | None", holder.sliding_window)
-
-    def softcap_of(self, attention: nn.Module) -> float | None:
-        """The bound of an attention module's logits; None where its forward applies none."""
-        return cast(Any, attention).attn_logit_softcapping if self.softcap else None
 
 
 FAMILIES = {
@@ -61,37 +48,12 @@ def _known(module: nn.Module) -> tuple[str, Family] | tuple[None, None]:
     return _CLASSES.get(f"{owner.__module__}.{owner.__qualname__}", (None, None))
 
 
-class ModuleSnapshot:
-    """The modules and parameters that some modules hold, to notice when one is replaced.
-
-    Args:
-        holders: the modules; only their direct modules and parameters count.
-    """
-
-    def __init__(self, holders: Iterable[nn.Module]) -> None:
-        self._tables: list[dict[str, Any]] = []
-        for module in holders:
-            self._tables += [table for table in (module._modules, module._parameters) if table]
-        # References, so that no other object gets the id of one of them.
-        self._objects = [*chain.from_iterable(map(dict.values, self._tables))]
-        self._ids = self._now()
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether every module and parameter is still in its place."""
-        return self._now() == self._ids
-
-    def _now(self) -> list[int]:
-        # Without a loop in Python: this runs before every pass.
-        return [*map(id, chain.from_iterable(map(dict.values, self._tables)))]
-
-
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """What passes need to know about a decoder; see `parts_of`.
+    """What passes need to know about a decoder.
 
     Args:
-        snapshot: of the layers for which the other fields hold.
+        holders: the modules whose children the other fields name: these hold until one is replaced.
         attentions: attention modules of known families, in order, with their family.
         rotaries: RoPE modules of known families.
         layers: the modules that hold `attentions`.
@@ -101,7 +63,7 @@ class Parts:
         guessed: `attentions`, `rotaries` and `layers` only look like those of a known family; a probe has to prove it.
     """
 
-    snapshot: ModuleSnapshot
+    holders: tuple[nn.Module, ...]
     attentions: Mapping[nn.Module, Family]
     rotaries: tuple[nn.Module, ...]
     layers: tuple[nn.Module, ...]
@@ -111,18 +73,8 @@ class Parts:
     guessed: bool = False
 
 
-_PARTS: WeakKeyDictionary[nn.Module, Parts] = WeakKeyDictionary()
-
-
-def parts_of(decoder: nn.Module) -> Parts:
-    """What passes need to know about a decoder, collected again only when one of its modules is replaced."""
-    parts = _PARTS.get(decoder)
-    if parts is None or not parts.snapshot.unchanged:
-        parts = _PARTS[decoder] = _find(decoder)
-    return parts
-
-
-def _find(decoder: nn.Module) -> Parts:
+def find_parts(decoder: nn.Module) -> Parts:
+    """What passes need to know about a decoder, from a look at all its modules."""
     modules = dict(decoder.named_modules())
     attentions: dict[str, Family] = {}
     rotaries = []
@@ -141,7 +93,7 @@ def _find(decoder: nn.Module) -> Parts:
     config: Any = decoder.config
     models = (module for module in modules.values() if isinstance(module, PreTrainedModel))
     return Parts(
-        snapshot=ModuleSnapshot(modules[name] for name in above),
+        holders=tuple(modules[name] for name in above),
         attentions={modules[name]: family for name, family in attentions.items()},
         rotaries=tuple(rotaries),
         layers=tuple(modules[name.rpartition(".")[0]] for name in attentions),
@@ -170,8 +122,3 @@ def _alike(decoder: nn.Module, modules: Mapping[str, nn.Module]) -> tuple[dict[s
     if rotary is None or not attentions or not all(hasattr(rotary, part) for part in _ROTARY):
         return {}, []
     return attentions, [rotary]
-
-
-def checkpointed(decoder: nn.Module) -> list[nn.Module]:
-    """The modules of a decoder, itself included, that have gradient checkpointing switched on."""
-    return [m for m in (decoder, *parts_of(decoder).checkpointed) if getattr(m, "gradient_checkpointing", False)]

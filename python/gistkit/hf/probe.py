@@ -25,7 +25,7 @@ from transformers.utils import logging
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope, project_keys
-from gistkit.hf.parts import parts_of
+from gistkit.hf.parts import find_parts
 from gistkit.hf.shrink import small_config, small_copy
 from gistkit.layouts import Layout, Plan, Role, causal
 from gistkit.layouts.relations import CAUSAL
@@ -111,7 +111,7 @@ def probe(kind: type[PreTrainedModel], config: Any, attached: Attached) -> Trait
         try:
             # Gistkit's forward takes any keyword argument, but layers may still drop them.
             for carried, fused in ((False, True), (True, True), (False, False), (True, False)):
-                classes = frozenset(type(module) for module in parts_of(model).attentions) if fused else frozenset()
+                classes = frozenset(type(module) for module in find_parts(model).attentions) if fused else frozenset()
                 traits = replace(traits, carried=carried, fused=classes)
                 try:
                     with attached(model, carried, fused):
