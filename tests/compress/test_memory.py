@@ -1,5 +1,6 @@
 """Memory: rows, joining, bytes, and files that are refused when they are not what they should be."""
 
+import dataclasses
 import json
 import warnings
 from dataclasses import replace
@@ -155,6 +156,14 @@ def test_documents_of_different_frequencies_get_those_of_the_longest(rope):
             torch.testing.assert_close(keys[:, :, at : at + short.num_tokens], expected, rtol=1e-6, atol=1e-6)
         alone = compressor.join([compressor.join(parts[:1]), parts[1]])
         assert all(map(torch.equal, joined.tensors, alone.tensors))
+
+
+def test_a_joined_memory_claims_frequencies_that_all_of_it_has():
+    compressor = build(FiveHundredX, layout="dpl")
+    new = encode(compressor, [CONTEXTS[0]])
+    old = dataclasses.replace(new, frequencies=None)
+    assert compressor.join([new, new]).frequencies is not None
+    assert compressor.join([old, new]).frequencies is None and compressor.join([new, old]).frequencies is None
 
 
 def test_bytes_against_the_full_cache():

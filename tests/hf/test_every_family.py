@@ -80,6 +80,54 @@ def test_windows_that_only_the_mask_knows(kind):
     assert max(causal, planned) < 1e-4
 
 
+BOUNDED = {
+    "Olmo": {"clip_qkv": 8.0},
+    "VaultGemma": {"head_dim": 12, "attn_logit_softcapping": 50.0, "query_pre_attn_scalar": 12},
+    "Ministral3": {
+        "head_dim": 12,
+        "sliding_window": None,
+        "max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BOUNDED)
+def test_what_only_large_values_and_far_positions_reach_is_not_lost(kind):
+    config = getattr(transformers, f"{kind}Config")(**COMMON | BOUNDED[kind] | {"pad_token_id": 0})
+    config._attn_implementation = "eager"
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
+    for name, weight in model.named_parameters():
+        if "q_proj" in name or "k_proj" in name:
+            torch.nn.init.normal_(weight, std=2)
+    ids = torch.randint(3, 60, (1, 200)) % config.vocab_size
+    with torch.no_grad():
+        own = model(ids, use_cache=False).logits
+        with attach(model):
+            ours = model(ids, use_cache=False).logits
+    # Transformers rounds angles to float32, which such logits make ten times larger.
+    assert (ours - own).abs().max() < 1e-3 * own.abs().max()
+
+
+def test_a_refusal_ends_with_the_setting_that_caused_it():
+    model = tiny_llama(hidden_size=40, num_attention_heads=5, num_key_value_heads=5)
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = True
+    ids = torch.ones(1, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="output_attentions: expected False"), attach(model):
+        model(ids)
+    model.config.output_attentions = False
+    with attach(model):
+        model(ids)
+    # Transformers' own heads do not take tuples; decoders do.
+    with attach(tiny_llama(return_dict=False)) as model:
+        assert isinstance(model.model(ids), tuple)
+
+
 def test_heads_that_are_too_wide_are_refused_before_a_pass():
     model = tiny_llama(head_dim=264)
     message = "model: expected .*got LlamaModel: its heads have 264 dimensions, more than 256"

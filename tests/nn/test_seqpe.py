@@ -354,6 +354,13 @@ class TestFrozen:
                 model(positions)
             torch.testing.assert_close(model(positions), model.plain(positions))
 
+    def test_the_dtype_under_autocast_is_that_of_the_encoder(self):
+        model, positions = encoder(digits=3).eval(), torch.arange(20)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), model.frozen(positions):
+            kept = model(positions)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            assert kept.dtype == model(positions).dtype == torch.bfloat16
+
     @pytest.mark.parametrize("made_inside", [False, True])
     def test_inference_mode(self, made_inside):
         with torch.inference_mode(made_inside):

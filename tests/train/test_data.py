@@ -203,6 +203,14 @@ def test_rows_of_lines_are_joined_to_articles(hub):
     assert " = A0 = \n\n A0 starts . \n x \n = = Part" in held_out
 
 
+def test_rows_without_empty_ones_between_are_documents_whatever_they_look_like(hub):
+    hub.texts["wiki", "raw"] = {
+        "train": [f" = T{row} = \n" if row % 5 == 0 else f" line {row} . \n" for row in range(400)]
+    }
+    corpus = load_corpus(dataset="wiki:raw", limit=500)
+    assert corpus.train.numel() + 20 >= 500 and corpus.held_out.numel() < 200
+
+
 def test_a_batch_is_a_function_of_seed_and_step_alone():
     corpus = load_corpus()
     batches, again = Pretraining(corpus, 4, 16, 40, seed=3), Pretraining(corpus, 4, 16, 40, seed=3)

@@ -130,6 +130,18 @@ def test_a_state_from_before_a_setting_was_added_is_of_a_run_with_its_old_value(
         checkpoint.load(path, reader.compressor.settings, parameters, optimizer)
 
 
+def test_a_compressors_old_state_does_not_ask_what_only_reading_on_uses(tmp_path):
+    reader = make_reader(selection="strided")
+    parameters = list(reader.compressor.trainable())
+    optimizer = torch.optim.AdamW([parameter for _, parameter in parameters])
+    checkpoint.save(tmp_path / "state", {"method": "avgpool"}, {"step": 1}, parameters, optimizer)
+    today = {"method": "avgpool", "past": None, "soft_prompt": False}
+    assert checkpoint.load(tmp_path / "state", today, parameters, optimizer) == {"step": 1}
+    checkpoint.save(tmp_path / "state", {"method": "avgpool", "tau": 8}, {"step": 1}, parameters, optimizer)
+    with pytest.raises(ValueError, match="the saved run differs in past; use the same settings"):
+        checkpoint.load(tmp_path / "state", today | {"tau": 8}, parameters, optimizer)
+
+
 def test_rows_may_be_shared_among_passes(unbroken, tmp_path):
     for name, options in {"accumulated": {"accumulate": 2}, "checkpointed": {"gradient_checkpointing": True}}.items():
         train(tmp_path / name, make_reader(), **options)

@@ -255,7 +255,7 @@ class Compressor(nn.Module, ABC):
         return as_rows(name, ids, attention_mask, vocabulary=self.vocabulary, device=self.device, shortest=shortest)
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> Rows:
-        """`rows` of contexts, each at least as long as what one memory token stands for."""
+        """`rows` of contexts, each of at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
     def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
@@ -579,7 +579,8 @@ def _but_last(rows: Rows) -> Rows:
 def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
     """What changes with the weights: where each lies, its version, and one of its values.
 
-    Changes through `.data`, as fused optimizers and some loaders make them, show in the values alone.
+    Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
+    A change of other single values through `.data`, such as one row of embeddings, is not seen.
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []

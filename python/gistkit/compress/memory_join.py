@@ -129,6 +129,7 @@ def _append(compressor: MemoryReader, first: Memory, second: Memory) -> Memory:
         starts=contexts if source.consistent else lengths,
         embeddings=embeddings,
         layers=layers,
+        frequencies=None if first.frequencies is None else second.frequencies,
         fingerprint=first.fingerprint if first.fingerprint == second.fingerprint else None,
         maker=first.maker if first.maker == second.maker else None,
     )

@@ -75,7 +75,7 @@ def traits_of(decoder: PreTrainedModel, attached: Attached) -> Traits:
     """The traits of a decoder, found out once for each class and configuration."""
     traits = TRAITS.get(decoder)
     if traits is None and (width := _widest_head(decoder)) > MAX_HEAD_DIM:
-        traits = TRAITS[decoder] = Traits(refused=f"its heads have {width} dimensions, more than {MAX_HEAD_DIM}")
+        return Traits(refused=f"its heads have {width} dimensions, more than {MAX_HEAD_DIM}")
     if traits is None:
         key = type(decoder), decoder.config.to_json_string(use_diff=False)
         traits = _KNOWN.get(key)
@@ -83,7 +83,9 @@ def traits_of(decoder: PreTrainedModel, attached: Attached) -> Traits:
             # In a thread of its own no mode of the caller's holds: autocast, inference, a default device, a recorder.
             with ThreadPoolExecutor(1) as thread:
                 traits = _KNOWN[key] = thread.submit(probe, type(decoder), decoder.config, attached).result()
-        TRAITS[decoder] = traits
+        # A refusal may end with a setting of the configuration.
+        if traits.refused is None:
+            TRAITS[decoder] = traits
     return traits
 
 

@@ -13,8 +13,7 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
     """Keys of one layer, rotated as if their tokens were `delta` positions further on.
 
     Exact up to rounding for every RoPE type: the layer's current frequencies are used, and the keys keep their
-        attention
-    scaling.
+    attention scaling.
 
     Args:
         model: what `attach` takes, of a family with RoPE.

@@ -53,6 +53,10 @@ _SIZES = {
     "attention_chunk_size": WINDOW,
     "max_position_embeddings": 256,
 }
+# What bounds values, with bounds that those of a small copy reach: a bound that nothing reaches shows no difference.
+_BOUNDS = {"clip_qkv": 0.5, "attn_logit_softcapping": 1.0}
+# What a pass returns, which a model's own configuration may have changed.
+_OUTPUTS = {"output_attentions": False, "output_hidden_states": False, "return_dict": True}
 # Smaller values are kept.
 _AT_MOST = ("num_experts_per_tok", "n_shared_experts", "sliding_window")
 
@@ -82,7 +86,13 @@ def small_config(config: Any) -> Any:
             setattr(small, name, min(value, size) if name in _AT_MOST else size)
         elif isinstance(value, list) and name == "intermediate_size":
             setattr(small, name, [size for _ in value])
-    _shorten_factors(getattr(small, "rope_parameters", None))
+    for name, bound in _BOUNDS.items():
+        if getattr(small, name, None) is not None:
+            setattr(small, name, bound)
+    for name, value in _OUTPUTS.items():
+        if hasattr(small, name):
+            setattr(small, name, value)
+    _shorten_rope(getattr(small, "rope_parameters", None))
     if isinstance(key_heads, int):
         small.num_key_value_heads = _HEADS if key_heads == heads else 1 if key_heads == 1 else 2
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -98,15 +108,18 @@ def small_config(config: Any) -> Any:
     return small
 
 
-def _shorten_factors(parameters: Any) -> None:
-    """Leaves as many of longrope's factors, one for each frequency, as a small head has frequencies."""
+def _shorten_rope(parameters: Any) -> None:
+    """As many of longrope's factors, one for each frequency, as a small head has frequencies; and queries that are
+    scaled by their positions within the few that a small copy reads."""
     if not isinstance(parameters, dict):
         return
+    if parameters.get("llama_4_scaling_beta") is not None:
+        parameters["original_max_position_embeddings"] = WINDOW
     for name, value in parameters.items():
         if name in ("short_factor", "long_factor") and isinstance(value, list):
             count = int(_HEAD_DIM * (parameters.get("partial_rotary_factor") or 1.0)) // 2
             parameters[name] = value[:count]
-        _shorten_factors(value)
+        _shorten_rope(value)
 
 
 def _of(overrides: dict[Any, dict[str, Any]], index: int) -> dict[str, Any]:

@@ -77,7 +77,11 @@ def load(
     """
     header, tensors = _read(path)
     saved, expected = json.loads(header["identity"]), json.loads(json.dumps(identity))
-    saved = {name: value for name, value in ADDED_SETTINGS.items() if name in expected} | saved
+    added = {name: value for name, value in ADDED_SETTINGS.items() if name in expected}
+    if "past" in added and "tau" not in expected:
+        # Only reading on uses it.
+        added["past"] = expected["past"]
+    saved = added | saved
     if saved != expected:
         changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
         raise ValueError(

@@ -157,7 +157,7 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
 def _articles(rows: Iterable[dict[str, str]]) -> Iterator[tuple[int, bytes]]:
     """Each article's first row and text: from title to title if the rows begin with one, or else the rows themselves.
 
-    A title is a row between empty ones; rows of formulas may look like titles.
+    A title is a row between empty ones; rows of formulas may look like titles. Without empty rows, rows are documents.
     """
     lines: list[str] = []
     first = 0
@@ -167,7 +167,7 @@ def _articles(rows: Iterable[dict[str, str]]) -> Iterator[tuple[int, bytes]]:
     for index, following in enumerate(texts):
         blank = not text.strip()
         if titled is None and not blank:
-            titled = TITLE.fullmatch(text) is not None
+            titled = TITLE.fullmatch(text) is not None and not following.strip()
         is_title = not following.strip() and not "".join(lines[-1:]).strip() and TITLE.fullmatch(text)
         if not titled or is_title:
             if "".join(lines).strip():

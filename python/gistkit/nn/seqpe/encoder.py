@@ -279,7 +279,12 @@ class SeqPE(nn.Module):
             return None
         numbers = self._numbers(positions)
         rows = None if numbers is None else kept.look_up(numbers)
-        return None if rows is None else rows.view(*self._shape(positions), self.out_dim)
+        if rows is None:
+            return None
+        # Outside, autocast decides the dtype of the last map's output.
+        if torch.is_autocast_enabled(rows.device.type) and rows.dtype != torch.float64:
+            rows = rows.to(torch.get_autocast_dtype(rows.device.type))
+        return rows.view(*self._shape(positions), self.out_dim)
 
     def _shape(self, positions: Tensor) -> torch.Size:
         return positions.shape if self.axes == 1 else positions.shape[:-1]
