@@ -141,7 +141,7 @@ def speed_table(machine: str) -> str:
     if (seqpe := folder / "seqpe.json").exists():
         encoder, table = r"seqpe (\d.*), d 768 float32, (.*)", r"seqpe (table, .*), d 768 float32, (.*)"
         tables.append(timing_table(seqpe, "SeqPE's encoder, 2 layers, d 768", encoder))
-        tables.append(timing_table(seqpe, "SeqPE in eval mode, d 768", table))
+        tables.append(timing_table(seqpe, "SeqPE in eval mode, d 768 (as it was before `frozen`)", table))
     if (seqpe_memory := folder / "seqpe-memory.json").exists():
         tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
     if (compressor := folder / "compressor.json").exists():

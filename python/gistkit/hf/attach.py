@@ -206,10 +206,9 @@ def attach(model: Model) -> Iterator[Model]:
             and their own positions. A small copy of the model shows first whether it obeys plans (`gistkit.hf.probe`).
 
     Raises:
-        TypeError: if the model is an encoder-decoder, not causal, does not follow the attention interface, or if a
-            small copy of it does not obey plans; from
-            `model(...)`, if an argument of another name is a plan, a keeper or a function, which the model would
-            ignore.
+        TypeError: if the model is an encoder-decoder, not causal or does not follow the attention interface, or if a
+            small copy of it does not obey plans; from `model(...)`, if an argument of another name is a plan, a keeper
+            or a function, which the model would ignore.
         ValueError: from `model(...)`, for output_attentions: `gistkit.inspect.AttentionRecorder` records maps.
     """
     decoder = decoder_of(model)

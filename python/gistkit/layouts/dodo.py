@@ -57,6 +57,12 @@ def check_segment(tau: int, segment: int) -> tuple[int, int]:
     return tau, segment
 
 
+def nuggets_of(plan: Plan) -> slice:
+    """The last rows of a plan of `dodo` layouts, those of nuggets."""
+    rows = plan.num_queries
+    return (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
+
+
 def with_nuggets_again(plan: Plan, tau: int, segment: int) -> Plan:
     """The plan of the same rows over N + K keys: all N, and behind them those of the K nuggets once more.
 
@@ -67,8 +73,7 @@ def with_nuggets_again(plan: Plan, tau: int, segment: int) -> Plan:
         plan: of `dodo` layouts, a document a row, in grouped order; with `aligned` if there are several rows.
         tau, segment: those of the layouts.
     """
-    rows = plan.num_queries
-    nuggets = (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
+    rows, nuggets = plan.num_queries, nuggets_of(plan)
     order = np.arange(rows)[None] if plan.order is None else plan.order.cpu().numpy()
     first = np.maximum(0, order // segment * segment - (tau - segment))
     # Each row's nuggets ascend, its padding behind them.

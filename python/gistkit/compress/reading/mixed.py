@@ -18,8 +18,8 @@ from gistkit.compress.model import Use
 from gistkit.compress.reading.cache import StreamCache
 from gistkit.compress.reading.language import LanguageModel, Stream, keys_seen
 from gistkit.compress.tokens import Rows
-from gistkit.layouts import Plan, Role
-from gistkit.layouts.dodo import with_nuggets_again
+from gistkit.layouts import Plan
+from gistkit.layouts.dodo import nuggets_of, with_nuggets_again
 from gistkit.nn import nuggets_above, straight_through, threshold_for
 
 
@@ -131,7 +131,7 @@ class MixedResolution(LanguageModel):
 
         There they read a second copy of the nugget's key and value, which alone has the bias.
         """
-        nuggets = _nuggets_of(plan)
+        nuggets = nuggets_of(plan)
 
         def extend(layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
             return torch.cat([key, key[:, :, nuggets]], 2), torch.cat([value, value[:, :, nuggets]], 2)
@@ -153,7 +153,7 @@ class MixedResolution(LanguageModel):
     def _roles(self, plan: Plan) -> Use:
         if not self.compressor.separate:
             return TEXT
-        nuggets = _nuggets_of(plan)
+        nuggets = nuggets_of(plan)
         return {TEXT: slice(0, nuggets.start), GISTS: nuggets}
 
 
@@ -213,9 +213,3 @@ class NuggetStream(Stream):
         self, keep: hf.KeptKeys, positions: Sequence[Sequence[int]], nuggets: Sequence[Iterable[int]]
     ) -> StreamCache:
         return StreamCache(keep.close(), positions, nuggets, self.reader.first, self.ends, self.reader.segment)
-
-
-def _nuggets_of(plan: Plan) -> slice:
-    """The plan's last rows, those of nuggets."""
-    rows = plan.num_queries
-    return (plan.slices or {}).get(Role.MEMORY, slice(rows, rows))
