@@ -118,7 +118,7 @@ def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> Dodo |
     """The untrained compressor of an arm around `model`."""
     lora = adapter(recipe, model)
     if arm.method == "compressive":
-        return AvgPool(model, ratio=arm.ratio, pool="kv", lora=lora)
+        return AvgPool(model, ratio=arm.ratio, pool="hidden", soft_prompt=True, lora=lora)
     options: dict[str, Any] = {"ratio": arm.ratio, "layer": recipe.layer, "lora": lora}
     if arm.method == "delimiters":
         options["delimiters"] = delimiters(recipe)
