@@ -269,7 +269,8 @@ def test_a_full_copy_is_of_all_that_the_text_reads_with():
     get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="full_copy: expected a model without other active adapters, got default"):
         make("gistpool, copied", model)
-    with pytest.raises(ValueError, match="lora: expected plain LoRA on linear maps, and no other active adapter"):
+    plain = "lora: expected plain LoRA on linear maps and embeddings, and no other active adapter"
+    with pytest.raises(ValueError, match=plain):
         make("gistpool", model)
     saving = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["down_proj"])
     with pytest.raises(ValueError, match=r"lora: expected no modules_to_save beside full_copy, got \['down_proj'\]"):
@@ -399,7 +400,7 @@ REFUSED = [
     (GistPool, {"window": 2}),
     (GistPool, {"lora": "dora"}),
     (GistPool, {"lora": "pissa"}),
-    (GistPool, {"lora": "embedding"}),
+    (GistPool, {"lora": "saving"}),
 ]
 
 
@@ -410,7 +411,7 @@ def test_a_refused_model_stays_as_it_was(method, settings):
     made = {
         "dora": LoraConfig(r=2, target_modules=["q_proj"], use_dora=True),
         "pissa": LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa"),
-        "embedding": LoraConfig(r=2, target_modules=["q_proj", "embed_tokens"]),
+        "saving": LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens"]),
     }
     model = tiny_llama()
     names, ids = [name for name, _ in model.named_modules()], tokens(1, 9)

@@ -20,6 +20,7 @@ from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.logits import logits_of
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
+from gistkit.nn.roles import LowRankTokens, TokenMap
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -434,6 +435,8 @@ class Adapters:
 
     def _map(self, by_role: RoleLinear, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         use: Any = self._use
+        if isinstance(by_role.base, TokenMap):
+            x = x[..., None]
         if isinstance(use, tuple):
             return by_role.of_rows(x, use)
         if isinstance(use, str):
@@ -458,18 +461,29 @@ class Adapters:
             parameter.requires_grad_(trained.get(name, trained.get(name.replace(".base_layer.", "."), False)))
 
     def _roles_of(self, layer: Any) -> RoleLinear:
+        from peft.tuners.lora import Embedding as LoraEmbedding
         from peft.tuners.lora import Linear as LoraLinear
 
-        if self._previous or not isinstance(layer, LoraLinear) or not isinstance(layer.base_layer, nn.Linear):
+        base: Any = getattr(layer, "base_layer", None)
+        of_tokens = isinstance(layer, LoraEmbedding) and isinstance(base, nn.Embedding)
+        if self._previous or not (of_tokens or (isinstance(layer, LoraLinear) and isinstance(base, nn.Linear))):
             raise ValueError(
-                "lora: expected plain LoRA on linear maps, and no other active adapter, for adapters by role, got "
-                f"{self._previous or type(layer).__name__}"
+                "lora: expected plain LoRA on linear maps and embeddings, and no other active adapter, for adapters by "
+                f"role, got {self._previous or type(layer).__name__}"
             )
+        if of_tokens:
+            # A model may scale its embeddings; PEFT scales what an adapter adds to them likewise.
+            factor = float(getattr(base, "embed_scale", 1.0))
+            tables = layer.lora_embedding_A, layer.lora_embedding_B
+            added = {
+                role: LowRankTokens(*tables, name, layer.scaling[name] * factor) for role, name in self.names.items()
+            }
+            return RoleLinear(TokenMap(base), added)
         roles = {
             role: LowRank(layer.lora_A[name], layer.lora_B[name], layer.scaling[name], layer.lora_dropout[name])
             for role, name in self.names.items()
         }
-        return RoleLinear(layer.base_layer, roles)
+        return RoleLinear(base, roles)
 
     def _set(self, names: Sequence[str]) -> None:
         # PEFT's own switches change requires_grad too, which an optimizer and a running backward pass rely on.

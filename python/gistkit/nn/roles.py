@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -37,6 +38,36 @@ class LowRank(nn.Module):
         """What is added to the map's output at x [.., in]; [.., out] in x's dtype."""
         weight = getattr(self.down, "weight", x)
         return (self.up(self.down(self.dropout(x).to(weight.dtype))) * self.scale).to(x.dtype)
+
+
+class TokenMap(nn.Module):
+    """An embedding as a map of token ids [.., N, 1], so that roles may have adapters of it in a `RoleLinear`."""
+
+    def __init__(self, embedding: nn.Module) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Embeddings [.., N, d] of token ids x [.., N, 1]."""
+        return self.embedding(x[..., 0])  # type: ignore[no-any-return]
+
+
+class LowRankTokens(LowRank):
+    """What a LoRA adapter adds to an embedding, at token ids [.., N, 1].
+
+    Args:
+        down: {name: [rank, V]}; up: {name: [d, rank]}: where parameter `name` is found, also after a move.
+        scale: alpha / rank, times the embedding's own factor.
+    """
+
+    def __init__(self, down: nn.ParameterDict, up: nn.ParameterDict, name: str, scale: float) -> None:
+        super().__init__(down, up, scale)
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is added to the embeddings of x [.., N, 1]; [.., N, d]."""
+        down, up = (cast(Any, table)[self.name] for table in (self.down, self.up))
+        return F.linear(F.embedding(x[..., 0], down.T), up) * self.scale
 
 
 class RoleLinear(nn.Module):

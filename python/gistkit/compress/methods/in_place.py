@@ -202,7 +202,7 @@ class InPlace(Compressor):
         input_rows = self._input_rows(self.with_bos(rows))
         batch = self.pass_over(input_rows)
         self.lm.check_positions("input_ids", max(batch.starts) - 1)
-        inputs = self.lm.embedded(self._roles_of(batch), input_rows.ids)
+        inputs = self.lm.embedded(TEXT, input_rows.ids)
         if self.memory_embeddings is not None:
             inputs = torch.cat([inputs, self._slots(max(batch.lengths) - 1, rows.batch_size).to(inputs.dtype)], 1)
         keep = self._keeper(batch)
