@@ -347,7 +347,7 @@ def test_odd_arguments_say_what_was_expected():
     ]:
         with pytest.raises(error, match=message):
             method(model, **{"bos_token": BOS, "lora": None} | settings)
-    with pytest.raises(TypeError, match="model: expected a family whose attention is built like"):
+    with pytest.raises(TypeError, match="model: expected one whose linear maps gists can have copies of"):
         GistPool(tiny("gpt2"), bos_token=BOS)
     compressor = make("gistpool", gists=2)
     with pytest.raises(ValueError, match="input_ids: expected at least 1 token beside the first token, got 0"):
@@ -463,7 +463,7 @@ def test_a_step_under_checkpointing_holds_nothing_afterwards(losses):
 
 def test_separate_parameters_need_tokens_in_a_row():
     # Some families flatten a batch before their linear maps, where a slice of tokens is no slice of rows.
-    with pytest.raises(TypeError, match="model: expected a family whose attention is built like"):
+    with pytest.raises(TypeError, match="model: expected one whose linear maps gists can have copies of"):
         Gist(tiny("gpt2"), ratio=2, bos_token=BOS, separate=True)
 
 

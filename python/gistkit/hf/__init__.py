@@ -1,11 +1,11 @@
 """gistkit inside Hugging Face transformers models (`pip install gistkit[hf]`)."""
 
-from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, forwards, sliding_windows
+from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, check_rotates, forwards, sliding_windows
 from gistkit.hf.cache import empty_cache, memory_cache
 from gistkit.hf.depth import first_layers
 from gistkit.hf.fingerprint import digest, fingerprint, structure
 from gistkit.hf.gpt2 import encode_positions
-from gistkit.hf.keep import Keeper, KeptKeys, project_keys
+from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.rotation import frequencies, rerotate
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "KeptKeys",
     "attach",
     "check_projects",
+    "check_rotates",
     "digest",
     "empty_cache",
     "encode_positions",
@@ -22,7 +23,6 @@ __all__ = [
     "forwards",
     "frequencies",
     "memory_cache",
-    "project_keys",
     "rerotate",
     "sliding_windows",
     "structure",

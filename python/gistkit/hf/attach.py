@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from types import MethodType
 from typing import Any, TypeVar, cast
@@ -19,10 +19,11 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
-from gistkit.hf.carry import Carried, carry
-from gistkit.hf.keep import Keeper, Layers
+from gistkit.hf.carry import Carried, carry, layers_of
+from gistkit.hf.keep import Keeper, Layers, LlamaRope, Rope
 from gistkit.hf.parts import FAMILIES, Family, Parts, find_parts
 from gistkit.hf.probe import TRAITS, Traits, traits_of
+from gistkit.hf.project import OwnRope
 from gistkit.layouts import Plan, causal_plan
 
 ATTENTION_NAME = "gistkit"
@@ -87,13 +88,23 @@ def _rope_modules(decoder: PreTrainedModel) -> tuple[Mapping[nn.Module, Family],
 
 
 def check_projects(model: nn.Module) -> None:
-    """Raises a TypeError for a model whose layers `project_keys` and `Keeper.leave` do not support."""
+    """Raises a TypeError for a model whose layers cannot make keys of other hidden states, as `Rope.project` does."""
+    decoder = decoder_of(model)
+    reason = None if rope_modules(decoder)[1] else traits_of(decoder, _attached).projects
+    if reason is not None:
+        raise TypeError(
+            "model: expected a family whose layers make keys of any hidden states at any positions, got "
+            f"{type(decoder).__name__}: {reason}"
+        )
+
+
+def check_rotates(model: nn.Module) -> None:
+    """Raises a TypeError for a model whose keys `gistkit.ops.rerotate` cannot move to other positions."""
     decoder = decoder_of(model)
     if not rope_modules(decoder)[1]:
         raise TypeError(
             f"model: expected a family whose attention is built like a Llama's ({', '.join(FAMILIES)} and others), so "
-            f"that its keys can be projected from other hidden states, got {type(decoder).__name__}: its attention is "
-            "built otherwise"
+            f"that its keys can be rotated, got {type(decoder).__name__}: its attention is built otherwise"
         )
 
 
@@ -195,9 +206,9 @@ def attach(model: Model) -> Iterator[Model]:
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too.
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
-      [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. In families with
-      RoPE its method `enter`, if it has one, gets (layer index, layer, the layer's input [B, N, d], `hf.keep.Rope`)
-      before. Gradient checkpointing calls `extend` again, and `enter` where it runs a layer's hooks again.
+      [B, Hk, N, D], which returns those that attention runs over; num_keys of the plan counts them. Its method
+      `enter`, if it has one, gets (layer index, layer, the layer's input [B, N, d], `hf.keep.Rope`) before. Gradient
+      checkpointing calls `extend` again, and `enter` where it runs a layer's hooks again.
 
     Args:
         model: a transformers decoder, with or without its language model head, or a module with one in it, such as a
@@ -241,12 +252,12 @@ def _attached(decoder: PreTrainedModel, carried: bool, fused: bool) -> Iterator[
         undo.enter_context(
             forwards(own_forwards | {module: MethodType(_rotary_forward, module) for module in rotaries})
         )
-        for module, layer in zip(attentions, parts_of(decoder).layers, strict=False):
+        layers = parts_of(decoder).layers if fused else layers_of(decoder)
+        for index, layer in enumerate(layers):
+            rope = _llama_rope if fused else partial(_own_rope, decoder, index)
             # Before other hooks: one that shards weights again must not come first.
-            hook = layer.register_forward_hook(_leave(cast(int, module.layer_idx)), prepend=True, with_kwargs=True)
-            undo.callback(hook.remove)
-            hook = layer.register_forward_pre_hook(_enter(cast(int, module.layer_idx)), with_kwargs=True)
-            undo.callback(hook.remove)
+            undo.callback(layer.register_forward_hook(_leave(index, rope), prepend=True, with_kwargs=True).remove)
+            undo.callback(layer.register_forward_pre_hook(_enter(index, rope), with_kwargs=True).remove)
         yield
 
 
@@ -325,27 +336,37 @@ def _check_and_place(
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
 
 
-def _enter(layer_idx: int) -> Callable[..., None]:
-    """A hook on a decoder layer that gives `extend` its input."""
+def _llama_rope(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rope:
+    return LlamaRope(*kwargs["position_embeddings"])
+
+
+def _own_rope(
+    decoder: PreTrainedModel, layer_idx: int, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Rope:
+    return OwnRope.of(decoder, layer, layer_idx, args, kwargs, ARGUMENTS)
+
+
+def _enter(layer_idx: int, rope: Callable[..., Rope]) -> Callable[..., None]:
+    """A hook on a decoder layer that gives `extend` its input; `rope` of the hook's arguments is the layer's."""
 
     def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         enter = getattr(kwargs.get("extend"), "enter", None)
         if enter is not None:
             before = args[0] if args else kwargs["hidden_states"]
-            enter(layer_idx, layer, before, kwargs["position_embeddings"])
+            enter(layer_idx, layer, before, rope(layer, args, kwargs))
 
     return hook
 
 
-def _leave(layer_idx: int) -> Callable[..., None]:
-    """A hook on a decoder layer that gives `keep` its hidden states."""
+def _leave(layer_idx: int, rope: Callable[..., Rope]) -> Callable[..., None]:
+    """A hook on a decoder layer that gives `keep` its hidden states; `rope` as in `_enter`."""
 
     def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         keep = kwargs.get("keep")
-        if keep is not None:
+        if keep is not None and type(keep).leave is not Keeper.leave:
             before = args[0] if args else kwargs["hidden_states"]
             after = output[0] if isinstance(output, tuple) else output
-            keep.leave(layer_idx, layer, before, after, kwargs["position_embeddings"])
+            keep.leave(layer_idx, layer, before, after, rope(layer, args, kwargs))
 
     return hook
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,26 @@ from torch import Tensor, nn
 from gistkit import ops
 
 Layers = Sequence[tuple[Tensor, Tensor]]
-# Position ids [B or 1, N], frequencies [R/2] and attention scaling, which attention layers get in place of cos and sin.
-Rope = tuple[Tensor, Tensor, float]
+
+
+class Rope(Protocol):
+    """How a layer makes keys of hidden states at position ids, as it did in a pass."""
+
+    @property
+    def positions(self) -> Tensor:
+        """Position ids [B or 1, N] of the pass."""
+
+    def kept(self) -> Rope:
+        """What stays as it is whatever later passes do."""
+
+    def project(self, layer: nn.Module, hidden_states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated keys and values [B, Hk, K, D] of hidden states, as the layer makes them.
+
+        Args:
+            layer: the decoder layer.
+            hidden_states: [B, K, d], not normalised, like the layer's input.
+            positions: position ids [K] or [B, K]; float64 where fractional.
+        """
 
 
 class Keeper:
@@ -44,7 +63,7 @@ class Keeper:
         """Receives the rotated keys and the values [B, Hk, N, D] that attention layer `layer_idx` made."""
 
     def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
-        """Receives the hidden states [B, N, d] before and after decoder layer `layer_idx`, of families with RoPE."""
+        """Receives the hidden states [B, N, d] before and after decoder layer `layer_idx`."""
 
 
 class KeptKeys(Keeper):
@@ -74,24 +93,33 @@ class KeptKeys(Keeper):
         return rows if torch.is_grad_enabled() else rows.clone()
 
 
-def project_keys(
-    layer: nn.Module, hidden_states: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float
-) -> tuple[Tensor, Tensor]:
-    """Rotated keys and values [B, Hk, K, D] of hidden states, with a decoder layer's norms and projections.
+@dataclass(frozen=True, eq=False)
+class LlamaRope:
+    """The `Rope` of a Llama's attention and of those built like it: what its layers get in place of cos and sin.
 
     Args:
-        layer: a decoder layer of a family with RoPE that `attach` knows.
-        hidden_states: [B, K, d], not normalised, like the layer's input.
-        positions: position ids [K] or [B, K]; float64 where fractional.
-        inv_freq, scaling: of the layer's RoPE, as `Keeper.leave` receives them.
+        positions: position ids [B or 1, N] of the pass.
+        inv_freq: frequencies [R/2].
+        scaling: attention scaling.
     """
-    parts = cast(Any, layer)
-    attention = parts.self_attn
-    normed = parts.input_layernorm(hidden_states)
-    heads = (*hidden_states.shape[:2], -1, attention.head_dim)
-    key = attention.k_proj(normed).view(heads).transpose(1, 2)
-    value = attention.v_proj(normed).view(heads).transpose(1, 2)
-    if hasattr(attention, "k_norm"):
-        key = attention.k_norm(key)
-    rotated, _ = ops.rope(key, key[:, :0], positions, inv_freq, scaling=scaling)
-    return rotated.to(value.dtype), value
+
+    positions: Tensor
+    inv_freq: Tensor
+    scaling: float
+
+    def kept(self) -> LlamaRope:
+        """With a copy of the frequencies, which RoPE types that depend on the length change in place."""
+        return replace(self, inv_freq=self.inv_freq.clone())
+
+    def project(self, layer: nn.Module, hidden_states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values with the layer's norms and projections; see `Rope`."""
+        parts = cast(Any, layer)
+        attention = parts.self_attn
+        normed = parts.input_layernorm(hidden_states)
+        heads = (*hidden_states.shape[:2], -1, attention.head_dim)
+        key = attention.k_proj(normed).view(heads).transpose(1, 2)
+        value = attention.v_proj(normed).view(heads).transpose(1, 2)
+        if hasattr(attention, "k_norm"):
+            key = attention.k_norm(key)
+        rotated, _ = ops.rope(key, key[:, :0], positions, self.inv_freq, scaling=self.scaling)
+        return rotated.to(value.dtype), value

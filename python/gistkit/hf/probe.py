@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.carry import layers_of
-from gistkit.hf.keep import Keeper, KeptKeys, Rope, project_keys
+from gistkit.hf.keep import Keeper, KeptKeys, Rope
 from gistkit.hf.parts import find_parts
 from gistkit.hf.shrink import small_config, small_copy
 from gistkit.layouts import Layout, Plan, Role, causal
@@ -55,6 +55,8 @@ class Traits:
         maps: why tokens of one role cannot have linear maps of their own in its layers, as those of `separate` methods
             do; None: they can.
         keys: why it cannot read keys and values of an earlier pass, as methods with a memory of them do; None: it can.
+        projects: why its layers cannot make keys of other hidden states at any positions, as methods that pool or
+            offset hidden states ask for; None: they can.
     """
 
     refused: str | None = None
@@ -64,6 +66,7 @@ class Traits:
     embeddings: str | None = None
     maps: str | None = None
     keys: str | None = None
+    projects: str | None = None
 
 
 _KNOWN: dict[tuple[type, str], Traits] = {}
@@ -132,7 +135,8 @@ def probe(kind: type[PreTrainedModel], config: Any, attached: Attached) -> Trait
         windows = tuple(sorted(int(real) if real and width == small else width for width in widths))
         traits = replace(traits, windows=windows, embeddings=own.embeddings, maps=_maps(model, own))
         with attached(model, traits.carried, bool(traits.fused)):
-            return replace(traits, keys=_reads_keys(model, own, tuple(widths)))
+            projects = None if traits.fused else _projects(model, own)
+            return replace(traits, keys=_reads_keys(model, own, tuple(widths)), projects=projects)
 
 
 class _Own:
@@ -166,24 +170,61 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 class _Calls(Keeper):
-    """Counts the calls of attention in each layer, and the layers whose projections give its keys and values."""
+    """Counts the calls of attention in each layer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts: dict[int, int] = {}
         self.stored: dict[int, tuple[Tensor, Tensor]] = {}
-        self.projected: set[int] = set()
 
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """One call."""
         self.counts[layer_idx] = self.counts.get(layer_idx, 0) + 1
         self.stored[layer_idx] = key, value
 
+
+class _Projections(_Calls):
+    """Collects the layers that project their keys and values again from what entered them.
+
+    `turned` are layers whose keys move with their positions, by any part of one and all by the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projected: set[int] = set()
+        self.turned: set[int] = set()
+
     def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
-        """Projects what entered the layer once more."""
-        made = project_keys(layer, before, *rope)
-        if all(map(close, made, self.stored[layer_idx])):
+        """Projects what entered the layer once more, and half a position further on."""
+        made = rope.project(layer, before, rope.positions)
+        further, _ = rope.project(layer, before, rope.positions + 0.5)
+        if all(map(close, made, self.stored[layer_idx])) and close(_products(further), _products(made[0])):
             self.projected.add(layer_idx)
+        if not close(further, made[0]):
+            self.turned.add(layer_idx)
+
+
+def _products(keys: Tensor) -> Tensor:
+    """The inner products of keys, which depend on differences of positions alone."""
+    return keys @ keys.transpose(-1, -2)
+
+
+def _projects(model: PreTrainedModel, own: _Own) -> str | None:
+    """Why the layers of the attached small copy cannot make keys at any positions; None: they can."""
+    rotary: Any = getattr(model, "rotary_emb", None)
+    kinds = getattr(rotary, "rope_type", None)
+    if {"dynamic", "longrope"} & set(kinds.values() if isinstance(kinds, dict) else [kinds]):
+        return "its frequencies depend on the length of a pass, and its attention is built otherwise than a Llama's"
+    row = causal(_FIRST + _SECOND)
+    plan = replace(row.compile(), windowed=_Windows(row), positions=_SPREAD[0])
+    calls = _Projections()
+    try:
+        found = hidden(model, own.ids, plan=plan, keep=calls)
+    except Exception as error:
+        return f"its layers make keys in another way ({_short(error)})"
+    if len(calls.projected) < model.config.num_hidden_layers or (rotary is not None and not calls.turned):
+        return "its layers make keys in another way"
+    return None if close(found, own.spread) else "its layers keep what they made, so that none can run again"
 
 
 class _Windows(dict[int, Plan]):
@@ -212,7 +253,7 @@ def _run(model: PreTrainedModel, own: _Own, fused: bool) -> tuple[str | None, se
         positions=np.concatenate([np.arange(_FIRST), np.arange(_SECOND)]),
         sees={Role.TEXT: {Role.TEXT: CAUSAL}},
     )
-    windows, calls = _Windows(layout), _Calls()
+    windows, calls = _Windows(layout), _Projections() if fused else _Calls()
     apart = hidden(model, own.ids, plan=replace(layout.compile(), windowed=windows), keep=calls)
     layers = model.config.num_hidden_layers
     if not calls.counts:
@@ -221,7 +262,7 @@ def _run(model: PreTrainedModel, own: _Own, fused: bool) -> tuple[str | None, se
         return f"{len(calls.counts)} of its {layers} layers call the attention interface", set()
     if (most := max(calls.counts.values())) > 1:
         return f"its layers call attention {most} times each", set()
-    if fused and len(calls.projected) < layers:
+    if isinstance(calls, _Projections) and len(calls.projected) < layers:
         return "its keys are not a layer's projections", set()
     if not close(hidden(model, own.ids), own.both):
         return "plain causal attention gives other values than its own attention", set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
-from gistkit.hf.keep import Rope
+from gistkit.hf.keep import LlamaRope, Rope
 from gistkit.layouts import Role
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ class InPlace(Compressor):
         self.offset, self.gists = offset, gists
         if full_copy and not separate:
             raise ValueError("full_copy: expected separate=True with it, got separate=False")
-        if reads != "keys" or separate:
+        if reads == "means_of_keys":
+            hf.check_rotates(model)
+        elif reads != "keys" or separate:
             hf.check_projects(model)
         if separate and self.lm.traits.maps is not None:
             raise TypeError(
@@ -359,9 +361,8 @@ class OffsetKeys(_WithBos):
     def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
-        positions, inv_freq, scaling = rope
         with self.as_text():
-            return hf.project_keys(layer, after[:, self.rows], positions[..., self.rows], inv_freq, scaling)
+            return rope.project(layer, after[:, self.rows], rope.positions[..., self.rows])
 
 
 class PooledKeys(_WithBos):
@@ -384,13 +385,13 @@ class PooledKeys(_WithBos):
     def _compressed(
         self, layer: nn.Module, before: Tensor, after: Tensor, key: Tensor, value: Tensor, rope: Rope
     ) -> tuple[Tensor, Tensor]:
-        positions, inv_freq, scaling = rope
         if self.of_hidden:
             means = ops.window_pool(before[:, self.rows], windows=self.windows)
             with self.as_text():
-                return hf.project_keys(layer, means, self.positions, inv_freq, scaling)
-        # Keys carry the factor `scaling` already: rotating them back and forth must not apply it twice.
-        unrotated = ops.rerotate(key[:, :, self.rows], -positions[..., self.rows], inv_freq)
+                return rope.project(layer, means, self.positions)
+        # Keys carry RoPE's factor already: rotating them back and forth must not apply it twice.
+        inv_freq = cast(LlamaRope, rope).inv_freq
+        unrotated = ops.rerotate(key[:, :, self.rows], -rope.positions[..., self.rows], inv_freq)
         return ops.window_pool(
             unrotated, value[:, :, self.rows], windows=self.windows, positions=self.positions, inv_freq=inv_freq
         )

@@ -141,7 +141,7 @@ class HiddenMeans:
     def enter(self, layer_idx: int, layer: nn.Module, before: Tensor, rope: Rope) -> None:
         """Makes the means' keys and values of a layer from its input [B, N, d]."""
         means = ops.window_pool(before, windows=self.windows)
-        self._made[layer_idx] = hf.project_keys(layer, means, self.middle, *rope[1:])
+        self._made[layer_idx] = rope.project(layer, means, self.middle)
 
     def __call__(self, layer_idx: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """The layer's keys and values, and behind them those of the means."""
@@ -156,14 +156,15 @@ class MeanCache(StreamCache):
     A mean counts as a token at the position of its window's last token, which is what sliding windows compare.
 
     Args:
-        reader: its model and ratio are used.
+        reader: its ratio is used.
         layers, ends: as in `StreamCache`, with every token of the texts.
+        frequencies: of each layer's RoPE in the pass that made the keys.
     """
 
-    def __init__(self, reader: Compressive, layers: Layers, ends: Sequence[int]) -> None:
-        self.reader = reader
-        # Those of the pass that made the keys: RoPE types that depend on the length change the model's in every pass.
-        self.frequencies = [inv_freq.clone() for inv_freq in hf.frequencies(reader.compressor.model)]
+    def __init__(
+        self, reader: Compressive, layers: Layers, ends: Sequence[int], frequencies: Sequence[Tensor] = ()
+    ) -> None:
+        self.reader, self.frequencies = reader, frequencies
         positions = [range(end) for end in ends]
         super().__init__(layers, positions, [()] * len(ends), reader.first, ends, reader.segment)
         # Nothing has left yet.
@@ -227,8 +228,7 @@ class LayerInputs(hf.KeptKeys):
 
     def leave(self, layer_idx: int, layer: nn.Module, before: Tensor, after: Tensor, rope: Rope) -> None:
         """Keeps the layer's input."""
-        positions, inv_freq, scaling = rope
-        self.inputs[layer_idx] = before, layer, (positions, inv_freq.clone(), scaling)
+        self.inputs[layer_idx] = before, layer, rope.kept()
 
     @property
     def columns(self) -> list[Tensor]:
@@ -287,7 +287,7 @@ class HiddenMeanCache(MeanCache):
                 layers[:count], layers[count:], self.decoder_layers, strict=True
             ):
                 means = ops.window_pool(states[:, 0].take_along_dim(index[:, 0], 1), windows=bounds)
-                made_key, made_value = hf.project_keys(layer, means, middle, *rope[1:])
+                made_key, made_value = rope.project(layer, means, middle)
                 extended.append((torch.cat([key, made_key], 2), torch.cat([value, made_value], 2)))
                 # A mean is never pooled again.
                 inputs.append((torch.cat([states, means[:, None]], 2), nothing))
@@ -305,7 +305,9 @@ class MeanStream(Stream):
             return self.reader.hidden(rows, keep=kept), HiddenMeanCache(self.reader, kept, self.ends)
         keep = hf.KeptKeys(slice(None))
         hidden_states = self.reader.hidden(rows, keep=keep)
-        return hidden_states, MeanCache(self.reader, keep.close(), self.ends)
+        # Copies: RoPE types that depend on the length change the model's in every pass.
+        frequencies = [inv_freq.clone() for inv_freq in hf.frequencies(self.reader.compressor.model)]
+        return hidden_states, MeanCache(self.reader, keep.close(), self.ends, frequencies)
 
     def _roles(self, stays: Sequence[bool]) -> Use:
         return TEXT
