@@ -1,26 +1,19 @@
-"""Compressors on disk, and files that are either complete or absent.
+"""Compressors on disk: a folder with settings as JSON, tensors as safetensors, and adapters as PEFT writes them.
 
-A compressor is a folder: settings as JSON, tensors as safetensors, adapters as PEFT writes them. A file is written
-    under
-another name and then moved; reading a broken file raises an error that names it.
+Reading a broken folder raises an error that names the file.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistkit import hf
+from gistkit._files import read_tensors, write_tensors, write_text
 from gistkit.compress.model import first_adapter
 
 if TYPE_CHECKING:
@@ -34,45 +27,10 @@ _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which replaces `path` in one move; if writing fails, `path` stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        yield partial
-        # On the disk before it replaces a good file.
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def read_tensors(
-    path: Path, content: str, broken: str = "a file that cannot be read"
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors, on the CPU, of a safetensors file; errors say that it should be `content`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated or not a safetensors file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {content}, got none there")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: expected {content}, got {broken} ({error})") from error
-
-
 def save_compressor(compressor: Any, folder: Path) -> None:
     """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
-    with replacing(folder / TENSORS) as path:
-        save_file(tensors, path)
+    write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not _of_model(name)})
     adapters = compressor.adapters
     if adapters is None:
         if (adapter := first_adapter(compressor.model)) is not None:
@@ -92,8 +50,7 @@ def save_compressor(compressor: Any, folder: Path) -> None:
         "structure": compressor.lm.structure,
         "fingerprint": None if adapters is None else compressor.fingerprint(),
     }
-    with replacing(folder / SETTINGS) as path:
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+    write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
 
 def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None) -> Any:

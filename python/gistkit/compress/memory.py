@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from gistkit.compress.files import read_tensors, replacing
+from gistkit._files import read_tensors, write_tensors
 
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
@@ -345,8 +344,7 @@ def _save(memory: Memory, path: Path) -> None:
         "layers": len(memory.layers or ()),
     }
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
-    with replacing(path) as partial:
-        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, partial, metadata=header)
+    write_tensors(path, tensors, header)
 
 
 def _load(path: Path) -> Memory:
