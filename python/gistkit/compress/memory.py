@@ -54,7 +54,7 @@ class Source:
         return self.layout in ("cpl", "epl")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Memory:
     """The compressed contexts of B rows, at most K memory tokens each; decoding from it leaves it unchanged.
 
@@ -96,6 +96,12 @@ class Memory:
     def __post_init__(self) -> None:
         if not self.rest:
             object.__setattr__(self, "rest", ((),) * len(self.lengths))
+
+    def __repr__(self) -> str:
+        tokens = f"{sum(self.lengths):,} memory tokens for {sum(self.context_lengths):,} context tokens"
+        rows = "1 row" if self.batch_size == 1 else f"{self.batch_size:,} rows"
+        held = f", {self.dtype} on {self.device}, {self.nbytes / 1e6:,.3f} MB" if self.tensors else ""
+        return f"{type(self).__name__}({self.source.method}: {tokens} in {rows}{held})".replace("torch.", "")
 
     @property
     def batch_size(self) -> int:
