@@ -17,6 +17,8 @@ from torch import Tensor
 
 # The label that losses skip, and that labels are padded with; torch and transformers use the same.
 IGNORE = -100
+# Position ids are below it.
+POSITIONS = 2**31
 
 
 def at_least(function: str, name: str, value: int, low: int) -> int:
@@ -44,11 +46,13 @@ def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> No
         raise ValueError(f"{function}: expected {name} to be one of {', '.join(choices)}, got {value!r}")
 
 
-def whole(name: str, value: Any, low: int = 1, *, floats: bool = False) -> int:
-    """`value` as an int of at least `low`; with `floats` a float that is a whole number will do."""
+def whole(name: str, value: Any, low: int = 1, *, floats: bool = False, below: int | None = None) -> int:
+    """`value` as an int of at least `low` and `below` another; with `floats` a whole number as a float will do."""
     kind = isinstance(value, Real if floats else Integral) and not isinstance(value, bool)
     if not kind or not low <= value < math.inf or value != int(value):
         raise ValueError(f"{name}: expected a whole number >= {low}, got {value!r}")
+    if below is not None and value >= below:
+        raise ValueError(f"{name}: expected a whole number below {below}, got {value!r}")
     return int(value)
 
 

@@ -16,11 +16,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 # What an interrupted write leaves behind is a folder of such a name.
 PREFIX, SUFFIX = ".gistkit-", ".partial"
+Shapes = Mapping[str, tuple[int, ...]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -56,18 +58,38 @@ def read_tensors(
     """The header and the tensors, on the CPU, of a safetensors file; errors say that it should be `content`.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        OSError: if there is no such file, or it cannot be opened.
         ValueError: if it is truncated or not a safetensors file.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {content}, got none there")
+    with _opened(path, content, broken) as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def tensor_shapes(path: Path, content: str) -> Shapes:
+    """{name: shape} of a file as in `read_tensors`, all of floating point, from its header alone."""
+    with _opened(path, content, "a file that cannot be read") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        for name, tensor in slices.items():
+            if tensor.get_dtype() not in ("F16", "BF16", "F32", "F64"):
+                raise ValueError(f"{name[:60]!r} in {tensor.get_dtype()}")
+        return {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+
+
+@contextmanager
+def _opened(path: Path, content: str, broken: str) -> Iterator[Any]:
+    """A safetensors file to read; any error of a file that claims what it has not becomes one of the two."""
     from safetensors import SafetensorError, safe_open
 
     try:
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, "none there")
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: expected {content}, got {broken} ({error})") from error
+            yield file
+    except OSError as error:
+        raise type(error)(f"{path}: expected {content}, got {error.strerror or error}") from error
+    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}: expected {content}, got {broken} ({reason})") from error
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gistkit._checks import POSITIONS
 from gistkit._files import read_tensors, write_tensors
 
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
@@ -23,7 +24,6 @@ VERSION = 1
 CHECKSUM = "checksum"
 # The header of files that have no checksum.
 _UNSIGNED = {"format", "version", "memory"}
-_POSITIONS = 2**31
 
 
 @dataclass(frozen=True)
@@ -460,11 +460,11 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     if max(memory.lengths) > width or min(memory.lengths) < 0:
         raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
     numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist())
-    if not all(0 <= number < _POSITIONS for number in numbers):
-        raise ValueError(f"lengths or position ids outside [0, {_POSITIONS})")
+    if not all(0 <= number < POSITIONS for number in numbers):
+        raise ValueError(f"lengths or position ids outside [0, {POSITIONS})")
     if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
         raise ValueError(f"{memory.source}")
     # Each row has the memory tokens of one chunk at least.
-    if not (1 <= memory.source.chunk < _POSITIONS and 1 <= memory.source.memory_tokens <= width):
+    if not (1 <= memory.source.chunk < POSITIONS and 1 <= memory.source.memory_tokens <= width):
         raise ValueError(f"chunk {memory.source.chunk} and memory_tokens {memory.source.memory_tokens}")
     return memory
