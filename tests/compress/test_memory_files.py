@@ -14,6 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from gistkit.compress import ICAE, FiveHundredX, Memory
+from gistkit.compress.memory import _checksum
+from tests.helpers.hostile import changed_json
 from tests.helpers.models import tiny_llama
 
 CONTEXTS = [list(range(1, 14)), list(range(20, 26))]
@@ -144,6 +146,35 @@ def test_sizes_that_a_memory_cannot_have_are_refused(memory, change, tmp_path):
     replace(memory, source=replace(memory.source, **change)).save(path)
     with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .*chunk .* and memory_tok"):
         Memory.load(path)
+
+
+def is_whole(value):
+    return isinstance(value, int) and 0 <= value < 2**31
+
+
+def test_forged_contents_are_refused_or_a_legal_memory(memory, tmp_path):
+    """With the checksum of what was forged."""
+    path, content = tmp_path / "m.gist", tmp_path / "content.json"
+    memory.save(path)
+    header, tensors = parts(path)
+    loaded = 0
+    for seed in range(60):
+        content.write_text(header["memory"])
+        what = changed_json(content, random.Random(seed))
+        forged = content.read_bytes().decode("utf-8", "replace")
+        save_file(tensors, path, metadata=header | {"memory": forged, "checksum": _checksum(forged, tensors)})
+        try:
+            found = Memory.load(path)
+        except ValueError as error:
+            assert str(error).startswith(f"{path}: expected ") and len(str(error)) < 1000, what
+            assert "\n" not in str(error), what
+            continue
+        loaded += 1
+        assert len(repr(found)) < 300 and found.batch_size == memory.batch_size, what
+        assert all(map(is_whole, (*found.lengths, *found.context_lengths, *found.starts))), what
+        assert all(map(is_whole, (token for row in found.rest for token in row))), what
+        assert all(value is None or isinstance(value, str) for value in (found.fingerprint, found.maker)), what
+    assert 0 < loaded < 30
 
 
 def test_of_concurrent_saves_to_one_path_the_last_wins(memory, tmp_path):

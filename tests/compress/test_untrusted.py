@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, GistPool
@@ -298,3 +299,29 @@ def test_a_missing_weight_of_an_adapter_is_named(folders, tmp_path):
     refused(folder, r"adapter_model\.safetensors: expected the tensors of its compressor, got none for ", base)
     assert state_of(base) == before
     assert Compressor.from_pretrained(folders["icae"], base).adapters.names == {"encoder": "gistkit_0_encoder"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": "all-linear", "use_rslora": True},
+        {"modules_to_save": ["norm"], "bias": "lora_only", "lora_bias": True},
+        {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 5}},
+        {"layers_to_transform": [0], "layers_pattern": "layers", "exclude_modules": ["q_proj"]},
+        {"init_lora_weights": "eva", "ensure_weight_tying": True},
+        {"init_lora_weights": "orthogonal", "alora_invocation_tokens": [1, 2]},
+        {"use_qalora": True, "qalora_group_size": 2},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_forms_of_plain_lora_are_saved_and_loaded(options, tmp_path):
+    torch.manual_seed(0)
+    config = LoraConfig(**({"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]} | options))
+    compressor = ICAE(model(), chunk=6, ratio=3, lora=config)
+    with torch.no_grad():
+        for _, parameter in compressor.trainable():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    compressor.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, model())
+    ids = [list(range(2, 14))]
+    assert all(map(torch.equal, loaded.encode(ids).tensors, compressor.encode(ids).tensors))

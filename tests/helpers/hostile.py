@@ -31,7 +31,7 @@ def _change(folder: Path, generator: random.Random) -> str:
     path = generator.choice(files)
     if generator.random() < 0.1:
         return _whole_file(path, files, generator)
-    return _json(path, generator) if path.suffix == ".json" else _tensors(path, generator)
+    return changed_json(path, generator) if path.suffix == ".json" else _tensors(path, generator)
 
 
 def _whole_file(path: Path, files: list[Path], generator: random.Random) -> str:
@@ -63,7 +63,8 @@ def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
         yield from _places(part, (*place, key))
 
 
-def _json(path: Path, generator: random.Random) -> str:
+def changed_json(path: Path, generator: random.Random) -> str:
+    """Changes one value of a JSON file, or the text of it."""
     text = path.read_bytes()
     if generator.random() < 0.1:
         raw = generator.choice(

@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._checks import one_line, shown
 from gistkit._files import read_tensors, write_tensors, write_text
 from gistkit.compress.folder import (
     ADAPTER_WEIGHTS,
@@ -25,10 +26,8 @@ from gistkit.compress.folder import (
     check_own,
     inside,
     load_model,
-    one_line,
     read_json,
     read_lora,
-    shown,
 )
 from gistkit.compress.model import first_adapter
 

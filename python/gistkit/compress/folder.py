@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import reprlib
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from gistkit._checks import POSITIONS, one_line, shown
 from gistkit._files import Shapes, tensor_shapes
 from gistkit.compress.model import plain_map
 
@@ -28,26 +28,9 @@ if TYPE_CHECKING:
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _JSON_BYTES = 2**24
 _NAMES = 1024
-_LIMIT = 2**31
 _BUFFERS = 2**24
 # What makes transformers run code, or read files and kernels of other names.
 _REFUSED = ("auto_map", "quantization_config", "transformers_weights", "attn_implementation", "experts_implementation")
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = _repr.maxlong = 60
-_repr.maxlevel = 2
-
-
-def shown(value: Any) -> str:
-    """A value of any size and depth, in a part of a line."""
-    if isinstance(value, str) and len(value) <= 60 and value.isprintable():
-        return value
-    return _repr.repr(value)
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message, in at most 300 characters of one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def inside(folder: Path, *parts: str) -> Path:
@@ -114,7 +97,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(value: Any, low: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value < _LIMIT
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < POSITIONS
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _NAMES and all(map(_is_whole, value))
 
 
 def _is_plain(value: Any) -> bool:
@@ -143,7 +130,7 @@ def _arguments(allow_regex: bool) -> dict[str, tuple[Callable[[Any], bool], str]
         return value is None or _are_names(value) or (isinstance(value, str) and (allow_regex or value == "all-linear"))
 
     return {
-        "r": (lambda value: _is_whole(value, 1), f"a whole number >= 1 and < {_LIMIT}"),
+        "r": (lambda value: _is_whole(value, 1), f"a whole number >= 1 and < {POSITIONS}"),
         "lora_alpha": (_is_number, "a number"),
         "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a number of 0 to 1"),
         "target_modules": (lambda value: value is not None and modules(value), f"a list of names or all-linear{may}"),
@@ -152,10 +139,17 @@ def _arguments(allow_regex: bool) -> dict[str, tuple[Callable[[Any], bool], str]
         "fan_in_fan_out": flag,
         "use_rslora": flag,
         "lora_bias": flag,
+        "ensure_weight_tying": flag,
+        "use_qalora": flag,
+        "qalora_group_size": (lambda value: _is_whole(value, 1), "a whole number >= 1"),
+        "alora_invocation_tokens": (
+            lambda value: value is None or _are_whole(value),
+            "token ids",
+        ),
         "bias": (lambda value: value in ("none", "all", "lora_only"), "none, all or lora_only"),
         "init_lora_weights": (
-            lambda value: isinstance(value, bool) or value in ("gaussian", "orthogonal"),
-            "true, false, gaussian or orthogonal",
+            lambda value: isinstance(value, bool) or value in ("gaussian", "orthogonal", "eva"),
+            "true, false, gaussian, orthogonal or eva",
         ),
         "task_type": (lambda value: value in (None, "CAUSAL_LM"), "CAUSAL_LM or null"),
         "layers_to_transform": (
@@ -208,17 +202,21 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
                 raise ValueError(f"{path}: expected {field} to be {words}, got {shown(value)}")
         elif field in _SWITCHES and value and value != defaults.get(field):
             raise ValueError(f"{path}: expected plain LoRA, got {field} {shown(value)}")
+    chosen = {field: value for field, value in config.items() if field in arguments and field in defaults}
+    if chosen.get("init_lora_weights") == "eva":
+        # It needs data to begin with; here all weights come from the file.
+        chosen["init_lora_weights"] = True
     try:
-        return LoraConfig(**{f: value for f, value in config.items() if f in arguments and f in defaults})
+        return LoraConfig(**chosen)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: expected fields that go together, got {one_line(error)}") from error
 
 
 # What makes LoRA another method, imports modules or repeats layers; other fields have no say in what is loaded.
 _SWITCHES = {
-    "use_dora", "use_qalora", "use_bdlora", "megatron_config", "loftq_config", "eva_config", "corda_config",
-    "lora_ga_config", "velora_config", "monteclora_config", "kasa_config", "arrow_config", "alora_invocation_tokens",
-    "layer_replication", "target_parameters", "trainable_token_indices", "ensure_weight_tying",
+    "use_dora", "use_bdlora", "megatron_config", "loftq_config", "corda_config", "lora_ga_config", "velora_config",
+    "monteclora_config", "kasa_config", "arrow_config", "layer_replication", "target_parameters",
+    "trainable_token_indices",
 }  # fmt: skip
 
 
@@ -320,8 +318,8 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, dict):
                 _check_config(path, part)
-            elif isinstance(part, int) and not -_LIMIT < part < 2 * _LIMIT:
-                raise ValueError(f"{path}: expected {shown(field)} below {_LIMIT}, got {shown(part)}")
+            elif isinstance(part, int) and not -POSITIONS < part < 2 * POSITIONS:
+                raise ValueError(f"{path}: expected {shown(field)} below {POSITIONS}, got {shown(part)}")
 
 
 def _layers(config: Mapping[str, Any]) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gistkit._checks import POSITIONS
+from gistkit._checks import POSITIONS, one_line
 from gistkit._files import read_tensors, write_tensors
 
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
@@ -417,7 +417,8 @@ def _load(path: Path, verify: bool) -> Memory:
     try:
         return _build(json.loads(header["memory"]), tensors)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{path}: expected the contents of a memory, got {error!r}") from error
+        kind = "none for " if isinstance(error, KeyError) else ""
+        raise ValueError(f"{path}: expected the contents of a memory, got {kind}{one_line(error)}") from error
 
 
 def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
@@ -459,9 +460,12 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         raise ValueError(f"a last hidden state of shape {tuple(last.shape)} for {batch} rows")
     if max(memory.lengths) > width or min(memory.lengths) < 0:
         raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
-    numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist())
+    tokens = (token for row in memory.rest for token in row)
+    numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist(), *tokens)
     if not all(0 <= number < POSITIONS for number in numbers):
-        raise ValueError(f"lengths or position ids outside [0, {POSITIONS})")
+        raise ValueError(f"lengths, position ids or token ids outside [0, {POSITIONS})")
+    if not all(isinstance(value, str | None) for value in (memory.fingerprint, memory.maker)):
+        raise ValueError("a fingerprint or a maker that is no text")
     if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
         raise ValueError(f"{memory.source}")
     # Each row has the memory tokens of one chunk at least.
