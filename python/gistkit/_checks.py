@@ -7,6 +7,7 @@ with the function's name (`at_least`, `one_of`, `widths`); elsewhere it starts w
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -17,6 +18,11 @@ from torch import Tensor
 
 # The label that losses skip, and that labels are padded with; torch and transformers use the same.
 IGNORE = -100
+# Position ids are below it.
+POSITIONS = 2**31
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = _repr.maxlong = 60
+_repr.maxlevel = 2
 
 
 def at_least(function: str, name: str, value: int, low: int) -> int:
@@ -44,11 +50,13 @@ def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> No
         raise ValueError(f"{function}: expected {name} to be one of {', '.join(choices)}, got {value!r}")
 
 
-def whole(name: str, value: Any, low: int = 1, *, floats: bool = False) -> int:
-    """`value` as an int of at least `low`; with `floats` a float that is a whole number will do."""
+def whole(name: str, value: Any, low: int = 1, *, floats: bool = False, below: int | None = None) -> int:
+    """`value` as an int of at least `low` and `below` another; with `floats` a whole number as a float will do."""
     kind = isinstance(value, Real if floats else Integral) and not isinstance(value, bool)
     if not kind or not low <= value < math.inf or value != int(value):
         raise ValueError(f"{name}: expected a whole number >= {low}, got {value!r}")
+    if below is not None and value >= below:
+        raise ValueError(f"{name}: expected a whole number below {below}, got {value!r}")
     return int(value)
 
 
@@ -65,3 +73,16 @@ def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | 
     for row, values in zip(array, rows, strict=True):
         row[: len(values)] = values
     return torch.from_numpy(array).to(device)
+
+
+def shown(value: Any) -> str:
+    """A value of any size and depth, in a part of a line."""
+    if isinstance(value, str) and len(value) <= 60 and value.isprintable():
+        return value
+    return _repr.repr(value)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message, in at most 300 characters of one line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]}..."

@@ -65,7 +65,7 @@ def graph_of(root):
 
 # Nothing imports what stands to its right, and pictures are for studies and commands alone.
 ORDER = [
-    *("_planner", "_compiled", "_gpu", "_checks", "inspect", "layouts", "ops", "gistkit", "info", "nn", "hf"),
+    *("_planner", "_compiled", "_gpu", "_checks", "_files", "inspect", "layouts", "ops", "gistkit", "info", "nn", "hf"),
     *("compress", "evaluate", "train", "options", "viz", "studies", "cli"),
 ]
 SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}

@@ -113,9 +113,7 @@ class Compressor(nn.Module, ABC):
         self.reader = reader
         self.loss_weights = loss_weights
         self._settings = dict(settings or {})
-        if end_token is not None and not (isinstance(end_token, int) and 0 <= end_token < self.vocabulary):
-            raise ValueError(f"end_token: expected a token id in [0, {self.vocabulary}), got {end_token!r}")
-        self.end_token = end_token
+        self.end_token = None if end_token is None else self.lm.first_token("end_token", end_token)
         self.joint_head = bool(joint_head)
         self.compression_head: CompressionHead | JointHead | None = None
         if "compression" in loss_weights:
@@ -222,15 +220,21 @@ class Compressor(nn.Module, ABC):
         width = 2 * self.config.num_hidden_layers * heads * head_dim
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.lm.structure, width)
 
-    def encode(self, input_ids: Any, attention_mask: Any = None) -> Memory:
+    def encode(self, input_ids: Any, attention_mask: Any = None, *, gradient: bool = False) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
+
+        The memory is a constant, which holds nothing but itself. (`forward`, which trains, has gradients anyway.)
 
         Args:
             input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least `ratio`
                 tokens, those that one memory token stands for.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
+            gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
+                graph takes many times the memory's bytes.
         """
-        memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
+        # Not inference mode, whose tensors no later graph could use.
+        with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
+            memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker)
 
@@ -404,6 +408,16 @@ class Compressor(nn.Module, ABC):
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """The roles that have adapters, in a compressor with these settings and with LoRA."""
 
+    @classmethod
+    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of those of its own tensors, by name, whose sizes the settings determine.
+
+        Args:
+            settings: as the property has them.
+            width, vocabulary: of the model's input embeddings.
+        """
+        return {}
+
     @property
     def settings(self) -> dict[str, Any]:
         """The keyword arguments that the compressor was made with, except `lora`; JSON values."""
@@ -499,17 +513,25 @@ class Compressor(nn.Module, ABC):
         save_compressor(self, Path(folder))
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, model: PreTrainedModel | None = None) -> Compressor:
+    def from_pretrained(
+        cls, folder: str | Path, model: PreTrainedModel | None = None, *, allow_regex: bool = False
+    ) -> Compressor:
         """The compressor that `save_pretrained` wrote, around its base model.
+
+        A folder of anybody may be read: no code of it runs, nothing outside it is opened, and sizes are checked against
+        its files and the model before memory is asked for.
 
         Args:
             folder: what `save_pretrained` wrote.
             model: the base model; None if the folder holds it (a compressor without LoRA).
+            allow_regex: the adapters may select modules by regular expressions, as a `LoraConfig` of one's own may; a
+                hostile one never ends.
 
         Raises:
             FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
+                The model is then as it was.
         """
-        return cast(Compressor, load_compressor(cls, Path(folder), model))
+        return cast(Compressor, load_compressor(cls, Path(folder), model, allow_regex))
 
     def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
         if ids is None:

@@ -1,26 +1,34 @@
-"""Compressors on disk, and files that are either complete or absent.
+"""Compressors on disk: a folder with settings as JSON, tensors as safetensors, and adapters as PEFT writes them.
 
-A compressor is a folder: settings as JSON, tensors as safetensors, adapters as PEFT writes them. A file is written
-    under
-another name and then moved; reading a broken file raises an error that names it.
+Reading checks all that a folder claims before anything is built or changed (`gistkit.compress.folder`); a broken one
+raises a ValueError or an OSError that names the file.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._checks import one_line, shown
+from gistkit._files import read_tensors, write_tensors, write_text
+from gistkit.compress.folder import (
+    ADAPTER_WEIGHTS,
+    check_adapter,
+    check_name,
+    check_own,
+    inside,
+    load_model,
+    read_json,
+    read_lora,
+)
 from gistkit.compress.model import first_adapter
 
 if TYPE_CHECKING:
@@ -34,45 +42,10 @@ _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A file to write, which replaces `path` in one move; if writing fails, `path` stays as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        yield partial
-        # On the disk before it replaces a good file.
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def read_tensors(
-    path: Path, content: str, broken: str = "a file that cannot be read"
-) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """The header and the tensors, on the CPU, of a safetensors file; errors say that it should be `content`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is truncated or not a safetensors file.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {content}, got none there")
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path}: expected {content}, got {broken} ({error})") from error
-
-
 def save_compressor(compressor: Any, folder: Path) -> None:
     """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: p.detach().cpu().contiguous() for name, p in compressor.named_parameters() if not _of_model(name)}
-    with replacing(folder / TENSORS) as path:
-        save_file(tensors, path)
+    write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not _of_model(name)})
     adapters = compressor.adapters
     if adapters is None:
         if (adapter := first_adapter(compressor.model)) is not None:
@@ -92,128 +65,166 @@ def save_compressor(compressor: Any, folder: Path) -> None:
         "structure": compressor.lm.structure,
         "fingerprint": None if adapters is None else compressor.fingerprint(),
     }
-    with replacing(folder / SETTINGS) as path:
-        path.write_text(json.dumps(settings, indent=2) + "\n")
+    write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
 
-def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None) -> Any:
-    """See `Compressor.from_pretrained`."""
+def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None, allow_regex: bool = False) -> Any:
+    """See `Compressor.from_pretrained`. All checks come before anything in the model is changed."""
     settings, is_given = _read_settings(folder), model is not None
-    method = _method(cls, settings["method"], folder)
+    method, adapters = _method(cls, settings["method"], folder), settings["adapters"]
     later = {name: value for name, value in ADDED_SETTINGS.items() if name in method.arguments()}
     settings["settings"] = later | settings["settings"]
-    if model is None and settings["adapters"] is not None:
+    if model is None and adapters is not None:
         raise ValueError(f"model: expected the base model of {folder}, which does not hold one, got None")
-    if model is None:
-        model = _load_model(folder)
     _check_names(method, settings, folder)
-    # Before anything in the model is changed.
-    _check_model(model, settings, folder)
-    if is_given and settings["adapters"] is None:
-        model.load_state_dict(_load_model(folder).state_dict())
-    compressor = method(model, lora=_lora(folder, settings["adapters"]), **settings["settings"])
-    _load_tensors(compressor, folder, settings["adapters"])
+    own = None
+    if adapters is None:
+        own = _load_model(folder)
+    model = own if model is None else model
+    _check_model(cast(PreTrainedModel, model), settings, folder)
+    embed = cast(Any, model).get_input_embeddings().weight
+    with _settings_errors(folder):
+        shapes = method.own_shapes(settings["settings"], embed.shape[1], embed.shape[0])
+    check_own(inside(folder, TENSORS), shapes)
+    lora = None if adapters is None else _lora(folder, adapters, model, allow_regex)
+    if is_given and own is not None:
+        _copy_weights(folder, own, cast(PreTrainedModel, model))
+    with _settings_errors(folder):
+        compressor = method(model, lora=lora, **settings["settings"])
+    try:
+        _load_tensors(compressor, folder, adapters)
+    except BaseException:
+        if compressor.adapters is not None:
+            compressor.adapters.remove()
+        raise
     return compressor
 
 
-def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
-    if adapters is None:
-        return None
-    from peft import LoraConfig
+@contextmanager
+def _settings_errors(folder: Path) -> Iterator[None]:
+    """Turns what settings of any content make a method raise into a ValueError that names their file."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RuntimeError) as error:
+        # What is wrong with the model is no matter of the folder.
+        if str(error).startswith("model:"):
+            raise
+        raise ValueError(f"{folder / SETTINGS}: expected settings of a compressor, got {one_line(error)}") from error
 
-    for name in adapters.values():
-        if not (folder / name / "adapter_config.json").is_file():
-            raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
+
+def _lora(folder: Path, adapters: dict[str, str], model: Any, allow_regex: bool) -> LoraConfig:
+    configs = {name: read_lora(folder, name, allow_regex) for name in adapters.values()}
+    for name, config in configs.items():
+        check_adapter(inside(folder, name, ADAPTER_WEIGHTS), config, model)
     # The adapters of all roles have the same configuration.
-    config = LoraConfig.from_pretrained(str(folder / next(iter(adapters.values()))))
+    config = next(iter(configs.values()))
     config.inference_mode = False
-    return config  # type: ignore[return-value]
+    return config
 
 
 def _load_model(folder: Path) -> PreTrainedModel:
     if not (folder / MODEL).is_dir():
         raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)
-    model, loading_info = loaded
-    if missing := sorted(loading_info["missing_keys"]):
-        raise ValueError(f"{folder / MODEL}: expected all weights of the model, got none for {missing[0]}")
-    return cast(PreTrainedModel, model)
+    return load_model(inside(folder, MODEL))
+
+
+def _copy_weights(folder: Path, own: PreTrainedModel, model: PreTrainedModel) -> None:
+    weights, expected = own.state_dict(), model.state_dict()
+    shapes = [{name: tuple(tensor.shape) for name, tensor in part.items()} for part in (weights, expected)]
+    if shapes[0] != shapes[1]:
+        name = min(key for key in shapes[0].keys() | shapes[1].keys() if shapes[0].get(key) != shapes[1].get(key))
+        raise ValueError(
+            f"{folder / MODEL}: expected {name} of shape {shapes[1].get(name)}, as in model, got {shapes[0].get(name)}"
+        )
+    model.load_state_dict(weights)
 
 
 def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
     if hf.structure(model) != settings["structure"]:
         raise ValueError(
-            f"model: expected the base model of {folder} with structure {settings['structure']}, got one with "
+            f"model: expected the base model of {folder} with structure {shown(settings['structure'])}, got one with "
             f"{hf.structure(model)}: another architecture or size"
         )
     if settings["fingerprint"] not in (None, hf.fingerprint(model)):
         raise ValueError(
-            f"model: expected the base model of {folder} with fingerprint {settings['fingerprint']}, got one with "
-            f"{hf.fingerprint(model)}: other weights"
+            f"model: expected the base model of {folder} with fingerprint {shown(settings['fingerprint'])}, got one "
+            f"with {hf.fingerprint(model)}: other weights"
         )
 
 
 def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None) -> None:
-    tensors = read_tensors(folder / TENSORS, "a file of tensors")[1]
     parameters = {name: p for name, p in compressor.named_parameters() if not _of_model(name)}
-    if tensors.keys() != parameters.keys():
-        raise ValueError(f"{folder / TENSORS}: expected the tensors {sorted(parameters)}, got {sorted(tensors)}")
-    for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
-            raise ValueError(
-                f"{folder / TENSORS}: expected {name} of shape {tuple(parameter.shape)}, got "
-                f"{tuple(tensors[name].shape)}"
-            )
+    tensors = _read_like(inside(folder, TENSORS), parameters)
+    weights = {}
+    if adapters is not None and compressor.adapters is not None:
+        from peft import get_peft_model_state_dict, set_peft_model_state_dict
+
+        peft = compressor.adapters.peft
+        for role, name in compressor.adapters.names.items():
+            own = get_peft_model_state_dict(peft, adapter_name=name, save_embedding_layers=False)
+            weights[name] = _read_like(inside(folder, adapters[role], ADAPTER_WEIGHTS), own)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[name])
-    if adapters is None or compressor.adapters is None:
-        return
-    from peft import set_peft_model_state_dict
+    for name, values in weights.items():
+        set_peft_model_state_dict(peft, values, adapter_name=name)
 
-    for role, name in compressor.adapters.names.items():
-        weights = read_tensors(folder / adapters[role] / "adapter_model.safetensors", "a file of tensors")[1]
-        result: Any = set_peft_model_state_dict(compressor.adapters.peft, weights, adapter_name=name)
-        if result.unexpected_keys:
-            raise ValueError(f"{folder}: expected an adapter of this model, got weights {result.unexpected_keys[:3]}")
+
+def _read_like(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a file that has those of `expected`, by name and shape."""
+    tensors = read_tensors(path, "a file of tensors")[1]
+    if tensors.keys() != expected.keys():
+        name = min(tensors.keys() ^ expected.keys())
+        difference = "one that it does not have" if name in tensors else "none"
+        raise ValueError(f"{path}: expected the tensors of its compressor, got {difference} for {shown(name)}")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise ValueError(
+                f"{path}: expected {name} of shape {tuple(expected[name].shape)}, got {tuple(tensor.shape)}"
+            )
+    return tensors
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / SETTINGS
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: expected a folder with {SETTINGS}, got none there")
-    try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: expected JSON, got a file that cannot be read ({error})") from error
-    if not isinstance(settings, dict):
-        raise ValueError(f"{path}: expected settings by name, got {type(settings).__name__}")
+    settings = read_json(inside(folder, SETTINGS), "settings by name")
     if settings.get("format") != FORMAT or settings.get("version") != VERSION:
         raise ValueError(
-            f"{path}: expected format {FORMAT}, version {VERSION}, got {settings.get('format')}, "
-            f"version {settings.get('version')}"
+            f"{path}: expected format {FORMAT}, version {VERSION}, got {shown(settings.get('format'))}, "
+            f"version {shown(settings.get('version'))}"
         )
     missing = sorted(_NAMES - settings.keys())
     if missing:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
-    if not isinstance(settings["settings"], dict) or not isinstance(settings["adapters"], dict | None):
-        raise ValueError(f"{path}: expected settings and adapters by name, got {settings['settings']!r:.60}")
+    for field in ("settings", "adapters"):
+        if not isinstance(settings[field], dict) and (field == "settings" or settings[field] is not None):
+            raise ValueError(f"{path}: expected settings and adapters by name, got {shown(settings[field])}")
+    for field in ("structure", "fingerprint"):
+        if not isinstance(settings[field], str) and (field == "structure" or settings[field] is not None):
+            raise ValueError(f"{path}: expected {field} to be a text, got {shown(settings[field])}")
     return settings
 
 
 def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> None:
+    path = folder / SETTINGS
     expected = method.arguments() - {"lora"}
     options, adapters = settings["settings"], settings["adapters"]
     mismatches = sorted(expected ^ options.keys())
     if mismatches:
         difference = "one that it does not have" if mismatches[0] in options else "none"
         raise ValueError(
-            f"{folder / SETTINGS}: expected the settings {', '.join(sorted(expected))} of {method.method}, "
-            f"got {difference} for {mismatches[0]}"
+            f"{path}: expected the settings {', '.join(sorted(expected))} of {method.method}, "
+            f"got {difference} for {shown(mismatches[0])}"
         )
     roles = set(method.roles(options))
-    if adapters is not None and (adapters.keys() != roles or not all(isinstance(n, str) for n in adapters.values())):
-        raise ValueError(f"{folder / SETTINGS}: expected the names of adapters for {sorted(roles)}, got {adapters}")
+    if adapters is None:
+        return
+    if adapters.keys() != roles or len({str(name) for name in adapters.values()}) < len(roles):
+        raise ValueError(f"{path}: expected the names of adapters for {sorted(roles)}, got {shown(adapters)}")
+    for role, name in adapters.items():
+        inside(folder, check_name(path, f"adapters.{role}", name))
 
 
 def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
@@ -221,7 +232,7 @@ def _method(cls: type[Any], name: str, folder: Path) -> type[Any]:
     classes = (k for k in _subclasses(cls) | {cls} if "method" in vars(k) and k.save_pretrained is cls.save_pretrained)
     methods = {vars(method)["method"]: method for method in classes}
     if not isinstance(name, str) or name not in methods:
-        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(methods))}, got {name}")
+        raise ValueError(f"{folder}: expected a compressor of method {' or '.join(sorted(methods))}, got {shown(name)}")
     return methods[name]
 
 

@@ -342,6 +342,7 @@ class Adapters:
         self.names = _names(next(free_numbers), configs)
         self._previous = active_adapters(model)
         trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        self._has_others, self._trained = bool(taken_names), trained
         with warnings.catch_warnings():
             # Two compressors may share one model: each has adapters under its own names.
             warnings.filterwarnings("ignore", "You are trying to modify a model with PEFT for a second time")
@@ -349,7 +350,13 @@ class Adapters:
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
             (first, config), *other_roles = configs.items()
-            self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
+            try:
+                self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
+            except ValueError:
+                # PEFT leaves it behind where no module is selected.
+                if not taken_names:
+                    vars(model).pop("peft_config", None)
+                raise
             for role, other_config in other_roles:
                 self.peft.add_adapter(self.names[role], other_config)
         self._layers = _peft_layers(model)
@@ -368,7 +375,7 @@ class Adapters:
                 targets = [layer for layer in self._layers if self._targets(layer)]
                 self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
             except ValueError:
-                self._remove(bool(taken_names), trained)
+                self.remove()
                 raise
 
     def owns(self, name: str) -> bool:
@@ -447,13 +454,14 @@ class Adapters:
         containers = ("lora_A", "lora_embedding_A", "modules_to_save")
         return any(name in getattr(layer, part, ()) for part in containers for name in self.names.values())
 
-    def _remove(self, has_others: bool, trained: Mapping[str, bool]) -> None:
-        """Restores the model as it was before."""
+    def remove(self) -> None:
+        """Restores the model as it was before these adapters."""
+        trained = self._trained
         for name in self.names.values():
             self.peft.delete_adapter(name)
         base: Any = self.peft.base_model
         model = base.model
-        if not has_others:
+        if not self._has_others:
             base.unload()
             vars(model).pop("peft_config", None)
         for name, parameter in model.named_parameters():

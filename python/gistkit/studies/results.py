@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gistkit.compress.files import replacing
+from gistkit._files import replacing, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,8 +70,7 @@ def write(path: Path, lines: Sequence[Line]) -> None:
         _write_arrays(path.with_suffix(".npz"), arrays)
     else:
         path.with_suffix(".npz").unlink(missing_ok=True)
-    with replacing(path) as partial:
-        partial.write_text("".join(texts), encoding="utf-8")
+    write_text(path, "".join(texts))
 
 
 def append(path: Path, line: Line) -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from gistkit.compress.files import ADDED_SETTINGS, read_tensors, replacing
+from gistkit._files import read_tensors, remove_partials, write_tensors
+from gistkit.compress.files import ADDED_SETTINGS
 
 FORMAT = "gistkit-training-1"
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
@@ -33,8 +33,10 @@ def find(folder: Path) -> list[Path]:
 
 def prune(folder: Path, keep: int) -> None:
     """Removes all but the last `keep` states, and the files of interrupted writes."""
+    # Earlier releases wrote beside the state, under a name of its own.
     for path in [*find(folder)[:-keep], *folder.glob("step-*.partial")]:
         path.unlink(missing_ok=True)
+    remove_partials(folder)
 
 
 def save(
@@ -63,8 +65,7 @@ def save(
     if not write:
         return
     header = {"format": FORMAT, "identity": json.dumps(identity, sort_keys=True), "progress": json.dumps(progress)}
-    with replacing(path) as partial:
-        save_file(tensors, partial, metadata=header)
+    write_tensors(path, tensors, header)
 
 
 def load(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gistkit.compress.files import replacing
+from gistkit._files import write_text
 
 Record = dict[str, Any]
 
@@ -46,8 +46,7 @@ class Metrics:
         path = folder / "metrics.jsonl"
         if path.exists():
             records = [record for record in read_metrics(path) if step and record["step"] <= step]
-            with replacing(path) as partial:
-                partial.write_text("".join(json.dumps(record) + "\n" for record in records), "utf-8")
+            write_text(path, "".join(json.dumps(record) + "\n" for record in records))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: Record) -> None:

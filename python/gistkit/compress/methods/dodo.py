@@ -129,6 +129,10 @@ class Dodo(InPlace):
         """See `SharedModel.install`."""
         if not self.layer <= self.config.num_hidden_layers:
             raise ValueError(f"layer: expected 1 to {self.config.num_hidden_layers}, got {self.layer}")
+        for token in self.delimiters:
+            if token is None:
+                raise ValueError("delimiters: expected token ids, got None")
+            self.lm.first_token("delimiters", token)
         super().install(lora)
 
     def of_gists(self, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import number, whole
+from gistkit._checks import POSITIONS, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
 from gistkit.compress.plans import encoder_pass
@@ -99,6 +101,16 @@ class ChunkCompressor(Compressor):
         """Whose adapters one made with these settings has, where it has any."""
         return (ENCODER,)
 
+    @classmethod
+    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """See `Compressor.own_shapes`."""
+        chunk, memory_tokens = settings["chunk"], check_divides(settings["chunk"], settings["ratio"])
+        shapes: dict[str, tuple[int, ...]] = {"memory_embeddings": (memory_tokens, width)}
+        if "compression" in check_losses(settings["losses"]):
+            outputs = vocabulary if settings["joint_head"] else width
+            shapes["compression_head.projection.weight"] = (-(-chunk // memory_tokens) * outputs, width)
+        return shapes
+
     @property
     def title(self) -> str:
         """What a table calls it."""
@@ -171,11 +183,12 @@ class FiveHundredX(ChunkCompressor):
 
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    whole("chunk", chunk)
+    chunk = whole("chunk", chunk, below=POSITIONS)
     number("ratio", ratio, 1)
-    tokens = int(chunk) / Fraction(float(ratio)).limit_denominator(10**6)
+    tokens = chunk / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
-        divisors = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
+        small = [divisor for divisor in range(1, math.isqrt(chunk) + 1) if chunk % divisor == 0]
+        divisors = sorted({*small, *(chunk // divisor for divisor in small)})
         nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ratio))[:2])
         raise ValueError(
             f"ratio: expected one that divides chunk {chunk} into whole memory tokens, such as "

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, ops
-from gistkit._checks import whole
+from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
+from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
@@ -109,13 +110,14 @@ class InPlace(Compressor):
         if self.has_gists:
             options |= {"offset": offset, "separate": separate, "full_copy": full_copy, "gists": gists}
             reads = "outputs" if offset else "keys"
-        ratio = whole("ratio", ratio, floats=True)
+        ratio = whole("ratio", ratio, floats=True, below=POSITIONS)
         gists = None if gists is None else whole("gists", gists, floats=True)
         builder = None
         if layout is not None:
             builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
             # Refuses options that the layout does not take before the first context.
-            check_text(self.method, builder(3 * ratio))
+            few = min(ratio, 4)
+            check_text(self.method, Builder(self.method, few, builder.options)(3 * few))
         for name in FLAGS & options.keys():
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}: expected True or False, got {options[name]!r}")
@@ -166,6 +168,18 @@ class InPlace(Compressor):
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose adapters one made with these settings has, where it has any."""
         return (TEXT, GISTS) if settings.get("separate") and not settings.get("full_copy") else (TEXT,)
+
+    @classmethod
+    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """See `Compressor.own_shapes`."""
+        if not cls.has_gists:
+            return {}
+        gists = 1 if settings["gists"] is None else whole("gists", settings["gists"], floats=True)
+        shapes: dict[str, tuple[int, ...]] = {"memory_embeddings": (gists, width)}
+        if "compression" in check_losses(settings["losses"]):
+            ratio = whole("ratio", settings["ratio"], floats=True)
+            shapes["compression_head.projection.weight"] = (ratio * width, width)
+        return shapes
 
     @property
     def title(self) -> str:

@@ -1,0 +1,192 @@
+"""Files that are complete or absent: written in a private folder beside their place, then moved there.
+
+A file's mode follows the umask. Of several writers of one file the last to finish wins. A failed write leaves the file
+as it was, and raises one OSError whose line names the file and, where the disk is full, the space.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+# What an interrupted write leaves behind is a folder of such a name.
+PREFIX, SUFFIX = ".gistkit-", ".partial"
+Shapes = Mapping[str, tuple[int, ...]]
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file; see the module for what holds of all files here."""
+    with replacing(path, len(content)) as partial:
+        partial.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """`write_bytes` of text in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file of tensors that share no memory, with a header of texts by name."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    with replacing(path, sum(tensor.nbytes for tensor in own.values())) as partial:
+        try:
+            save_file(own, partial, metadata=None if header is None else dict(header))
+        except SafetensorError as error:
+            if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
+                raise
+            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
+def read_tensors(
+    path: Path, content: str, broken: str = "a file that cannot be read"
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The header and the tensors, on the CPU, of a safetensors file; errors say that it should be `content`.
+
+    Raises:
+        OSError: if there is no such file, or it cannot be opened.
+        ValueError: if it is truncated or not a safetensors file.
+    """
+    with _opened(path, content, broken) as file:
+        return file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def tensor_shapes(path: Path, content: str) -> Shapes:
+    """{name: shape} of a file as in `read_tensors`, all of floating point, from its header alone."""
+    with _opened(path, content, "a file that cannot be read") as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        for name, tensor in slices.items():
+            if tensor.get_dtype() not in ("F16", "BF16", "F32", "F64"):
+                raise ValueError(f"{name[:60]!r} in {tensor.get_dtype()}")
+        return {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+
+
+@contextmanager
+def _opened(path: Path, content: str, broken: str) -> Iterator[Any]:
+    """A safetensors file to read; any error of a file that claims what it has not becomes one of the two."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if not path.is_file():
+            raise FileNotFoundError(errno.ENOENT, "none there")
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except OSError as error:
+        raise type(error)(f"{path}: expected {content}, got {error.strerror or error}") from error
+    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{path}: expected {content}, got {broken} ({reason})") from error
+
+
+@contextmanager
+def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
+    """A file to write, which replaces `path` in one move; if writing fails, `path` stays as it was.
+
+    Args:
+        path: its folder is made if there is none.
+        size: bytes that are to be written, for the message when the disk is full; None: not known.
+
+    Raises:
+        OSError: of the class of what failed, with its errno.
+    """
+    try:
+        if path.is_dir() or (path.exists() and not path.is_file()):
+            raise OSError(errno.EINVAL, f"{'a folder' if path.is_dir() else 'no regular file'} there")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _private_folder(path.parent) as folder:
+            partial = folder / path.name
+            # The mode that the umask and the folder's defaults give to a new file.
+            file = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+            mode = stat.S_IMODE(os.fstat(file).st_mode)
+            os.close(file)
+            yield partial
+            os.chmod(partial, mode)
+            # On the disk before it replaces a good file.
+            _sync(partial)
+            os.replace(partial, path)
+            with suppress(OSError):
+                _sync(path.parent)
+    except OSError as error:
+        raise _told(error, path, size) from error
+
+
+def remove_partials(folder: Path) -> None:
+    """Removes what interrupted writes left in `folder`; those that still run keep theirs."""
+    for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
+        with suppress(OSError):
+            held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                # A writer holds this lock until it ends, however it ends.
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(held)
+
+
+@contextmanager
+def _private_folder(parent: Path) -> Iterator[Path]:
+    """A new folder in `parent` of a name that nobody can foresee; removed with all that is in it."""
+    while True:
+        path = parent / f"{PREFIX}{secrets.token_hex(8)}{SUFFIX}"
+        # An existing name is refused, a link too.
+        path.mkdir(mode=0o700)
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        with suppress(OSError):
+            # Some network disks have no locks.
+            fcntl.flock(held, fcntl.LOCK_EX)
+        # `remove_partials` may have come between.
+        if path.exists():
+            break
+        os.close(held)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(held)
+
+
+def _sync(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _told(error: OSError, path: Path, size: int | None) -> OSError:
+    """An error of the same class and errno, in one line that names `path`."""
+    reason = error.strerror or " ".join(str(error).split())
+    if error.errno in _FULL:
+        needed = "space" if size is None else f"{_amount(size)} of space"
+        told = f"expected {needed} to write it, got {_free(path.parent)} ({reason})"
+    else:
+        elsewhere = error.filename is not None and PREFIX not in str(error.filename) and Path(error.filename) != path
+        told = f"expected a file that can be written, got {reason}" + (f" at {error.filename}" if elsewhere else "")
+    new = type(error)(f"{path}: {told}")
+    new.errno = error.errno
+    return new
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{_amount(shutil.disk_usage(folder).free)} free"
+    except OSError:
+        return "less"
+
+
+def _amount(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size:,} bytes"

@@ -1,0 +1,356 @@
+"""What a compressor's folder claims, checked against its files' headers and the model before anything is built.
+
+A folder may come from anybody: its numbers become sizes, its texts names of files, and PEFT takes some for regular
+expressions or names of modules to import.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from gistkit._checks import POSITIONS, one_line, shown
+from gistkit._files import Shapes, tensor_shapes
+from gistkit.compress.model import plain_map
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_JSON_BYTES = 2**24
+_NAMES = 1024
+_BUFFERS = 2**24
+# What makes transformers run code, or read files and kernels of other names.
+_REFUSED = ("auto_map", "quantization_config", "transformers_weights", "attn_implementation", "experts_implementation")
+
+
+def inside(folder: Path, *parts: str) -> Path:
+    """The path of a folder's file or folder; a ValueError where a link leads out, unless to a hub cache's blobs."""
+    path = folder.joinpath(*parts)
+    try:
+        root, target = folder.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{path}: expected a file of {folder}, got a link that leads nowhere") from error
+    blobs = [parent / "blobs" for below, parent in pairwise(root.parents) if below.name == "snapshots"]
+    if not any(target.is_relative_to(place) for place in (root, *blobs)):
+        raise ValueError(f"{path}: expected a file inside {folder}, got a link to {target}")
+    return path
+
+
+def read_json(path: Path, content: str) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is too large, or no object of JSON.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected {content}, got none there")
+    if path.stat().st_size > _JSON_BYTES:
+        raise ValueError(f"{path}: expected {content} of at most {_JSON_BYTES} bytes, got {path.stat().st_size}")
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected JSON, got a file that cannot be read ({one_line(error)})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected settings by name, got {type(value).__name__}")
+    return value
+
+
+def check_name(path: Path, field: str, name: Any) -> str:
+    """`name`, if it can be that of an entry of a folder."""
+    plain = isinstance(name, str) and name not in ("", ".", "..") and len(name) <= 200
+    if not plain or not name.isprintable() or set(name) & set("/\\"):
+        raise ValueError(f"{path}: expected {field} to name a folder beside the file, got {shown(name)}")
+    return str(name)
+
+
+def check_own(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses a file of tensors in which those of `expected`, whose sizes settings claim, have other shapes."""
+    shapes = tensor_shapes(path, "a file of tensors")
+    _check_filled(path, shapes)
+    for name, shape in expected.items():
+        if name not in shapes:
+            raise ValueError(f"{path}: expected {name} among its tensors, got {shown(sorted(shapes))}")
+        if shapes[name] != shape:
+            raise ValueError(f"{path}: expected {name} of shape {shape}, as the settings say, got {shapes[name]}")
+
+
+def _check_filled(path: Path, shapes: Shapes) -> None:
+    # An empty tensor could claim any size.
+    for name, shape in shapes.items():
+        if not math.prod(shape):
+            raise ValueError(f"{path}: expected tensors with values, got {shown(name)} of shape {shape}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+def _is_whole(value: Any, low: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < POSITIONS
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _NAMES and all(map(_is_whole, value))
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w.-]{1,200}", value) is not None
+
+
+def _are_names(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= _NAMES and all(map(_is_plain, value))
+
+
+def _by_name(value: Any, allow_regex: bool, fits: Callable[[Any], bool]) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, dict) or len(value) > _NAMES:
+        return False
+    return all(allow_regex or _is_plain(name) for name in value) and all(map(fits, value.values()))
+
+
+def _arguments(allow_regex: bool) -> dict[str, tuple[Callable[[Any], bool], str]]:
+    """For each argument of a LoraConfig that a file may set: what it must satisfy, in code and in words."""
+    may = "" if allow_regex else "; regular expressions need allow_regex=True"
+    flag = (lambda value: isinstance(value, bool), "true or false")
+    names = (lambda value: value is None or _are_names(value), "a list of names")
+
+    def modules(value: Any) -> bool:
+        return value is None or _are_names(value) or (isinstance(value, str) and (allow_regex or value == "all-linear"))
+
+    return {
+        "r": (lambda value: _is_whole(value, 1), f"a whole number >= 1 and < {POSITIONS}"),
+        "lora_alpha": (_is_number, "a number"),
+        "lora_dropout": (lambda value: _is_number(value) and 0 <= value <= 1, "a number of 0 to 1"),
+        "target_modules": (lambda value: value is not None and modules(value), f"a list of names or all-linear{may}"),
+        "exclude_modules": (lambda value: value != "all-linear" and modules(value), f"a list of names{may}"),
+        "modules_to_save": names,
+        "fan_in_fan_out": flag,
+        "use_rslora": flag,
+        "lora_bias": flag,
+        "ensure_weight_tying": flag,
+        "use_qalora": flag,
+        "qalora_group_size": (lambda value: _is_whole(value, 1), "a whole number >= 1"),
+        "alora_invocation_tokens": (
+            lambda value: value is None or _are_whole(value),
+            "token ids",
+        ),
+        "bias": (lambda value: value in ("none", "all", "lora_only"), "none, all or lora_only"),
+        "init_lora_weights": (
+            lambda value: isinstance(value, bool) or value in ("gaussian", "orthogonal", "eva"),
+            "true, false, gaussian, orthogonal or eva",
+        ),
+        "task_type": (lambda value: value in (None, "CAUSAL_LM"), "CAUSAL_LM or null"),
+        "layers_to_transform": (
+            lambda value: (
+                value is None
+                or _is_whole(value)
+                or (isinstance(value, list) and len(value) <= _NAMES and all(map(_is_whole, value)))
+            ),
+            "layers' numbers",
+        ),
+        "layers_pattern": (
+            lambda value: (
+                value is None
+                or _is_plain(value)
+                or _are_names(value)
+                or (allow_regex and isinstance(value, str | list))
+            ),
+            f"a name, or a list of names{may}",
+        ),
+        "rank_pattern": (
+            lambda value: _by_name(value, allow_regex, lambda rank: _is_whole(rank, 1)),
+            f"ranks by name{may}",
+        ),
+        "alpha_pattern": (lambda value: _by_name(value, allow_regex, _is_number), f"numbers by name{may}"),
+    }
+
+
+def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
+    """The configuration of plain LoRA in an adapter's folder.
+
+    Args:
+        folder, name: the adapter's folder lies in the compressor's under this name.
+        allow_regex: names of modules may be regular expressions, which can take forever.
+    """
+    from peft import LoraConfig
+
+    if not (folder / name / ADAPTER_CONFIG).is_file():
+        raise FileNotFoundError(f"{folder}: expected the adapter {name} in it, got none there")
+    path = inside(folder, name, ADAPTER_CONFIG)
+    config, arguments = read_json(path, "the configuration of an adapter"), _arguments(allow_regex)
+    if config.get("peft_type") != "LORA":
+        raise ValueError(f"{path}: expected peft_type LORA, got {shown(config.get('peft_type'))}")
+    if missing := sorted({"r", "target_modules"} - config.keys()):
+        raise ValueError(f"{path}: expected r and target_modules, got none for {missing[0]}")
+    defaults = vars(LoraConfig())
+    for field, value in config.items():
+        if field in arguments:
+            fits, words = arguments[field]
+            if not _holds(fits, value):
+                raise ValueError(f"{path}: expected {field} to be {words}, got {shown(value)}")
+        elif field in _SWITCHES and value and value != defaults.get(field):
+            raise ValueError(f"{path}: expected plain LoRA, got {field} {shown(value)}")
+    chosen = {field: value for field, value in config.items() if field in arguments and field in defaults}
+    if chosen.get("init_lora_weights") == "eva":
+        # It needs data to begin with; here all weights come from the file.
+        chosen["init_lora_weights"] = True
+    try:
+        return LoraConfig(**chosen)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: expected fields that go together, got {one_line(error)}") from error
+
+
+# What makes LoRA another method, imports modules or repeats layers; other fields have no say in what is loaded.
+_SWITCHES = {
+    "use_dora", "use_bdlora", "megatron_config", "loftq_config", "corda_config", "lora_ga_config", "velora_config",
+    "monteclora_config", "kasa_config", "arrow_config", "layer_replication", "target_parameters",
+    "trainable_token_indices",
+}  # fmt: skip
+
+
+def _holds(fits: Callable[[Any], bool], value: Any) -> bool:
+    try:
+        return fits(value)
+    except TypeError:
+        # An unhashable value among alternatives.
+        return False
+
+
+def check_adapter(path: Path, config: LoraConfig, model: nn.Module) -> None:
+    """Refuses an adapter's file whose tensors have other ranks than its configuration, or fit no map of the model."""
+    shapes = tensor_shapes(path, "a file of tensors")
+    _check_filled(path, shapes)
+    ranks, modules = set(), dict(model.named_modules())
+    for name, shape in shapes.items():
+        found = re.fullmatch(r"base_model\.model\.(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
+        if found is None:
+            continue
+        module = modules.get(found[1])
+        sizes = None if module is None else _features(plain_map(module))
+        if module is None or len(shape) != 2:
+            raise ValueError(f"{path}: expected LoRA of the model's maps, got {shown(name)} of shape {shape}")
+        rank, size = shape if found[3] == "A" else shape[::-1]
+        if sizes is not None and size != sizes[found[3] == "B"]:
+            raise ValueError(f"{path}: expected {shown(name)} to fit a map of sizes {sizes}, got shape {shape}")
+        ranks.add(rank)
+    claimed = {config.r, *(config.rank_pattern or {}).values()}
+    # Of a pattern for all modules r itself is not used.
+    unused = {config.r} if config.rank_pattern and config.r <= max(ranks, default=0) else set()
+    if not ranks <= claimed or not claimed - unused <= ranks:
+        raise ValueError(
+            f"{path}: expected weights of the rank {shown(sorted(claimed))} of {ADAPTER_CONFIG}, got "
+            f"{shown(sorted(ranks))}"
+        )
+
+
+def _features(module: nn.Module) -> tuple[int, int] | None:
+    """Sizes of what a map takes and gives; None where they are not known."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.num_embeddings, module.embedding_dim
+    weight = getattr(module, "weight", None)
+    # Conv1D of transformers.
+    return tuple(weight.shape) if hasattr(module, "nf") and isinstance(weight, torch.Tensor) else None  # type: ignore[return-value]
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """The model that a compressor's folder holds, from safetensors alone, without code of its own.
+
+    Raises:
+        OSError, ValueError: naming the file, before more memory is taken than the file has.
+    """
+    config_path = inside(folder, "config.json")
+    for refused in (ADAPTER_CONFIG, "config.py"):
+        if (folder / refused).exists():
+            raise ValueError(f"{folder}: expected a model by itself, got {refused} beside it")
+    raw = read_json(config_path, "the configuration of a model")
+    _check_config(config_path, raw)
+    shapes: dict[str, tuple[int, ...]] = {}
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{folder}: expected the weights of a model as safetensors, got none there")
+    for file in files:
+        shapes |= tensor_shapes(inside(folder, file.name), "weights of a model")
+    _check_index(folder)
+    if (folder / "generation_config.json").exists():
+        read_json(inside(folder, "generation_config.json"), "a JSON object")
+    if max(_layers(raw), default=0) > len(shapes):
+        raise ValueError(
+            f"{config_path}: expected at most {len(shapes)} layers, as its files have tensors, got {max(_layers(raw))}"
+        )
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        with torch.device("meta"):
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        _check_weights(folder, empty, shapes)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
+        )
+    except Exception as error:
+        # Configurations of any content reach any line of transformers.
+        if isinstance(error, ValueError | OSError) and str(error).startswith(str(folder)):
+            raise
+        raise ValueError(f"{config_path}: expected a model that transformers loads, got {one_line(error)}") from error
+    model, loading_info = loaded
+    if missing := sorted(loading_info["missing_keys"]):
+        raise ValueError(f"{folder}: expected all weights of the model, got none for {missing[0]}")
+    return model  # type: ignore[no-any-return]
+
+
+def _check_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Refuses fields that reach for code or other files, and numbers beyond any size."""
+    for field, value in config.items():
+        if any(name in field for name in _REFUSED) and value is not None:
+            raise ValueError(f"{path}: expected no {shown(field)}, got {shown(value)}")
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                _check_config(path, part)
+            elif isinstance(part, int) and not -POSITIONS < part < 2 * POSITIONS:
+                raise ValueError(f"{path}: expected {shown(field)} below {POSITIONS}, got {shown(part)}")
+
+
+def _layers(config: Mapping[str, Any]) -> list[int]:
+    """The numbers of layers and experts in a configuration, each of which is modules of its own."""
+    found = []
+    for field, value in config.items():
+        if isinstance(value, dict):
+            found += _layers(value)
+        elif isinstance(value, int) and re.fullmatch(r"(n|num)_(\w+_)?(layers?|experts)|(en|de)coder_layers", field):
+            found.append(value)
+    return found
+
+
+def _check_index(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        return
+    files = read_json(inside(folder, index.name), "an index of weights").get("weight_map")
+    if not isinstance(files, dict):
+        raise ValueError(f"{index}: expected weight_map by name, got {shown(files)}")
+    for file in files.values():
+        inside(folder, check_name(index, "weight_map", file))
+
+
+def _check_weights(folder: Path, empty: nn.Module, shapes: Shapes) -> None:
+    """Refuses a model, still without memory of its own, that would take much more than the weights of its files."""
+    held = sum(map(math.prod, shapes.values()))
+    # A file may leave out one of two tied weights.
+    for kind, numbers in (("weights", empty.parameters()), ("buffers", empty.buffers())):
+        size = sum(tensor.numel() for tensor in numbers)
+        if size > 2 * held + (_BUFFERS if kind == "buffers" else 0):
+            raise ValueError(
+                f"{folder / 'config.json'}: expected {kind} of a model with {held} numbers in its files, got {size}"
+            )

@@ -1,0 +1,327 @@
+"""Compressor folders of anybody: each loads as a legal compressor, or is refused in a line, in bounded time and memory.
+
+GISTKIT_FUZZ is the number of changed folders of the long test, by default 2000.
+"""
+
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+
+from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, GistPool
+from tests.helpers.hostile import changed
+from tests.helpers.models import tiny_llama
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 40}
+LOSSES = {"ae": 1.0, "compression": 2.0}
+KINDS = {
+    "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2, losses=LOSSES, window=12, end_token=9),
+    "x500, own weights": lambda model: FiveHundredX(model, chunk=6, ratio=3, lora=None),
+    "gistpool": lambda model: GistPool(model, ratio=3, lora=2, bos_token=1, gists=4, losses={"ae": 1.0, "qa": 0.5}),
+    "avgpool": lambda model: AvgPool(model, ratio=3, lora=2, bos_token=1, soft_prompt=True, past="kv"),
+    "dodo": lambda model: Dodo(model, ratio=3, lora=2, bos_token=1, layer=1, threshold=0.5),
+}
+HEADROOM = 2**29
+SECONDS = 2.0
+
+
+def model():
+    return tiny_llama(**SIZES).float()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A saved compressor of each kind."""
+    root = tmp_path_factory.mktemp("compressors")
+    for name, make in KINDS.items():
+        torch.manual_seed(0)
+        make(model()).save_pretrained(root / name)
+    return {name: root / name for name in KINDS}
+
+
+class TooSlow(BaseException):
+    """Raised in the middle of whatever takes too long."""
+
+
+def _stop(number, frame):
+    raise TooSlow
+
+
+class Limits:
+    """A bound of the processor's time and of the address space, in which failing to get memory shows."""
+
+    def __enter__(self):
+        (pages,) = (int(line.split()[0]) for line in [Path("/proc/self/statm").read_text()])
+        self.before = resource.getrlimit(resource.RLIMIT_AS)
+        self.handler = signal.signal(signal.SIGPROF, _stop)
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + HEADROOM, self.before[1]))
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+
+    def __exit__(self, *error):
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, self.handler)
+        resource.setrlimit(resource.RLIMIT_AS, self.before)
+
+
+def state_of(base):
+    return {name: (tuple(p.shape), p.requires_grad) for name, p in base.named_parameters()}, hasattr(
+        base, "peft_config"
+    )
+
+
+def is_int(value, low=0):
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def check_legal(settings):
+    """The types and ranges of a compressor's settings, written a second time."""
+    optional = lambda low: lambda value: value is None or is_int(value, low)  # noqa: E731
+    flag = lambda value: isinstance(value, bool)  # noqa: E731
+    rules = {
+        "chunk": lambda value: is_int(value, 1),
+        "ratio": lambda value: not isinstance(value, bool) and isinstance(value, int | float) and 1 <= value < 2**31,
+        "layout": lambda value: value in ("dpl", "upl", "epl", "cpl"),
+        "losses": lambda value: value and all(isinstance(w, float) and 0 < w < math.inf for w in value.values()),
+        "window": optional(1),
+        "end_token": lambda value: value is None or (is_int(value) and value < 40),
+        "bos_token": lambda value: is_int(value) and value < 40,
+        "gists": optional(1),
+        "windows": optional(1),
+        "layer": lambda value: value == 1,
+        "pool": lambda value: value in ("hidden", "kv"),
+        "past": lambda value: value in ("hidden", "kv", None),
+        "selection": lambda value: value in ("learned", "strided", "random", "delimiters", "none"),
+        "delimiters": lambda value: all(is_int(token) and token < 40 for token in value),
+        "threshold": lambda value: value is None or (isinstance(value, float) and not math.isnan(value)),
+    }
+    for name, value in settings.items():
+        assert rules.get(name, flag)(value), (name, value)
+
+
+def load(folder, base):
+    """The compressor, or None where the folder is refused as it should be; the model is as it was, then."""
+    before = state_of(base)
+    try:
+        with Limits(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Compressor.from_pretrained(folder, base)
+    except (ValueError, OSError) as error:
+        text = str(error)
+        assert "\n" not in text and len(text) < 2000, text[:3000]
+        assert str(folder) in text, text
+        assert not re.search("[Aa]llocat|out of memory", text), text
+        assert state_of(base) == before
+        return None
+
+
+def attack(folders, tmp_path, seeds):
+    """Loads a changed folder for each seed; how many were loaded."""
+    # One model for all of a kind: each must leave it as it was.
+    bases, loaded = {name: model() for name in KINDS}, 0
+    for seed in seeds:
+        name = list(KINDS)[seed % len(KINDS)]
+        folder = tmp_path / "case" / "folder"
+        shutil.copytree(folders[name], folder)
+        what = changed(folder, seed)
+        # Seen where a test fails.
+        print(seed, name, what)
+        compressor = load(folder, bases[name])
+        if compressor is not None:
+            loaded += 1
+            check_legal(compressor.settings)
+            with Limits():
+                try:
+                    compressor.encode([list(range(2, 11))])
+                except ValueError as error:
+                    assert "expected" in str(error), error
+            if compressor.adapters is not None:
+                compressor.adapters.remove()
+        shutil.rmtree(tmp_path / "case")
+    return loaded
+
+
+def test_changed_folders_are_refused_or_legal(folders, tmp_path):
+    assert 0 < attack(folders, tmp_path, range(25)) < 20
+
+
+@pytest.mark.slow
+def test_many_changed_folders_are_refused_or_legal(folders, tmp_path):
+    count = int(os.environ.get("GISTKIT_FUZZ", 2000))
+    assert 0 < attack(folders, tmp_path, range(25, 25 + count)) < count
+
+
+def test_unchanged_folders_load_and_leave_no_trace_when_removed(folders):
+    for name, folder in folders.items():
+        base = model()
+        before = state_of(base)
+        compressor = load(folder, base)
+        check_legal(compressor.settings)
+        if compressor.adapters is not None:
+            compressor.adapters.remove()
+            assert state_of(base) == before, name
+
+
+def edited(folder, tmp_path, file, **changes):
+    """A copy of a folder with some fields of a JSON file changed."""
+    copied = tmp_path / "edited"
+    shutil.rmtree(copied, ignore_errors=True)
+    shutil.copytree(folder, copied)
+    content = json.loads((copied / file).read_text())
+    inner = (
+        content["settings"] if file == "compressor.json" and changes.keys() <= content["settings"].keys() else content
+    )
+    inner |= changes
+    (copied / file).write_text(json.dumps(content))
+    return copied
+
+
+def refused(folder, message, base=None, **options):
+    with Limits(), pytest.raises((ValueError, OSError), match=message) as caught:
+        Compressor.from_pretrained(folder, base or model(), **options)
+    assert not re.search("[Aa]llocat|out of memory", str(caught.value)) and "\n" not in str(caught.value)
+
+
+ADAPTER = "gistkit_0_encoder/adapter_config.json"
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        (ADAPTER, {"r": 20_000_000}, r"adapter_model\.safetensors: expected weights of the rank \[20000000\]"),
+        (ADAPTER, {"rank_pattern": {"q_proj": 20_000_000}}, r"expected weights of the rank \[2, 20000000\]"),
+        ("compressor.json", {"chunk": 10**9, "ratio": 1}, r"memory_embeddings of shape \(1000000000, 16\), as the set"),
+        ("compressor.json", {"chunk": 10**9, "ratio": 5e8}, r"expected compression_head.* of shape \(8000000000, 16\)"),
+        ("compressor.json", {"chunk": 10**9 + 7}, "ratio: expected one that divides chunk 1000000007 into whole"),
+        ("compressor.json", {"chunk": 10**40}, "chunk: expected a whole number below 2147483648"),
+        (ADAPTER, {"target_modules": "(a+)+$"}, "expected target_modules to be .*need allow_regex=True"),
+        (ADAPTER, {"exclude_modules": "(a+)+$"}, "expected exclude_modules to be .*need allow_regex=True"),
+        (ADAPTER, {"alpha_pattern": {"(a+)+$": 1}}, "expected alpha_pattern to be .*need allow_regex=True"),
+        (ADAPTER, {"layers_pattern": "(a+)+$", "layers_to_transform": 0}, "expected layers_pattern .*allow_regex=True"),
+        (ADAPTER, {"megatron_config": {"a": 1}, "megatron_core": "antigravity"}, "plain LoRA, got megatron_config"),
+        (ADAPTER, {"layer_replication": [[0, 10**6]]}, "expected plain LoRA, got layer_replication"),
+        (ADAPTER, {"peft_type": "PREFIX_TUNING"}, "expected peft_type LORA, got PREFIX_TUNING"),
+    ],
+)
+def test_what_a_folder_claims_is_checked_before_it_is_built(file, changes, message, folders, tmp_path):
+    refused(edited(folders["icae"], tmp_path, file, **changes), message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 10**9}, r"config\.json: expected weights of a model with \d+ numbers in its files, got \d+"),
+        ({"num_hidden_layers": 10**9}, r"config\.json: expected at most \d+ layers, as its files have tensors, got 1"),
+        ({"hidden_size": 64}, r"config\.json: expected (weights of|a model that)"),
+        ({"auto_map": {"AutoModelForCausalLM": "code.Model"}}, r"config\.json: expected no auto_map"),
+        ({"_attn_implementation": "someone/kernel"}, r"config\.json: expected no _attn_implementation"),
+        ({"transformers_weights": "../other.safetensors"}, r"config\.json: expected no transformers_weights"),
+        ({"model_type": "none"}, r"config\.json: expected a model that transformers loads"),
+        ({"hidden_act": "none"}, r"config\.json: expected a model that transformers loads"),
+    ],
+)
+def test_what_a_model_in_a_folder_claims_is_checked_before_it_is_built(changes, message, folders, tmp_path):
+    folder = edited(folders["x500, own weights"], tmp_path, "model/config.json", **changes)
+    for base in (model(), None):
+        with Limits(), pytest.raises(ValueError, match=message):
+            Compressor.from_pretrained(folder, base)
+
+
+def test_a_pickle_or_another_adapter_in_a_folder_is_not_opened(folders, tmp_path):
+    folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
+    (folder / "model" / "model.safetensors").rename(folder / "model" / "pytorch_model.bin")
+    refused(folder, "expected the weights of a model as safetensors, got none there")
+    folder = edited(folders["x500, own weights"], tmp_path, "model/config.json")
+    (folder / "model" / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    refused(folder, r"expected a model by itself, got adapter_config\.json")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "..", "", "a/../../outside", "a\x00b", "x" * 300])
+def test_an_adapter_is_a_folder_of_the_folder(name, folders, tmp_path):
+    shutil.copytree(folders["icae"] / "gistkit_0_encoder", tmp_path / "outside")
+    folder = edited(folders["icae"], tmp_path, "compressor.json", adapters={"encoder": name})
+    refused(folder, r"compressor\.json: expected adapters\.encoder to name a folder beside the file, got")
+
+
+@pytest.mark.parametrize(
+    "path", ["gistkit_0_encoder", ADAPTER, "gistkit_0_encoder/adapter_model.safetensors", "compressor.safetensors"]
+)
+def test_links_out_of_a_folder_are_refused_and_those_of_a_hub_cache_followed(path, folders, tmp_path):
+    folder = edited(folders["icae"], tmp_path, "compressor.json")
+    shutil.move(folder / path, tmp_path / "outside")
+    (folder / path).symlink_to(tmp_path / "outside")
+    refused(folder, "expected a file inside .*, got a link to .*outside")
+    # As huggingface_hub keeps a download.
+    (folder / path).unlink()
+    repository = tmp_path / "models--someone--compressor"
+    (repository / "blobs").mkdir(parents=True)
+    shutil.move(tmp_path / "outside", repository / "blobs" / "abc")
+    (folder / path).symlink_to(repository / "blobs" / "abc")
+    shutil.move(folder, repository / "snapshots" / "main")
+    assert load(repository / "snapshots" / "main", model()) is not None
+
+
+def test_a_regular_expression_is_taken_where_it_is_asked_for(folders, tmp_path):
+    folder = edited(folders["icae"], tmp_path, ADAPTER, target_modules=r".*\.(q|v)_proj")
+    loaded = Compressor.from_pretrained(folder, model(), allow_regex=True)
+    plain = Compressor.from_pretrained(folders["icae"], model())
+    ids = [list(range(2, 14))]
+    assert all(map(torch.equal, loaded.encode(ids).tensors, plain.encode(ids).tensors))
+
+
+@pytest.mark.parametrize("shape", [(20_000_000, 0), (2, 17), (3, 16)])
+def test_an_adapters_weights_fit_the_model_and_their_rank(shape, folders, tmp_path):
+    folder = edited(folders["icae"], tmp_path, ADAPTER, r=shape[0])
+    path = folder / "gistkit_0_encoder" / "adapter_model.safetensors"
+    weights = load_file(path)
+    name = min(name for name in weights if "lora_A" in name)
+    save_file(weights | {name: torch.zeros(shape)}, path)
+    refused(folder, r"adapter_model\.safetensors: expected (tensors with values|.* to fit a map|weights of the rank)")
+
+
+def test_a_missing_weight_of_an_adapter_is_named(folders, tmp_path):
+    folder = edited(folders["icae"], tmp_path, ADAPTER)
+    path = folder / "gistkit_0_encoder" / "adapter_model.safetensors"
+    weights = load_file(path)
+    weights.pop(max(weights))
+    save_file(weights, path)
+    base = model()
+    before = state_of(base)
+    refused(folder, r"adapter_model\.safetensors: expected the tensors of its compressor, got none for ", base)
+    assert state_of(base) == before
+    assert Compressor.from_pretrained(folders["icae"], base).adapters.names == {"encoder": "gistkit_0_encoder"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": "all-linear", "use_rslora": True},
+        {"modules_to_save": ["norm"], "bias": "lora_only", "lora_bias": True},
+        {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 5}},
+        {"layers_to_transform": [0], "layers_pattern": "layers", "exclude_modules": ["q_proj"]},
+        {"init_lora_weights": "eva", "ensure_weight_tying": True},
+        {"init_lora_weights": "orthogonal", "alora_invocation_tokens": [1, 2]},
+        {"use_qalora": True, "qalora_group_size": 2},
+    ],
+    ids=lambda options: " ".join(options),
+)
+def test_forms_of_plain_lora_are_saved_and_loaded(options, tmp_path):
+    torch.manual_seed(0)
+    config = LoraConfig(**({"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]} | options))
+    compressor = ICAE(model(), chunk=6, ratio=3, lora=config)
+    with torch.no_grad():
+        for _, parameter in compressor.trainable():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    compressor.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, model())
+    ids = [list(range(2, 14))]
+    assert all(map(torch.equal, loaded.encode(ids).tensors, compressor.encode(ids).tensors))

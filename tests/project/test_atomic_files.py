@@ -1,0 +1,196 @@
+"""Files are complete or absent, whoever writes them at the same time and however full the disk is."""
+
+import errno
+import multiprocessing
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gistkit import _files
+from gistkit._files import remove_partials, replacing, write_bytes, write_tensors, write_text
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def left(folder):
+    """What is in a folder beside the file that tests write."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "file")
+
+
+@pytest.mark.parametrize("write", ["bytes", "text", "tensors"])
+def test_a_file_is_written_whole_with_the_mode_of_the_umask(write, tmp_path, umask):
+    path = tmp_path / "new" / "file"
+    if write == "tensors":
+        write_tensors(path, {"a": torch.arange(6.0).view(2, 3).T}, {"x": "y"})
+        assert torch.equal(load_file(path)["a"], torch.arange(6.0).view(2, 3).T)
+    else:
+        write_bytes(path, "é".encode()) if write == "bytes" else write_text(path, "é")
+        assert path.read_text("utf-8") == "é"
+    assert path.stat().st_mode & 0o777 == 0o640 and left(path.parent) == []
+
+
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path):
+    path = tmp_path / "file"
+    write_text(path, "before")
+    with pytest.raises(KeyError), replacing(path) as partial:
+        partial.write_text("half")
+        raise KeyError
+    assert path.read_text() == "before" and left(tmp_path) == []
+
+
+def test_a_link_that_waits_under_the_old_name_is_not_followed(tmp_path):
+    (tmp_path / "victim").write_text("mine")
+    for name in ("file.partial", f"{_files.PREFIX}{'0' * 16}{_files.SUFFIX}"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    write_text(tmp_path / "file", "new")
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_names_of_partial_files_differ_and_only_the_owner_reads_them(tmp_path):
+    folders = set()
+    for _ in range(8):
+        with replacing(tmp_path / "file") as partial:
+            assert partial.parent.stat().st_mode & 0o777 == 0o700
+            folders.add(partial.parent.name)
+    assert len(folders) == 8
+
+
+def test_an_existing_name_is_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files.secrets, "token_hex", lambda size: "0" * size)
+    (tmp_path / f"{_files.PREFIX}{'0' * 8}{_files.SUFFIX}").symlink_to(tmp_path)
+    with pytest.raises(FileExistsError, match=f"^{re.escape(str(tmp_path / 'file'))}: expected"):
+        write_text(tmp_path / "file", "x")
+
+
+def test_of_concurrent_writers_the_last_wins_and_none_fails(tmp_path):
+    path, failures = tmp_path / "file", []
+
+    def write(letter):
+        try:
+            for _ in range(20):
+                write_bytes(path, letter * 10_000)
+        except OSError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(bytes([65 + k]),)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    content = path.read_bytes()
+    assert failures == [] and len(content) == 10_000 and len(set(content)) == 1 and left(tmp_path) == []
+
+
+def _stall(path, ready):
+    with replacing(path) as partial:
+        partial.write_text("half")
+        ready.set()
+        signal.pause()
+
+
+def test_what_a_killed_writer_leaves_is_removed_and_a_running_one_keeps_its_own(tmp_path):
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    writer = context.Process(target=_stall, args=(tmp_path / "file", ready))
+    writer.start()
+    assert ready.wait(20)
+    remove_partials(tmp_path)
+    (partial,) = left(tmp_path)
+    assert partial.startswith(_files.PREFIX) and partial.endswith(_files.SUFFIX)
+    writer.kill()
+    writer.join()
+    assert left(tmp_path) == [partial]
+    remove_partials(tmp_path)
+    assert left(tmp_path) == []
+
+
+def test_only_our_own_folders_are_removed(tmp_path):
+    (tmp_path / "other.partial").write_text("x")
+    (tmp_path / ".gistkit-kept").mkdir()
+    (tmp_path / "target").mkdir()
+    (tmp_path / f"{_files.PREFIX}link{_files.SUFFIX}").symlink_to(tmp_path / "target")
+    before = left(tmp_path)
+    remove_partials(tmp_path)
+    assert left(tmp_path) == before
+    remove_partials(tmp_path / "absent")
+
+
+FULL = """
+import sys
+from pathlib import Path
+import torch
+from gistkit._files import write_tensors
+folder = Path(sys.argv[1])
+write_tensors(folder / "file", {"a": torch.zeros(10)})
+try:
+    write_tensors(folder / "file", {"a": torch.zeros(1_000_000)})
+except OSError as error:
+    print(error.errno, error)
+print(*(path.name for path in folder.iterdir()), (folder / "file").stat().st_size < 1000)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_with_the_space_in_one_line(tmp_path):
+    script = 'mount -t tmpfs -o size=2m t "$1" && shift && exec "$@"'
+    space = ["unshare", "-Urm", "sh", "-c", script, "sh", tmp_path]
+    try:
+        if subprocess.run([*space, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("no file system may be mounted here")
+    except FileNotFoundError:
+        pytest.skip("no unshare")
+    shown = subprocess.run([*space, sys.executable, "-c", FULL, tmp_path], capture_output=True, text=True, check=True)
+    error, folder = shown.stdout.splitlines()
+    assert folder == "file True"
+    assert error.startswith(f"{errno.ENOSPC} {tmp_path}/file: expected 4.0 MB of space to write it, got 2.1 MB free (")
+
+
+def _write_within_a_limit(path, errors):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        write_tensors(path, {"a": torch.zeros(1_000_000)})
+    except OSError as error:
+        errors.put((error.errno, str(error)))
+
+
+def test_a_limit_of_file_sizes_is_told_as_a_full_disk(tmp_path):
+    write_text(tmp_path / "file", "before")
+    context = multiprocessing.get_context("fork")
+    errors = context.SimpleQueue()
+    writer = context.Process(target=_write_within_a_limit, args=(tmp_path / "file", errors))
+    writer.start()
+    writer.join()
+    assert writer.exitcode == 0
+    code, told = errors.get()
+    assert code == errno.EFBIG and told.startswith(f"{tmp_path}/file: expected 4.0 MB of space to write it, got ")
+    assert "\n" not in told and left(tmp_path) == [] and (tmp_path / "file").read_text() == "before"
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    cases = {
+        tmp_path / "file" / "below": FileExistsError,
+        tmp_path: OSError,
+        Path("/dev/null"): OSError,
+        tmp_path / ("n" * 300): OSError,
+    }
+    for path, kind in cases.items():
+        with pytest.raises(kind, match=f"^{re.escape(str(path))}: expected a file that can be written, got ") as caught:
+            write_text(path, "x")
+        assert "\n" not in str(caught.value) and "[Errno" not in str(caught.value)
+        assert caught.value.errno is not None
+    assert Path("/dev/null").is_char_device()
