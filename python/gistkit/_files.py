@@ -102,6 +102,51 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
         raise _told(error, path, size) from error
 
 
+class Lines:
+    """A file to which whole lines are added, each at once: after a write that fails it ends as it did before.
+
+    Args:
+        path: made if there is none; its folder exists.
+
+    Raises:
+        OSError: as `replacing`, here and when a line is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._telling(None):
+            self.file = path.open("ab", buffering=0)
+
+    def write(self, line: str) -> None:
+        """Adds a line, given without its end."""
+        content = memoryview(f"{line}\n".encode())
+        with self._telling(len(content)):
+            end = os.fstat(self.file.fileno()).st_size
+            try:
+                while content:
+                    content = content[self.file.write(content) :]
+            except BaseException:
+                with suppress(OSError):
+                    self.file.truncate(end)
+                raise
+
+    def sync(self) -> None:
+        """Waits until all lines are on the disk."""
+        with self._telling(None):
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+    @contextmanager
+    def _telling(self, size: int | None) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _told(error, self.path, size) from error
+
+
 def remove_partials(folder: Path) -> None:
     """Removes what interrupted writes left in `folder`; those that still run keep theirs."""
     for path in folder.glob(f"{PREFIX}*{SUFFIX}"):

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gistkit.studies.study import Study, StudyPlan
 
 COMMITTED = Path("benchmarks/results")
-RESUME = "; --resume goes on from the last evaluation"
 
 
 class LateParser(argparse.ArgumentParser):
@@ -51,7 +50,7 @@ def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any
     """A command that runs a study."""
     purpose, study_examples = registry.purpose(study)
     parser: Any = add_command(commands, name, run, purpose, examples or study_examples)
-    parser.set_defaults(study=study, if_interrupted=RESUME)
+    parser.set_defaults(study=study, saved=_saved)
     parser.fill = fill or (lambda parser: add_options(parser, study))
     return parser
 
@@ -70,6 +69,14 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
         "--save", nargs="?", type=Path, const=COMMITTED, metavar="FOLDER",
         help="add the runs to the committed results, and skip those that exist (default: %(const)s)",
     )  # fmt: skip
+
+
+def _saved(options: argparse.Namespace) -> str:
+    """What an interrupted study has saved, and how to go on."""
+    out, kept = options.out or default_out(options.study), options.save is not None
+    if not (any(out.glob("*.safetensors")) or (out / "results.jsonl").exists()):
+        return "runs that ended are in the results, and nothing else is saved yet" if kept else "nothing is saved yet"
+    return f"{out} has what is saved, and the same command with --resume goes on from there"
 
 
 def default_out(name: str) -> Path:
