@@ -87,7 +87,7 @@ def test_gradients_are_those_of_the_method_written_out(name, monkeypatch):
     upstream = torch.randn(6, 48, dtype=torch.float64)
     parameters = {n: p for n, p in compressor.trainable() if not n.startswith("task_embeddings")}
     ours = torch.autograd.grad(
-        (compressor.decode(compressor.encode(ids), "lm", text)[0] * upstream).sum(),
+        (compressor.decode(compressor.encode(ids, gradient=True), "lm", text)[0] * upstream).sum(),
         parameters.values(),
         allow_unused=True,
     )

@@ -222,15 +222,21 @@ class Compressor(nn.Module, ABC):
         width = 2 * self.config.num_hidden_layers * heads * head_dim
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.lm.structure, width)
 
-    def encode(self, input_ids: Any, attention_mask: Any = None) -> Memory:
+    def encode(self, input_ids: Any, attention_mask: Any = None, *, gradient: bool = False) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
+
+        The memory is a constant, which holds nothing but itself. (`forward`, which trains, has gradients anyway.)
 
         Args:
             input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least `ratio`
                 tokens, those that one memory token stands for.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
+            gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
+                graph takes many times the memory's bytes.
         """
-        memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
+        # Not inference mode, whose tensors no later graph could use.
+        with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
+            memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker)
 

@@ -24,7 +24,7 @@ from gistkit.layouts import Plan
 TASK_TOKENS = "task_tokens.safetensors"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prefix(Memory):
     """A memory of plain tokens: the keys and values of the model itself.
 

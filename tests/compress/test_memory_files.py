@@ -1,0 +1,166 @@
+"""Memory files on damaged disks: every flipped bit is found, files without a checksum say so, writers do not meet."""
+
+import json
+import random
+import threading
+import warnings
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from gistkit.compress import ICAE, FiveHundredX, Memory
+from tests.helpers.models import tiny_llama
+
+CONTEXTS = [list(range(1, 14)), list(range(20, 26))]
+METHODS = {"embeddings": ICAE, "keys": FiveHundredX}
+
+
+@pytest.fixture(scope="module", params=METHODS)
+def memory(request):
+    compressor = METHODS[request.param](tiny_llama(hidden_size=16), chunk=6, ratio=3, lora=None, window=12)
+    return compressor.encode(CONTEXTS)
+
+
+def parts(path):
+    with safe_open(path, framework="pt") as file:
+        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def flipped(whole, bit):
+    changed = bytearray(whole)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+def refused(path):
+    """Whether the file is refused, with an error that names it."""
+    try:
+        Memory.load(path)
+    except ValueError as error:
+        assert str(error).startswith(f"{path}: expected ")
+        return True
+    return False
+
+
+def test_flipped_bits_of_a_sample_are_refused(memory, tmp_path):
+    path = tmp_path / "m.gist"
+    memory.save(path)
+    whole = path.read_bytes()
+    generator = random.Random(0)
+    # The header's bits and the tensors' bits, whose share of the file depends on the memory.
+    end = 8 + int.from_bytes(whole[:8], "little")
+    bits = [generator.randrange(end * 8) for _ in range(120)]
+    bits += [generator.randrange(end * 8, len(whole) * 8) for _ in range(120)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for bit in bits:
+            path.write_bytes(flipped(whole, bit))
+            assert refused(path), bit
+        path.write_bytes(whole)
+        Memory.load(path)
+
+
+@pytest.mark.slow
+def test_every_third_bit_of_the_header_is_refused(memory, tmp_path):
+    path = tmp_path / "m.gist"
+    memory.save(path)
+    whole = path.read_bytes()
+    for bit in range(0, 8 * (8 + int.from_bytes(whole[:8], "little")), 3):
+        path.write_bytes(flipped(whole, bit))
+        assert refused(path), bit
+
+
+def test_the_checksum_is_the_crc_of_what_the_file_holds(memory, tmp_path):
+    """Recomputed from the file's bytes, by numpy."""
+    path = tmp_path / "m.gist"
+    memory.save(path)
+    whole = path.read_bytes()
+    start = 8 + int.from_bytes(whole[:8], "little")
+    listed = json.loads(whole[8:start])
+    content = listed.pop("__metadata__")
+    dtypes = {"I64": "torch.int64", "F64": "torch.float64", "F32": "torch.float32"}
+    names = sorted(listed)
+    kinds = [[name, dtypes[listed[name]["dtype"]], listed[name]["shape"]] for name in names]
+    data = json.dumps([content["memory"], kinds]).encode()
+    for name in names:
+        begin, end = listed[name]["data_offsets"]
+        data += np.frombuffer(whole[start + begin : start + end], np.uint8).tobytes()
+    assert content["checksum"] == f"crc32:{zlib.crc32(data):08x}"
+
+
+def test_a_swapped_tensor_and_changed_metadata_are_refused(memory, tmp_path):
+    path = tmp_path / "m.gist"
+    memory.save(path)
+    header, tensors = parts(path)
+    content = json.loads(header["memory"])
+    names = [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.dim() > 2]
+    changes = {
+        "a tensor": (header, tensors | {names[0]: tensors[names[0]] * 2}),
+        "NaN": (header, tensors | {names[0]: torch.full_like(tensors[names[0]], float("nan"))}),
+        "a dtype": (header, tensors | {names[0]: tensors[names[0]].view(torch.int64).view(torch.float64).float()}),
+        "a name": (header, {f"{name}x" if name == names[-1] else name: t for name, t in tensors.items()}),
+        "a number": (header | {"memory": json.dumps(content | {"starts": [9, 9]})}, tensors),
+        "the checksum": (header | {"checksum": "crc32:00000000"}, tensors),
+        "its name": ({"check": header["checksum"]} | {k: v for k, v in header.items() if k != "checksum"}, tensors),
+    }
+    for what, (new, changed) in changes.items():
+        save_file(changed, path, metadata=new)
+        with pytest.raises(ValueError, match=r"expected contents of the checksum .*the file is damaged; verify=False"):
+            Memory.load(path)
+        if what in ("a tensor", "NaN", "a number", "the checksum", "its name"):
+            assert Memory.load(path, verify=False).lengths == memory.lengths, what
+
+
+def test_a_file_without_a_checksum_loads_with_a_note(memory, tmp_path):
+    path = tmp_path / "old.gist"
+    memory.save(path)
+    header, tensors = parts(path)
+    save_file(tensors, path, metadata={name: header[name] for name in ("format", "version", "memory")})
+    with pytest.warns(UserWarning, match="old.gist: expected a checksum, got a file of an earlier release") as noted:
+        loaded = Memory.load(path)
+    assert noted[0].filename == __file__
+    assert all(map(torch.equal, loaded.tensors, memory.tensors))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Memory.load(path, verify=False)
+        loaded.save(path)
+        Memory.load(path)
+
+
+def test_a_memory_made_with_nan_is_the_users_own(memory, tmp_path):
+    path = tmp_path / "m.gist"
+    memory._with(lambda tensor: tensor * float("nan")).save(path)
+    assert Memory.load(path).tensors[0].isnan().all()
+
+
+@pytest.mark.parametrize("change", [{"memory_tokens": 10**9}, {"chunk": 2**40}])
+def test_sizes_that_a_memory_cannot_have_are_refused(memory, change, tmp_path):
+    path = tmp_path / "m.gist"
+    replace(memory, source=replace(memory.source, **change)).save(path)
+    with pytest.raises(ValueError, match=r"m\.gist: expected the contents of a memory, got .*chunk .* and memory_tok"):
+        Memory.load(path)
+
+
+def test_of_concurrent_saves_to_one_path_the_last_wins(memory, tmp_path):
+    path, failures = tmp_path / "m.gist", []
+    memories = [memory._with(lambda tensor, k=k: torch.full_like(tensor, k)) for k in range(4)]
+
+    def save(mine):
+        try:
+            for _ in range(10):
+                mine.save(path)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=save, args=(mine,)) for mine in memories]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [] and [file.name for file in tmp_path.iterdir()] == ["m.gist"]
+    assert float(Memory.load(path).tensors[0].flatten()[0]) in range(4)
