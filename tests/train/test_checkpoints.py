@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,9 @@ from safetensors.torch import load_file, save_file
 from gistkit._signals import Interrupted
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.metrics import Metrics
+from gistkit.train.trainer import Trainer
 from tests.helpers import train_worker
+from tests.helpers.disks import limit
 from tests.helpers.train_worker import RECIPE, limited, make_batches, make_compressor, numbers, train, trained
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -417,14 +418,26 @@ def whole_with_dropout(tmp_path_factory):
 @pytest.mark.parametrize("size", [50, 1000])
 def test_a_full_disk_is_told_in_one_line_and_loses_nothing(size, processes, whole_with_dropout, tmp_path):
     """Too small for the first line, and for a checkpoint."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
     out = tmp_path / "run"
     assert ended(processes.Process(target=limited, args=(out, size))) == 2
-    assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
     check_full_disk(out, (tmp_path / "error.txt").read_text())
     train(out, make_compressor(dropout=0.1), resume=True)
     check_equal(out, whole_with_dropout)
     check_clean(out)
+
+
+def test_a_disk_that_is_full_at_the_end_keeps_what_there_was(done, monkeypatch):
+    export, before = Trainer._export, {path: path.read_bytes() for path in done.rglob("*") if path.is_file()}
+
+    def full(self):
+        with limit(60):
+            export(self)
+
+    monkeypatch.setattr(Trainer, "_export", full)
+    told = rf"^{re.escape(str(done / 'compressor'))}: expected .* of space to write it, got .* free \(File too large\)$"
+    with pytest.raises(OSError, match=told):
+        train(done, resume=True)
+    assert {path: path.read_bytes() for path in done.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.slow

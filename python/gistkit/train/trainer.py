@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gistkit._files import remove_partials
+from gistkit._files import replacing_files
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.hf import attach
@@ -175,7 +175,6 @@ class Trainer:
         main = self.accelerator.is_main_process
         if main:
             checkpoint.remove_interrupted(self.out)
-            remove_partials(self.out / EXPORTED)
         resumes = self._resumes(resume)
         recipe = self.recipe
         self._evaluated = None
@@ -369,7 +368,9 @@ class Trainer:
         """Saves the trained compressor, unless its weights are sharded: see `checkpoint.restore`."""
         sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
         if self.accelerator.is_main_process and not sharded:
-            self.compressor.save_pretrained(self.out / EXPORTED)
+            size = sum(parameter.nbytes for _, parameter in self.compressor.trainable())
+            with replacing_files(self.out / EXPORTED, size) as partial:
+                self.compressor.save_pretrained(partial)
         self.accelerator.wait_for_everyone()
 
 
