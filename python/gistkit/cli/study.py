@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
 def _saved(options: argparse.Namespace) -> str:
     """What an interrupted study has saved, and how to go on."""
     out, kept = options.out or default_out(options.study), options.save is not None
-    if not (any(out.glob("*.safetensors")) or (out / "results.jsonl").exists()):
+    if not (any(out.glob("*.safetensors*")) or (out / "results.jsonl").exists()):
         return "runs that ended are in the results, and nothing else is saved yet" if kept else "nothing is saved yet"
     return f"{out} has what is saved, and the same command with --resume goes on from there"
 
@@ -136,7 +136,7 @@ def check_unused(out: Path) -> None:
     Raises:
         ValueError: saying what is there, and both ways on.
     """
-    results, states = out / "results.jsonl", sorted(out.glob("*.safetensors"))
+    results, states = out / "results.jsonl", sorted(out.glob("*.safetensors*"))
     if results.exists():
         found = f"{results} with results"
     elif states:
