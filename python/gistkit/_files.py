@@ -15,10 +15,13 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
 
 # What an interrupted write leaves behind is a folder of such a name.
 PREFIX, SUFFIX = ".gistkit-", ".partial"
@@ -37,19 +40,20 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def write_picture(path: Path, figure: Figure, *, dpi: int) -> None:
+    """Writes a figure in the format that the name ends with."""
+    buffer = BytesIO()
+    figure.savefig(buffer, format=path.suffix[1:], dpi=dpi)
+    write_bytes(path, buffer.getvalue())
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str] | None = None) -> None:
     """Writes a safetensors file of tensors that share no memory, with a header of texts by name."""
-    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    with replacing(path, sum(tensor.nbytes for tensor in own.values())) as partial:
-        try:
-            save_file(own, partial, metadata=None if header is None else dict(header))
-        except SafetensorError as error:
-            if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
-                raise
-            raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+    with replacing(path, sum(tensor.nbytes for tensor in own.values())) as partial, _os_errors():
+        save_file(own, partial, metadata=None if header is None else dict(header))
 
 
 def read_tensors(
@@ -124,6 +128,83 @@ def replacing(path: Path, size: int | None = None) -> Iterator[Path]:
         raise _told(error, path, size) from error
 
 
+class Lines:
+    """A file to which whole lines are added, each at once: after a write that fails it ends as it did before.
+
+    Args:
+        path: made if there is none; its folder exists.
+
+    Raises:
+        OSError: as `replacing`, here and when a line is added.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with self._telling(None):
+            self.file = path.open("ab", buffering=0)
+
+    def write(self, line: str) -> None:
+        """Adds a line, given without its end."""
+        content = memoryview(f"{line}\n".encode())
+        with self._telling(len(content)):
+            end = os.fstat(self.file.fileno()).st_size
+            try:
+                while content:
+                    content = content[self.file.write(content) :]
+            except BaseException:
+                with suppress(OSError):
+                    self.file.truncate(end)
+                raise
+
+    def sync(self) -> None:
+        """Waits until all lines are on the disk."""
+        with self._telling(None):
+            os.fsync(self.file.fileno())
+
+    def close(self) -> None:
+        """Closes the file."""
+        self.file.close()
+
+    @contextmanager
+    def _telling(self, size: int | None) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _told(error, self.path, size) from error
+
+
+@contextmanager
+def replacing_files(folder: Path, size: int | None = None) -> Iterator[Path]:
+    """A folder to write, whose files then replace those of the same names in `folder`; if that fails, none does.
+
+    Args:
+        folder: made if there is none.
+        size: as in `replacing`.
+
+    Raises:
+        OSError: as `replacing`.
+    """
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _private_folder(folder.parent) as private:
+            partial = private / folder.name
+            partial.mkdir()
+            (private / "mode").touch(0o666, exist_ok=False)
+            mode = stat.S_IMODE((private / "mode").stat().st_mode)
+            with _os_errors():
+                yield partial
+            written = sorted(path for path in partial.rglob("*") if path.is_file())
+            for path in written:
+                os.chmod(path, mode)
+                _sync(path)
+            for path in written:
+                place = folder / path.relative_to(partial)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(path, place)
+    except OSError as error:
+        raise _told(error, folder, size) from error
+
+
 def remove_partials(folder: Path) -> None:
     """Removes what interrupted writes left in `folder`; those that still run keep theirs."""
     for path in folder.glob(f"{PREFIX}*{SUFFIX}"):
@@ -159,6 +240,19 @@ def _private_folder(parent: Path) -> Iterator[Path]:
         os.close(held)
 
 
+@contextmanager
+def _os_errors() -> Iterator[None]:
+    """Raises what safetensors says of an error of the system as an OSError."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if (code := re.search(r"\(os error (\d+)\)", str(error))) is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1]))) from error
+
+
 def _sync(path: Path) -> None:
     file = os.open(path, os.O_RDONLY)
     try:
@@ -171,6 +265,8 @@ def _told(error: OSError, path: Path, size: int | None) -> OSError:
     """An error of the same class and errno, in one line that names `path`."""
     reason = error.strerror or " ".join(str(error).split())
     if error.errno in _FULL:
+        # An error that was told inside has a line of its own.
+        reason = os.strerror(error.errno)
         needed = "space" if size is None else f"{_amount(size)} of space"
         told = f"expected {needed} to write it, got {_free(path.parent)} ({reason})"
     else:

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gistkit._signals import Interrupted
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
 from gistkit.hf import attach
@@ -78,8 +79,16 @@ def make_compressive():
     return Compressive(AvgPool(make_model(), ratio=4, lora=4, bos_token=0), tau=8, segment=4)
 
 
-def make_batches(recipe=RECIPE):
-    return Pretraining(load_corpus(), recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+def make_batches(recipe=RECIPE, before=None):
+    """Passages of the default corpus; `before` is called with each step first, where one is given."""
+
+    class Watched(Pretraining):
+        def __call__(self, step):
+            if before is not None:
+                before(step)
+            return super().__call__(step)
+
+    return Watched(load_corpus(), recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
 
 
 def make_questions(recipe=RECIPE):
@@ -126,11 +135,47 @@ def processes(out):
     (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
+    interrupted(out / "interrupted", state.process_index == 1)
     train(out / "reader", make_reader(), accumulate=2)
     sharded(out / "sharded.safetensors", make_compressor)
     sharded(out / "sharded-gistpool.safetensors", make_gistpool)
     sharded(out / "sharded-dodo.safetensors", make_dodo)
     sharded_reader(out / "sharded-reader.json")
+
+
+def interrupted(out, gets_signal):
+    """Training that one process's signal ends in all of them, and that then goes on."""
+
+    def signalling(step):
+        if gets_signal and step == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    try:
+        train(out, batches=make_batches(before=signalling))
+    except Interrupted as error:
+        assert error.number == signal.SIGTERM and checkpoint.find(out)[-1] == checkpoint.path_of(out, 3)
+    else:
+        raise AssertionError("the run went on")
+    train(out, resume=True)
+
+
+def trained(out):
+    """A run with a checkpoint at every step, from the last one on; with dropout."""
+    torch.set_num_threads(1)
+    train(out, make_compressor(dropout=0.1), resume=True, save_every=1)
+
+
+def limited(out, size):
+    """The same where no file may grow over `size` bytes; ends with the error's line and status 2, as a command."""
+    # Not there where this file runs as a script.
+    from tests.helpers.disks import limit
+
+    try:
+        with limit(size):
+            trained(out)
+    except OSError as error:
+        (out.parent / "error.txt").write_text(str(error))
+        sys.exit(2)
 
 
 def steps(compressor, count=2):
@@ -202,4 +247,4 @@ def whole(tensor):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"killed": killed, "processes": processes}[sys.argv[1]](Path(sys.argv[2]))
+    {"killed": killed, "processes": processes, "trained": trained}[sys.argv[1]](Path(sys.argv[2]))

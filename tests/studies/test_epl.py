@@ -15,6 +15,7 @@ from gistkit.studies import reconstruction as training
 from gistkit.studies.compression_loss import study as compression_loss
 from gistkit.studies.epl import report
 from gistkit.studies.epl import study as epl
+from gistkit.studies.fitting import saved_states
 from gistkit.studies.results import load
 from gistkit.studies.tracking import memory_attention
 from gistkit.train import checkpoint, load_corpus
@@ -66,6 +67,8 @@ def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"differs in recipe; use the same settings, or another --out"):
         train(corpus, tmp_path, resume=True, recipe=dataclasses.replace(RECIPE, batch=5))
     state.write_bytes(state.read_bytes()[:-10])
+    for path in saved_states(state)[:-1]:
+        path.unlink()
     with pytest.raises(ValueError, match=r"epl-0.safetensors: expected a training state, got a file that cannot"):
         train(corpus, tmp_path, resume=True)
     save_file({"x": torch.zeros(1)}, state, metadata={"format": "other"})

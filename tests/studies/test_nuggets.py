@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import signal
 
 import pytest
 import torch
@@ -131,10 +132,11 @@ def test_a_run_can_be_resumed_and_the_language_model_begins_with_the_scorer_that
     assert again.chosen == run.chosen
 
 
-def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(corpus, tmp_path):
+@pytest.mark.parametrize("by_signal", [False, True])
+def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(by_signal, corpus, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    recipe = dataclasses.replace(RECIPE, steps=6, base_steps=0, eval_every=3)
-    arm = Arm("lm", "frozen", RECIPE.ratio)
+    recipe = dataclasses.replace(RECIPE, steps=6, base_steps=0, eval_every=3, calibrate_every=100)
+    arm = Arm("lm", "learned", RECIPE.ratio)
     for folder in (whole, cut):
         folder.mkdir()
     run = nuggets_runs.train(recipe, arm, 0, corpus, whole, bar=Bar())
@@ -147,10 +149,14 @@ def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(corpus
 
         def update(self, count=1):
             self.steps += count
-            if self.steps == 4:
-                raise Interrupted
+            # The scorer has its six steps first.
+            if self.steps == 10:
+                if not by_signal:
+                    raise Interrupted
+                # The state is then not that of an evaluation, whose threshold could be found again.
+                signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Interrupted):
+    with pytest.raises((Interrupted, KeyboardInterrupt)):
         nuggets_runs.train(recipe, arm, 0, corpus, cut, bar=Stops())
     again = nuggets_runs.train(recipe, arm, 0, corpus, cut, resume=True, bar=Bar())
     assert (again.test, again.chosen, again.curve) == (run.test, run.chosen, run.curve)

@@ -117,7 +117,7 @@ def test_an_interrupt_ends_all_processes(tmp_path):
         shown = process.communicate(timeout=60)[1]
     finally:
         process.kill()
-    assert process.returncode == 130 and "interrupted; --resume goes on from the last evaluation" in shown
+    assert process.returncode == 130 and f"interrupted; {tmp_path} has what is saved, and the same command" in shown
     # Two runs and the server that they are forked from; it ends by itself, when nobody is left.
     assert len(children) >= 3
     for _ in range(50):
@@ -162,7 +162,7 @@ def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-def test_results_go_on_with_resume_and_begin_anew_without(tmp_path, capsys):
+def test_results_go_on_with_resume_and_begin_anew_with_overwrite(tmp_path, capsys):
     words = ["study", "epl", "--steps", "2", "--out", str(tmp_path), "--layouts"]
     path = tmp_path / "results.jsonl"
     assert cli.main([*words, "dpl"]) == 0
@@ -176,5 +176,33 @@ def test_results_go_on_with_resume_and_begin_anew_without(tmp_path, capsys):
     assert "results.jsonl: the saved runs have another text" in capsys.readouterr().err
     assert cli.main(["study", "compression-loss", "--steps", "2", "--out", str(tmp_path), "--resume"]) == 2
     assert "results.jsonl: the saved runs are of the study epl; use another --out folder" in capsys.readouterr().err
-    assert cli.main([*words, "upl"]) == 0
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert cli.main([*words, "upl"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told == f"gistkit: {told_of(path)}" and {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+    assert cli.main([*words, "upl", "--overwrite"]) == 0
     assert [one.run.layout for one in read(path)] == ["upl"]
+
+
+def told_of(path: Path) -> str:
+    return (
+        f"--out: expected a folder without runs, got {path} with results; --resume keeps them and goes on, --overwrite "
+        "begins anew"
+    )
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "epl-0.safetensors"])
+def test_what_is_in_a_folder_is_not_overwritten_unasked(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("gistkit.studies.runner.run_jobs", lambda *_, **__: pytest.fail("a run began"))
+    (tmp_path / name).write_text("kept")
+    words = ["study", "epl", "--steps", "2", "--layouts", "dpl", "--out", str(tmp_path)]
+    assert cli.main(words) == 2
+    told = capsys.readouterr().err
+    assert f"got {tmp_path / name}" in told and "--resume keeps" in told and "--overwrite begins anew" in told
+    assert (tmp_path / name).read_text() == "kept"
+    with pytest.raises(SystemExit):
+        cli.main([*words, "--resume", "--overwrite"])
+    assert "not allowed with argument" in capsys.readouterr().err
+    # Committed runs are added to, and nothing in --out is asked.
+    with pytest.raises(pytest.fail.Exception, match="a run began"):
+        cli.main([*words, "--save", str(tmp_path / "kept")])

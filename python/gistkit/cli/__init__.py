@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
+from gistkit._signals import terminable
 from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
 from gistkit.cli.overview import command_map
 
@@ -35,18 +41,28 @@ class _Map(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; a user's mistake ends in one line on standard error and exit status 2."""
+    """Runs one command.
+
+    A user's mistake ends in one line on standard error and exit status 2; SIGINT and SIGTERM in one that says what is
+    saved, and 130 or 143.
+    """
     options = argparse.Namespace()
     try:
-        options = _parse(arguments)
-        return options.run(options)
+        with terminable(), _short_warnings():
+            options = _parse(arguments)
+            return options.run(options)
     except ModuleNotFoundError as error:
         return _refuse(_missing(error))
     except (ValueError, OSError, ImportError) as error:
         return _refuse(error)
-    except KeyboardInterrupt:
-        print(f"\ngistkit: interrupted{getattr(options, 'if_interrupted', '')}", file=sys.stderr)
-        return 130
+    except KeyboardInterrupt as error:
+        number = getattr(error, "number", signal.SIGINT)
+        # One line for all processes of a launcher.
+        if os.environ.get("RANK", "0") == "0":
+            word = "terminated" if number == signal.SIGTERM else "interrupted"
+            saved = f"; {options.saved(options)}" if "saved" in options else ""
+            print(f"\ngistkit: {word}{saved}", file=sys.stderr)
+        return 128 + number
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -63,6 +79,23 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     if late:
         setattr(options, name, [*getattr(options, name), *late])
     return options
+
+
+@contextmanager
+def _short_warnings() -> Iterator[None]:
+    """Inside, a warning of this package is one line, without the place in the source."""
+    before, package = warnings.formatwarning, str(Path(__file__).parents[1])
+
+    def short(message, category, filename, lineno, line=None):  # type: ignore[no-untyped-def]
+        if filename.startswith(package):
+            return f"gistkit: warning: {' '.join(str(message).split())}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = short
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def _refuse(reason: object) -> int:

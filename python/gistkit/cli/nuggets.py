@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from gistkit._files import write_picture, write_text
 from gistkit.options.arguments import add_command, device
 from gistkit.options.models import add_model, load_compressor, load_model
 from gistkit.options.texts import STDIN, read_texts
@@ -55,11 +56,11 @@ def _run(arguments: argparse.Namespace) -> int:
     if out.suffix == ".html":
         from gistkit.viz.text import text_html
 
-        out.write_text(text_html(tokens, scores[0, 1:].tolist(), selected, title=title), encoding="utf-8")
+        write_text(out, text_html(tokens, scores[0, 1:].tolist(), selected, title=title))
     else:
         from gistkit.viz.text import draw_text
 
-        draw_text(tokens, scores[0, 1:].tolist(), selected, title=title).savefig(out, dpi=150)
+        write_picture(out, draw_text(tokens, scores[0, 1:].tolist(), selected, title=title), dpi=150)
     print(f"{title} kept, {len(tokens) / len(nugget_columns):.1f}x\n")
     table = [["token", "share of nuggets", "share of text"]]
     table += [

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from gistkit.studies.study import Study, StudyPlan
 
 COMMITTED = Path("benchmarks/results")
-RESUME = "; --resume goes on from the last evaluation"
 
 
 class LateParser(argparse.ArgumentParser):
@@ -51,7 +50,7 @@ def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any
     """A command that runs a study."""
     purpose, study_examples = registry.purpose(study)
     parser: Any = add_command(commands, name, run, purpose, examples or study_examples)
-    parser.set_defaults(study=study, if_interrupted=RESUME)
+    parser.set_defaults(study=study, saved=_saved)
     parser.fill = fill or (lambda parser: add_options(parser, study))
     return parser
 
@@ -61,7 +60,9 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     registry.find(name).add_options(parser)
     add_device(parser)
     parser.add_argument("--out", type=Path, help=f"folder for results (default: {default_out(name)})")
-    parser.add_argument("--resume", action="store_true", help="keep the runs in --out and continue where they stopped")
+    begin = parser.add_mutually_exclusive_group()
+    begin.add_argument("--resume", action="store_true", help="keep the runs in --out and continue where they stopped")
+    begin.add_argument("--overwrite", action="store_true", help="begin anew where --out has runs, and replace them")
     parser.add_argument(
         "--processes", type=positive, metavar="N",
         help="runs side by side (default: as many as the cores can take if models are small, else 1)",
@@ -70,6 +71,14 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
         "--save", nargs="?", type=Path, const=COMMITTED, metavar="FOLDER",
         help="add the runs to the committed results, and skip those that exist (default: %(const)s)",
     )  # fmt: skip
+
+
+def _saved(options: argparse.Namespace) -> str:
+    """What an interrupted study has saved, and how to go on."""
+    out, kept = options.out or default_out(options.study), options.save is not None
+    if not (any(out.glob("*.safetensors*")) or (out / "results.jsonl").exists()):
+        return "runs that ended are in the results, and nothing else is saved yet" if kept else "nothing is saved yet"
+    return f"{out} has what is saved, and the same command with --resume goes on from there"
 
 
 def default_out(name: str) -> Path:
@@ -91,7 +100,10 @@ def run(options: argparse.Namespace) -> int:
     path: Path = out / "results.jsonl"
     if options.save is not None:
         path = options.save / f"{'-'.join(filter(None, (study.name, plan.preset)))}.jsonl"
-    saved_lines = results.load(path) if (options.resume or options.save is not None) and path.exists() else []
+    keeps = options.resume or options.save is not None
+    if not (keeps or options.overwrite):
+        check_unused(out)
+    saved_lines = results.load(path) if keeps and path.exists() else []
     lines = saved_by_job(path, study, plan, saved_lines)
     runs = {name: study.run_of(line["run"]) for name, line in lines.items()}
     environment = machine() if options.save is None else results.environment(options.save)
@@ -116,6 +128,24 @@ def run(options: argparse.Namespace) -> int:
     pictures = results.save(out, study.figures(plan_runs, plan.recipe)) + study.more_pictures(plan, out)
     print("\nWritten: " + ", ".join(map(str, [path, *pictures])))
     return 0
+
+
+def check_unused(out: Path) -> None:
+    """Refuses a folder with results or states of runs, which new runs would replace.
+
+    Raises:
+        ValueError: saying what is there, and both ways on.
+    """
+    results, states = out / "results.jsonl", sorted(out.glob("*.safetensors*"))
+    if results.exists():
+        found = f"{results} with results"
+    elif states:
+        found = f"{states[0]}, the state of a run"
+    else:
+        return
+    raise ValueError(
+        f"--out: expected a folder without runs, got {found}; --resume keeps them and goes on, --overwrite begins anew"
+    )
 
 
 def saved_by_job(path: Path, study: Study, plan: StudyPlan, saved_lines: Sequence[Line]) -> dict[str, Line]:

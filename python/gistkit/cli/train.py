@@ -24,14 +24,15 @@ RECIPE = (
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = ("text", "dataset", "questions", "limit", "tau", "segment", "gists_as_means")
 OPTIONS = (
-    "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "keep", "tensorboard",
+    "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
+    "tensorboard",
 )  # fmt: skip
 
 
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
-    parser.set_defaults(if_interrupted="; --resume goes on from the last checkpoint")
+    parser.set_defaults(saved=_saved)
     add_model_name(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
     parser.add_argument("--device", help="cpu or cuda (default: cuda where torch has it)")
@@ -122,7 +123,11 @@ def _add_options(group: Any) -> None:
     group.add_argument("--eval-every", type=positive, metavar="N", help="steps between held-out losses (default: 500)")
     group.add_argument("--held-out", type=positive, metavar="N", help="rows of each of them (default: 64)")
     group.add_argument("--save-every", type=positive, metavar="N", help="steps between checkpoints (default: 500)")
-    group.add_argument("--keep", type=positive, metavar="N", help="checkpoints kept (default: 2)")
+    group.add_argument(
+        "--save-minutes", type=number(0), metavar="N",
+        help="minutes after which a step has a checkpoint if none before it has; 0: by steps alone (default: 5)",
+    )  # fmt: skip
+    group.add_argument("--keep", type=whole(2), metavar="N", help="checkpoints kept, at least 2 (default: 2)")
     group.add_argument(
         "--tensorboard", action="store_true", default=None, help="write event files beside metrics.jsonl"
     )
@@ -138,6 +143,14 @@ def losses(text: str) -> dict[str, float]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a number after {name}=, got {weight!r}") from None
     return weights
+
+
+def _saved(arguments: argparse.Namespace) -> str:
+    """What an interrupted run has saved, and how to go on; without torch, whose import may be what was interrupted."""
+    states = sorted(arguments.out.glob("step-*.safetensors"))
+    if not states:
+        return "nothing is saved yet"
+    return f"{states[-1]} is saved, and the same command with --resume goes on from there"
 
 
 def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[str, Any]:
@@ -164,6 +177,9 @@ def _run(arguments: argparse.Namespace) -> int:
         if tokenizer.eos_token_id is None:
             raise ValueError("--end-token: expected a tokenizer with an end token, got one without")
         settings["end_token"] = tokenizer.eos_token_id
+    options = _set_options(arguments, OPTIONS)
+    if "save_minutes" in options:
+        options["save_minutes"] = options["save_minutes"] or None
     with model_errors():
         result = train.run(
             model,
@@ -177,7 +193,7 @@ def _run(arguments: argparse.Namespace) -> int:
             cpu=arguments.device == "cpu" or not torch.cuda.is_available(),
             **method_options,
             **_set_options(arguments, DATA),
-            **_set_options(arguments, OPTIONS),
+            **options,
         )
     if not PartialState().is_main_process:
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from gistkit._files import write_text
 from gistkit.cli.compress import size
 from gistkit.options.arguments import whole
 
@@ -25,5 +26,5 @@ def add_out(parser: argparse.ArgumentParser) -> None:
 
 def write_page(page: str, out: Path) -> None:
     """Writes the file, and prints how to open it."""
-    out.write_text(page, encoding="utf-8")
+    write_text(out, page)
     print(f"Written: {out}, {size(len(page.encode()))}; open it in a browser, it needs no network")

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._files import write_tensors
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.compressor import Task, draw_like
 from gistkit.compress.model import freeze_base
@@ -106,9 +107,7 @@ class Baseline(Compressor):
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the task tokens as safetensors; the model is unchanged and is not written."""
         self._check_task_tokens()
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        tokens = {name: token.detach().cpu().contiguous() for name, token in self.task_embeddings.items()}
-        save_file(tokens, Path(folder) / TASK_TOKENS, {"method": self.method})
+        write_tensors(Path(folder) / TASK_TOKENS, dict(self.task_embeddings.items()), {"method": self.method})
 
     def load_task_tokens(self, folder: str | Path) -> None:
         """Loads the task tokens that `save_pretrained` wrote.

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from gistkit._files import write_text
 from gistkit.evaluate.metrics import perplexity
 from gistkit.info import machine
 
@@ -133,7 +134,7 @@ class Report:
         """Writes JSON; an infinite perplexity becomes null, while its loss is written."""
         finite = _finite(self.as_dict(examples=examples))
         path = Path(path)
-        path.write_text(json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
         return path
 
     @classmethod

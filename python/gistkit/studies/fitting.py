@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
@@ -40,6 +42,35 @@ class Progress:
     seconds: float
 
 
+class Carried(NamedTuple):
+    """What a run has besides parameters and step: how a state gets it, as JSON, and gives it back."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+
+
+def saved_states(state: Path) -> list[Path]:
+    """The states of a run that exist, oldest first: `state`, and the one before it."""
+    return [path for path in (_before(state), state) if path.exists()]
+
+
+def save_state(state: Path, *content: Any) -> None:
+    """`checkpoint.save`, which keeps the state before: a damaged one gives way to it."""
+    if state.exists():
+        os.replace(state, _before(state))
+    checkpoint.save(state, *content)
+
+
+def remove_states(state: Path) -> None:
+    """Removes a run's states."""
+    for path in saved_states(state):
+        path.unlink()
+
+
+def _before(state: Path) -> Path:
+    return state.with_name(f"{state.name}.before")
+
+
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
     """Inside, no other process is in this block; `path` is a lock file. For what several runs share."""
@@ -60,13 +91,14 @@ def fit(
     *,
     resume: bool,
     bar: Any,
+    carried: Carried | None = None,
 ) -> Progress:
     """Trains a compressor to the recipe's last step, with a constant learning rate after the warm-up.
 
     Args:
         compressor: trained in place; its model is attached meanwhile.
         optimizer: from `adamw`.
-        loss, evaluate, state, identity, resume, bar: as in `optimise`.
+        loss, evaluate, state, identity, resume, bar, carried: as in `optimise`.
     """
     parameters = list(compressor.trainable())
     with attach(compressor.model):
@@ -74,7 +106,7 @@ def fit(
             recipe, parameters, optimizer, loss, evaluate, state, identity,
             learning_rate=lambda step: warmed_up(recipe.learning_rate, step, recipe.warmup),
             clips=[([parameter for _, parameter in parameters], recipe.clip)],
-            resume=resume, bar=bar,
+            resume=resume, bar=bar, carried=carried,
         )  # fmt: skip
 
 
@@ -91,8 +123,9 @@ def optimise(
     clips: Sequence[tuple[Sequence[nn.Parameter], float]],
     resume: bool,
     bar: Any,
+    carried: Carried | None = None,
 ) -> Progress:
-    """Trains to the recipe's last step.
+    """Trains to the recipe's last step. SIGINT and SIGTERM end it after a step, with a state; a second one at once.
 
     Args:
         parameters: the trained parameters, by name.
@@ -100,39 +133,76 @@ def optimise(
         loss: of step 0, 1, ...; the same at every call.
         evaluate: figures of the current model, the first of them its held-out loss; called before the first step,
             every `eval_every` steps and after the last.
-        state: a file, written at every evaluation.
+        state: a file, written at every evaluation; the one before is kept beside it.
         identity: JSON values that decide the run; a state of another one is refused.
         learning_rate: of step 0, 1, ...
         clips: parameters whose gradients are clipped together, with the norm each.
-        resume: go on from `state`, if it is there.
+        resume: go on from `state`, if it is there; otherwise it is removed first.
         bar: a tqdm progress bar.
+        carried: what loss and evaluations change besides the parameters, and what a resumed run gets back.
+
+    Raises:
+        Interrupted: after a signal, when the state is saved.
     """
     training, first = Progress([], 0.0), 0
-    if resume and state.exists():
-        saved = checkpoint.load(state, identity, parameters, optimizer)
+    device = parameters[0][1].device
+    if not resume:
+        remove_states(state)
+    if states := saved_states(state):
+        saved = checkpoint.load_last(states, identity, parameters, optimizer)
         first = saved["step"]
         training = Progress([(int(step), *figures) for step, *figures in saved["curve"]], saved["seconds"])
+        # States of earlier releases have neither.
+        if carried is not None and saved.get("carried") is not None:
+            carried.set(saved["carried"])
+        if "random" in saved:
+            _set_random(saved["random"], device)
+
+    def save(step: int) -> None:
+        progress = {"step": step, "seconds": training.seconds, "curve": training.curve, "random": _random(device)}
+        if carried is not None:
+            progress["carried"] = carried.get()
+        save_state(state, identity, progress, parameters, optimizer)
+
     bar.reset(total=recipe.steps)
     bar.update(first)
 
-    clock = time.perf_counter()
-    for step in range(first, recipe.steps + 1):
-        last = step == recipe.steps
-        is_due = not training.curve or training.curve[-1][0] < step
-        if is_due and (last or step % recipe.eval_every == 0):
-            training.seconds += time.perf_counter() - clock
-            training.curve.append((step, *evaluate()))
-            bar.set_postfix_str(f"held-out loss {training.curve[-1][1]:.3f}")
-            progress = {"step": step, "seconds": training.seconds, "curve": training.curve}
-            checkpoint.save(state, identity, progress, parameters, optimizer)
-            clock = time.perf_counter()
-        if last:
-            break
-        set_learning_rate(optimizer, learning_rate(step))
-        optimizer.zero_grad()
-        loss(step).backward()
-        for clipped, limit in clips:
-            torch.nn.utils.clip_grad_norm_(clipped, limit)
-        optimizer.step()
-        bar.update()
+    with held() as signals:
+        clock = time.perf_counter()
+        for step in range(first, recipe.steps + 1):
+            last = step == recipe.steps
+            is_due = not training.curve or training.curve[-1][0] < step
+            is_due = is_due and (last or step % recipe.eval_every == 0)
+            if is_due or signals.number:
+                training.seconds += time.perf_counter() - clock
+                # An interrupted run is measured when it goes on.
+                if not signals.number:
+                    training.curve.append((step, *evaluate()))
+                    bar.set_postfix_str(f"held-out loss {training.curve[-1][1]:.3f}")
+                save(step)
+                clock = time.perf_counter()
+            if signals.number:
+                raise Interrupted(signals.number, f"interrupted after step {step} of {recipe.steps}; {state} is saved")
+            if last:
+                break
+            set_learning_rate(optimizer, learning_rate(step))
+            optimizer.zero_grad()
+            loss(step).backward()
+            for clipped, limit in clips:
+                torch.nn.utils.clip_grad_norm_(clipped, limit)
+            optimizer.step()
+            bar.update()
     return training
+
+
+def _random(device: torch.device) -> list[str]:
+    """The state of the random numbers of a CPU and of a GPU, if that is the device."""
+    states = [torch.get_rng_state()] + ([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])
+    return [state.numpy().tobytes().hex() for state in states]
+
+
+def _set_random(states: Sequence[str], device: torch.device) -> None:
+    tensors = [torch.frombuffer(bytearray.fromhex(state), dtype=torch.uint8) for state in states]
+    torch.set_rng_state(tensors[0])
+    if device.type == "cuda" and len(tensors) > 1:
+        torch.cuda.set_rng_state(tensors[1], device)

@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from statistics import mean
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from gistkit._files import replacing, write_text
+from gistkit._files import Lines, replacing, write_picture, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -66,24 +66,27 @@ def write(path: Path, lines: Sequence[Line]) -> None:
     """Writes a file; the previous one stays until the new one is complete."""
     arrays: dict[str, Any] = {}
     texts = [_encode_line(line, arrays) for line in lines]
-    if arrays:
-        _write_arrays(path.with_suffix(".npz"), arrays)
-    else:
+    with ExitStack() as stack:
+        # Both are on the disk before one of them is in its place.
+        if arrays:
+            np.savez_compressed(stack.enter_context(_open_arrays(path.with_suffix(".npz"))), **arrays)
+        write_text(path, "".join(f"{text}\n" for text in texts))
+    if not arrays:
         path.with_suffix(".npz").unlink(missing_ok=True)
-    write_text(path, "".join(texts))
 
 
 def append(path: Path, line: Line) -> None:
     """Adds a line; several processes may add lines to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays_path = path.with_suffix(".npz")
-    with path.open("a", encoding="utf-8") as file, _alone(file):
+    with closing(Lines(path)) as lines, _alone(lines.file):
         arrays = _arrays(arrays_path)
         before = len(arrays)
         text = _encode_line(line, arrays)
         if len(arrays) > before:
-            _write_arrays(arrays_path, arrays)
-        file.write(text)
+            with _open_arrays(arrays_path) as file:
+                np.savez_compressed(file, **arrays)
+        lines.write(text)
 
 
 def load(path: Path) -> list[Line]:
@@ -118,7 +121,7 @@ def save(folder: Path, figures: Mapping[str, Figure], prefix: str = "") -> list[
     paths = []
     for name, figure in figures.items():
         paths.append(folder / f"{prefix}{name}.png")
-        figure.savefig(paths[-1], dpi=150)
+        write_picture(paths[-1], figure, dpi=150)
     return paths
 
 
@@ -137,7 +140,6 @@ def _alone(file: Any) -> Iterator[None]:
     fcntl.flock(file, fcntl.LOCK_EX)
     try:
         yield
-        file.flush()
     finally:
         fcntl.flock(file, fcntl.LOCK_UN)
 
@@ -148,7 +150,7 @@ def _encode_line(line: Line, arrays: dict[str, Any]) -> str:
         name = f"attention-{len(arrays)}"
         arrays[name] = np.rint(np.asarray(weights, dtype=np.float64) * STEPS).astype(np.uint32)
         line = line | {"run": line["run"] | {"attention": name}}
-    return json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n"
+    return json.dumps(line, separators=(",", ":"), ensure_ascii=False)
 
 
 def _arrays(path: Path) -> dict[str, Any]:
@@ -158,9 +160,10 @@ def _arrays(path: Path) -> dict[str, Any]:
         return dict(arrays)
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+@contextmanager
+def _open_arrays(path: Path) -> Iterator[Any]:
     with replacing(path) as partial, partial.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+        yield file
 
 
 def environment(folder: Path) -> dict[str, object]:

@@ -22,6 +22,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from gistkit._files import remove_partials
+from gistkit._signals import Interrupted
 from gistkit.studies.registry import find
 from gistkit.studies.study import Job, Study, StudyPlan
 
@@ -56,6 +58,7 @@ def run_jobs(
         ChildProcessError: if a process ended before its run. An error of a run is raised here and ends the others.
     """
     out.mkdir(parents=True, exist_ok=True)
+    remove_partials(out)
     small = device == "cpu" and study.small(plan.recipe)
     if processes is None:
         processes = processes_for(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
@@ -125,11 +128,17 @@ def _side_by_side(
                     worker.end()
                     del workers[ready]
     finally:
-        for worker in workers.values():
-            worker.process.terminate()
-            worker.bar.close()
-        for worker in workers.values():
-            worker.process.join()
+        try:
+            # A run saves its state after its step.
+            for worker in workers.values():
+                worker.process.terminate()
+                worker.bar.close()
+            for worker in workers.values():
+                worker.process.join()
+        except KeyboardInterrupt:
+            for worker in workers.values():
+                worker.process.kill()
+            raise
 
 
 class _Worker:
@@ -213,7 +222,7 @@ class _Bar:
 
 def _work(connection: Connection, packed: bytes, threads: int) -> None:
     """The main function of a process: runs job after job, until there is none."""
-    # When the user interrupts, the parent process ends this one.
+    # When the user interrupts, the parent process ends this one, by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     try:
@@ -222,8 +231,8 @@ def _work(connection: Connection, packed: bytes, threads: int) -> None:
         while (job := connection.recv()) is not None:
             run = study.train(plan, job, out, device=device, resume=resume, bar=_Bar(connection))
             connection.send(("done", run))
-    except EOFError:
-        # The parent process is gone.
+    except (EOFError, Interrupted):
+        # The parent process is gone, or waits for this one to end.
         return
     except Exception as error:
         connection.send(("failed", (_portable(error), traceback.format_exc())))

@@ -8,8 +8,9 @@
     train.Trainer(compressor, batches, recipe, "runs/first", precision="bf16").train(resume=True)
 
 `run` does all that from plain arguments. A folder of a run holds metrics.jsonl (see `read_metrics`), the last
-checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. In the compressor's place a `Trainer` takes
-a language model that reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
+checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. Ctrl-C and SIGTERM end a run after its
+step, with a checkpoint; a second one ends it at once. In the compressor's place a `Trainer` takes a language model that
+reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
 
 Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
 

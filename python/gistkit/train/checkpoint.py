@@ -1,15 +1,18 @@
 """Training state on disk as safetensors: trained weights, optimizer state and progress. Nothing is pickled.
 
+A digest in the header covers all of it, so that a damaged file is found and `load_last` takes the one before.
 Parameters may be sharded (FSDP2): every process then calls `save` and `load`, and the file holds whole tensors.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,13 @@ from gistkit._files import read_tensors, remove_partials, write_tensors
 from gistkit.compress.files import ADDED_SETTINGS
 
 FORMAT = "gistkit-training-1"
+# Tensors of the trained parameters and of the optimizer begin with these.
+MODEL, OPTIMIZER = "model.", "optimizer."
 NamedParameters = Iterable[tuple[str, nn.Parameter]]
+
+
+class Damaged(ValueError):
+    """A file that holds no whole training state."""
 
 
 def path_of(folder: Path, step: int) -> Path:
@@ -31,12 +40,20 @@ def find(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.safetensors") if re.fullmatch(r"step-\d{8,}", path.stem))
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Removes all but the last `keep` states, and the files of interrupted writes."""
-    # Earlier releases wrote beside the state, under a name of its own.
-    for path in [*find(folder)[:-keep], *folder.glob("step-*.partial")]:
+def prune(folder: Path, keep: int, step: int) -> None:
+    """Removes all but the last `keep` states, where the last is that of `step`: later ones are damaged."""
+    states = find(folder)
+    good = [path for path in states if path.name <= path_of(folder, step).name]
+    for path in {*states} - {*good[-keep:]}:
         path.unlink(missing_ok=True)
+
+
+def remove_interrupted(folder: Path) -> None:
+    """Removes what interrupted writes of states left in the folder."""
     remove_partials(folder)
+    # The name of such files in earlier releases.
+    for path in folder.glob("step-*.safetensors.partial"):
+        path.unlink(missing_ok=True)
 
 
 def save(
@@ -59,42 +76,40 @@ def save(
     """
     tensors = {}
     for name, parameter in parameters:
-        tensors[f"model.{name}"] = _whole(parameter)
+        tensors[f"{MODEL}{name}"] = _whole(parameter)
         for key, value in optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{name}.{key}"] = _whole(torch.as_tensor(value))
+            tensors[f"{OPTIMIZER}{name}.{key}"] = _whole(torch.as_tensor(value))
     if not write:
         return
     header = {"format": FORMAT, "identity": json.dumps(identity, sort_keys=True), "progress": json.dumps(progress)}
+    header["digest"] = _digest(header, tensors)
     write_tensors(path, tensors, header)
 
 
 def load(
     path: Path, identity: dict[str, Any], parameters: NamedParameters, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
-    """Restores a saved state and returns its `progress`.
+    """Restores a saved state and returns its `progress`. What is refused has changed nothing.
 
     Raises:
-        ValueError: if the file is truncated, not a state, or of a run with another identity or other parameters.
+        Damaged: if the file is cut short, changed or not a state, or lacks tensors of the optimizer.
+        ValueError: if it is of a run with another identity or other parameters.
     """
-    header, tensors = _read(path)
-    saved, expected = json.loads(header["identity"]), json.loads(json.dumps(identity))
+    content = _read(path)
+    expected = json.loads(json.dumps(identity))
     added = {name: value for name, value in ADDED_SETTINGS.items() if name in expected}
     if "past" in added and "tau" not in expected:
         # Only reading on uses it.
         added["past"] = expected["past"]
-    saved = added | saved
+    saved = added | content.identity
     if saved != expected:
         changed = sorted(key for key in saved.keys() | expected.keys() if saved.get(key) != expected.get(key))
         raise ValueError(
             f"{path}: the saved run differs in {', '.join(changed)}; use the same settings, or another --out folder"
         )
     parameters = list(parameters)
-    _copy_weights(path, tensors, parameters)
-    state: dict[str, dict[str, Tensor]] = {name: {} for name, _ in parameters}
-    for full, tensor in tensors.items():
-        if full.startswith("optimizer."):
-            name, _, key = full.removeprefix("optimizer.").rpartition(".")
-            state[name][key] = tensor
+    _check_weights(path, content.tensors, parameters)
+    state = _optimizer_state(path, content, parameters)
     names = {parameter: name for name, parameter in parameters}
     groups = optimizer.state_dict()["param_groups"]
     loaded: dict[int, dict[str, Tensor]] = {}
@@ -103,40 +118,139 @@ def load(
             values = state[names[parameter]]
             if values:
                 loaded[index] = {key: _like(value, parameter) for key, value in values.items()}
+    _copy_weights(content.tensors, parameters)
     optimizer.load_state_dict({"state": loaded, "param_groups": groups})
-    return json.loads(header["progress"])
+    return content.progress
+
+
+def load_last(
+    states: Sequence[Path],
+    identity: dict[str, Any],
+    parameters: NamedParameters,
+    optimizer: torch.optim.Optimizer,
+    *,
+    warn: bool = True,
+) -> dict[str, Any]:
+    """`load` of the last of `states` that is not damaged; those after it are named in a warning.
+
+    Args:
+        states: at least one, oldest first.
+        warn: False in all processes but one.
+
+    Raises:
+        Damaged: if all are.
+        ValueError: if one of them is of another run.
+    """
+    parameters = list(parameters)
+    damages: list[Damaged] = []
+    for path in reversed(states):
+        try:
+            progress = load(path, identity, parameters, optimizer)
+        except Damaged as damage:
+            damages.append(damage)
+            continue
+        for found in damages if warn else ():
+            warnings.warn(f"{found}; the run goes on from {path} instead", stacklevel=2)
+        return progress
+    more = f"; the {len(damages) - 1} before it are damaged too" if len(damages) > 1 else ""
+    raise Damaged(f"{damages[0]}{more}")
 
 
 def restore(path: Path, parameters: NamedParameters) -> dict[str, Any]:
     """Copies the trained weights of a saved state into `parameters` and returns its `progress`.
 
     Raises:
-        ValueError: if the file is truncated, not a state, or of other parameters.
+        ValueError: if the file is cut short, changed, not a state, or of other parameters.
     """
-    header, tensors = _read(path)
-    _copy_weights(path, tensors, list(parameters))
-    return json.loads(header["progress"])
+    content, parameters = _read(path), list(parameters)
+    _check_weights(path, content.tensors, parameters)
+    _copy_weights(content.tensors, parameters)
+    return content.progress
 
 
-def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    header, tensors = read_tensors(path, "a training state")
+class _Content(NamedTuple):
+    """A state as it is in its file."""
+
+    identity: dict[str, Any]
+    progress: dict[str, Any]
+    tensors: dict[str, Tensor]
+    has_digest: bool
+
+
+def _read(path: Path) -> _Content:
+    """Reads a state whose digest, if it has one, is right: those of earlier releases have none."""
+    try:
+        header, tensors = read_tensors(path, "a training state")
+    except ValueError as error:
+        raise Damaged(str(error)) from error
     if header.get("format") != FORMAT:
-        raise ValueError(f"{path}: expected a training state of format {FORMAT}, got {header.get('format')}")
-    return header, tensors
+        raise Damaged(f"{path}: expected a training state of format {FORMAT}, got {header.get('format')}")
+    digest = header.pop("digest", None)
+    if digest is not None and digest != _digest(header, tensors):
+        raise Damaged(f"{path}: expected the content that was written, got another: its digest differs")
+    parts: dict[str, Any] = {}
+    for name in ("identity", "progress"):
+        try:
+            parts[name] = json.loads(header.get(name, ""))
+        except ValueError as error:
+            raise Damaged(f"{path}: expected {name} in the header as JSON, got {header.get(name)!r:.60}") from error
+        if not isinstance(parts[name], dict):
+            raise Damaged(f"{path}: expected {name} in the header by name, got {type(parts[name]).__name__}")
+    return _Content(**parts, tensors=tensors, has_digest=digest is not None)
 
 
-def _copy_weights(path: Path, tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:
-    expected = {f"model.{name}": tuple(parameter.shape) for name, parameter in parameters}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith("model.")}
+def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 of a header, and of the names, kinds and bytes of tensors."""
+    kinds = {name: [str(tensor.dtype), list(tensor.shape)] for name, tensor in sorted(tensors.items())}
+    found = hashlib.sha256(json.dumps([dict(header), kinds], sort_keys=True).encode())
+    for name in kinds:
+        found.update(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def _optimizer_state(
+    path: Path, content: _Content, parameters: list[tuple[str, nn.Parameter]]
+) -> dict[str, dict[str, Tensor]]:
+    """The optimizer's tensors by parameter and key; a parameter that never had a gradient has none."""
+    shapes = {name: parameter.shape for name, parameter in parameters}
+    state: dict[str, dict[str, Tensor]] = {name: {} for name in shapes}
+    for full, tensor in content.tensors.items():
+        if not full.startswith(OPTIMIZER):
+            continue
+        name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
+        if name not in shapes:
+            raise ValueError(f"{path}: expected tensors of trained parameters, got {full}, which belongs to none")
+        # Adam counts steps in a scalar.
+        if tensor.shape not in (shapes[name], torch.Size([])):
+            raise ValueError(f"{path}: expected {full} with shape {tuple(shapes[name])}, got {tuple(tensor.shape)}")
+        state[name][key] = tensor
+    if content.has_digest:
+        # It holds what the optimizer had.
+        return state
+    keys = set().union(*state.values())
+    if not keys and content.progress.get("step"):
+        raise Damaged(f"{path}: expected tensors of the optimizer after {content.progress['step']} steps, got none")
+    for name, values in state.items():
+        if values and (missing := sorted(keys - values.keys())):
+            raise Damaged(f"{path}: expected the tensor {OPTIMIZER}{name}.{missing[0]}, got none")
+    return state
+
+
+def _check_weights(path: Path, tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:
+    expected = {f"{MODEL}{name}": tuple(parameter.shape) for name, parameter in parameters}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if name.startswith(MODEL)}
     if shapes != expected:
         name = min(key for key in shapes.keys() | expected.keys() if shapes.get(key) != expected.get(key))
         raise ValueError(
-            f"{path}: expected {name.removeprefix('model.')} with shape {expected.get(name)}, got {shapes.get(name)}; "
+            f"{path}: expected {name.removeprefix(MODEL)} with shape {expected.get(name)}, got {shapes.get(name)}; "
             "the state is of another compressor"
         )
+
+
+def _copy_weights(tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:
     with torch.no_grad():
         for name, parameter in parameters:
-            parameter.copy_(_like(tensors[f"model.{name}"], parameter))
+            parameter.copy_(_like(tensors[f"{MODEL}{name}"], parameter))
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
-from gistkit._files import write_text
+from gistkit._files import Lines, write_bytes
 
 Record = dict[str, Any]
 
@@ -16,11 +17,36 @@ def read_metrics(path: str | Path) -> list[Record]:
 
     A record of a step holds "step" (updates done), every loss by name (nats a token), "loss", "lr", "grad_norm" (before
     clipping), "tokens_per_second" and "seconds" (training so far); one of an evaluation holds "step" and "held_out",
-    its losses. An incomplete last line is ignored.
+    its losses. A last line that was cut short is left out, with a warning.
+
+    Raises:
+        ValueError: if another line is no record, with its number.
     """
-    lines = Path(path).read_text("utf-8").split("\n")
-    # A complete line ends in a newline: what follows the last one was interrupted.
-    return [json.loads(line) for line in lines[:-1]]
+    return [record for _, record in _read_lines(Path(path))]
+
+
+def _read_lines(path: Path) -> list[tuple[bytes, Record]]:
+    """The lines of a metrics file, each with its record."""
+    lines = path.read_bytes().split(b"\n")
+    found: list[tuple[bytes, Record]] = []
+    for number, line in enumerate(lines, start=1):
+        # What follows the last newline: nothing, or what a killed process had written of a line.
+        last = number == len(lines)
+        if last and not line:
+            continue
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+                raise ValueError("no record with a step")
+        except ValueError as error:
+            if not last:
+                raise ValueError(
+                    f"{path}, line {number}: expected a record of metrics as JSON, got {line[:40]!r} ({error})"
+                ) from None
+            warnings.warn(f"{path}, line {number}: left out, since it was cut short", stacklevel=3)
+        else:
+            found.append((line, record))
+    return found
 
 
 class Metrics:
@@ -45,16 +71,15 @@ class Metrics:
             self._board = _summary_writer(folder / "tensorboard", step)
         path = folder / "metrics.jsonl"
         if path.exists():
-            records = [record for record in read_metrics(path) if step and record["step"] <= step]
-            write_text(path, "".join(json.dumps(record) + "\n" for record in records))
-        self._file = path.open("a", encoding="utf-8")
+            kept = [line for line, record in _read_lines(path) if step and record["step"] <= step]
+            write_bytes(path, b"".join(line + b"\n" for line in kept))
+        self._file = Lines(path)
 
     def write(self, record: Record) -> None:
-        """Adds one record."""
+        """Adds one record; if the disk is full, nothing of it."""
         if self._file is None:
             return
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.write(json.dumps(record))
         if self._board is not None:
             for name, value in record.items():
                 parts = value if isinstance(value, dict) else {"": value}
@@ -62,6 +87,11 @@ class Metrics:
                     if name != "step":
                         tag = f"{name}/{part}" if part else f"train/{name}"
                         self._board.add_scalar(tag, number, record["step"])
+
+    def sync(self) -> None:
+        """Waits until all records are on the disk."""
+        if self._file is not None:
+            self._file.sync()
 
     def close(self) -> None:
         """Closes the files."""

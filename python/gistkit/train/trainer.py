@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from gistkit._files import replacing_files
+from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.hf import attach
 from gistkit.train import checkpoint
@@ -25,6 +28,8 @@ from gistkit.train.recipe import Recipe, set_learning_rate
 from gistkit.train.sharding import gathers_kept_keys
 
 Measure = Callable[[Compressor], dict[str, float]]
+EXPORTED = "compressor"
+NOTICE = "The run ends after this step, with a checkpoint. The same signal once more ends it at once."
 
 
 class Diverged(ValueError):
@@ -54,7 +59,8 @@ class Trainer:
     The recipe, the batches and the compressor determine the losses of a run. The number of processes and `accumulate`
     change them only by rounding. A run that is interrupted and resumed has the same losses as an uninterrupted one, bit
     for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) depend on the seed, the
-    step and the process.
+    step and the process. SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, with a checkpoint; a
+    second one ends it at once.
 
     A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
     `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, which costs a
@@ -73,7 +79,9 @@ class Trainer:
         eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
         held_out: rows of an evaluation, at most.
         save_every: steps between checkpoints; the last step has one too.
-        keep: number of checkpoints to keep.
+        save_minutes: minutes after which a step has a checkpoint if none before it has; None: by steps alone.
+        keep: number of checkpoints to keep, at least 2, since the last one may turn out damaged. One takes three times
+            the bytes of the trained parameters (with Adam's state), and one more is there while it is written.
         tensorboard: whether to write TensorBoard's event files too.
         progress: whether to show a progress bar.
         measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
@@ -96,19 +104,22 @@ class Trainer:
         eval_every: int | None = 500,
         held_out: int = 64,
         save_every: int = 500,
+        save_minutes: float | None = 5.0,
         keep: int = 2,
         tensorboard: bool = False,
         progress: bool = True,
         measure: Measure | None = None,
     ) -> None:
-        for name, value in (
-            ("eval_every", eval_every),
-            ("held_out", held_out),
-            ("save_every", save_every),
-            ("keep", keep),
+        for name, value, least in (
+            ("eval_every", eval_every, 1),
+            ("held_out", held_out, 1),
+            ("save_every", save_every, 1),
+            ("keep", keep, 2),
         ):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}: expected at least 1, got {value}")
+            if value is not None and value < least:
+                raise ValueError(f"{name}: expected at least {least}, got {value}")
+        if save_minutes is not None and not save_minutes > 0:
+            raise ValueError(f"save_minutes: expected a number above 0, or None, got {save_minutes}")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
         self.accelerator = make_accelerator(accumulate, precision, cpu)
@@ -121,13 +132,17 @@ class Trainer:
         self.compressor = compressor.compressor if isinstance(compressor, LanguageModel) else compressor
         self.batches, self.recipe, self.out = batches, recipe, Path(out)
         self.gradient_checkpointing = gradient_checkpointing
-        self.eval_every, self.held_out, self.save_every, self.keep = eval_every, held_out, save_every, keep
+        self.eval_every, self.held_out, self.keep = eval_every, held_out, keep
+        self.save_every, self.save_minutes = save_every, save_minutes
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
         # Frozen base weights are not in a checkpoint; this identifies them.
         frozen = self.compressor.adapters is not None
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
         self._held_out_losses: dict[str, float] = {}
+        # The step of the last evaluation, and the last checkpoint's time.
+        self._evaluated: int | None = None
+        self._saved_at = 0.0
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -151,16 +166,20 @@ class Trainer:
 
         Raises:
             Diverged: if the loss or the gradient is not finite; the last good checkpoint is kept.
-            ValueError: without `resume`, if `out` has checkpoints; with it, if the last one is broken or another run's.
+            Interrupted: (a KeyboardInterrupt) after SIGINT or SIGTERM, when a checkpoint is saved.
+            OSError: if the disk is full, in one line with the file and the space; what was saved before stays.
+            ValueError: without `resume`, if `out` has checkpoints; with it, if the last one is another run's or none is
+                whole. A damaged last one is left out, with a warning.
         """
         self.out.mkdir(parents=True, exist_ok=True)
-        states = checkpoint.find(self.out)
-        if states and not resume:
-            raise ValueError(f"{self.out}: expected no checkpoints, got {len(states)}; resume, or use another folder")
         main = self.accelerator.is_main_process
+        if main:
+            checkpoint.remove_interrupted(self.out)
+        resumes = self._resumes(resume)
         recipe = self.recipe
+        self._evaluated = None
         with self._ready():
-            first = self._load(states[-1]) if states else 0
+            first = self._load() if resumes else 0
             metrics = Metrics(self.out, step=first, tensorboard=self.tensorboard, write=main)
             show_bar = self.progress and main
             bar = tqdm(
@@ -171,24 +190,64 @@ class Trainer:
                 disable=not show_bar,
             )
             try:
-                if first == 0:
-                    self._evaluate(0, metrics)
-                for step in range(first, recipe.steps):
-                    record = self._update(step)
-                    steps_done = step + 1
-                    metrics.write(record)
-                    bar.update()
-                    bar.set_postfix_str(_postfix(record, self._held_out_losses))
-                    if self.eval_every and (steps_done % self.eval_every == 0 or steps_done == recipe.steps):
-                        self._evaluate(steps_done, metrics)
-                    if steps_done % self.save_every == 0 or steps_done == recipe.steps:
-                        self._save(steps_done)
+                if self._evaluation_due(first):
+                    self._evaluate(first, metrics)
+                self._run(first, metrics, bar)
             finally:
                 bar.close()
                 metrics.close()
             self._calibrate(max(first, recipe.steps), self.held_out)
         self._export()
         return Result(max(first, recipe.steps), self._seconds, self._held_out_losses, self.out)
+
+    def _run(self, first: int, metrics: Metrics, bar: Any) -> None:
+        """The steps from `first` on, with their evaluations and checkpoints."""
+        steps = self.recipe.steps
+        self._saved_at = time.monotonic()
+        with held(NOTICE if self.accelerator.is_main_process else "") as signals:
+            for step in range(first, steps):
+                record = self._update(step)
+                steps_done = step + 1
+                metrics.write(record)
+                bar.update()
+                bar.set_postfix_str(_postfix(record, self._held_out_losses))
+                number, is_time = self._agree(signals.number)
+                if not number and self._evaluation_due(steps_done):
+                    self._evaluate(steps_done, metrics)
+                if number or is_time or steps_done % self.save_every == 0 or steps_done == steps:
+                    metrics.sync()
+                    self._save(steps_done)
+                if number:
+                    path = checkpoint.path_of(self.out, steps_done)
+                    raise Interrupted(
+                        number,
+                        f"{signal.Signals(number).name} after step {steps_done} of {steps}; {path} is saved, and "
+                        "resume=True goes on from there",
+                    )
+
+    def _resumes(self, resume: bool) -> bool:
+        """Whether there is a checkpoint to go on from; a folder with another run's results is refused."""
+        states = checkpoint.find(self.out)
+        if states and not resume:
+            raise ValueError(f"{self.out}: expected no checkpoints, got {len(states)}; resume, or use another folder")
+        if not states and (self.out / EXPORTED).exists():
+            raise ValueError(
+                f"{self.out}: expected checkpoints beside the trained {EXPORTED}/ to go on from, got none; "
+                "use another folder"
+            )
+        return bool(states)
+
+    def _agree(self, number: int) -> tuple[int, bool]:
+        """(the signal that a process got or 0, whether it is time for a checkpoint), the same in all processes."""
+        accelerator = self.accelerator
+        waited = time.monotonic() - self._saved_at
+        is_time = self.save_minutes is not None and waited >= 60 * self.save_minutes
+        if accelerator.num_processes == 1:
+            return number, is_time
+        # Clocks differ: the main process's decides.
+        ours = torch.tensor([[number, is_time and accelerator.is_main_process]], device=accelerator.device)
+        number, is_time = accelerator.gather(ours).amax(0).tolist()
+        return number, bool(is_time)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -246,8 +305,15 @@ class Trainer:
             "A lower learning rate or more warm-up steps may help"
         )
 
+    def _evaluation_due(self, step: int) -> bool:
+        """Whether there is an evaluation after `step` updates which has not been made."""
+        if not self.eval_every or self._evaluated == step:
+            return False
+        return step % self.eval_every == 0 or step == self.recipe.steps
+
     def _evaluate(self, step: int, metrics: Metrics) -> None:
-        batches = self.batches.held_out(self.held_out) if self.eval_every else []
+        self._evaluated = step
+        batches = self.batches.held_out(self.held_out)
         if not batches:
             return
         self._calibrate(step, self.held_out)
@@ -269,26 +335,42 @@ class Trainer:
         steps = range(step, step + -(-rows // self.recipe.batch))
         self._passes.calibrate(self._passes.read(self.batches(at)) for at in steps)
 
-    def _load(self, path: Path) -> int:
-        parameters = self.compressor.trainable()
-        progress = checkpoint.load(path, self.identity, parameters, self._optimizer.optimizer)
+    def _load(self) -> int:
+        """Restores the last checkpoint that is whole; returns its step."""
+        accelerator, parameters = self.accelerator, self.compressor.trainable()
+        states, optimizer = checkpoint.find(self.out), self._optimizer.optimizer
+        progress = checkpoint.load_last(states, self.identity, parameters, optimizer, warn=accelerator.is_main_process)
         self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
-        return progress["step"]
+        step: int = progress["step"]
+        # Checkpoints written before evaluations could wait for a resumption come after those of their step.
+        self._evaluated = progress.get("evaluated", step)
+        steps = accelerator.gather(torch.tensor([step], device=accelerator.device)).tolist()
+        if len(set(steps)) > 1:
+            raise ValueError(f"{self.out}: expected the same checkpoint in all processes, got the steps {steps}")
+        return step
 
     def _save(self, step: int) -> None:
         main = self.accelerator.is_main_process
-        progress = {"step": step, "seconds": self._seconds, "held_out": self._held_out_losses}
+        progress = {
+            "step": step,
+            "seconds": self._seconds,
+            "held_out": self._held_out_losses,
+            "evaluated": self._evaluated,
+        }
         path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
         checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)
         if main:
-            checkpoint.prune(self.out, self.keep)
+            checkpoint.prune(self.out, self.keep, step)
         self.accelerator.wait_for_everyone()
+        self._saved_at = time.monotonic()
 
     def _export(self) -> None:
         """Saves the trained compressor, unless its weights are sharded: see `checkpoint.restore`."""
         sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
         if self.accelerator.is_main_process and not sharded:
-            self.compressor.save_pretrained(self.out / "compressor")
+            size = sum(parameter.nbytes for _, parameter in self.compressor.trainable())
+            with replacing_files(self.out / EXPORTED, size) as partial:
+                self.compressor.save_pretrained(partial)
         self.accelerator.wait_for_everyone()
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, exclusively, fit
+from gistkit.studies.fitting import Progress, exclusively, fit, saved_states
 from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model
 from gistkit.studies.models import tokenizer
 from gistkit.studies.needles import Needles, as_batch
@@ -110,7 +110,7 @@ def train(
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(device)
     state = out / f"{arm.name}-{seed}.safetensors"
-    if arm.method == "gistpool-means" and not (resume and state.exists()):
+    if arm.method == "gistpool-means" and not (resume and saved_states(state)):
         start(recipe, compressor, data)
     run = Run(arm.method, arm.ratio, seed, parameters=sum(p.numel() for _, p in compressor.trainable()))
     progress = _fit(recipe, compressor, arm.name, seed, data, state, device, resume, bar)

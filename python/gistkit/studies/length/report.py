@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
+from gistkit._files import write_picture
 from gistkit.studies.extrapolation import student as extrapolation
 from gistkit.studies.extrapolation.report import TITLES, arm_lines, arm_rows, number, paper_lines
 from gistkit.studies.length.study import Recipe, Run
@@ -76,5 +77,5 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
             weights = load_file(state)
             encoder.load_state_dict({k.removeprefix(prefix): x for k, x in weights.items() if k.startswith(prefix)})
             embeddings[TITLES[arm].removeprefix("SeqPE ")] = encoder.table(positions)
-    draw_similarity(embeddings, trained=recipe.length).savefig(path, dpi=100)
+    write_picture(path, draw_similarity(embeddings, trained=recipe.length), dpi=100)
     return path

@@ -17,7 +17,7 @@ from gistkit.compress.reading.language import LanguageModel
 from gistkit.evaluate import bleu4
 from gistkit.evaluate.reading import last_tokens
 from gistkit.hf import attach
-from gistkit.studies.fitting import Progress, exclusively, fit
+from gistkit.studies.fitting import Carried, Progress, exclusively, fit, saved_states
 from gistkit.studies.nuggets.study import Arm, Recipe, build_compressor, build_reader, fresh_model
 from gistkit.studies.reconstruction import evaluate as reconstruct
 from gistkit.train.data import Corpus
@@ -170,7 +170,7 @@ def _train_reader(
         if step % recipe.calibrate_every == 0:
             calibrate(step)
         elif not calibrated:
-            # A resumed run continues with the threshold of its last evaluation.
+            # In states of earlier releases the threshold is that of the last evaluation, and has to be found again.
             calibrate(0, 8)
         return reader(_pieces(recipe, arm, texts(step)).to(device))["loss"]
 
@@ -178,7 +178,13 @@ def _train_reader(
         calibrate(0, 8)
         return continue_texts(reader, recipe, arm, splits["held_out"][: recipe.eval_texts])
 
-    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, evaluate, out, resume, bar)
+    def resume_threshold(value: float) -> None:
+        nonlocal calibrated
+        calibrated = True
+        compressor.threshold = value
+
+    carried = None if scored is None else Carried(lambda: compressor.threshold, resume_threshold)
+    progress = _fit(recipe, arm.name, seed, corpus, compressor, loss, evaluate, out, resume, bar, carried)
     run.curve, run.seconds = progress.curve, progress.seconds
     compressor.eval()
     with attach(compressor.model):
@@ -216,7 +222,7 @@ def _take_scorer(
     with exclusively(path.with_suffix(".lock")):
         _train_reconstruction(
             replace(recipe, final_texts=recipe.eval_texts), source, seed, corpus, out, teacher, Run("ae", "", 1, seed),
-            device, path.exists(), bar,
+            device, bool(saved_states(path)), bar,
         )  # fmt: skip
     if compressor.scorer is not None and isinstance(teacher, Dodo) and teacher.scorer is not None:
         compressor.scorer.load_state_dict(teacher.scorer.state_dict())
@@ -224,7 +230,7 @@ def _take_scorer(
 
 def _fit(
     recipe: Recipe, name: str, seed: int, corpus: Corpus, compressor: Any, loss: Any, figures: Any, out: Path,
-    resume: bool, bar: Any,
+    resume: bool, bar: Any, carried: Carried | None = None,
 ) -> Progress:  # fmt: skip
     optimizer = adamw([p for _, p in compressor.trainable()], recipe.learning_rate, recipe.weight_decay)
 
@@ -244,7 +250,9 @@ def _fit(
     # Each run has its own seed, so that dropout, where a model has it, is the same for all arms.
     torch.manual_seed(seed)
     state = out / f"{name}-{seed}.safetensors"
-    return fit(recipe, compressor, optimizer, trained, measured, state, identity, resume=resume, bar=bar)
+    return fit(
+        recipe, compressor, optimizer, trained, measured, state, identity, resume=resume, bar=bar, carried=carried
+    )  # fmt: skip
 
 
 def _base(recipe: Recipe, seed: int, corpus: Corpus, out: Path, device: str, bar: Any) -> PreTrainedModel:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gistkit.hf import attach
+from gistkit.studies.fitting import remove_states, save_state, saved_states
 from gistkit.studies.pooling.inputs import Inputs, make_inputs
 from gistkit.studies.pooling.layer import (
     PoolingLayer,
@@ -106,8 +107,10 @@ def train(
     run = Run(setting, parameters=sum(parameter.numel() for parameter in parameters))
     identity = {"recipe": asdict(recipe), "setting": asdict(setting)}
     first = 0
-    if resume and state.exists():
-        progress = checkpoint.load(state, identity, layer.trainable(), optimizer)
+    if not resume:
+        remove_states(state)
+    if states := saved_states(state):
+        progress = checkpoint.load_last(states, identity, layer.trainable(), optimizer)
         first, run.seconds = progress["step"], progress["seconds"]
         run.curve = [(int(step), error, share) for step, error, share in progress["curve"]]
     if bar is not None:
@@ -123,7 +126,7 @@ def train(
                 if not run.curve or run.curve[-1][0] < step:
                     run.curve.append((step, *evaluate(layer, inputs, recipe.batch, _seeds(1, recipe.eval_batches))))
                     progress = {"step": step, "seconds": run.seconds, "curve": run.curve}
-                    checkpoint.save(state, identity, progress, layer.trainable(), optimizer)
+                    save_state(state, identity, progress, layer.trainable(), optimizer)
                 if bar is not None:
                     bar.set_postfix_str(f"right {run.curve[-1][2]:.2f}")
                 clock = time.perf_counter()
@@ -144,7 +147,7 @@ def train(
         attention = attention_of_gists(layer, draw(inputs, longest, recipe.batch, _seeds(2, 1)[0]))
     run.in_window = share_in_window(attention, setting.ratio)
     run.attention = [[round(float(weight), 5) for weight in row] for row in attention]
-    state.unlink(missing_ok=True)
+    remove_states(state)
     return run
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
+from gistkit._files import write_picture
 from gistkit.nn import Learned2D, SeqPEPositions
 from gistkit.studies import results
 from gistkit.studies.resolution.study import ARMS, Arm, Recipe, Run, build_position
@@ -119,7 +120,7 @@ def draw_embeddings(path: Path, recipe: Recipe, states: Mapping[str, Path]) -> P
             embeddings[TITLES[arm]] = position.table.detach()
         else:
             raise ValueError(f"states: expected arms with an embedding of each position, got {arm!r}")
-    draw_grid_similarity(embeddings).savefig(path, dpi=100)
+    write_picture(path, draw_grid_similarity(embeddings), dpi=100)
     return path
 
 

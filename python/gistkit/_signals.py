@@ -1,0 +1,86 @@
+"""SIGINT (Ctrl-C) and SIGTERM: raised as `Interrupted`, or held until a step's end, where a run can be saved."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the work.
+
+    Args:
+        number: of the signal; a command then ends with the status 128 + number.
+        message: what was saved, and how to go on.
+    """
+
+    def __init__(self, number: int, message: str = "") -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class Held:
+    """What `held` gives; `number` is that of the first signal inside, 0 before."""
+
+    number = 0
+
+
+@contextmanager
+def held(notice: str = "") -> Iterator[Held]:
+    """Inside, the first SIGINT or SIGTERM only leaves its number; a second one acts as it would outside.
+
+    At the end the signal acts, unless an error is on its way: whoever looks at the number raises `Interrupted`. In
+    another thread than the main one, which gets no signals, nothing is held.
+
+    Args:
+        notice: a line for standard error when the signal comes; "": none.
+    """
+    first = Held()
+    before: dict[int, Any] = {}
+
+    def hold(number: int, frame: object) -> None:
+        first.number = number
+        _restore(before)
+        # The signal may have come while this very stream was written.
+        with suppress(RuntimeError):
+            if notice:
+                print(f"\n{notice}", file=sys.stderr, flush=True)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Who started the process may have wanted it ignored, and C code's handler cannot be put back.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                before[number] = signal.signal(number, hold)
+    try:
+        yield first
+    finally:
+        _restore(before)
+    if first.number:
+        signal.raise_signal(first.number)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Inside, SIGTERM raises `Interrupted`, so that what is half written is removed; otherwise Python ends at once."""
+    before: dict[int, Any] = {}
+
+    def end(number: int, frame: object) -> None:
+        raise Interrupted(number)
+
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _restore(handlers: dict[int, Any]) -> None:
+    """Puts handlers back, once."""
+    while handlers:
+        signal.signal(*handlers.popitem())

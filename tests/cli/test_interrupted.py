@@ -1,0 +1,156 @@
+"""What a command that is interrupted, or whose disk is full, says and leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+
+from gistkit import cli
+from gistkit._signals import Interrupted, held, terminable
+from gistkit.train import checkpoint, read_metrics
+from gistkit.train.trainer import Trainer
+from tests.cli.test_cli import small_llama
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    small_llama().save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def words(model, tmp_path):
+    """The arguments of a training of six steps, without checkpoints before its end."""
+    (tmp_path / "book.txt").write_text(" ".join(f"Memory tokens stand for {number} tokens." for number in range(99)))
+    words = ["train", "--model", model, "--text", tmp_path / "book.txt", "--out", tmp_path / "run", "--device", "cpu"]
+    words += ["--batch", 2, "--min-length", 40, "--max-length", 40, "--chunk", 20, "--lora", 2, "--losses", "ae"]
+    return [str(word) for word in [*words, "--steps", 6, "--held-out", 4]]
+
+
+@pytest.fixture
+def interruptible():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def last_line(capsys):
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")], ids=["int", "term"]
+)
+def test_training_that_is_interrupted_says_where_it_goes_on(
+    number, word, words, tmp_path, monkeypatch, capsys, interruptible
+):
+    update, out = Trainer._update, tmp_path / "run"
+
+    def signalled(self, step):
+        if step == 2:
+            signal.raise_signal(number)
+        return update(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_update", signalled)
+        assert cli.main(words) == 128 + number
+    path = out / "step-00000003.safetensors"
+    told = f"gistkit: {word}; {path} is saved, and the same command with --resume goes on from there"
+    assert last_line(capsys) == told and checkpoint.find(out) == [path]
+    assert cli.main([*words, "--resume"]) == 0
+    steps = [record["step"] for record in read_metrics(out / "metrics.jsonl") if "loss" in record]
+    assert steps == list(range(1, 7)) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_an_interrupt_before_the_first_step_says_that_nothing_is_saved(
+    number, words, monkeypatch, capsys, interruptible
+):
+    monkeypatch.setattr(Trainer, "_evaluate", lambda *_: signal.raise_signal(number))
+    assert cli.main(words) == 128 + number
+    assert last_line(capsys).endswith("ed; nothing is saved yet")
+
+
+def test_one_process_of_a_launcher_says_it(monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gistkit.cli.info._run", interrupt)
+    monkeypatch.setenv("RANK", "1")
+    assert cli.main(["info"]) == 130 and capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    assert cli.main(["info"]) == 130 and capsys.readouterr().err == "\ngistkit: interrupted\n"
+
+
+def test_a_held_signal_that_nobody_asked_about_acts_at_the_end(interruptible):
+    done = []
+    with pytest.raises(KeyboardInterrupt), held() as signals:
+        signal.raise_signal(signal.SIGINT)
+        done.append(signals.number)
+    assert done == [signal.SIGINT]
+    with pytest.raises(Interrupted) as caught, terminable(), held():
+        signal.raise_signal(signal.SIGTERM)
+    assert caught.value.number == signal.SIGTERM
+    # An error on its way is not covered.
+    with pytest.raises(ZeroDivisionError), held():
+        signal.raise_signal(signal.SIGINT)
+        _ = 1 / 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_warning_of_the_package_is_one_line(monkeypatch, capsys):
+    def warn(options):
+        warnings.warn_explicit("two\nlines", UserWarning, cli.__file__, 1)
+        warnings.warn_explicit("another's", UserWarning, "elsewhere.py", 7)
+        return 0
+
+    monkeypatch.setattr("gistkit.cli.info._run", warn)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        # pytest's own recorder would take them.
+        warnings.showwarning = _print_warning
+        assert cli.main(["info"]) == 0
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "gistkit: warning: two lines" and shown[1].startswith("elsewhere.py:7: UserWarning: another's")
+
+
+def _print_warning(message, category, filename, lineno, file=None, line=None):
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_a_process_that_gets_a_signal_ends_with_its_status(number, words, tmp_path):
+    # Whoever runs the tests in the background has SIGINT ignored.
+    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{handled}; import sys; from gistkit import cli; sys.exit(cli.main())"
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words, "--steps", "100000", "--eval-every", "100000"],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        for _ in range(1200):
+            if (out / "metrics.jsonl").exists() and len(read_metrics(out / "metrics.jsonl")) > 3:
+                break
+            time.sleep(0.1)
+        process.send_signal(number)
+        shown = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    (path,) = checkpoint.find(out)
+    assert process.returncode == 128 + number, shown
+    assert shown.splitlines()[-1].endswith(
+        f"ed; {path} is saved, and the same command with --resume goes on from there"
+    )
+    assert read_metrics(out / "metrics.jsonl")[-1]["step"] == int(path.stem[5:])
+    assert not list(out.rglob(".gistkit-*"))

@@ -1,0 +1,15 @@
+"""A disk that is full, for tests without root."""
+
+import resource
+from contextlib import contextmanager
+
+
+@contextmanager
+def limit(size):
+    """Inside, no file may grow over so many bytes: what a full disk does, under another number."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
