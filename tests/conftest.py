@@ -16,6 +16,8 @@ from tests.quick import HEADER, quick
 
 # The same examples everywhere, however slow or busy the machine is.
 settings.register_profile("gistkit", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+# Others each time, and many: --hypothesis-profile fuzz.
+settings.register_profile("fuzz", parent=settings.get_profile("gistkit"), derandomize=False, max_examples=20_000)
 settings.load_profile("gistkit")
 
 

@@ -28,6 +28,9 @@ void* Scratch::obtain(size_t bytes, Shelf shelf) {
     if (block) release(block);
     block = static_cast<Header*>(::operator new(bytes + kAlignment, std::align_val_t{kAlignment}));
     block->bytes = bytes;
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_POISON_MEMORY_REGION(block + 1, kAlignment - sizeof(Header));
+#endif
   }
   return block;
 }

@@ -254,8 +254,9 @@ void fill_spans(AttentionProblem& p, const Tensor& spans) {
   p.num_spans = static_cast<int>(spans.size(2));
 }
 
-void check_num_keys(int64_t num_keys) {
-  STD_TORCH_CHECK(num_keys <= std::numeric_limits<int32_t>::max() - 4096, "attention: too many keys");
+void check_lengths(int64_t num_queries, int64_t num_keys) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 4096;
+  STD_TORCH_CHECK(num_queries <= kMost && num_keys <= kMost, "attention: too many queries or keys");
 }
 
 void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& spans,
@@ -275,9 +276,10 @@ void fill_problem(AttentionProblem& p, const Tensor& query, const Tensor& key, c
   check_shape(key, "key", p.batch, p.key_heads, p.num_keys, dim_qk);
   check_shape(value, "value", p.batch, p.key_heads, p.num_keys, dim_v);
   STD_TORCH_CHECK(dim_qk >= 1 && dim_qk <= 256 && dim_v >= 1 && dim_v <= 256, "attention: head dims must be 1 to 256");
-  STD_TORCH_CHECK(p.key_heads == 0 ? p.query_heads == 0 : p.query_heads % p.key_heads == 0,
+  check_sizes("attention", {&query, &key, &value, &spans});
+  STD_TORCH_CHECK((p.key_heads == 0) == (p.query_heads == 0) && (p.key_heads == 0 || p.query_heads % p.key_heads == 0),
                   "attention: query heads must be a multiple of key heads");
-  check_num_keys(p.num_keys);
+  check_lengths(p.num_queries, p.num_keys);
   STD_TORCH_CHECK(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0,
                   "attention: scale and softcap must be finite, softcap not negative");
   p.dim_qk = static_cast<int>(dim_qk);
@@ -358,7 +360,8 @@ std::tuple<Tensor, Tensor> attention_tiles(const Tensor& spans, int64_t num_keys
   problem.num_queries = spans.size(1);
   problem.num_keys = num_keys;
   STD_TORCH_CHECK(num_keys >= 0, "attention_tiles: num_keys must not be negative");
-  check_num_keys(num_keys);
+  check_lengths(problem.num_queries, num_keys);
+  check_sizes("attention_tiles", {&spans});
   fill_spans(problem, spans);
   return TileRows(problem).make(problem, both, Launch(spans));
 }

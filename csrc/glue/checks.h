@@ -3,6 +3,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <initializer_list>
+
 #include "common/rope.h"
 #include "common/types.h"
 
@@ -37,6 +39,21 @@ inline PositionType position_type(const torch::stable::Tensor& x) {
     default:
       STD_TORCH_CHECK(false, "gistkit: expected int32, int64, float32 or float64 positions");
   }
+}
+
+constexpr int64_t kMostElements = int64_t{1} << 48;
+
+// Whether products of the tensor's sizes, as kernels form them, are numbers. Expanded and empty tensors have any sizes.
+inline bool has_countable_sizes(const torch::stable::Tensor& x) {
+  int64_t most = kMostElements;
+  for (int64_t i = 0; i < x.dim(); ++i)
+    if (x.size(i) > 1) most /= x.size(i);
+  return most > 0;
+}
+
+inline void check_sizes(const char* op, std::initializer_list<const torch::stable::Tensor*> tensors) {
+  for (const torch::stable::Tensor* x : tensors)
+    STD_TORCH_CHECK(!x || has_countable_sizes(*x), "gistkit::", op, ": expected tensors of at most 2**48 elements");
 }
 
 inline bool same_device(const torch::stable::Tensor& a, const torch::stable::Tensor& b) {

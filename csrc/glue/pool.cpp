@@ -122,8 +122,9 @@ std::tuple<Tensor, Tensor> pool(const Tensor& key, const Tensor& value, const Po
   params.batch = key.size(0);
   params.tokens = tokens;
   params.windows = offsets.size(1) - 1;
-  STD_TORCH_CHECK(tokens >= 0 && (!inverse || key.size(2) == params.windows),
-                  "gistkit::window_pool: expected a row for each window");
+  STD_TORCH_CHECK(!inverse || key.size(2) == params.windows, "gistkit::window_pool: expected a row for each window");
+  STD_TORCH_CHECK(tokens >= 0 && tokens <= kMostElements, "gistkit::window_spread: expected 0 to 2**48 tokens, got ",
+                  tokens);
   params.offsets = static_cast<const int64_t*>(offsets.const_data_ptr());
   params.offsets_stride = offsets.size(0) == 1 ? 0 : params.windows + 1;
   params.angles = pool_angles(how, key, params.windows);
@@ -137,6 +138,7 @@ std::tuple<Tensor, Tensor> pool(const Tensor& key, const Tensor& value, const Po
     return torch::stable::transpose(torch::stable::new_empty(x, {x.size(0), rows, x.size(1), x.size(3)}), 1, 2);
   };
   Tensor key_out = empty(key), value_out = empty(value);
+  check_sizes("window_pool", {&key, &value, &offsets, &key_out, &value_out});
   params.tensors[0] = pool_tensor(key, key_out);
   params.tensors[1] = pool_tensor(value, value_out);
   Device::pool(params, key);

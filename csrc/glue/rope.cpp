@@ -59,6 +59,8 @@ void check_heads(const Tensor& x, const Tensor& like) {
                   "gistkit::rope: expected a contiguous last dimension");
 }
 
+constexpr int64_t kMostAxes = 1 << 16;
+
 void copy_strides(const Tensor& x, int64_t* strides) {
   for (int i = 0; i < 3; ++i) strides[i] = x.stride(i);
 }
@@ -75,6 +77,8 @@ RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, const Tens
       groups == 1 || ((query.size(1) == groups || query.size(1) == 0) && (key.size(1) == groups || key.size(1) == 0)),
       "gistkit::rope: inv_freq [H or 1, A, R/2] does not match the heads");
   STD_TORCH_CHECK(2 * inv_freq.size(2) <= query.size(3), "gistkit::rope: more rotary dims than head dims");
+  STD_TORCH_CHECK(inv_freq.size(1) <= kMostAxes, "gistkit::rope: expected at most ", kMostAxes, " axes");
+  check_sizes("rope", {&positions, &inv_freq, &query, &key});
   STD_TORCH_CHECK(inv_freq.is_contiguous() &&
                       (inv_freq.scalar_type() == ScalarType::Float || inv_freq.scalar_type() == ScalarType::Double),
                   "gistkit::rope: expected contiguous float32 or float64 inv_freq");

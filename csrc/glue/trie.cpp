@@ -7,6 +7,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <cstdint>
 #include <optional>
 #include <tuple>
 
@@ -68,18 +69,35 @@ void check_range(const int32_t* values, int64_t count, int64_t limit, const char
   STD_TORCH_CHECK(fine, "gistkit: expected ", what, " from -1 to ", limit - 1);
 }
 
-void check_groups(const int32_t* entries, const int32_t* offsets, int64_t values, int64_t count, int64_t total) {
+// Gradients gather by the entries: they are all those of the rows that are there, each with the value it points to.
+void check_groups(const int32_t* rows, const int32_t* entries, const int32_t* offsets, int64_t values, int64_t count,
+                  int64_t total) {
   bool fine = offsets[0] == 0 && offsets[values] <= count;
   for (int64_t v = 0; v < values && fine; ++v) fine = offsets[v] <= offsets[v + 1];
   for (int64_t e = 0; fine && e < offsets[values]; ++e) fine = entries[e] >= 0 && entries[e] < total;
   STD_TORCH_CHECK(fine, "gistkit: expected ascending offsets, and entries below ", total);
+  int64_t there = 0;
+  for (int64_t i = 0; i < total; ++i) there += rows[i] >= 0;
+  fine = there == offsets[values];
+  for (int64_t v = 0; v < values && fine; ++v)
+    for (int32_t e = offsets[v]; fine && e < offsets[v + 1]; ++e)
+      fine = rows[entries[e]] == v && (e == offsets[v] || entries[e - 1] < entries[e]);
+  STD_TORCH_CHECK(fine,
+                  "gistkit: expected the entries of all rows, grouped by the value that they point to and ascending");
 }
 
+// Kernels count a path's symbols from its end, and index with all of them.
 void check_trie(const TriePaths& trie) {
   check_range(trie.paths, trie.nodes * trie.depth, trie.symbols, "paths");
-  bool fine = trie.depth > 0;
-  for (int64_t n = 0; fine && n < trie.nodes; ++n) fine = trie.paths[n * trie.depth] >= 0;
-  STD_TORCH_CHECK(fine, "gistkit: expected a path of one symbol or more for each node");
+  STD_TORCH_CHECK(trie.depth > 0, "gistkit: expected a path of one symbol or more for each node");
+  for (int64_t n = 0; n < trie.nodes; ++n) {
+    const int32_t* path = trie.paths + n * trie.depth;
+    STD_TORCH_CHECK(path[0] >= 0, "gistkit: expected a path of one symbol or more for each node, got none in row ", n);
+    bool fine = true;
+    for (int64_t i = 1; i < trie.depth; ++i) fine &= path[i] < 0 || path[i - 1] >= 0;
+    STD_TORCH_CHECK(fine, "gistkit: expected paths with -1 behind their symbols only, got a symbol behind -1 in row ",
+                    n);
+  }
 }
 
 struct Device : OnDevice {
@@ -89,7 +107,8 @@ struct Device : OnDevice {
   }
   static void run(const TrieMixGradParams& p, const Tensor&) {
     check_trie(p.trie);
-    check_groups(p.trie.entries, p.trie.entry_offsets, p.trie.symbols, p.trie.num_entries, p.trie.nodes * p.trie.depth);
+    check_groups(p.trie.paths, p.trie.entries, p.trie.entry_offsets, p.trie.symbols, p.trie.num_entries,
+                 p.trie.nodes * p.trie.depth);
     trie_mix_backward(p, torch_parallel());
   }
   static void run(const AncestorAttentionParams& p, const Tensor&) {
@@ -98,7 +117,7 @@ struct Device : OnDevice {
   }
   static void run(const AncestorAttentionGradParams& p, const Tensor&) {
     check_range(p.ancestors, p.queries * p.depth, p.keys, "ancestors");
-    check_groups(p.entries, p.entry_offsets, p.keys, p.num_entries, p.queries * p.depth);
+    check_groups(p.ancestors, p.entries, p.entry_offsets, p.keys, p.num_entries, p.queries * p.depth);
     ancestor_attention_backward(p, torch_parallel());
   }
   static void run(const BiasGeluParams& p, const Tensor&) { bias_gelu(p, torch_parallel()); }
@@ -114,12 +133,19 @@ struct TrieLinks {
   const Tensor& offsets;
 };
 
+constexpr int64_t kMostEntries = INT32_MAX, kMostColumns = 1 << 20;
+
 bool is_index(const Tensor& x, const Tensor& like, int64_t dim) {
   return same_device(x, like) && x.dim() == dim && x.scalar_type() == ScalarType::Int && x.is_contiguous();
 }
 
 bool is_like(const Tensor& x, const Tensor& like) {
   return same_device(x, like) && x.scalar_type() == like.scalar_type() && x.is_contiguous();
+}
+
+// int32 names all entries of the rows.
+bool is_rows(const Tensor& x, const Tensor& like) {
+  return is_index(x, like, 2) && x.size(0) <= kMostEntries && x.size(1) <= kMostColumns && x.numel() <= kMostEntries;
 }
 
 void check_element(const Tensor& x, const char* op) {
@@ -129,10 +155,10 @@ void check_element(const Tensor& x, const char* op) {
 }
 
 void check_links(const TrieLinks& links, const Tensor& like, int64_t values, const char* op) {
-  STD_TORCH_CHECK(
-      is_index(links.rows, like, 2) && is_index(links.entries, like, 1) && is_index(links.offsets, like, 1) &&
-          links.offsets.size(0) == values + 1 && links.entries.size(0) <= links.rows.numel(),
-      "gistkit::", op, ": expected contiguous int32 rows [N, M], entries [E] and offsets [", values, " + 1]");
+  STD_TORCH_CHECK(is_rows(links.rows, like) && is_index(links.entries, like, 1) && is_index(links.offsets, like, 1) &&
+                      links.offsets.size(0) == values + 1 && links.entries.size(0) <= links.rows.numel(),
+                  "gistkit::", op, ": expected contiguous int32 rows [N, M], entries [E] and offsets [", values,
+                  " + 1]");
 }
 
 TriePaths trie_paths(const TrieLinks& links) {
@@ -146,6 +172,7 @@ TriePaths trie_paths(const TrieLinks& links) {
 }
 
 void check_mix(const Tensor& weights, const Tensor& table, const TrieLinks& paths) {
+  check_sizes("trie_mix", {&weights, &table});
   check_element(weights, "trie_mix");
   STD_TORCH_CHECK(is_like(table, weights) && table.dim() == 3,
                   "gistkit::trie_mix: expected a contiguous table [R, H, C]");
@@ -209,12 +236,13 @@ bool is_heads(const Tensor& x, const Tensor& like) {
 }
 
 void check_ancestors(const Tensor& query, const Tensor& key, const Tensor& value, const Tensor& ancestors) {
+  check_sizes("ancestor_attention", {&query, &key, &value});
   check_element(query, "ancestor_attention");
   STD_TORCH_CHECK(query.dim() == 3 && is_heads(query, query) && is_heads(key, query) && is_heads(value, query) &&
-                      key.size(0) == value.size(0),
+                      key.size(0) == value.size(0) && query.size(1) > 0 && query.size(2) > 0,
                   "gistkit::ancestor_attention: expected query [N, H, D], key and value [K, H, D] of one dtype and "
-                  "device, with contiguous H and D");
-  STD_TORCH_CHECK(is_index(ancestors, query, 2) && ancestors.size(0) == query.size(0),
+                  "device, with contiguous H and D of 1 or more");
+  STD_TORCH_CHECK(is_rows(ancestors, query) && ancestors.size(0) == query.size(0),
                   "gistkit::ancestor_attention: expected contiguous int32 ancestors [N, M]");
 }
 
@@ -279,6 +307,7 @@ std::tuple<Tensor, Tensor, Tensor> ancestor_attention_backward(Tensor grad_out, 
 }
 
 void check_gelu(const Tensor& x, const Tensor& bias, const std::optional<Tensor>& scale) {
+  check_sizes("bias_gelu", {&x});
   check_element(x, "bias_gelu");
   STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous() && is_like(bias, x) && bias.dim() == 1 &&
                       bias.size(0) == x.size(1) &&

@@ -186,42 +186,81 @@ class GroupedRows {
   std::vector<std::pair<int32_t, int32_t>> pending_;
 };
 
-// Collects the rows of a plan in logical order, in which an interval of grouped order is many runs.
+// Collects the rows of a plan in logical order, in which an interval of grouped order is many runs. A row's intervals
+// begin and end at a few places; between two of them it sees the tokens of certain roles, whose runs are known. Work
+// follows the intervals that come out.
 class InterleavedRows {
  public:
-  InterleavedRows(const std::vector<int64_t>& order, int32_t* counts)
-      : rows_(order.size()), order_(order.data()), counts_(counts) {}
+  InterleavedRows(const Tokens& tokens, const int64_t* order, int32_t* counts)
+      : tokens_(tokens), order_(order), counts_(counts) {}
 
-  void start(int64_t row) { row_ = order_[row]; }
+  // Rows come in logical order.
+  void start(int64_t) { first_ = flat_.size(); }
   void add(int32_t low, int32_t high) {
-    for (int64_t key = low; key < high;) {
-      const int64_t first = order_[key++];
-      while (key < high && order_[key] == order_[key - 1] + 1) ++key;
-      runs_.emplace_back(static_cast<int32_t>(first), static_cast<int32_t>(order_[key - 1] + 1));
-    }
+    if (low >= high) return;
+    const int role = tokens_.roles[order_[low]];
+    edges_.push_back({static_cast<int32_t>(order_[low]), role, 1});
+    edges_.push_back({static_cast<int32_t>(order_[high - 1] + 1), role, -1});
   }
   void finish() {
-    std::sort(runs_.begin(), runs_.end());
-    std::vector<int32_t>& row = rows_[static_cast<size_t>(row_)];
-    row.resize(runs_.size() * 2);
-    int32_t* out = row.data();
-    for (const auto& [low, high] : runs_) out = append(row.data(), out, low, high);
-    row.resize(static_cast<size_t>(out - row.data()));
-    counts_[row_] = static_cast<int32_t>(row.size() / 2);
-    runs_.clear();
+    std::sort(edges_.begin(), edges_.end(), [](const Edge& a, const Edge& b) { return a.place < b.place; });
+    int64_t intervals[kNumRoles] = {};
+    uint32_t seen = 0;
+    int32_t from = 0;
+    for (const Edge& edge : edges_) {
+      if (seen && from < edge.place) add_runs(seen, from, edge.place);
+      from = edge.place;
+      const uint32_t role = uint32_t{1} << edge.role;
+      seen = (intervals[edge.role] += edge.step) > 0 ? seen | role : seen & ~role;
+    }
+    edges_.clear();
+    *counts_++ = static_cast<int32_t>((flat_.size() - first_) / 2);
   }
-  std::vector<int32_t> flat() const {
-    std::vector<int32_t> all;
-    for (const std::vector<int32_t>& row : rows_) all.insert(all.end(), row.begin(), row.end());
-    return all;
-  }
+  std::vector<int32_t> flat() && { return std::move(flat_); }
 
  private:
-  std::vector<std::vector<int32_t>> rows_;
-  std::vector<std::pair<int32_t, int32_t>> runs_;
+  // Where an interval of a role begins (step 1) or ends (-1).
+  struct Edge {
+    int32_t place;
+    int role, step;
+  };
+
+  // The runs of tokens of these roles, a bit each, within [from, to).
+  void add_runs(uint32_t roles, int32_t from, int32_t to) {
+    const int32_t* next = ends_of_runs(roles);
+    int32_t begin = roles >> tokens_.roles[from] & 1 ? from : next[from];
+    while (begin < to) {
+      const int32_t end = std::min(next[begin], to);
+      if (flat_.size() > first_ && flat_.back() == begin)
+        flat_.back() = end;
+      else
+        flat_.insert(flat_.end(), {begin, end});
+      if (end == to) break;
+      begin = next[end];
+    }
+  }
+
+  // For each token the end of its run of tokens of these roles, or of others; made when first asked for.
+  const int32_t* ends_of_runs(uint32_t roles) {
+    std::vector<int32_t>& ends = ends_[roles];
+    if (ends.empty()) {
+      ends.resize(static_cast<size_t>(tokens_.count));
+      auto among = [&](int64_t i) { return roles >> tokens_.roles[i] & 1; };
+      for (int64_t i = tokens_.count - 1, end = tokens_.count; i >= 0; --i) {
+        if (i + 1 < tokens_.count && among(i) != among(i + 1)) end = i + 1;
+        ends[static_cast<size_t>(i)] = static_cast<int32_t>(end);
+      }
+    }
+    return ends.data();
+  }
+
+  const Tokens& tokens_;
   const int64_t* order_;
   int32_t* counts_;
-  int64_t row_ = 0;
+  std::vector<int32_t> flat_;
+  size_t first_ = 0;  // of the row in flat_
+  std::vector<Edge> edges_;
+  std::vector<int32_t> ends_[1 << kNumRoles];
 };
 
 }  // namespace
@@ -249,9 +288,9 @@ int64_t compile_grouped(const Tokens& tokens, std::vector<Relation> relations, i
 
 std::vector<int32_t> compile_interleaved(const Tokens& tokens, std::vector<Relation> relations, int32_t* counts) {
   std::vector<int64_t> order(static_cast<size_t>(tokens.count));
-  InterleavedRows rows(order, counts);
+  InterleavedRows rows(tokens, order.data(), counts);
   for_each_row(tokens, relations, order.data(), rows);
-  return rows.flat();
+  return std::move(rows).flat();
 }
 
 }  // namespace gistkit::planner

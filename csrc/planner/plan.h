@@ -37,7 +37,7 @@ int64_t max_intervals(const std::vector<Relation>& relations);
 int64_t compile_grouped(const Tokens& tokens, std::vector<Relation> relations, int64_t* order, int32_t* spans);
 
 // Tokens stay in logical order, so that a role's tokens are scattered and a row may have many intervals. Returns them
-// row by row, with the number of intervals of each row in counts [count].
+// row by row, with the number of intervals of each row in counts [count]. Work follows tokens and intervals.
 std::vector<int32_t> compile_interleaved(const Tokens& tokens, std::vector<Relation> relations, int32_t* counts);
 
 }  // namespace gistkit::planner

@@ -112,7 +112,7 @@ int64_t packed_size(const std::vector<int64_t>& offsets, int64_t tiles) {
 void pack_lists(const std::vector<int64_t>& offsets, const std::vector<int32_t>& entries, int64_t size,
                 int32_t* packed) {
   const size_t lists = offsets.size() - 1;
-  std::memcpy(packed, offsets.data(), lists * sizeof(int64_t));
+  if (lists > 0) std::memcpy(packed, offsets.data(), lists * sizeof(int64_t));
   int32_t *counts = packed + 2 * lists, *order = counts + lists, *to = order + lists;
   for (size_t list = 0; list < lists; ++list) counts[list] = static_cast<int32_t>(offsets[list + 1] - offsets[list]);
   std::iota(order, to, 0);

@@ -115,15 +115,20 @@ void check_spans(const Array<int32_t>& spans, int64_t num_keys) {
     throw py::value_error("num_keys: expected 0 <= num_keys < 2**31, got " + std::to_string(num_keys));
 }
 
-void check_tile_sizes(int64_t queries, int64_t keys) {
+void check_tile_sizes(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
   for (int64_t size : {queries, keys})
     if (size < 1 || size > std::numeric_limits<int32_t>::max())
       throw py::value_error("tile sizes: expected 1 or more, got " + std::to_string(size));
+  // Arrays without elements may have any shape.
+  constexpr int64_t kMost = int64_t{1} << 40;
+  const int64_t lists = std::max(spans.shape(1) / queries, num_keys / keys) + 1;
+  if (spans.shape(2) >= int64_t{1} << 31 || lists > kMost / std::max<int64_t>(spans.shape(0), 1))
+    throw py::value_error("spans: expected at most 2**40 tiles of rows or keys and less than 2**31 intervals a row");
 }
 
 py::tuple tile_counts(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
   check_spans(spans, num_keys);
-  check_tile_sizes(queries, keys);
+  check_tile_sizes(spans, num_keys, queries, keys);
   planner::TileCounts counts;
   {
     const int32_t* data = spans.data();
@@ -136,7 +141,7 @@ py::tuple tile_counts(const Array<int32_t>& spans, int64_t num_keys, int64_t que
 
 py::tuple tiles(const Array<int32_t>& spans, int64_t num_keys, int64_t queries, int64_t keys) {
   check_spans(spans, num_keys);
-  check_tile_sizes(queries, keys);
+  check_tile_sizes(spans, num_keys, queries, keys);
   planner::TileLists<int64_t> lists;
   {
     const int32_t* data = spans.data();
@@ -156,6 +161,7 @@ std::vector<int64_t> at_least_one(std::vector<int64_t> offsets, int64_t batch) {
 
 py::tuple lists(const Array<int32_t>& spans, int64_t num_keys) {
   check_spans(spans, num_keys);
+  check_tile_sizes(spans, num_keys, gistkit::kListQueries, gistkit::kListKeys);
   const int64_t batch = spans.shape(0), rows = spans.shape(1), width = spans.shape(2);
   Array<int32_t> normalized({batch, rows, width, int64_t{2}});
   const int32_t* given = spans.data();
@@ -195,7 +201,10 @@ uint64_t power(int64_t base, int64_t digits) {
 
 py::tuple trie(const Array<int64_t>& positions, int64_t base, int64_t digits) {
   if (positions.ndim() != 2 || positions.shape(1) < 1) throw py::value_error("positions: expected shape [P, axes]");
-  if (base < 2 || digits < 1 || positions.shape(1) * digits * base >= int64_t{1} << 20)
+  // Each factor by itself first: their product may be no number.
+  constexpr int64_t kMostSymbols = int64_t{1} << 20;
+  if (base < 2 || digits < 1 || std::max({base, digits, int64_t{positions.shape(1)}}) >= kMostSymbols ||
+      positions.shape(1) * digits * base >= kMostSymbols)
     throw py::value_error("base, digits: expected base >= 2, digits >= 1 and less than 2**20 symbols");
   const uint64_t limit = power(base, digits);
   for (py::ssize_t i = 0; i < positions.size(); ++i) {
@@ -220,8 +229,9 @@ py::tuple trie(const Array<int64_t>& positions, int64_t base, int64_t digits) {
 }
 
 py::tuple group(const Array<int32_t>& table, int64_t values) {
-  if (values < 0 || table.size() > std::numeric_limits<int32_t>::max())
-    throw py::value_error("table: expected less than 2**31 entries and values >= 0");
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (values < 0 || values > kMost || table.size() > kMost)
+    throw py::value_error("table: expected less than 2**31 entries and 0 <= values < 2**31");
   for (py::ssize_t i = 0; i < table.size(); ++i)
     if (table.data()[i] < -1 || table.data()[i] >= values)
       throw py::value_error("table: expected -1 <= entry < " + std::to_string(values) + ", got " +

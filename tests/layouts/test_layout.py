@@ -1,6 +1,7 @@
 """Compiled plans against the dense oracle, for random layouts; plans' other parts; error messages."""
 
 import pickle
+import time
 
 import numpy as np
 import pytest
@@ -98,6 +99,28 @@ def test_spans_equal_the_dense_mask(layout: Layout, window: int | None, grouped:
     assert (some.order[0].numpy() == order[rows]).all()
     assert (some.positions.numpy() == plan.positions.numpy()[rows]).all()
     assert some.num_keys == len(layout)
+
+
+ONE_ROLE = {Role.TEXT: {Role.TEXT: CAUSAL}}
+# Runs of one role are single tokens, and those of both together reach back to the first.
+TWO_ROLES = {role: {Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL} for role in (Role.MEMORY, Role.TEXT)}
+
+
+@pytest.mark.parametrize(("roles", "sees"), [([Role.TEXT], ONE_ROLE), ([Role.MEMORY, Role.TEXT], TWO_ROLES)])
+def test_interleaved_plans_take_as_long_as_their_intervals_are_many(roles: list[Role], sees: dict) -> None:
+    def seconds(tokens: int) -> float:
+        layout = Layout(roles=roles * (tokens // len(roles)), sees=sees)
+        times = []
+        for _ in range(7):
+            start = time.perf_counter()
+            spans = layout.compile(grouped=False).spans
+            times.append(time.perf_counter() - start)
+        assert (spans[0, :, 0] == torch.stack([torch.zeros(tokens), torch.arange(1, tokens + 1)], -1)).all()
+        assert spans.shape[2] == 1
+        return min(times)
+
+    # Four times as long, and 16 times where each row walks through its keys.
+    assert seconds(80_000) < 10 * seconds(20_000)
 
 
 @settings(max_examples=60)

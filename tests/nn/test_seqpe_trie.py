@@ -113,6 +113,24 @@ def test_errors(wrong, error, message):
             DigitTrie.check(wrong, digits=2)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"digits": 2**62}, r"base, digits: expected less than 2\*\*20 symbols, got 46116860184273879040 of base 10"),
+        # Its product with 4 wraps around to 0.
+        ({"digits": 2**62, "base": 4}, r"base, digits: expected less than 2\*\*20 symbols"),
+        ({"base": 2**80}, r"base, digits: expected less than 2\*\*20 symbols"),
+        ({"digits": 0}, "digits: expected a whole number >= 1, got 0"),
+        ({"base": 1}, "base: expected a whole number >= 2, got 1"),
+        ({"axes": 0}, "axes: expected a whole number >= 1, got 0"),
+    ],
+)
+def test_errors_of_the_code(options, message):
+    for make in (DigitTrie.of, DigitTrie.check):
+        with pytest.raises(ValueError, match=message):
+            make(torch.arange(4), **options)
+
+
 def test_errors_of_several_axes():
     with pytest.raises(ValueError, match=r"positions: expected \[..., 2\], a number for each axis, got \[4, 3\]"):
         DigitTrie.of(torch.zeros(4, 3, dtype=torch.int64), axes=2)
@@ -132,5 +150,10 @@ def test_the_planner_checks_what_it_is_given():
         _planner.trie(np.arange(3), 10, 5)
     with pytest.raises(ValueError, match="base, digits: expected base >= 2"):
         _planner.trie(np.zeros((1, 1), np.int64), 1, 5)
+    for base, digits in ((4, 2**62), (2**62, 4), (2**32, 2**32), (2**63 - 1, 2**63 - 1)):
+        with pytest.raises(ValueError, match="base, digits: expected base >= 2"):
+            _planner.trie(np.zeros((1, 1), np.int64), base, digits)
+    with pytest.raises(ValueError, match=r"table: expected less than 2\*\*31 entries and 0 <= values < 2\*\*31"):
+        _planner.group(np.array([0, 3], np.int32), 2**63 - 1)
     with pytest.raises(ValueError, match="table: expected -1 <= entry < 3, got 3"):
         _planner.group(np.array([0, 3], np.int32), 3)

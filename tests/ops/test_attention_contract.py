@@ -107,6 +107,7 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
     "value length": ((Q, K, V[:, :, :5], PLAN), {}, ValueError, r"value: expected.*\(2, 9\), got \(2, 5\)"),
     "value heads": ((Q, K, V[:, :1], PLAN), {}, ValueError, r"value: expected.*\(2, 9\), got \(1, 9\)"),
     "heads": ((Q[:, :3], K, V, PLAN), {}, ValueError, "query: expected a multiple of key's 2 heads, got 3"),
+    "no heads": ((Q[:, :0], K, V, PLAN), {}, ValueError, "query: expected a multiple of key's 2 heads, got 0"),
     "wide": ((Q, K, V.repeat(1, 1, 1, 50), PLAN), {}, ValueError, "value: expected a head dim from 1 to 256, got 300"),
     "narrow": ((Q, K, V[..., :0], PLAN), {}, ValueError, "value: expected a head dim from 1 to 256, got 0"),
     "device": ((Q, K.to("meta"), V, PLAN), {}, ValueError, "key: expected query's device cpu, got meta"),
@@ -119,6 +120,12 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
     ),
     "keys": ((Q, K, V, Plan(PLAN.spans, 8)), {}, ValueError, "plan: expected one for key's 9 rows, got one for 8"),
     "plan batch": ((Q, K, V, causal_plan(9, 3)), {}, ValueError, "plan: expected one for 1 or 2 sequences, got.* 3"),
+    "spans of one dimension": (
+        (Q, K, V, Plan(PLAN.spans.flatten(), 9)),
+        {},
+        ValueError,
+        r"plan.spans: expected.*\(18,\)",
+    ),
     "spans": ((Q, K, V, Plan(PLAN.spans.long(), 9)), {}, ValueError, "plan.spans: expected.*int32.*got torch.int64"),
     "softcap": ((Q, K, V, PLAN), {"softcap": 0.0}, ValueError, "softcap: expected a positive number or None, got 0.0"),
     "scale": ((Q, K, V, PLAN), {"scale": float("nan")}, ValueError, "scale: expected a finite number, got nan"),
@@ -128,6 +135,7 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
         ValueError,
         r"key_bias: expected shape \[2 or 1, 4 or 1, 9\], got \(2, 3, 9\)",
     ),
+    "no bias": ((Q, K, V, PLAN), {"key_bias": 3.0}, TypeError, "key_bias: expected a torch tensor or None, got float"),
     "bias dtype": (
         (Q, K, V, PLAN),
         {"key_bias": torch.zeros(1, 1, 9, dtype=torch.float64)},

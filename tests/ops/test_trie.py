@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -169,7 +170,7 @@ def test_far_apart_scores_do_not_overflow(isa):
     torch.testing.assert_close(out.double(), right, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 33), (130, 64), (0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 5), (64, 33), (130, 64), (0, 3), (3, 0)], ids=str)
 @pytest.mark.parametrize("scaled", [True, False])
 def test_gelu(shape, scaled, isa):
     inputs = [rows_of(*shape) * 4, rows_of(shape[1]), *([rows_of(shape[0])] if scaled else [])]
@@ -277,6 +278,14 @@ def test_errors():
         ancestor_attention(heads[:9], heads, heads, ancestors)
     with pytest.raises(ValueError, match="ancestor_attention: expected key with 10 rows, as the links, got 11"):
         ancestor_attention(heads, torch.ones(11, 2, 4), torch.ones(11, 2, 4), ancestors)
+    with pytest.raises(ValueError, match=r"ancestor_attention: expected query \[N, H, D\]"):
+        ancestor_attention(heads[..., :0], heads[..., :0], heads[..., :0], ancestors)
+    with pytest.raises(TypeError, match="ancestor_attention: expected ancestors to be Links of tensors, got Tensor"):
+        ancestor_attention(heads, heads, heads, ancestors.rows)
+    with pytest.raises(TypeError, match="trie_mix: expected paths to be Links of tensors, got tuple"):
+        trie_mix(weights, table, base, tuple(paths))
+    with pytest.raises(TypeError, match="trie_mix: expected table to be a torch tensor, got list"):
+        trie_mix(weights, table.tolist(), base, paths)
     with pytest.raises(ValueError, match=r"bias_gelu: expected x \[N, C\], bias \[C\] and scale \[N\], got"):
         bias_gelu(torch.ones(3, 4), torch.ones(3))
 
@@ -290,9 +299,41 @@ def test_the_op_refuses_indices_outside_of_its_tensors():
     empty = trie.paths._replace(rows=torch.full_like(trie.paths.rows, -1))
     with pytest.raises(RuntimeError, match="a path of one symbol or more"):
         trie_mix(weights, table, base, empty)
+    # A symbol behind a gap: the path is as long as its last symbol says, and -1 is no row of the table.
+    gap = trie.paths.rows.clone()
+    gap[4] = torch.tensor([0, -1, 0])
+    with pytest.raises(RuntimeError, match="paths with -1 behind their symbols only, got a symbol behind -1 in row 4"):
+        trie_mix(weights, table, base, trie.paths._replace(rows=gap))
+    with pytest.raises(RuntimeError, match="got a symbol behind -1 in row 4"):
+        torch.ops.gistkit.trie_mix_backward(torch.ones(10, 7), weights, table, gap, *trie.paths[1:])
     far = trie.paths._replace(entries=trie.paths.entries + 30)
     with pytest.raises(RuntimeError, match="entries below 30"):
         trie_mix(weights.requires_grad_(), table, base, far).sum().backward()
     heads = torch.ones(10, 2, 4)
     with pytest.raises(RuntimeError, match="expected ancestors from -1 to 9"):
         ancestor_attention(heads, heads, heads, trie.ancestors._replace(rows=trie.ancestors.rows + 9))
+
+
+def test_gradients_need_the_entries_of_the_rows():
+    trie = DigitTrie.of(torch.arange(4), base=2, digits=2)
+    weights, table, base = torch.ones(10, 3, 2), torch.ones(5, 2, 7, requires_grad=True), torch.ones(5, 7)
+    heads = torch.ones(10, 2, 4, requires_grad=True)
+    others = trie.paths._replace(entries=trie.paths.entries.flip(0)), trie.paths.of(slice(0, 10, 1))
+    for links in others:
+        out = trie_mix(weights, table, base, links)
+        with pytest.raises(RuntimeError, match="expected the entries of all rows, grouped by the value"):
+            out.sum().backward()
+    for links in (trie.ancestors._replace(entries=trie.ancestors.entries.flip(0)), trie.ancestors.of(slice(0, 10, 1))):
+        out = ancestor_attention(heads, heads, heads, links)
+        with pytest.raises(RuntimeError, match="expected the entries of all rows, grouped by the value"):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "symbols", "heads", "columns"), [(3, 2, 0, 5), (3, 2, 2, 0), (0, 2, 1, 3), (0, 0, 0, 0)]
+)
+def test_mix_of_nothing(nodes, symbols, heads, columns, isa):
+    rows = np.zeros((nodes, 1), np.int32)
+    inputs = rows_of(nodes, 1, heads), rows_of(symbols, heads, columns), rows_of(symbols, columns)
+    links = Links.grouped(rows, symbols)
+    assert_as_good(lambda *x: trie_mix(*x, links), lambda *x: reference.trie_mix(*x, links.rows), *inputs)

@@ -17,8 +17,11 @@ struct PoolItem {
 // Vectors may reach beyond a row's end by less than this many elements.
 constexpr int64_t kPoolPad = 16;
 
+// Of the longer row that is there.
 static inline int64_t pool_padded_dim(const PoolParams& p) {
-  const int64_t dim = p.tensors[0].dim > p.tensors[1].dim ? p.tensors[0].dim : p.tensors[1].dim;
+  int64_t dim = 0;
+  for (const PoolTensor& x : p.tensors)
+    if (x.heads > 0 && x.dim > dim) dim = x.dim;
   return (dim + kPoolPad - 1) / kPoolPad * kPoolPad;
 }
 

@@ -38,6 +38,9 @@ void rope_angle_grad(const RopeAngleGradParams& p, const Parallel& parallel) {
   // Cut by the shape alone and added up in order: the same bits for any number of threads.
   const int64_t block = std::max<int64_t>(64, (tokens + 511) / 512), items = (tokens + block - 1) / block;
   const int64_t elements = tokens * heads * 2 * freqs;
+  std::fill_n(p.grad_inv_freq, weights, 0.0);
+  std::fill_n(p.grad_positions, axes * (p.positions_shared ? p.tokens : tokens), 0.0);
+  if (elements == 0) return;
   const Parallel pool = suited_pool(parallel, std::min(items, 1 + elements / kElementsPerWorker));
 
   const int64_t worker_bytes = carved_bytes([&](Arena& arena) { rope_grad_scratch(arena, angles); });
@@ -57,10 +60,8 @@ void rope_angle_grad(const RopeAngleGradParams& p, const Parallel& parallel) {
          workers + worker * worker_bytes);
   });
 
-  std::fill_n(p.grad_inv_freq, weights, 0.0);
   for (int64_t item = 0; item < items; ++item)
     for (int64_t i = 0; i < weights; ++i) p.grad_inv_freq[i] += by_inv_freq[item * weights + i];
-  std::fill_n(p.grad_positions, axes * (p.positions_shared ? p.tokens : tokens), 0.0);
   for (int64_t token = 0; token < tokens; ++token) {
     for (int64_t a = 0; a < axes; ++a) {
       const int64_t i = p.positions_shared ? a * p.tokens + token % p.tokens : a * tokens + token;

@@ -37,7 +37,7 @@ template <class T>
 
 template <class T>
 inline void zero(T* x, int64_t count) {
-  std::memset(x, 0, static_cast<size_t>(count) * sizeof(T));
+  if (count > 0) std::memset(x, 0, static_cast<size_t>(count) * sizeof(T));
 }
 
 template <class T>
@@ -91,6 +91,7 @@ void attend(const AncestorAttentionParams& p, int64_t n, T* scores) {
 
 template <class T>
 void run_ancestors(const AncestorAttentionParams& p, const Parallel& pool) {
+  if (p.queries == 0) return;
   const int64_t scores_size = p.depth * p.heads + 64 / static_cast<int64_t>(sizeof(T));
   T* all_scores;
   const Scratch scratch([&](Arena& arena) { all_scores = arena.take<T>(pool.num_threads * scores_size); });

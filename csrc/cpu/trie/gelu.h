@@ -43,6 +43,7 @@ template <class T>
 
 template <class T>
 void run_gelu(const BiasGeluParams& p, const Parallel& pool) {
+  if (p.columns == 0) return;
   const T* scale = static_cast<const T*>(p.scale);
   for_each(pool, (p.rows + kGeluRows - 1) / kGeluRows, [&](int64_t item, int) {
     const int64_t end = std::min((item + 1) * kGeluRows, p.rows);
@@ -99,6 +100,10 @@ template <class T>
 void run_gelu_backward(const BiasGeluGradParams& p, const Parallel& pool) {
   const T* scale = static_cast<const T*>(p.scale);
   T* partials = static_cast<T*>(p.partials);
+  if (p.columns == 0) {
+    if (scale) std::fill_n(static_cast<T*>(p.grad_scale), p.rows, T(0));
+    return;
+  }
   const int64_t items = (p.rows + kGeluRows - 1) / kGeluRows;
   for_each(pool, items, [&](int64_t item, int) {
     T* sums = partials + item * p.columns;

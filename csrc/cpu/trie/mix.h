@@ -231,6 +231,7 @@ template <class T>
 void weight_gradients(const TrieMixGradParams& p, int64_t begin, int64_t end) {
   const int64_t depth = p.trie.depth, chunk = kGradBytes / static_cast<int64_t>(sizeof(T));
   T* sums = static_cast<T*>(p.grad_weights);
+  if (p.heads == 0) return;
   std::memset(sums + begin * depth * p.heads, 0, static_cast<size_t>((end - begin) * depth * p.heads) * sizeof(T));
   NodeGroup groups[kGradRows];
   const int64_t count = group_nodes(p.trie, begin, end, kMixTogether, groups);
@@ -297,7 +298,7 @@ class TableGradient {
   void carve(Arena& arena) {
     sums_ = arena.take<T>(kGradPanels * panel_size_);
     next_ = arena.take<int32_t>(p_.trie.symbols);
-    nodes_ = arena.take<int32_t>(kGradRows * p_.trie.depth);
+    nodes_ = arena.take<int32_t>(std::min(kGradRows, p_.trie.nodes) * p_.trie.depth);
   }
 
   void compute(int64_t first_panel, int64_t panels) {
@@ -379,6 +380,7 @@ void run_mix_backward(const TrieMixGradParams& p, const Parallel& pool) {
     weight_gradients<T>(p, begin, std::min(begin + kGradRows, p.trie.nodes));
   });
   const int64_t panels = Panel<T>::count(p.columns);
+  if (panels == 0) return;
   TableGradient<T> gradient(p);
   const int64_t worker_bytes = carved_bytes([&](Arena& arena) { gradient.carve(arena); });
   char* workers;

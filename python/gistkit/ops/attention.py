@@ -191,7 +191,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ValueError(
             f"attention: value: expected key's heads and length {(key_heads, keys)}, got {tuple(value.shape[1:3])}"
         )
-    if key_heads == 0 or query_heads % key_heads:
+    if not key_heads or not query_heads or query_heads % key_heads:
         raise ValueError(f"attention: query: expected a multiple of key's {key_heads} heads, got {query_heads} heads")
 
 
@@ -200,14 +200,14 @@ def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
         raise TypeError(f"attention: plan: expected a gistkit.Plan, got {type(plan).__name__}")
     spans, shape = plan.spans, plan.spans.shape
     batch, _, rows, _ = query.shape
-    if shape[1] != rows:
-        raise ValueError(f"attention: plan: expected one for query's {rows} rows, got one for {plan.num_queries}")
-    if plan.num_keys != key.shape[2]:
-        raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")
     if len(shape) != 4 or shape[3] != 2 or spans.dtype != torch.int32 or not spans.is_contiguous():
         raise ValueError(
             f"attention: plan.spans: expected a contiguous int32 [B or 1, Nq, S, 2], got {spans.dtype} {tuple(shape)}"
         )
+    if shape[1] != rows:
+        raise ValueError(f"attention: plan: expected one for query's {rows} rows, got one for {plan.num_queries}")
+    if plan.num_keys != key.shape[2]:
+        raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")
     if shape[0] != 1 and shape[0] != batch:
         raise ValueError(f"attention: plan: expected one for 1 or {batch} sequences, got one for {shape[0]}")
     if spans.device != query.device:
@@ -215,6 +215,8 @@ def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
 
 
 def _check_key_bias(key_bias: Tensor, query: Tensor, key: Tensor) -> None:
+    if not isinstance(key_bias, Tensor):
+        raise TypeError(f"attention: key_bias: expected a torch tensor or None, got {type(key_bias).__name__}")
     expected = _accumulation_dtype(query.dtype)
     if key_bias.dtype != expected:
         raise TypeError(

@@ -33,12 +33,21 @@ def trie_mix(weights: Tensor, table: Tensor, base: Tensor, paths: Links) -> Tens
         weights: [N, M, H], float32 or float64; what lies beyond a path's end is not read.
         table: [R, H, C], of weights' dtype and device, as base.
         base: [R, C].
-        paths: N paths of 1 to M symbols below R, -1 behind; a node's own symbol is its path's last.
+        paths: N paths of 1 to M symbols below R, -1 behind; a node's own symbol is its path's last. A gradient needs
+            the entries of all rows. Values are checked on the CPU; on a GPU, where nothing waits for them, what is no
+            symbol of the table is passed over.
 
     Returns:
         [N, C].
+
+    Raises:
+        ValueError: shapes that do not match.
+        TypeError: an unsupported or mismatched dtype, or paths that are no Links.
+        RuntimeError: on the CPU, paths with a symbol outside of the table, none at all, or one behind -1; in the
+            backward, entries that are not those of the rows.
     """
     weights, table, base = autocast_to_float32(weights, table, base)
+    _check_links("trie_mix", "paths", paths)
     _same_float("trie_mix", weights=weights, table=table, base=base)
     if table.dim() != 3 or base.shape != (table.shape[0], table.shape[2]):
         raise ValueError(
@@ -62,15 +71,21 @@ def ancestor_attention(
         query: [N, H, D], float32 or float64; rows may have any stride, as those of key and value.
         key: [K, H, D], of query's dtype and device, as value.
         value: [K, H, D].
-        ancestors: N rows of keys, each below K, or -1 for none; a query without keys gets 0.
+        ancestors: N rows of keys, each below K, or -1 for none; a query without keys gets 0. Entries and values as
+            those of `trie_mix`.
         scale: of the dot products, 1/sqrt(D) by default.
 
     Returns:
         [N, H, D].
+
+    Raises:
+        ValueError: shapes that do not match, no head or no dim.
+        TypeError, RuntimeError: as `trie_mix`.
     """
     query, key, value = autocast_to_float32(query, key, value)
+    _check_links("ancestor_attention", "ancestors", ancestors)
     _same_float("ancestor_attention", query=query, key=key, value=value)
-    if query.dim() != 3 or key.shape[1:] != query.shape[1:] or value.shape != key.shape:
+    if query.dim() != 3 or 0 in query.shape[1:] or key.shape[1:] != query.shape[1:] or value.shape != key.shape:
         shapes = ", ".join(str(list(x.shape)) for x in (query, key, value))
         raise ValueError(f"ancestor_attention: expected query [N, H, D], key and value [K, H, D], got {shapes}")
     if len(ancestors.rows) != len(query):
@@ -94,6 +109,10 @@ def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
 
     Returns:
         [N, C].
+
+    Raises:
+        ValueError: shapes that do not match.
+        TypeError: an unsupported or mismatched dtype.
     """
     x, bias, scale = autocast_to_float32(x, bias, scale)
     _same_float("bias_gelu", x=x, bias=bias, **({} if scale is None else {"scale": scale}))
@@ -103,8 +122,16 @@ def bias_gelu(x: Tensor, bias: Tensor, scale: Tensor | None = None) -> Tensor:
     return _gelu(x.contiguous(), bias.contiguous(), None if scale is None else scale.contiguous())
 
 
+def _check_links(op: str, name: str, links: Links) -> None:
+    if not isinstance(links, Links) or not all(isinstance(x, Tensor) for x in links):
+        raise TypeError(f"{op}: expected {name} to be Links of tensors, got {type(links).__name__}")
+
+
 def _same_float(op: str, **tensors: Tensor) -> None:
     (first, like), *rest = tensors.items()
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{op}: expected {name} to be a torch tensor, got {type(tensor).__name__}")
     if like.dtype not in (torch.float32, torch.float64):
         raise TypeError(f"{op}: expected {first} of dtype float32 or float64, got {like.dtype}")
     for name, tensor in rest:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gistkit._checks import whole
 from gistkit._compiled import planner as _planner
 from gistkit.layouts.links import Links
 
@@ -47,8 +48,10 @@ class DigitTrie:
 
         Raises:
             TypeError: positions that are not whole numbers.
-            ValueError: a position outside 0 .. base^digits - 1, or a last dimension that is not `axes`.
+            ValueError: a position outside 0 .. base^digits - 1, a last dimension that is not `axes`, a base below 2, or
+                2^20 symbols (axes x digits x base) and more.
         """
+        _check_code(axes, base, digits)
         rows = _rows(positions, axes)
         if rows.device.type != "cpu":
             raise ValueError(f"positions: expected a tensor on the CPU, got one on {rows.device}")
@@ -70,6 +73,7 @@ class DigitTrie:
     @staticmethod
     def check(positions: Tensor, *, axes: int = 1, base: int = 10, digits: int = 5) -> tuple[int, ...]:
         """Raises what `of` would; returns the highest coordinate of each axis, -1 where there are no positions."""
+        _check_code(axes, base, digits)
         rows = _rows(positions, axes)
         if not rows.numel():
             return (-1,) * axes
@@ -109,6 +113,15 @@ class DigitTrie:
             ancestors=moved_links(self.ancestors),
             leaf_ancestors=moved_links(self.leaf_ancestors),
             inverse=None if self.inverse is None else moved(self.inverse),
+        )
+
+
+def _check_code(axes: int, base: int, digits: int) -> None:
+    symbols = whole("axes", axes) * whole("base", base, 2) * whole("digits", digits)
+    if symbols >= 1 << 20:
+        raise ValueError(
+            f"base, digits: expected less than 2**20 symbols, got {symbols} of base {base}, {digits} digits and "
+            f"{axes} axes"
         )
 
 
