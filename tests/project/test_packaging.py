@@ -137,6 +137,20 @@ def test_libraries_need_neither_cuda_nor_unstable_torch():
     )
 
 
+def test_messages_of_ops_hold_no_path_of_the_build():
+    import torch
+
+    with pytest.raises(RuntimeError, match=r"csrc/glue/rope\.cpp:\d+, gistkit::rope: expected tensors") as error:
+        rows = torch.zeros(1, 1, 1)
+        torch.ops.gistkit.rope(torch.zeros(2), torch.zeros(1, 1, 1, 2), rows, rows, 1.0, False, False)
+    assert not re.search(r"(^|[\s,])/", str(error.value))
+    # Nor in any other message: no source file is named from the root.
+    libraries = [_library.OPS_LIBRARY, *Path(_library.OPS_LIBRARY).parent.glob("_planner*.so")]
+    for library in libraries:
+        names = re.findall(rb"[\x21-\x7e]+\.(?:cpp|cuh?|h|hpp)\x00", Path(library).read_bytes())
+        assert not [name for name in names if name.startswith(b"/")], library
+
+
 def test_source_distribution_holds_what_a_build_needs(tmp_path, monkeypatch):
     build = pytest.importorskip("scikit_build_core.build", reason="scikit-build-core is not installed")
     monkeypatch.chdir(ROOT)
