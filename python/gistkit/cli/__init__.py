@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
 from gistkit.cli.overview import command_map
+from gistkit.options.arguments import Parser
+from gistkit.options.messages import one_line, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
 DESCRIPTION = "Context compression and position layouts for transformers."
@@ -27,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-class _Map(argparse.ArgumentParser):
+class _Map(Parser):
     """A parser whose help is the map of all commands."""
 
     def format_help(self) -> str:
@@ -35,15 +37,20 @@ class _Map(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; a user's mistake ends in one line on standard error and exit status 2."""
+    """Runs one command; a user's mistake ends in one line on standard error and exit status 2, a warning is a line."""
     options = argparse.Namespace()
     try:
         options = _parse(arguments)
-        return options.run(options)
+        with one_line_warnings():
+            return options.run(options)
     except ModuleNotFoundError as error:
         return _refuse(_missing(error))
     except (ValueError, OSError, ImportError) as error:
         return _refuse(error)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _refuse(f"not enough memory; smaller sizes need less ({str(error) or type(error).__name__:.200})")
     except KeyboardInterrupt:
         print(f"\ngistkit: interrupted{getattr(options, 'if_interrupted', '')}", file=sys.stderr)
         return 130
@@ -66,7 +73,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _refuse(reason: object) -> int:
-    print("gistkit: " + " ".join(str(reason).split()), file=sys.stderr)
+    print(f"gistkit: {one_line(reason)}", file=sys.stderr)
     return 2
 
 

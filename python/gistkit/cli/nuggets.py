@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import add_command, device
+from gistkit.options.arguments import add_command, device, path
 from gistkit.options.models import add_model, load_compressor, load_model
+from gistkit.options.outputs import check_file
 from gistkit.options.texts import STDIN, read_texts
 
 PURPOSE = "show which tokens of a text a Dodo compressor keeps, and how it scores the others"
@@ -21,9 +22,9 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "nuggets", _run, PURPOSE, EXAMPLES)
     parser.add_argument("text", metavar="TEXT", help="text file, or - for standard input")
-    parser.add_argument("-o", "--out", type=Path, help="picture, .html or .png (default: X.html beside X.txt)")
+    parser.add_argument("-o", "--out", type=path, help="picture, .html or .png (default: X.html beside X.txt)")
     add_model(parser)
-    parser.add_argument("--compressor", type=Path, metavar="FOLDER", required=True, help="trained Dodo compressor")
+    parser.add_argument("--compressor", type=path, metavar="FOLDER", required=True, help="trained Dodo compressor")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -33,6 +34,7 @@ def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path(arguments.text).with_suffix(".html")
     if out.suffix not in SUFFIXES:
         raise ValueError(f"-o: expected a file that ends in {' or '.join(SUFFIXES)}, got {out}")
+    check_file("-o", out)
     (text,) = read_texts([arguments.text], "", out)
 
     from gistkit.compress import Dodo

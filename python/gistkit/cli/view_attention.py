@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.outputs import check_file
 from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def add(kinds: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
+    check_file("-o", arguments.out)
     (text,) = read_contents([arguments.text], "")
 
     import numpy as np

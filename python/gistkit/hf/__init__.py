@@ -3,7 +3,7 @@
 from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, forwards, sliding_windows
 from gistkit.hf.cache import empty_cache, memory_cache
 from gistkit.hf.depth import first_layers
-from gistkit.hf.fingerprint import digest, fingerprint, structure
+from gistkit.hf.fingerprint import differing, digest, fingerprint, identity, structure
 from gistkit.hf.gpt2 import encode_positions
 from gistkit.hf.keep import Keeper, KeptKeys, project_keys
 from gistkit.hf.rotation import frequencies, rerotate
@@ -14,6 +14,7 @@ __all__ = [
     "KeptKeys",
     "attach",
     "check_projects",
+    "differing",
     "digest",
     "empty_cache",
     "encode_positions",
@@ -21,6 +22,7 @@ __all__ = [
     "first_layers",
     "forwards",
     "frequencies",
+    "identity",
     "memory_cache",
     "project_keys",
     "rerotate",

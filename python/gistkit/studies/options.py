@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
-from gistkit.options.arguments import names, positive
+from gistkit.options.arguments import names, path, positive
 from gistkit.studies.study import Job
 
 
@@ -19,7 +18,7 @@ def add_runs(parser: argparse.ArgumentParser, steps: int | None = None) -> None:
 
 def add_text(parser: argparse.ArgumentParser, purpose: str = "text file to train on") -> None:
     """--text."""
-    parser.add_argument("--text", type=Path, help=f"{purpose} (default: the standard library's topics)")
+    parser.add_argument("--text", type=path, help=f"{purpose} (default: the standard library's topics)")
 
 
 def add_names(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import number, whole
+from gistkit._checks import TOKENS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
@@ -70,6 +71,7 @@ class ChunkCompressor(Compressor):
         joint_head: bool = False,
     ) -> None:
         memory_tokens = check_divides(chunk, ratio)
+        flag("joint_head", joint_head)
         if layout not in SCHEMES:
             raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
         config = adapter_config(model, lora)
@@ -87,7 +89,7 @@ class ChunkCompressor(Compressor):
                 "ratio": chunk / memory_tokens,
                 "layout": layout,
                 "window": window,
-                "joint_head": bool(joint_head),
+                "joint_head": joint_head,
             },
         )
         self.install(None if config is None else {ENCODER: config})
@@ -171,11 +173,12 @@ class FiveHundredX(ChunkCompressor):
 
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    whole("chunk", chunk)
+    whole("chunk", chunk, high=TOKENS)
     number("ratio", ratio, 1)
     tokens = int(chunk) / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:
-        divisors = [divisor for divisor in range(1, chunk + 1) if chunk % divisor == 0]
+        small = [divisor for divisor in range(1, isqrt(chunk) + 1) if chunk % divisor == 0]
+        divisors = sorted({*small, *(chunk // divisor for divisor in small)})
         nearest = sorted(sorted(divisors, key=lambda divisor: abs(divisor - ratio))[:2])
         raise ValueError(
             f"ratio: expected one that divides chunk {chunk} into whole memory tokens, such as "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, ops
-from gistkit._checks import whole
+from gistkit._checks import TOKENS, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
 from gistkit.compress.memory import Memory
@@ -109,8 +109,8 @@ class InPlace(Compressor):
         if self.has_gists:
             options |= {"offset": offset, "separate": separate, "full_copy": full_copy, "gists": gists}
             reads = "outputs" if offset else "keys"
-        ratio = whole("ratio", ratio, floats=True)
-        gists = None if gists is None else whole("gists", gists, floats=True)
+        ratio = whole("ratio", ratio, high=TOKENS, floats=True)
+        gists = None if gists is None else whole("gists", gists, high=TOKENS, floats=True)
         builder = None
         if layout is not None:
             builder = Builder(self.method, ratio, tuple(sorted(layout.items())))
