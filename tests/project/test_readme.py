@@ -91,7 +91,7 @@ def test_tables_and_pictures_are_those_of_the_committed_results():
     assert subprocess.run(code, check=False).returncode == 0, "run: python benchmarks/readme.py"
 
 
-@pytest.mark.parametrize("name", [*PAGES, "benchmarks/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", [*PAGES, "benchmarks/README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_lead_somewhere(name):
     page = (ROOT / name).read_text()
     for picture, path in re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", page):

@@ -12,7 +12,7 @@ from gistkit.options.arguments import add_command, device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
-from gistkit.options.texts import Text, read_texts
+from gistkit.options.texts import STDIN, Text, read_texts
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
@@ -51,6 +51,8 @@ def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
+    if arguments.out is not None and str(arguments.out) == STDIN:
+        check_file("-o", arguments.out)
     texts = read_texts(arguments.texts, arguments.glob, arguments.out)
     for text in texts:
         check_file("-o", text.target)

@@ -38,7 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
     (text,) = read_texts([arguments.text], "", out)
 
     from gistkit.compress import Dodo
-    from gistkit.evaluate import token_types
+    from gistkit.evaluate import token_texts, token_types
     from gistkit.evaluate.report import format_table
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -51,13 +51,13 @@ def _run(arguments: argparse.Namespace) -> int:
     nugget_columns = set(compressor.nuggets(input_rows, scores).index[0].tolist())
     ids = input_rows.ids[0].tolist()
     columns = range(1, len(ids))
-    tokens = [tokenizer.decode([ids[place]]) for place in columns]
+    tokens = token_texts(tokenizer, ids[1:])
     selected = [place in nugget_columns for place in columns]
     title = f"{text.name}: {len(nugget_columns)} of {len(tokens)} tokens"
     if out.suffix == ".html":
-        from gistkit.viz.text import text_html
+        from gistkit.viz.text import text_page
 
-        out.write_text(text_html(tokens, scores[0, 1:].tolist(), selected, title=title), encoding="utf-8")
+        out.write_text(text_page(tokens, scores[0, 1:].tolist(), selected, title=title), encoding="utf-8")
     else:
         from gistkit.viz.text import draw_text
 

@@ -47,6 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from gistkit.evaluate import token_texts
     from gistkit.viz.page import MOST_CELLS, attention_page
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -70,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # The rows of the maps are in the plan's physical order.
     count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
-    texts = [tokenizer.decode([token]) for token in input_ids]
+    texts = token_texts(tokenizer, input_ids)
     tokens = _tokens(texts, plan, nuggets, order)
     maps = {}
     for layer, layer_map in zip(layers, recorded, strict=True):

@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+# Characters of a line.
+MOST = 1000
+
 
 def one_line(message: object) -> str:
-    """A message without its line breaks."""
-    return " ".join(str(message).split())
+    """A message without its line breaks, and without the middle of one that is too long to read."""
+    text = " ".join(str(message).split())
+    return text if len(text) <= MOST else f"{text[: MOST // 2]} ... {text[-MOST // 4 :]}"
 
 
 def warn(message: object) -> None:

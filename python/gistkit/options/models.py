@@ -111,7 +111,7 @@ def option(text: str) -> tuple[str, Any]:
         return name, {"True": True, "False": False, "None": None}[value]
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
