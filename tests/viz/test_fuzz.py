@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
@@ -57,7 +57,9 @@ def test_texts_add_no_elements(tokens, label, title):
             page.encode("utf-8")
 
 
+# A page takes long to make.
 @pytest.mark.slow
+@settings(max_examples=max(2, settings.default.max_examples // 50))
 @given(st.lists(HOSTILE, min_size=3, max_size=3), HOSTILE)
 @example(WORST[:3], WORST[3])
 def test_pages_of_matrices_add_no_elements(tokens, title):

@@ -109,7 +109,8 @@ def text_page(
     title: str = "Text",
 ) -> str:
     """`text_html` as a whole HTML document, which a browser shows without a network; the same arguments and errors."""
-    title = legible(title)
+    # A file of UTF-8 has no surrogates, which file names may have.
+    title, label = legible(title), legible(label)
     content = text_html(tokens, scores, selected, label=label, scale=scale, title=title)
     return PAGE.format(title=escape(title), content=content)
 
