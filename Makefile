@@ -4,6 +4,7 @@
 # make avx2   those tests whose figures come from the processor, with torch and the kernels limited to AVX2
 # make lint   formatting, lint and types
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
+# make fuzz   tests with random cases, many of them: FUZZ cases each, until FUZZ_SECONDS are over; ARGS="-k memory" for some
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it, without a network;
 #             gpu-check and gpu-bench are its two halves: make gpu-bench PYTHON=python3.12 OUT=runs/gpu BUDGET=480
@@ -18,7 +19,7 @@ SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt p
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test check avx2 notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
+.PHONY: demo test check avx2 fuzz notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -41,6 +42,13 @@ AVX2_TESTS := tests/ops tests/inspect tests/nn tests/hf tests/compress/test_fami
   tests/train/test_reader.py tests/studies/test_length.py
 avx2: $(VENV)/installed
 	$(AVX2) $(BIN)/python -m pytest $(AVX2_TESTS) $(ARGS)
+
+# Without the variable the same tests run a few cases, in make check. The end of the time is no failure.
+FUZZ ?= 20000
+FUZZ_SECONDS ?= 3600
+fuzz: $(VENV)/installed
+	GISTKIT_FUZZ=$(FUZZ) timeout --signal INT $(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz -x -v \
+	  --hypothesis-profile fuzz $(ARGS) || { [ $$? -eq 124 ] && echo "== $(FUZZ_SECONDS) s are over, without a failure"; }
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/execute.py $(ARGS)

@@ -16,8 +16,13 @@ from tests.quick import HEADER, quick
 
 # The same examples everywhere, however slow or busy the machine is.
 settings.register_profile("gistkit", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-# Others each time, and many: --hypothesis-profile fuzz.
-settings.register_profile("fuzz", parent=settings.get_profile("gistkit"), derandomize=False, max_examples=20_000)
+# Other examples each time, and many: `make fuzz`.
+settings.register_profile(
+    "fuzz",
+    parent=settings.get_profile("gistkit"),
+    derandomize=False,
+    max_examples=int(os.environ.get("GISTKIT_FUZZ", "20000")),
+)
 settings.load_profile("gistkit")
 
 

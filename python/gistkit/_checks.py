@@ -18,7 +18,7 @@ from torch import Tensor
 
 # The label that losses skip, and that labels are padded with; torch and transformers use the same.
 IGNORE = -100
-# Position ids are below it.
+# Position ids, lengths and ranks are below it.
 POSITIONS = 2**31
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -50,14 +50,20 @@ def one_of(function: str, name: str, value: str, choices: tuple[str, ...]) -> No
         raise ValueError(f"{function}: expected {name} to be one of {', '.join(choices)}, got {value!r}")
 
 
-def whole(name: str, value: Any, low: int = 1, *, floats: bool = False, below: int | None = None) -> int:
-    """`value` as an int of at least `low` and `below` another; with `floats` a whole number as a float will do."""
+def whole(name: str, value: Any, low: int = 1, high: float = math.inf, *, floats: bool = False) -> int:
+    """`value` as an int of at least `low`, below `high`; with `floats` a float that is a whole number will do."""
     kind = isinstance(value, Real if floats else Integral) and not isinstance(value, bool)
-    if not kind or not low <= value < math.inf or value != int(value):
-        raise ValueError(f"{name}: expected a whole number >= {low}, got {value!r}")
-    if below is not None and value >= below:
-        raise ValueError(f"{name}: expected a whole number below {below}, got {value!r}")
+    if not kind or not low <= value < high or value != int(value):
+        limit = f" and < {high}" if kind and high <= value < math.inf else ""
+        raise ValueError(f"{name}: expected a whole number >= {low}{limit}, got {value!r}")
     return int(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, True or False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name}: expected True or False, got {value!r}")
+    return value
 
 
 def number(name: str, value: Any, low: float) -> float:

@@ -204,6 +204,31 @@ def test_standard_input_and_untrained_compressors(run, tmp_path, report):
     assert status == 0 and "UNTRAINED" in complaints and shown.strip()
 
 
+def test_a_text_that_grows_is_told(folder, run, tmp_path):
+    for name, text in (("short", "abc"), ("tiny", "ab"), ("long", TEXT)):
+        (tmp_path / f"{name}.txt").write_text(text)
+    words = ("--compressor", folder / "x500")
+    status, shown, complaints = run("compress", tmp_path / "short.txt", *words)
+    assert status == 0 and ": 3 tokens to 4 memory tokens, more than it has" in shown
+    told = f"gistkit: warning: {tmp_path / 'short.txt'}: the memory has more tokens than the text; a chunk of up to 20 "
+    assert complaints.splitlines()[-1] == told + "tokens has 4 memory tokens, so that short texts grow"
+    _, shown, complaints = run("compress", tmp_path, "-o", tmp_path / "out", *words)
+    assert shown.count("more than it has") == 2 and "short.txt and 1 more: the memory has more" in complaints
+    _, shown, complaints = run("compress", tmp_path / "long.txt", *words)
+    assert "more than" not in shown + complaints
+
+
+def test_warnings_are_one_line(folder, run, report, monkeypatch):
+    """Those of the package and of Python, wherever they are raised."""
+    import warnings
+
+    monkeypatch.setattr("gistkit.cli.compress.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]])
+    before = warnings.showwarning
+    status, _, complaints = run("compress", report, "--compressor", folder / "x500")
+    assert status == 0 and "gistkit: warning: two lines" in re.split(r"[\r\n]+", complaints)
+    assert "UserWarning" not in complaints and ".py" not in complaints and warnings.showwarning is before
+
+
 def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report, tmp_path, capsys):
     words = ("--compressor", folder / "x500")
     run("compress", report, *words)
@@ -212,9 +237,27 @@ def test_a_memory_of_another_model_or_compressor_is_refused(folder, run, report,
     small_llama(hidden_size=48).save_pretrained(other)
     byte_tokenizer().save_pretrained(other)
     assert cli.main(["ask", str(memory), "Who?", "--model", str(other)]) == 2
-    assert one_line(capsys.readouterr().err.splitlines()[-1:], f"{memory}: expected one made with ")
+    told = f"{memory}: expected one made with the model 'other', got one made with the model {folder.name!r}"
+    assert one_line(capsys.readouterr().err.splitlines()[-1:], told)
+    # Folders of one name, whose models differ in size or in weights alone.
+    for place, changes, weights in (("a", {"hidden_size": 48}, 0), ("b", {}, 1)):
+        same = tmp_path / place / folder.name
+        model = small_llama(**changes)
+        with torch.no_grad():
+            model.lm_head.weight.add_(weights)
+        model.save_pretrained(same)
+        byte_tokenizer().save_pretrained(same)
+        told = f"{folder.name!r} with hidden_size 48, got one made with the model {folder.name!r} with hidden_size 32"
+        assert cli.main(["ask", str(memory), "Who?", "--model", str(same)]) == 2
+        found = capsys.readouterr().err.splitlines()[-1:]
+        assert one_line(found, f"got one of {folder.name!r}: a model" if weights else told), found
+        assert cli.main(["ask", str(memory), "Who?", "--model", str(same), "--compressor", str(folder / "x500")]) == 2
+        found += capsys.readouterr().err.splitlines()[-1:]
+        assert one_line(found[1:], f"{folder / 'x500'}, {folder.name!r}"), found
+        assert not re.search("[0-9a-f]{16}", " ".join(found)), found
     status, _, complaints = run("ask", memory, "Who?", "--compressor", folder / "icae")
-    assert status == 2 and one_line(complaints.splitlines()[-1:], f"{memory}: expected one made with ")
+    told = f"{memory}: expected one made with method 'icae', got one made with method 'x500'"
+    assert status == 2 and one_line(complaints.splitlines()[-1:], told)
     memory.write_bytes(memory.read_bytes()[:-9])
     status, _, complaints = run("ask", memory, "Who?", *words)
     assert status == 2 and one_line(complaints.splitlines(), f"{memory}: expected a memory file")
@@ -396,24 +439,34 @@ def test_the_tokens_that_dodo_keeps(run, folder, tmp_path):
     dodo = new_compressor(model, "dodo", ratio=4, layer=1, lora=2)
     dodo.save_pretrained(tmp_path / "dodo")
     new_compressor(model, "avgpool", ratio=4, lora=2).save_pretrained(tmp_path / "avgpool")
-    text = tmp_path / "a.txt"
-    text.write_text(TEXT)
-    status, shown, complaints = run("nuggets", text, "--compressor", tmp_path / "dodo")
+    text_file = tmp_path / "a.txt"
+    text_file.write_text(TEXT)
+    status, shown, complaints = run("nuggets", text_file, "--compressor", tmp_path / "dodo")
     assert status == 0, complaints
     count = -(-len(TEXT) // 4)
     assert f"{count} of {len(TEXT)} tokens kept, {len(TEXT) / count:.1f}x" in shown
     assert (tmp_path / "a.html").read_text().count("<mark") >= count
+    assert (tmp_path / "a.html").read_text().startswith("<!DOCTYPE html>")
     # The table counts what the memory holds.
     kept = [TEXT[place - 1] for place in dodo.encode(byte_tokenizer()(TEXT)["input_ids"]).positions[0, 1:].tolist()]
     first = shown.splitlines()[4].split("|")
     assert first[1].strip() == repr(max(kept, key=lambda it: (kept.count(it), TEXT.count(it))))
     assert float(first[2]) == pytest.approx(max(map(kept.count, kept)) / count, abs=5e-4)
     picture = tmp_path / "b.png"
+    page = tmp_path / "c.html"
+    run("nuggets", "-", "-o", page, "--compressor", tmp_path / "dodo", stdin="naïve 日本")
+    shown_text = re.sub(
+        r"<[^>]*aria-hidden.*?</span>|<[^>]+>", "", page.read_text(encoding="utf-8").split("pre-wrap")[1]
+    )
+    assert "naïve 日本" in shown_text and "\ufffd" not in shown_text
     status, _, _ = run("nuggets", "-", "-o", picture, "--compressor", tmp_path / "dodo", stdin=TEXT)
     assert status == 0 and picture.read_bytes().startswith(b"\x89PNG")
     for words, message in (
-        ((text, "--compressor", tmp_path / "avgpool"), "--compressor: expected one of dodo, .* got avgpool"),
-        ((text, "-o", "a.txt", "--compressor", tmp_path / "dodo"), "-o: expected a file that ends in .html or .png"),
+        ((text_file, "--compressor", tmp_path / "avgpool"), "--compressor: expected one of dodo, .* got avgpool"),
+        (
+            (text_file, "-o", "a.txt", "--compressor", tmp_path / "dodo"),
+            "-o: expected a file that ends in .html or .png",
+        ),
         (("-", "--compressor", tmp_path / "dodo"), "-o: expected a file for the picture of standard input"),
     ):
         status, _, complaints = run("nuggets", *words, stdin=TEXT)
@@ -590,7 +643,7 @@ def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
     calls = []
     monkeypatch.setattr("gistkit.cli.study.run", lambda options: calls.append(vars(options)) or 0)
     assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
-    common = {"study": "smollm2", "out": tmp_path, "device": "cpu", "seeds": 1, "method": "x500", "learning_rate": None}
+    common = {"study": "smollm2", "out": tmp_path, "device": None, "seeds": 1, "method": "x500", "learning_rate": None}
     expected = {**common, "layouts": ["dpl", "upl", "epl"], "text": None, "preset": "short", "resume": True}
     assert {name: calls[0][name] for name in expected} == expected
     # What the study asks for is there.
@@ -605,6 +658,18 @@ def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
     lines = capsys.readouterr().err.splitlines()
     assert one_line(lines[:1], "--steps: expected it with --model tiny alone, got 5")
     assert one_line(lines[1:], "--preset: expected it with --model smollm2 alone, got 'short'")
+
+
+@pytest.mark.parametrize(
+    ("seen", "kernels", "found"), [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu")]
+)
+def test_all_commands_have_one_default_device(seen, kernels, found, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: seen)
+    monkeypatch.setattr(torch._C, "_dispatch_has_kernel_for_dispatch_key", lambda *_: kernels)
+    assert arguments.device(None) == found
+    having = [action for parser in parsers() for action in parser._actions if action.dest == "device"]
+    assert len(having) >= 6 and {(action.default, action.help) for action in having} == {(None, having[0].help)}
+    assert "(default: cuda where torch and gistkit have it, else cpu)" in having[0].help
 
 
 def test_names_are_those_of_the_package():

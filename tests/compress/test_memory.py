@@ -229,7 +229,7 @@ def test_a_memory_of_another_kind_or_model_is_refused(method, tmp_path):
     readers = [build(next(other for other in METHODS if other is not method)), build(method, layout="dpl")]
     readers.append(method(tiny_llama(num_hidden_layers=1), chunk=6, ratio=3, lora=None))
     for reader in readers:
-        with pytest.raises(ValueError, match=r"memory: expected one made with Source\(method="):
+        with pytest.raises(ValueError, match=r"memory: expected one made with \w+ \S"):
             reader.generate(memory, max_new_tokens=2)
     other = build(method)
     with torch.no_grad():
@@ -298,7 +298,9 @@ def test_only_like_memories_are_put_together():
     memory = encode(compressor, CONTEXTS)
     with pytest.raises(ValueError, match=r"stack: expected memories of one device and dtype, got .*use memory\.to"):
         Memory.stack([memory, memory.to(dtype=torch.float16)])
-    with pytest.raises(ValueError, match=r"stack: expected memories of one base model, got .* and other"):
+    with pytest.raises(
+        ValueError, match=r"stack: expected memories of one base model, got .* and .* with other weights"
+    ):
         Memory.stack([memory, replace(memory, fingerprint="other")])
     with pytest.raises(ValueError, match=r"memories: expected torch\.float64 in each, got one of torch\.float16"):
         compressor.join([memory, memory.to(dtype=torch.float16)])
@@ -314,7 +316,7 @@ def test_a_memory_says_which_weights_made_it(tmp_path):
     with torch.no_grad():
         compressor.memory_embeddings.mul_(2)
     assert compressor.own_fingerprint() != memory.maker
-    with pytest.warns(UserWarning, match="memory: expected one of this compressor's own weights"):
+    with pytest.warns(UserWarning, match="memory: expected one that this compressor made"):
         compressor.decode(memory, "lm", ids)
     with pytest.raises(ValueError, match="stack: expected memories of one compressor"):
         Memory.stack([memory, compressor.encode(ids)])

@@ -23,6 +23,7 @@ from gistkit.evaluate import (
     rougel_f1,
     sentence_summary_prompt,
     token_f1,
+    token_texts,
 )
 from gistkit.evaluate.data import prepare
 from tests.helpers.models import byte_tokenizer
@@ -299,3 +300,27 @@ def test_cloze_questions_refuse_text_without_any():
         cloze_questions("same " * 200)
     with pytest.raises(ValueError, match="phrase: expected 1 to 4 words of a passage of 5, got 5"):
         cloze_questions("a b", words=5, phrase=5)
+
+
+def test_characters_of_several_tokens_are_text():
+    text = "naïve 日本 \U0001f600\n ok é"
+    tokenizer = byte_tokenizer()
+    texts = token_texts(tokenizer, tokenizer(text)["input_ids"])
+    # A token a byte: a character stands with its first byte.
+    assert texts == [part for char in text for part in (char, *[""] * (len(char.encode()) - 1))]
+    # A part of a character at the end, and bytes that are none, remain what a decoder gives for them.
+    ids = tokenizer(text)["input_ids"]
+    assert token_texts(tokenizer, ids[:3]) == ["n", "a", "\ufffd"]
+    broken = [tokenizer("é")["input_ids"][0]] * 6
+    assert "".join(token_texts(tokenizer, broken)) == "\ufffd" * 6
+    assert token_texts(tokenizer, []) == []
+
+
+def test_spaces_between_words_are_kept():
+    """A decoder like SentencePiece's strips the first space, and so that of every token by itself."""
+
+    class Words:
+        def decode(self, ids):
+            return "".join(" " + "abcdefg"[token] for token in ids).removeprefix(" ")
+
+    assert token_texts(Words(), [0, 2, 1]) == ["a", " c", " b"]

@@ -24,7 +24,12 @@ def run(code, **environment):
 
 
 def test_import_needs_torch_and_numpy_alone():
-    code = "import sys, gistkit; print(*{'transformers', 'matplotlib', 'safetensors', 'peft'} & set(sys.modules))"
+    others = "{'transformers', 'matplotlib', 'safetensors', 'peft', 'torch', 'numpy'}"
+    code = f"import sys, gistkit; print(*{others} & set(sys.modules))"
+    shown = run(code)
+    assert shown.returncode == 0 and shown.stdout.strip() == "", shown.stdout + shown.stderr
+    # Nor does what a star brings need more than torch and NumPy.
+    code = "import sys; from gistkit import *; print(*{'transformers', 'matplotlib', 'safetensors'} & set(sys.modules))"
     shown = run(code)
     assert shown.returncode == 0 and shown.stdout.strip() == "", shown.stdout + shown.stderr
 
@@ -130,6 +135,20 @@ def test_libraries_need_neither_cuda_nor_unstable_torch():
     assert not re.search(r"\b(cuda[A-Z]|aoti_torch_get_current_cuda)", undefined), (
         "CUDA belongs in a library of its own"
     )
+
+
+def test_messages_of_ops_hold_no_path_of_the_build():
+    import torch
+
+    with pytest.raises(RuntimeError, match=r"csrc/glue/rope\.cpp:\d+, gistkit::rope: expected tensors") as error:
+        rows = torch.zeros(1, 1, 1)
+        torch.ops.gistkit.rope(torch.zeros(2), torch.zeros(1, 1, 1, 2), rows, rows, 1.0, False, False)
+    assert not re.search(r"(^|[\s,])/", str(error.value))
+    # Nor in any other message: no source file is named from the root.
+    libraries = [_library.OPS_LIBRARY, *Path(_library.OPS_LIBRARY).parent.glob("_planner*.so")]
+    for library in libraries:
+        names = re.findall(rb"[\x21-\x7e]+\.(?:cpp|cuh?|h|hpp)\x00", Path(library).read_bytes())
+        assert not [name for name in names if name.startswith(b"/")], library
 
 
 def test_source_distribution_holds_what_a_build_needs(tmp_path, monkeypatch):

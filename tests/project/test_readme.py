@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gistkit
 from gistkit.compress import AvgPool
 from gistkit.hf import attach
 
@@ -90,7 +91,7 @@ def test_tables_and_pictures_are_those_of_the_committed_results():
     assert subprocess.run(code, check=False).returncode == 0, "run: python benchmarks/readme.py"
 
 
-@pytest.mark.parametrize("name", [*PAGES, "benchmarks/README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("name", [*PAGES, "benchmarks/README.md", "CONTRIBUTING.md", "SECURITY.md"])
 def test_links_lead_somewhere(name):
     page = (ROOT / name).read_text()
     for picture, path in re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", page):
@@ -104,6 +105,19 @@ def test_links_lead_somewhere(name):
             titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
             anchors = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
             assert section in anchors, section
+
+
+def test_every_folder_of_the_table_is_an_attribute_of_the_package():
+    rows = [row.split("|")[1] for row in README.splitlines() if row.startswith("| `gistkit.")]
+    named = {name for row in rows for name in re.findall(r"`gistkit\.(\w+)`", row)}
+    assert {"compress", "viz", "train"} <= named <= set(dir(gistkit))
+    code = "import sys, gistkit as gk; before = set(sys.modules)\n"
+    code += f"for name in {sorted(named)}: assert getattr(gk, name) is sys.modules[f'gistkit.{{name}}']\n"
+    code += "print(*sorted(name for name in before if name.count('.') == 1 and name.startswith('gistkit.')))\n"
+    code += "print([name for name in dir(gk) if not hasattr(gk, name)])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    # `import gistkit` by itself loads none of them, and each name that dir() has is there.
+    assert shown.stdout == "\n[]\n", shown.stdout + shown.stderr
 
 
 def test_make_targets_exist():

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 from matplotlib.colors import to_rgb
 from matplotlib.patches import Rectangle
 
-from gistkit.viz import draw_text, text_html
+from gistkit.viz import draw_text, text_html, text_page
 from gistkit.viz import text as coloured
 
 TOKENS = [
@@ -294,3 +294,15 @@ def test_shades_get_darker_in_grey():
     for shades in (coloured.SHADES, coloured.NUGGET_SHADES, coloured.PLAIN_SHADES):
         grey = shades(np.linspace(0, 1, 33))[:, :3] @ (0.299, 0.587, 0.114)
         assert (np.diff(grey) < 0).all() and grey[0] - grey[-1] > 0.3
+
+
+def test_the_page_is_a_whole_document():
+    title = "</title><script>alert(1)</script> \ud800 & co"
+    page = text_page(["<script>", "</body>", "日本", "é"], [1, 2, 3, 4], [True, False, False, True], title=title)
+    assert page.startswith("<!DOCTYPE html>\n<html>") and page.endswith("</body>\n</html>\n")
+    assert page.index('<meta charset="utf-8">') < page.index("<title>") < page.index("<body>")
+    assert page.count("<title>") == page.count("</title>") == page.count("</body>") == 1 and "<script" not in page
+    assert "<title>&lt;/title&gt;&lt;script&gt;alert(1)&lt;/script&gt; \\ud800 &amp; co</title>" in page
+    # Written as its charset says, it is what was drawn; nothing is loaded from elsewhere.
+    assert "日本" in page.encode("utf-8").decode("utf-8") and not re.search(r"(?:src|href)=|url\(|https?:", page)
+    assert "default-src 'none'" in page

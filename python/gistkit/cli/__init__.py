@@ -6,14 +6,13 @@ import argparse
 import os
 import signal
 import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
 
 from gistkit._signals import terminable
 from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
 from gistkit.cli.overview import command_map
+from gistkit.options.arguments import Parser
+from gistkit.options.messages import one_line, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
 DESCRIPTION = "Context compression and position layouts for transformers."
@@ -33,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-class _Map(argparse.ArgumentParser):
+class _Map(Parser):
     """A parser whose help is the map of all commands."""
 
     def format_help(self) -> str:
@@ -43,18 +42,22 @@ class _Map(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
-    A user's mistake ends in one line on standard error and exit status 2; SIGINT and SIGTERM in one that says what is
-    saved, and 130 or 143.
+    A user's mistake ends in one line on standard error and exit status 2, a warning is a line; SIGINT and SIGTERM end
+    in one that says what is saved, and 130 or 143.
     """
     options = argparse.Namespace()
     try:
-        with terminable(), _short_warnings():
+        with terminable(), one_line_warnings():
             options = _parse(arguments)
             return options.run(options)
     except ModuleNotFoundError as error:
         return _refuse(_missing(error))
     except (ValueError, OSError, ImportError) as error:
         return _refuse(error)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _refuse(f"not enough memory; smaller sizes need less ({str(error) or type(error).__name__:.200})")
     except KeyboardInterrupt as error:
         number = getattr(error, "number", signal.SIGINT)
         # One line for all processes of a launcher.
@@ -81,25 +84,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-@contextmanager
-def _short_warnings() -> Iterator[None]:
-    """Inside, a warning of this package is one line, without the place in the source."""
-    before, package = warnings.formatwarning, str(Path(__file__).parents[1])
-
-    def short(message, category, filename, lineno, line=None):  # type: ignore[no-untyped-def]
-        if filename.startswith(package):
-            return f"gistkit: warning: {' '.join(str(message).split())}\n"
-        return before(message, category, filename, lineno, line)
-
-    warnings.formatwarning = short
-    try:
-        yield
-    finally:
-        warnings.formatwarning = before
-
-
 def _refuse(reason: object) -> int:
-    print("gistkit: " + " ".join(str(reason).split()), file=sys.stderr)
+    print(f"gistkit: {one_line(reason)}", file=sys.stderr)
     return 2
 
 

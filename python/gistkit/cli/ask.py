@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.options.arguments import LAYOUTS, add_command, device, number, positive
+from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
 from gistkit.options.models import METHODS, add_model, load_compressor, load_model, new_compressor, warn_untrained
+from gistkit.options.texts import check_text, decode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,14 +28,14 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "ask", _run, "ask a compressed text", EXAMPLES)
     parser.set_defaults(words="questions")
-    parser.add_argument("memory", type=Path, help="memory file that gistkit compress wrote")
+    parser.add_argument("memory", type=path, help="memory file that gistkit compress wrote")
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help="default: the lines of standard input")
     parser.add_argument(
-        "--with", dest="others", type=Path, action="append", default=[], metavar="MEMORY",
+        "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
         help="another memory to read after the first; may be repeated",
     )  # fmt: skip
     add_model(parser)
-    parser.add_argument("--compressor", type=Path, metavar="FOLDER", help="the compressor that made the memory")
+    parser.add_argument("--compressor", type=path, metavar="FOLDER", help="the compressor that made the memory")
     parser.add_argument(
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
@@ -45,7 +46,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
     parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
-    parser.add_argument("--seed", type=int, default=0, help="of the samples (default: %(default)s)")
+    parser.add_argument("--seed", type=whole(), default=0, help="of the samples (default: %(default)s)")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -61,19 +62,21 @@ def _run(arguments: argparse.Namespace) -> int:
     template = QUESTION if arguments.template is None else arguments.template
     if "{question}" not in template:
         raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
+    for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
+        check_text(name, text)
     paths = [arguments.memory, *arguments.others]
     memories = [Memory.load(path) for path in paths]
-    for path, memory in zip(paths, memories, strict=True):
+    for memory_path, memory in zip(paths, memories, strict=True):
         if memory.batch_size != 1:
-            raise ValueError(f"{path}: expected the memory of one text, got {memory.batch_size} rows")
+            raise ValueError(f"{memory_path}: expected the memory of one text, got {memory.batch_size} rows")
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = _compressor(arguments.compressor, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
-    for path, memory in zip(paths, memories, strict=True):
+    for memory_path, memory in zip(paths, memories, strict=True):
         try:
             compressor.check_readable(memory)
         except ValueError as error:
-            raise ValueError(f"{path}: {str(error).removeprefix('memory: ')}") from error
+            raise ValueError(f"{memory_path}: {str(error).removeprefix('memory: ')}") from error
     memory_to_read = compressor.join(memories) if len(memories) > 1 else memories[0]
     answer = Answer(arguments, compressor, tokenizer, memory_to_read)
     with torch.no_grad():
@@ -99,7 +102,9 @@ def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> 
         ratio = {} if source.method == "no_context" else {"ratio": source.chunk}
         return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"MEMORY: expected one whose compressor can be made again, got {source}: {error}") from error
+        raise ValueError(
+            f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"
+        ) from error
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:
@@ -108,9 +113,9 @@ def _questions(arguments: argparse.Namespace) -> Iterator[str]:
         return
     if sys.stdin.isatty():
         print("A question a line; end with Ctrl-D.", file=sys.stderr)
-    for line in sys.stdin:
-        if line.strip():
-            yield line.strip()
+    for line in sys.stdin.buffer:
+        if question := decode("standard input", line).strip():
+            yield question
 
 
 class Answer:

@@ -6,12 +6,13 @@ import argparse
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.options.arguments import add_command, device, positive
+from gistkit.options.arguments import add_command, device, path, positive
+from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
-from gistkit.options.texts import Text, read_texts
+from gistkit.options.outputs import check_file
+from gistkit.options.texts import STDIN, Text, read_texts
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
@@ -28,7 +29,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(words="texts")
     parser.add_argument("texts", nargs="+", metavar="TEXT", help="text file, folder, or - for standard input")
     parser.add_argument(
-        "-o", "--out", type=Path, help="memory file, or a folder for several (default: X.gist beside X.txt)"
+        "-o", "--out", type=path, help="memory file, or a folder for several (default: X.gist beside X.txt)"
     )
     parser.add_argument("--glob", default="**/*.txt", help="which files of a folder (default: %(default)s)")
     add_model(parser)
@@ -50,7 +51,11 @@ def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
+    if arguments.out is not None and str(arguments.out) == STDIN:
+        check_file("-o", arguments.out)
     texts = read_texts(arguments.texts, arguments.glob, arguments.out)
+    for text in texts:
+        check_file("-o", text.target)
 
     import torch
     from tqdm import tqdm
@@ -72,6 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 bar.update(len(rows[index]))
     print("\n".join(lines))
     print(total.line(len(texts), time.perf_counter() - start))
+    total.warn_of_growth(compressor)
     return 0
 
 
@@ -88,6 +94,7 @@ class Total:
 
     def __init__(self) -> None:
         self.tokens = self.memory_tokens = self.nbytes = self.full = 0
+        self.grown: list[str] = []
 
     def add(self, text: Text, tokens: int, memory: Memory) -> str:
         """Counts one memory and returns its line."""
@@ -98,7 +105,19 @@ class Total:
         self.nbytes += memory.nbytes
         self.full += full
         remainder = f" and {uncompressed} kept as they are" if uncompressed else ""
+        if memory.lengths[0] + uncompressed > tokens:
+            self.grown.append(text.name)
+            remainder += ", more than it has"
         return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{remainder}"
+
+    def warn_of_growth(self, compressor: Compressor) -> None:
+        """Warns of texts that have grown."""
+        if self.grown:
+            more = f" and {len(self.grown) - 1} more" if len(self.grown) > 1 else ""
+            warn(
+                f"{self.grown[0]}{more}: the memory has more tokens than the text; a chunk of up to {compressor.chunk} "
+                f"tokens has {compressor.memory_tokens} memory tokens, so that short texts grow"
+            )
 
     def line(self, texts: int, seconds: float) -> str:
         """The sums, as a line."""

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.options.arguments import add_command, device, names, positive
+from gistkit.options.arguments import add_command, device, names, path, positive
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor
@@ -31,12 +32,12 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--text", type=Path, help="text file or folder; its held-out part is measured (default: Python's topics)"
+        "--text", type=path, help="text file or folder; its held-out part is measured (default: Python's topics)"
     )
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     parser.add_argument(
         "--questions",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="JSON lines of context, question and answers, or a file of MRQA, in place of a text",
     )
@@ -75,12 +76,13 @@ def add(commands: Any) -> None:
         help="of a reconstruction or answer (default: the context's, 64)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("runs/evaluation.json"), metavar="FILE", help="default: %(default)s"
+        "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--keep-examples", action="store_true", help="write what was generated for each example too")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    check_file("--out", arguments.out)
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     device_name = device(arguments.device)

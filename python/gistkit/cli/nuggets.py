@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from gistkit._files import write_picture, write_text
-from gistkit.options.arguments import add_command, device
+from gistkit.options.arguments import add_command, device, path
 from gistkit.options.models import add_model, load_compressor, load_model
+from gistkit.options.outputs import check_file
 from gistkit.options.texts import STDIN, read_texts
 
 PURPOSE = "show which tokens of a text a Dodo compressor keeps, and how it scores the others"
@@ -22,9 +23,9 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "nuggets", _run, PURPOSE, EXAMPLES)
     parser.add_argument("text", metavar="TEXT", help="text file, or - for standard input")
-    parser.add_argument("-o", "--out", type=Path, help="picture, .html or .png (default: X.html beside X.txt)")
+    parser.add_argument("-o", "--out", type=path, help="picture, .html or .png (default: X.html beside X.txt)")
     add_model(parser)
-    parser.add_argument("--compressor", type=Path, metavar="FOLDER", required=True, help="trained Dodo compressor")
+    parser.add_argument("--compressor", type=path, metavar="FOLDER", required=True, help="trained Dodo compressor")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -34,10 +35,11 @@ def _run(arguments: argparse.Namespace) -> int:
     out = arguments.out or Path(arguments.text).with_suffix(".html")
     if out.suffix not in SUFFIXES:
         raise ValueError(f"-o: expected a file that ends in {' or '.join(SUFFIXES)}, got {out}")
+    check_file("-o", out)
     (text,) = read_texts([arguments.text], "", out)
 
     from gistkit.compress import Dodo
-    from gistkit.evaluate import token_types
+    from gistkit.evaluate import token_texts, token_types
     from gistkit.evaluate.report import format_table
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -50,13 +52,13 @@ def _run(arguments: argparse.Namespace) -> int:
     nugget_columns = set(compressor.nuggets(input_rows, scores).index[0].tolist())
     ids = input_rows.ids[0].tolist()
     columns = range(1, len(ids))
-    tokens = [tokenizer.decode([ids[place]]) for place in columns]
+    tokens = token_texts(tokenizer, ids[1:])
     selected = [place in nugget_columns for place in columns]
     title = f"{text.name}: {len(nugget_columns)} of {len(tokens)} tokens"
     if out.suffix == ".html":
-        from gistkit.viz.text import text_html
+        from gistkit.viz.text import text_page
 
-        write_text(out, text_html(tokens, scores[0, 1:].tolist(), selected, title=title))
+        write_text(out, text_page(tokens, scores[0, 1:].tolist(), selected, title=title))
     else:
         from gistkit.viz.text import draw_text
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.options.arguments import add_command, add_device, device, positive
+from gistkit.options.arguments import Parser, add_command, add_device, device, path, positive
+from gistkit.options.outputs import check_folder
 from gistkit.studies import registry
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 COMMITTED = Path("benchmarks/results")
 
 
-class LateParser(argparse.ArgumentParser):
+class LateParser(Parser):
     """A parser that gets its arguments when it is used, because loading them takes seconds."""
 
     fill: Any = None
@@ -59,7 +60,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
     """The options of a study, and those of all studies."""
     registry.find(name).add_options(parser)
     add_device(parser)
-    parser.add_argument("--out", type=Path, help=f"folder for results (default: {default_out(name)})")
+    parser.add_argument("--out", type=path, help=f"folder for results (default: {default_out(name)})")
     begin = parser.add_mutually_exclusive_group()
     begin.add_argument("--resume", action="store_true", help="keep the runs in --out and continue where they stopped")
     begin.add_argument("--overwrite", action="store_true", help="begin anew where --out has runs, and replace them")
@@ -68,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser, name: str) -> None:
         help="runs side by side (default: as many as the cores can take if models are small, else 1)",
     )  # fmt: skip
     parser.add_argument(
-        "--save", nargs="?", type=Path, const=COMMITTED, metavar="FOLDER",
+        "--save", nargs="?", type=path, const=COMMITTED, metavar="FOLDER",
         help="add the runs to the committed results, and skip those that exist (default: %(const)s)",
     )  # fmt: skip
 
@@ -96,6 +97,9 @@ def run(options: argparse.Namespace) -> int:
 
     study = registry.find(options.study)
     device_name, out = device(options.device), options.out or default_out(options.study)
+    check_folder("--out", out)
+    if options.save is not None:
+        check_folder("--save", options.save)
     plan = study.plan(options)
     path: Path = out / "results.jsonl"
     if options.save is not None:

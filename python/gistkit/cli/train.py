@@ -7,8 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import LAYOUTS, add_command, device, number, positive, whole
+from gistkit.options.arguments import LAYOUTS, add_command, add_device, device, number, path, positive, whole
 from gistkit.options.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors, with_options
+from gistkit.options.outputs import check_folder
 
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
@@ -35,8 +36,8 @@ def add(commands: Any) -> None:
     parser.set_defaults(saved=_saved)
     add_model_name(parser)
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the frozen model (default: %(default)s)")
-    parser.add_argument("--device", help="cpu or cuda (default: cuda where torch has it)")
-    parser.add_argument("--out", type=Path, default=Path("runs/train"), help="folder (default: %(default)s)")
+    add_device(parser)
+    parser.add_argument("--out", type=path, default=Path("runs/train"), help="folder (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
     parser.add_argument(
         "--preset", default="pretrain",
@@ -50,20 +51,20 @@ def add(commands: Any) -> None:
 
 def _add_data(group: Any) -> None:
     group.add_argument(
-        "--text", type=Path, help="text file, or folder of .txt, .md and .rst (default: Python's topics)"
+        "--text", type=path, help="text file, or folder of .txt, .md and .rst (default: Python's topics)"
     )
     group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N training tokens")
     group.add_argument(
         "--questions",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="JSON lines of context, question and answers, or a file of MRQA, for the losses qa and kl",
     )
 
 
 def _add_settings(group: Any) -> None:
-    group.add_argument("--compressor", type=Path, metavar="FOLDER", help="a trained compressor to continue from")
+    group.add_argument("--compressor", type=path, metavar="FOLDER", help="a trained compressor to continue from")
     group.add_argument("--method", choices=METHODS, help="default: x500")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
@@ -158,16 +159,15 @@ def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    check_folder("--out", arguments.out)
     settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
     method_options = _set_options(arguments, ("method", "layout"))
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name != "losses":
                 raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
-    if arguments.device is not None:
-        device(arguments.device)
+    device_name = device(arguments.device)
 
-    import torch
     from accelerate import PartialState
 
     from gistkit import train
@@ -190,7 +190,7 @@ def _run(arguments: argparse.Namespace) -> int:
             compressor=settings,
             start=arguments.compressor,
             resume=arguments.resume,
-            cpu=arguments.device == "cpu" or not torch.cuda.is_available(),
+            cpu=device_name == "cpu",
             **method_options,
             **_set_options(arguments, DATA),
             **options,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gistkit.cli.view_page import LARGEST, add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, device, several
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.outputs import check_file
 from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:
@@ -41,10 +42,12 @@ def add(kinds: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
+    check_file("-o", arguments.out)
     (text,) = read_contents([arguments.text], "")
 
     import numpy as np
 
+    from gistkit.evaluate import token_texts
     from gistkit.viz.page import MOST_CELLS, attention_page
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -68,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # The rows of the maps are in the plan's physical order.
     count = recorded[0].weights.shape[-1]
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
-    texts = [tokenizer.decode([token]) for token in input_ids]
+    texts = token_texts(tokenizer, input_ids)
     tokens = _tokens(texts, plan, nuggets, order)
     maps = {}
     for layer, layer_map in zip(layers, recorded, strict=True):

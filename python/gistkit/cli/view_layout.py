@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.view_page import add_out, fits_page, write_page
 from gistkit.options.arguments import add_command, number
+from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
     from gistkit.layouts import Layout
@@ -108,6 +109,8 @@ def add(kinds: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    check_file("-o", arguments.out)
+
     from gistkit.viz.page import layout_page
 
     _, needed, optional, _ = BUILDERS[arguments.builder]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gistkit._files import write_text
 from gistkit.cli.compress import size
-from gistkit.options.arguments import whole
+from gistkit.options.arguments import path, whole
 
 # gistkit.viz.page.MOST_TOKENS, which is too slow to load for --help.
 LARGEST = 4096
@@ -20,7 +20,7 @@ fits_page = whole(high=LARGEST)
 def add_out(parser: argparse.ArgumentParser) -> None:
     """-o."""
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("view.html"), help="HTML file to write (default: %(default)s)"
+        "-o", "--out", type=path, default=Path("view.html"), help="HTML file to write (default: %(default)s)"
     )
 
 

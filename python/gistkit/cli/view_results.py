@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import add_command
+from gistkit.options.arguments import add_command, path
+from gistkit.options.outputs import check_folder
 
 PURPOSE = "print the table of a study's results, and draw its pictures"
 EXAMPLES = """\
@@ -24,11 +24,14 @@ def add(kinds: Any) -> None:
         metavar="FILE",
         help="results of gistkit study, JSON lines; several files of one study are merged",
     )
-    parser.add_argument("-o", "--out", type=Path, metavar="FOLDER", help="draw the pictures, as PNG files in FOLDER")
+    parser.add_argument("-o", "--out", type=path, metavar="FOLDER", help="draw the pictures, as PNG files in FOLDER")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table, and writes pictures to --out."""
+    if arguments.out is not None:
+        check_folder("-o", arguments.out)
+
     from gistkit.studies import results as files
     from gistkit.studies import shown
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import IGNORE, whole
+from gistkit._checks import IGNORE, POSITIONS, whole
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
 from gistkit.compress.losses import (
@@ -95,7 +95,7 @@ class Compressor(nn.Module, ABC):
     ) -> None:
         loss_weights = check_losses(losses)
         if window is not None:
-            whole("window", window)
+            whole("window", window, high=POSITIONS)
         super().__init__()
         self.lm = SharedModel(model)
         if self.carrier == "kv" and self.lm.traits.keys is not None:
@@ -108,13 +108,14 @@ class Compressor(nn.Module, ABC):
         self.copies: Copies | None = None
         self._fingerprint: tuple[Any, str] | None = None
         self._own_fingerprint: tuple[Any, str] | None = None
+        self._identity: dict[str, Any] | None = None
         self._cached_weights: _Weights | None = None
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.reader = reader
         self.loss_weights = loss_weights
         self._settings = dict(settings or {})
         self.end_token = None if end_token is None else self.lm.first_token("end_token", end_token)
-        self.joint_head = bool(joint_head)
+        self.joint_head = joint_head
         self.compression_head: CompressionHead | JointHead | None = None
         if "compression" in loss_weights:
             width, offsets = self.lm.width, -(-self.chunk // self.memory_tokens)
@@ -193,6 +194,7 @@ class Compressor(nn.Module, ABC):
         base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
         if self._fingerprint is None or self._fingerprint[0] != base_version:
             self._fingerprint = base_version, hf.fingerprint(self.model)
+            self._identity = hf.identity(self.model)
         if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
             self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
         return self._fingerprint[1], self._own_fingerprint[1]
@@ -236,7 +238,7 @@ class Compressor(nn.Module, ABC):
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
             memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
         fingerprint, maker = self.fingerprints()
-        return replace(memory, fingerprint=fingerprint, maker=maker)
+        return replace(memory, fingerprint=fingerprint, maker=maker, model=self._identity)
 
     def decode(
         self,
@@ -346,17 +348,19 @@ class Compressor(nn.Module, ABC):
     def check_readable(self, memory: Memory) -> None:
         """Refuses a memory of another method, shape or model, or on another device."""
         if memory.source != self.source:
-            raise ValueError(f"memory: expected one made with {self.source}, got one made with {memory.source}")
+            got, expected = memory.differing(self.source, hf.identity(self.model))
+            raise ValueError(f"memory: expected one made with {expected}, got one made with {got}")
         memory.check_shapes(self.config.num_hidden_layers, self.lm.head_shape, self.lm.width)
         if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
+            got, expected = hf.differing(memory.model, hf.identity(self.model))
             raise ValueError(
-                f"memory: expected one of the base model {self.fingerprint()}, got one of {memory.fingerprint}: "
+                f"memory: expected one of the base model {expected}, got one of {got}: "
                 "a model of the same shape with other weights"
             )
         if memory.maker is not None and memory.maker != self.own_fingerprint():
             warnings.warn(
-                f"memory: expected one of this compressor's own weights, {self.own_fingerprint()}, got one of "
-                f"{memory.maker}: another compressor, or this one before it was trained further",
+                "memory: expected one that this compressor made, got one of another compressor, or of this one before "
+                "it was trained further",
                 stacklevel=3,
             )
         if memory.device != self.device:

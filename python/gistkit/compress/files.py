@@ -64,6 +64,7 @@ def save_compressor(compressor: Any, folder: Path) -> None:
         "adapters": None if adapters is None else adapters.names,
         "structure": compressor.lm.structure,
         "fingerprint": None if adapters is None else compressor.fingerprint(),
+        "model": hf.identity(compressor.model),
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
@@ -140,16 +141,16 @@ def _copy_weights(folder: Path, own: PreTrainedModel, model: PreTrainedModel) ->
 
 
 def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path) -> None:
+    # Folders of earlier releases have no name.
+    made_with = settings.get("model") if isinstance(settings.get("model"), dict) else None
+    reason = ""
     if hf.structure(model) != settings["structure"]:
-        raise ValueError(
-            f"model: expected the base model of {folder} with structure {shown(settings['structure'])}, got one with "
-            f"{hf.structure(model)}: another architecture or size"
-        )
-    if settings["fingerprint"] not in (None, hf.fingerprint(model)):
-        raise ValueError(
-            f"model: expected the base model of {folder} with fingerprint {shown(settings['fingerprint'])}, got one "
-            f"with {hf.fingerprint(model)}: other weights"
-        )
+        reason = "another architecture or size"
+    elif settings["fingerprint"] not in (None, hf.fingerprint(model)):
+        reason = "other weights"
+    if reason:
+        expected, got = hf.differing(made_with, hf.identity(model))
+        raise ValueError(f"model: expected the base model of {folder}, {expected}, got {got}: {reason}")
 
 
 def _load_tensors(compressor: Any, folder: Path, adapters: dict[str, str] | None) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from gistkit import hf
-from gistkit._checks import whole
+from gistkit._checks import POSITIONS, whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.tokens import Rows, check_rows, pad
@@ -86,7 +86,7 @@ def generate(
     Returns:
         int64 [B, n] with n <= max_new_tokens, fewer if every row has ended.
     """
-    whole("max_new_tokens", max_new_tokens)
+    whole("max_new_tokens", max_new_tokens, high=POSITIONS)
     check_memory(memory)
     choose = chooser(do_sample, temperature, top_k, top_p, generator)
     prompt = (

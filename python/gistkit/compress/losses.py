@@ -20,7 +20,10 @@ def check_losses(losses: Iterable[str] | Mapping[str, float]) -> dict[str, float
     """{name: weight} of the losses asked for."""
     if losses is None or isinstance(losses, str):
         losses = [str(losses)]
-    weights = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(losses, 1.0)
+    names = list(losses) if isinstance(losses, Iterable) else [losses]
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError(f"losses: expected some of {', '.join(LOSSES)}, got {losses!r}")
+    weights = dict(losses) if isinstance(losses, Mapping) else dict.fromkeys(names, 1.0)
     if not weights or not set(weights) <= set(LOSSES):
         raise ValueError(f"losses: expected some of {', '.join(LOSSES)}, got {tuple(weights)}")
     if not all(isinstance(weight, Real) and 0 < float(weight) < float("inf") for weight in weights.values()):

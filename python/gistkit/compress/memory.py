@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gistkit._checks import POSITIONS, one_line
 from gistkit._files import read_tensors, write_tensors
+from gistkit.hf.fingerprint import differing
 
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
@@ -82,6 +83,7 @@ class Memory:
             format has the names `rest` and `maker`.)
         fingerprint: of the base model's weights, `gistkit.hf.fingerprint`; None inside `Compressor.forward`.
         maker: fingerprint of the compressor's own weights, `gistkit.hf.digest`; None inside `Compressor.forward`.
+        model: the base model for messages, `gistkit.hf.identity`; None in files of earlier releases too.
     """
 
     source: Source
@@ -97,6 +99,7 @@ class Memory:
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
     maker: str | None = None
+    model: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.rest:
@@ -223,15 +226,15 @@ class Memory:
         first = memories[0]
         for memory in memories[1:]:
             if memory.source != first.source:
-                raise ValueError(f"stack: expected memories of one source, got {first.source} and {memory.source}")
+                one, other = first.differing(memory.source, memory.model)
+                raise ValueError(f"stack: expected memories of one source, got {one} and {other}")
             if memory.fingerprint != first.fingerprint:
-                raise ValueError(
-                    f"stack: expected memories of one base model, got {first.fingerprint} and {memory.fingerprint}"
-                )
+                one, other = differing(first.model, memory.model)
+                raise ValueError(f"stack: expected memories of one base model, got {one} and {other}: other weights")
             if (memory.last is None) != (first.last is None):
                 raise ValueError("stack: expected `last` in all memories or in none, got some with it and some without")
             if memory.maker != first.maker:
-                raise ValueError(f"stack: expected memories of one compressor, got {first.maker} and {memory.maker}")
+                raise ValueError("stack: expected memories of one compressor, got those of two")
             if (memory.key_bias is None) != (first.key_bias is None):
                 raise ValueError(
                     "stack: expected `key_bias` in all memories or in none, got some with it and some without"
@@ -276,6 +279,16 @@ class Memory:
                 for layer in zip(*(m.layers or () for m in memories), strict=True)
             ),
         )
+
+    def differing(self, source: Source, model: Mapping[str, Any] | None) -> tuple[str, str]:
+        """What tells this memory's source and another apart, for a message: this one's and the other's."""
+        mine, theirs = asdict(self.source), asdict(source)
+        names = [name for name in mine if mine[name] != theirs[name] and name not in ("structure", "cache_width")]
+        if not names:
+            one, other = differing(self.model, model)
+            return f"the model {one}", f"the model {other}"
+        one, other = (f"{names[0]} {values[names[0]]!r:.200}" for values in (mine, theirs))
+        return one, other
 
     def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden_size: int) -> None:
         """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden_size` size cannot read."""
@@ -364,6 +377,7 @@ def _save(memory: Memory, path: Path) -> None:
         "rest": memory.rest,
         "fingerprint": memory.fingerprint,
         "maker": memory.maker,
+        "model": None if memory.model is None else dict(memory.model),
         "layers": len(memory.layers or ()),
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
@@ -442,6 +456,7 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
         fingerprint=content["fingerprint"],
         maker=content.get("maker"),
+        model=content.get("model"),
     )
     batch, width = memory.positions.shape
     rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
@@ -468,6 +483,8 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         raise ValueError("a fingerprint or a maker that is no text")
     if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):
         raise ValueError(f"{memory.source}")
+    if not isinstance(memory.model, dict | None):
+        raise ValueError(f"model {memory.model!r:.60}")
     # Each row has the memory tokens of one chunk at least.
     if not (1 <= memory.source.chunk < POSITIONS and 1 <= memory.source.memory_tokens <= width):
         raise ValueError(f"chunk {memory.source.chunk} and memory_tokens {memory.source.memory_tokens}")

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gistkit import hf, layouts
+from gistkit._checks import POSITIONS
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.logits import logits_of
@@ -256,7 +257,7 @@ def adapter_config(
 
     `maps` selects the linear maps that get LoRA where `lora` is a rank.
     """
-    if isinstance(lora, bool | str | float):
+    if isinstance(lora, bool) or not (lora is None or isinstance(lora, int) or hasattr(lora, "init_lora_weights")):
         raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
     if not isinstance(lora, int):
         # PEFT writes into its arguments.
@@ -284,7 +285,7 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     """
     from peft import LoraConfig
 
-    if rank < 1:
+    if not 1 <= rank < POSITIONS:
         raise ValueError(f"lora: expected a rank >= 1, got {rank}")
     transposed = any(isinstance(module, Conv1D) for module in model.modules())
     if maps == "all":

@@ -34,7 +34,7 @@ from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
 from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
-from gistkit.evaluate.token_types import token_types
+from gistkit.evaluate.token_types import token_texts, token_types
 
 __all__ = [
     "INST",
@@ -72,6 +72,7 @@ __all__ = [
     "sentence_summary_prompt",
     "token_f1",
     "token_losses",
+    "token_texts",
     "token_types",
     "word_summary_prompt",
 ]

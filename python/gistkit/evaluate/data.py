@@ -152,7 +152,7 @@ def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Exampl
         line_name = f"{path}, line {number}"
         try:
             item = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{line_name}: expected a JSON object, got text that is not JSON: {error}") from error
         if not isinstance(item, dict):
             raise ValueError(f"{line_name}: expected a JSON object, got {type(item).__name__}")

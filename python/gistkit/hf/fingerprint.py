@@ -1,10 +1,11 @@
-"""structure and fingerprint: which model a memory was made with."""
+"""structure and fingerprint: which model a memory was made with; identity: the same for readers of a message."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,9 +26,13 @@ def structure(model: nn.Module) -> str:
     Args:
         model: a transformers model, or a module with one in it, such as a PEFT model.
     """
+    return hashlib.sha256(json.dumps(_parts(model), sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def _parts(model: nn.Module) -> dict[str, Any]:
     config = pretrained(model).config.get_text_config(decoder=True)
     heads = config.num_attention_heads
-    parts = {
+    return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
         "layers": config.num_hidden_layers,
@@ -37,7 +42,42 @@ def structure(model: nn.Module) -> str:
         "vocab_size": config.vocab_size,
         "rope": _plain(getattr(config, "rope_parameters", None)),
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:_DIGITS]
+
+
+def identity(model: nn.Module) -> dict[str, Any]:
+    """JSON values that tell a reader which model it is: "name", "revision" where it is known, and parts of its config.
+
+    The name is that of the hub, or of the model's folder without where that is, or else the class.
+
+    Args:
+        model: as for `structure`.
+    """
+    base: Any = pretrained(model)
+    name = str(getattr(base, "name_or_path", "") or "")
+    if Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or Path(name).is_dir():
+        name = Path(name).name
+    revision = getattr(base.config, "_commit_hash", None)
+    return {"name": name or type(base).__name__, "revision": revision, **_parts(model)}
+
+
+def differing(expected: Mapping[str, Any] | None, got: Mapping[str, Any] | None) -> tuple[str, str]:
+    """Two models' names for a message; with what differs where the names are equal.
+
+    Args:
+        expected, got: as `identity` gives them; None: a model that is not known by name.
+    """
+    names = ["a model without a name" if one is None else _text(one.get("name")) for one in (expected, got)]
+    if expected is not None and got is not None and names[0] == names[1]:
+        differ = [key for key in ("revision", *expected) if expected.get(key) != got.get(key)]
+        if differ:
+            key = differ[0]
+            names = [f"{names[0]} with {key} {_text(one.get(key))}" for one in (expected, got)]
+    return names[0], names[1]
+
+
+def _text(value: Any) -> str:
+    """A value from a file, which may be anything, within a message."""
+    return f"{value!r:.100}"
 
 
 def _plain(value: Any) -> Any:

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from gistkit.options.messages import one_line
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
+# What 32 bits hold: torch, NumPy and files take numbers so large.
+LARGEST = 2**31 - 1
 
 Value = TypeVar("Value")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {one_line(message)}; {self.prog} --help lists the options\n")
 
 
 def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str) -> argparse.ArgumentParser:
@@ -24,19 +36,29 @@ def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str)
     return parser
 
 
-def whole(low: int = 0, high: int | None = None) -> Callable[[str], int]:
-    """A kind of argument: a whole number of at least `low`, or of at most `high`."""
+def whole(low: int = 0, high: int = LARGEST) -> Callable[[str], int]:
+    """A kind of argument: a whole number from `low` to `high`."""
 
     def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
-            limits = f"at least {low}" if high is None else f"at most {high}"
-            raise argparse.ArgumentTypeError(f"expected a whole number of {limits}, got {text!r}")
-        return int(text)
+        # Python refuses to read thousands of digits.
+        value = int(text) if text.isdecimal() and len(text) <= 20 else -1
+        if not low <= value <= high:
+            small = not text.isdecimal() or 0 <= value < low
+            limits = f"at least {low}" if small and high == LARGEST else f"at most {high}"
+            raise argparse.ArgumentTypeError(f"expected a whole number of {limits}, got {text!r:.80}")
+        return value
 
     return convert
 
 
 positive = whole(1)
+
+
+def path(text: str) -> Path:
+    """A kind of argument: a file or a folder, which need not exist."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r:.80}")
+    return Path(text)
 
 
 def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
@@ -49,7 +71,7 @@ def number(low: float, high: float = float("inf")) -> Callable[[str], float]:
             value = float("nan")
         if not low <= value <= high or value == float("inf"):
             limits = f"of at least {low:g}" if high == float("inf") else f"from {low:g} to {high:g}"
-            raise argparse.ArgumentTypeError(f"expected a number {limits}, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected a number {limits}, got {text!r:.80}")
         return value
 
     return convert
@@ -61,7 +83,7 @@ def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
     def convert(text: str) -> list[str]:
         values = [name.strip().lower() for name in text.split(",") if name.strip()]
         if not (values or empty) or not set(values) <= set(choices) or len(set(values)) < len(values):
-            raise argparse.ArgumentTypeError(f"expected some of {','.join(choices)}, each once, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected some of {','.join(choices)}, each once, got {text!r:.80}")
         return values
 
     return convert
@@ -73,25 +95,30 @@ def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     def convert(text: str) -> list[Value]:
         values = [kind(part.strip()) for part in text.split(",")]
         if len(set(values)) < len(values):
-            raise argparse.ArgumentTypeError(f"expected each value once, got {text!r}")
+            raise argparse.ArgumentTypeError(f"expected each value once, got {text!r:.80}")
         return values
 
     return convert
 
 
-def add_device(parser: argparse.ArgumentParser) -> None:
-    """--device; `device` checks it."""
-    parser.add_argument("--device", default="cpu", help="torch device, cpu or cuda (default: %(default)s)")
+def add_device(parser: Any) -> None:
+    """--device; `device` checks it and has its default."""
+    parser.add_argument("--device", help="cpu or cuda (default: cuda where torch and gistkit have it, else cpu)")
 
 
-def device(text: str) -> str:
-    """The name of an available device for which the ops have kernels.
+def device(text: str | None) -> str:
+    """The name of an available device for which the ops have kernels; None: "cuda" if there is one, else "cpu".
 
     Raises:
-        ValueError: otherwise, with the reason.
+        ValueError: if a device is named and is none of these, with the reason.
     """
     import torch
 
+    from gistkit import ops as _  # noqa: F401 - its libraries bring the kernels that are looked for
+
+    has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA")
+    if text is None:
+        return "cuda" if has_kernels and torch.cuda.is_available() else "cpu"
     try:
         parsed = torch.device(text)
     except RuntimeError:
@@ -105,6 +132,6 @@ def device(text: str) -> str:
             raise ValueError(f"--device: expected a device that is here, got {text!r}, and torch sees no CUDA device")
         if (parsed.index or 0) >= torch.cuda.device_count():
             raise ValueError(f"--device: expected one of {torch.cuda.device_count()} CUDA devices, got {text!r}")
-        if not torch._C._dispatch_has_kernel_for_dispatch_key("gistkit::attention", "CUDA"):
+        if not has_kernels:
             raise ValueError(f"--device: expected cpu, got {text!r}; the CUDA library is {cuda_library()}")
     return text

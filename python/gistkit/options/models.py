@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.options.arguments import LAYOUTS, add_device, number, positive
+from gistkit.options.arguments import LAYOUTS, add_device, number, path, positive
+from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +86,7 @@ def _from_transformers(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, 
 
 def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") -> None:
     """--compressor, or the arguments of an untrained one."""
-    parser.add_argument("--compressor", type=Path, metavar="FOLDER", help=f"trained compressor (default: {default})")
+    parser.add_argument("--compressor", type=path, metavar="FOLDER", help=f"trained compressor (default: {default})")
     parser.add_argument("--method", choices=METHODS, help="of an untrained compressor (default: x500)")
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")
@@ -110,7 +111,7 @@ def option(text: str) -> tuple[str, Any]:
         return name, {"True": True, "False": False, "None": None}[value]
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 
@@ -166,17 +167,19 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> 
 
 def warn_untrained() -> None:
     """Warns on standard error that an untrained memory holds only noise."""
-    print(
-        "gistkit: warning: the compressor is UNTRAINED, and what a model reads from its memory is noise; "
-        "train one with gistkit train and give its folder as --compressor",
-        file=sys.stderr,
+    warn(
+        "the compressor is UNTRAINED, and what a model reads from its memory is noise; train one with gistkit train "
+        "and give its folder as --compressor"
     )
 
 
 @contextmanager
 def model_errors() -> Iterator[None]:
-    """Turns a TypeError about a model that a compressor cannot use into a user's mistake."""
+    """Turns a TypeError about an argument, such as a model that a compressor cannot use, into a user's mistake."""
     try:
         yield
     except TypeError as error:
-        raise ValueError(f"--model: {error}") from error
+        # Others are not about what the user gave.
+        if re.match(r"\w+: expected ", str(error)) is None:
+            raise
+        raise ValueError(f"{'--' if str(error).startswith('model: ') else ''}{error}") from error

@@ -31,6 +31,11 @@ def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
         FileNotFoundError: if an input is not there, or a folder has no such files.
         ValueError: for an empty text, one that is not UTF-8, or two memories with the same name.
     """
+    for name in inputs:
+        if not name.strip() or "\0" in name:
+            raise ValueError(f"TEXT: expected a text file, a folder or -, got {name!r}")
+    if inputs.count(STDIN) > 1:
+        raise ValueError("TEXT: expected - once, got it again")
     folder = out is not None and (len(inputs) > 1 or Path(inputs[0]).is_dir() or out.is_dir())
     texts: list[Text] = []
     for name in inputs:
@@ -62,6 +67,9 @@ def _files(root: Path, pattern: str) -> list[Path]:
     if not root.is_dir():
         if not root.exists():
             raise FileNotFoundError(f"{root}: expected a text file or a folder of them, got none there")
+        if root.is_char_device() and root.resolve() != Path("/dev/null"):
+            # Some have no end.
+            raise ValueError(f"{root}: expected a text file or a folder of them, got a device")
         return [root]
     try:
         paths = sorted(path for path in root.glob(pattern) if path.is_file())
@@ -80,11 +88,24 @@ def _read_stdin() -> str:
     return _decode("standard input", sys.stdin.buffer.read())
 
 
-def _decode(name: str, content: bytes) -> str:
+def decode(name: str, content: bytes) -> str:
+    """UTF-8 text, without a byte order mark; a ValueError names what is not."""
     try:
-        text = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: expected UTF-8 text, got byte {content[error.start]:#x} at {error.start}") from error
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuses a word of the command line that was not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name}: expected UTF-8 text, got {text!r:.80}") from error
+
+
+def _decode(name: str, content: bytes) -> str:
+    text = decode(name, content)
     if not text.strip():
         raise ValueError(f"{name}: expected a text to compress, got an empty one")
     return text

@@ -101,7 +101,7 @@ def load(path: Path) -> list[Line]:
             continue
         try:
             line = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{path}: expected a study's results, JSON lines; line {number}: {error}") from error
         if not isinstance(line, dict) or not isinstance(line.get("study"), str):
             raise ValueError(f"{path}: expected a study's results, got no field study in line {number}")

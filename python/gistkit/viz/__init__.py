@@ -1,7 +1,8 @@
 """Pictures (`pip install gistkit[viz]`).
 
 Every drawing function returns a figure, which notebooks show, and opens no window. Functions with one panel take
-matplotlib axes to draw into as `ax=`, and then return these. `text_html` returns an HTML fragment.
+matplotlib axes to draw into as `ax=`, and then return these. `text_html` returns an HTML fragment, and
+`text_page` a document.
 """
 
 try:
@@ -17,7 +18,7 @@ from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, 
 from gistkit.viz.pooling import draw_gist_attention
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
 from gistkit.viz.studies import draw_loss_curves
-from gistkit.viz.text import draw_text, text_html
+from gistkit.viz.text import draw_text, text_html, text_page
 
 __all__ = [
     "AttentionRecorder",
@@ -36,4 +37,5 @@ __all__ = [
     "draw_text",
     "draw_token_types",
     "text_html",
+    "text_page",
 ]

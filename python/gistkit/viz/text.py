@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit._checks import at_least, one_of
-from gistkit.viz.flow import flow, symbol_of, width_of
+from gistkit.viz.flow import flow, legible, symbol_of, width_of
 from gistkit.viz.style import COLOURS, Picture
 
 Scale = Literal["rank", "linear"]
@@ -79,6 +79,40 @@ def text_html(
         legend += f"; {ramps[1]} nuggets: {sum(map(bool, is_nugget))} of {len(tokens)} tokens"
     lines.append(f'<div style="font-size:85%;margin-top:.5em">{legend}</div>\n</div>')
     return "\n".join(lines)
+
+
+PAGE = """\
+<!DOCTYPE html>
+<html>
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<style>body {{ font: 15px/1.5 sans-serif; max-width: 60em; margin: 1em auto; padding: 0 1.5em; }}</style>
+</head>
+<body>
+{content}
+</body>
+</html>
+"""
+
+
+def text_page(
+    tokens: Sequence[str],
+    scores: ArrayLike,
+    selected: ArrayLike | None = None,
+    *,
+    label: str = "score",
+    scale: Scale = "rank",
+    title: str = "Text",
+) -> str:
+    """`text_html` as a whole HTML document, which a browser shows without a network; the same arguments and errors."""
+    # A file of UTF-8 has no surrogates, which file names may have.
+    title, label = legible(title), legible(label)
+    content = text_html(tokens, scores, selected, label=label, scale=scale, title=title)
+    return PAGE.format(title=escape(title), content=content)
 
 
 def _element(nugget: bool | None, shade: float, hint: str, content: str) -> str:

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from gistkit import hf
+from gistkit._checks import POSITIONS, whole
 from gistkit.compress.memory import Memory
-from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceOptions, whole
+from gistkit.compress.methods.in_place import GISTS, TEXT, InPlace, InPlaceOptions
 from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 from gistkit.nn import Nuggets, NuggetScorer, straight_through, top_nuggets
@@ -72,10 +73,12 @@ class Dodo(InPlace):
         threshold: float | None = None,
         **common: Unpack[InPlaceOptions],
     ) -> None:
-        ratio = whole("ratio", ratio, floats=True)
+        ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
         if selection not in RULES:
             raise ValueError(f"selection: expected one of {', '.join(RULES)}, got {selection!r}")
-        whole("layer", layer)
+        whole("layer", layer, high=POSITIONS)
+        if not isinstance(delimiters, Sequence) or isinstance(delimiters, str):
+            raise TypeError(f"delimiters: expected token ids, got {delimiters!r}")
         if (selection == "delimiters") != bool(len(delimiters)):
             raise ValueError(
                 f"delimiters: expected token ids for selection='delimiters' alone, got {tuple(delimiters)} for "

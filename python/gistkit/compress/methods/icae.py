@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import POSITIONS, number, whole
+from gistkit._checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
@@ -72,6 +72,7 @@ class ChunkCompressor(Compressor):
         joint_head: bool = False,
     ) -> None:
         memory_tokens = check_divides(chunk, ratio)
+        flag("joint_head", joint_head)
         if layout not in SCHEMES:
             raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
         config = adapter_config(model, lora)
@@ -89,7 +90,7 @@ class ChunkCompressor(Compressor):
                 "ratio": chunk / memory_tokens,
                 "layout": layout,
                 "window": window,
-                "joint_head": bool(joint_head),
+                "joint_head": joint_head,
             },
         )
         self.install(None if config is None else {ENCODER: config})
@@ -183,7 +184,7 @@ class FiveHundredX(ChunkCompressor):
 
 def check_divides(chunk: int, ratio: float) -> int:
     """Memory tokens M = chunk / ratio of a chunk, which must be a whole number."""
-    chunk = whole("chunk", chunk, below=POSITIONS)
+    chunk = whole("chunk", chunk, high=POSITIONS)
     number("ratio", ratio, 1)
     tokens = chunk / Fraction(float(ratio)).limit_denominator(10**6)
     if tokens.denominator != 1:

@@ -110,8 +110,8 @@ class InPlace(Compressor):
         if self.has_gists:
             options |= {"offset": offset, "separate": separate, "full_copy": full_copy, "gists": gists}
             reads = "outputs" if offset else "keys"
-        ratio = whole("ratio", ratio, floats=True, below=POSITIONS)
-        gists = None if gists is None else whole("gists", gists, floats=True)
+        ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
+        gists = None if gists is None else whole("gists", gists, high=POSITIONS, floats=True)
         builder = None
         if layout is not None:
             builder = Builder(self.method, ratio, tuple(sorted(layout.items())))

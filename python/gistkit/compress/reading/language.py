@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gistkit import hf
-from gistkit._checks import IGNORE, whole
+from gistkit._checks import IGNORE, POSITIONS, whole
 from gistkit.compress.generation import Streamer, chooser, stop_ids, write
 from gistkit.compress.losses import token_loss
 from gistkit.compress.methods.in_place import InPlace
@@ -200,7 +200,7 @@ def generate(
         input_ids, attention_mask: texts, as in `Compressor.encode`.
         others: as in `gistkit.compress.generation.generate`.
     """
-    whole("max_new_tokens", max_new_tokens)
+    whole("max_new_tokens", max_new_tokens, high=POSITIONS)
     choose = chooser(do_sample, temperature, top_k, top_p, generator)
     stops, compressor = stop_ids(stop_tokens), reader.compressor
     stream, answer = reader.start(input_ids, attention_mask), list[Tensor]()

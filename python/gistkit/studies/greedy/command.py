@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gistkit.compress import Dodo
-from gistkit.options.arguments import device, positive
+from gistkit.options.arguments import device, path, positive
 from gistkit.options.models import add_dtype, add_model_name, load_compressor, load_model
 from gistkit.options.texts import read_contents
 from gistkit.studies.greedy import report
@@ -53,7 +53,7 @@ class GreedyStudy(Study):
     recipe_type = Recipe
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--compressor", type=Path, required=True, metavar="FOLDER", help="trained Dodo")
+        parser.add_argument("--compressor", type=path, required=True, metavar="FOLDER", help="trained Dodo")
         add_model_name(parser)
         add_dtype(parser)
         parser.add_argument(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import names, number, positive, several
+from gistkit.studies.options import seeds_of
 from gistkit.studies.pages import machine_caption, runs
 from gistkit.studies.pooling import report
 from gistkit.studies.pooling.inputs import INPUTS, make_inputs
@@ -58,7 +59,7 @@ class PoolingStudy(Study):
         parser.add_argument(
             "--learning-rates", type=several(number(1e-9, 1.0)), metavar="RATES", help="default: 0.001,0.003"
         )
-        parser.add_argument("--seeds", type=positive, metavar="N", help="seeds 0 to N-1 (default: 3)")
+        parser.add_argument("--seeds", type=seeds_of, metavar="N", help="seeds 0 to N-1 (default: 3)")
         parser.add_argument("--steps", type=positive, help="training steps at most (default: 500)")
         parser.add_argument("--batch", type=positive, default=32, help="sequences a step (default: %(default)s)")
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.report import format_table
 from gistkit.layouts.positions import SCHEMES
-from gistkit.options.arguments import number, positive
+from gistkit.options.arguments import number
 from gistkit.studies import reconstruction
 from gistkit.studies.epl import report
 from gistkit.studies.epl.command import STUDIED, Epl
-from gistkit.studies.options import add_names, add_text, jobs
+from gistkit.studies.options import add_names, add_text, jobs, seeds_of
 from gistkit.studies.pages import drop_column, machine_caption, runs, seeds
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.smollm2.study import CARRIERS, PRESETS, Recipe, build_compressor, recipe, tokenizer
@@ -40,7 +40,7 @@ class SmolLM2(Epl):
         add_text(parser)
         parser.add_argument("--learning-rate", type=number(1e-9, 1.0), help="default: the preset's")
         parser.add_argument(
-            "--seeds", type=positive, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
+            "--seeds", type=seeds_of, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
         )
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:

@@ -1,0 +1,253 @@
+"""Hostile words on the command line: each command with each option, and every mistake is one line."""
+
+import argparse
+import re
+import sys
+
+import pytest
+import torch
+
+from gistkit import cli, compress
+from gistkit.options.models import new_compressor
+from gistkit.options.outputs import check_file, check_folder
+from tests.cli.test_cli import TEXT, commands, folder, report, run, small_llama  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NUMBERS = (
+    "",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "x",
+    "None",
+    "[]",
+    "²",
+    "\0",
+    "\udcff",
+    "1" * 5000,
+    "100000000000000000000000",
+)
+# What every option of a file or folder that is read is given, and what every output is given.
+INPUTS = ("empty", "binary", "latin.txt", "folder", "list.json", "deep.json", "missing", "empty/below", "x" * 5000)
+OUTPUTS = ("-", "", "folder", "empty/below", "x" * 5000, "/proc/none/below", "a\0b")
+
+
+@pytest.fixture
+def hostile(tmp_path, monkeypatch):
+    """A folder with files that are none of what commands expect; it is the working folder."""
+    for name, content in (
+        ("empty", b""), ("binary", bytes(range(256)) * 4), ("latin.txt", b"caf\xe9"), ("list.json", b"[1]\n"),
+        ("deep.json", b"[" * 3000), ("ok.txt", TEXT.encode()),
+    ):  # fmt: skip
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told(words, capsys):
+    """The line that a command says, which must be one."""
+    capsys.readouterr()
+    try:
+        status = cli.main([str(word) for word in words])
+    except SystemExit as stop:
+        status = stop.code
+    lines = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if line.startswith("gistkit")]
+    lines = [line for line in lines if ": warning: " not in line]
+    assert status == 2 and len(lines) == 1, (words, status, lines)
+    return lines[0]
+
+
+def actions(*path):
+    """The actions of a command's parser."""
+    parser = cli.parser()
+    for word in path:
+        group = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        parser = group.choices[word]
+    parser.format_help()
+    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+
+
+def kinds(action):
+    """What an option takes: "choice", or the name of its converter, such as "whole", "number" or "path"."""
+    name = getattr(action.type, "__qualname__", "")
+    return "choice" if action.choices else name.partition(".")[0]
+
+
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_numbers_choices_and_paths_are_checked_by_the_parser(command, capsys):
+    found = [action for action in actions(*command) if kinds(action) in ("whole", "number", "choice", "path")]
+    for action in found:
+        for value in {"path": ("", " ", "a\0b"), "whole": NUMBERS, "number": NUMBERS[:-1]}.get(kinds(action), ()):
+            with pytest.raises(argparse.ArgumentTypeError, match="expected a") as error:
+                action.type(value)
+            assert len(str(error.value)) < 300
+    for action in [action for action in found if action.option_strings][:3]:
+        # A path may be any text but these two.
+        value = "\0" if kinds(action) == "path" else "1" * 5000
+        line = told([*command, f"{action.option_strings[-1]}={value}"], capsys)
+        assert line.startswith(f"gistkit {' '.join(command)}: argument ") and len(line) < 1200, line
+
+
+def call(run, *words, **options):  # noqa: F811
+    """(status, lines) of a command on the small model."""
+    try:
+        status, _, complaints = run(*words, **options)
+    except SystemExit:
+        # The parser's own refusal, which other tests look at: `run` left it where it was written.
+        sys.stderr.seek(0)
+        sys.stderr.truncate()
+        return 2, ["gistkit: refused by the parser"]
+    lines = [line for line in re.split(r"[\r\n]+", complaints) if line.startswith("gistkit")]
+    return status, [line for line in lines if ": warning: " not in line]
+
+
+COMPRESSOR = ("--ratio", 4, "--chunk", 20)
+# {place of a hostile file: the command}
+READING = {
+    "text": lambda file: ("compress", file, "-o", "out.gist", *COMPRESSOR),
+    "compressor": lambda file: ("compress", "ok.txt", "-o", "out.gist", "--compressor", file),
+    "memory": lambda file: ("ask", file, "Who?"),
+    "second memory": lambda file: ("ask", "ok.txt", "Who?", "--with", file),
+    "picture": lambda file: ("nuggets", file, "--compressor", "folder"),
+    "questions": lambda file: ("evaluate", "--questions", file, *COMPRESSOR),
+    "held out": lambda file: ("evaluate", "--text", file, *COMPRESSOR),
+    "corpus": lambda file: ("train", "--text", file, "--out", "run", *COMPRESSOR),
+    "asked": lambda file: ("train", "--questions", file, "--losses", "qa", "--out", "run", *COMPRESSOR),
+    "start": lambda file: ("train", "--compressor", file, "--out", "run"),
+    "viewed": lambda file: ("view", "attention", "--text", file),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", READING)
+def test_files_that_are_something_else_are_refused(place, run, hostile):  # noqa: F811
+    for file in INPUTS:
+        if (place, file) in ((("text"), "list.json"), ("text", "deep.json"), ("viewed", "list.json")):
+            continue
+        status, lines = call(run, *READING[place](file))
+        if status == 0:
+            # A text may be anything that is UTF-8.
+            assert file in ("list.json", "deep.json") and place in ("viewed", "held out", "corpus"), (place, file)
+            continue
+        assert status == 2 and len(lines) == 1 and len(lines[0]) < 1200, (place, file, lines)
+    assert not list(hostile.glob("*.gist*"))
+
+
+def test_results_that_are_something_else_are_refused(hostile, capsys):
+    for file in INPUTS:
+        told(["view", "results", file], capsys)
+
+
+WRITING = {
+    "compress": lambda out: ("compress", "ok.txt", "-o", out, *COMPRESSOR),
+    "standard input": lambda out: ("compress", "-", "-o", out, *COMPRESSOR),
+    "nuggets": lambda out: ("nuggets", "ok.txt", "-o", f"{out}.html" if out else out, "--compressor", "folder"),
+    "evaluate": lambda out: ("evaluate", "--out", out, *COMPRESSOR),
+    "train": lambda out: ("train", "--out", out, *COMPRESSOR),
+    "attention": lambda out: ("view", "attention", "--text", "ok.txt", "-o", out),
+}
+
+
+@pytest.mark.parametrize("command", WRITING)
+def test_outputs_are_checked_before_work_begins(command, run, hostile, monkeypatch):  # noqa: F811
+    def load(*_):
+        raise AssertionError("the model was loaded")
+
+    for module in ("compress", "nuggets", "evaluate", "train", "view_attention"):
+        monkeypatch.setattr(f"gistkit.cli.{module}.load_model", load)
+    for out in OUTPUTS:
+        fits = {"compress": ("folder",), "standard input": ("folder",), "train": ("-", "folder")}.get(command, ())
+        if out in fits or (command == "nuggets" and out in ("-", "folder")):
+            continue
+        words = WRITING[command](out)
+        status, lines = call(run, *words, stdin=TEXT)
+        assert status == 2 and len(lines) == 1, (out, lines)
+    assert sorted(path.name for path in hostile.iterdir()) == [
+        "binary", "deep.json", "empty", "folder", "latin.txt", "list.json", "ok.txt",
+    ]  # fmt: skip
+
+
+def test_what_can_be_written(tmp_path):
+    (tmp_path / "there").write_text("")
+    for path in ("there", "new", "new/below/it"):
+        check_file("-o", tmp_path / path)
+        check_folder("-o", tmp_path / "new" / path)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ValueError, match="-o: expected a file, got a folder"):
+        check_file("-o", tmp_path)
+    with pytest.raises(ValueError, match=r"-o: expected a place that can be written to, got .*there.: Not a directory"):
+        check_folder("-o", tmp_path / "there")
+    # A device would be replaced by a file, if the user may do that.
+    with pytest.raises(ValueError, match="-o: expected a file, got a device or a pipe, /dev/null"):
+        check_file("-o", type(tmp_path)("/dev/null"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", compress.METHODS)
+def test_settings_of_methods_are_named(method):
+    values = [7, -1, 1e30, 10**23, 0.5, True, None, "x", [], [[]], {"ae": "x"}, float("nan")]
+    model = small_llama(num_hidden_layers=2)
+    needed = {"layer": 1} if method == "dodo" else {}
+    for name in sorted(compress.METHODS[method].arguments()):
+        for value in values:
+            try:
+                new_compressor(model, method, **needed | {name: value})
+            except ValueError as error:
+                assert name in str(error) and "\n" not in str(error), (name, value, error)
+                continue
+            # What is right may leave adapters in the model.
+            model = small_llama(num_hidden_layers=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["compress", "ok.txt", "--option", "losses=7"], "losses: expected some of ae, lm, compression, qa, kl, got 7"),
+        (["compress", "-", "-o", "-"], "-o: expected a file, got -; nothing is written to standard output"),
+        (["compress", "-", "-", "-o", "folder"], "TEXT: expected - once, got it again"),
+        (["compress", ""], "TEXT: expected a text file, a folder or -, got ''"),
+        (["compress", "/dev/zero", "-o", "x"], "/dev/zero: expected a text file or a folder of them, got a device"),
+        (["ask", "ok.txt", "\udcff"], r"QUESTION: expected UTF-8 text, got '\udcff'"),
+        (["ask", "ok.txt", "Who?", "--template", "{question}\udcff"], "--template: expected UTF-8 text, got"),
+    ],
+)
+def test_mistakes_that_were_tracebacks(words, message, run, hostile):  # noqa: F811
+    status, lines = call(run, *words)
+    assert status == 2 and len(lines) == 1 and message in lines[0], lines
+
+
+def test_a_seed_of_many_digits(capsys):
+    line = told(["ask", "x", "--model", "x", "--seed", str(10**23)], capsys)
+    assert "argument --seed: expected a whole number of at most 2147483647, got '1000" in line
+    assert line.endswith("; gistkit ask --help lists the options")
+
+
+def test_no_memory_is_one_line_and_other_errors_are_not_hidden(monkeypatch, capsys):
+    for error, caught in (
+        (MemoryError(), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("a bug"), False),
+    ):
+
+        def fail(_, error=error):
+            raise error
+
+        monkeypatch.setattr("gistkit.cli.info._run", fail)
+        if caught:
+            assert "not enough memory; smaller sizes need less" in told(["info"], capsys)
+        else:
+            with pytest.raises(RuntimeError, match="a bug"):
+                cli.main(["info"])
+
+
+def test_questions_of_another_encoding(run, report, folder, monkeypatch):  # noqa: F811
+    assert run("compress", report, "--compressor", folder / "x500")[0] == 0
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9?\n")))
+    status, lines = call(run, "ask", report.with_suffix(".gist"), "--compressor", folder / "x500")
+    assert status == 2 and lines == ["gistkit: standard input: expected UTF-8 text, got byte 0xe9 at 3"]

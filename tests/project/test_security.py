@@ -1,0 +1,61 @@
+"""What SECURITY.md says of files: nothing that the package reads can run code."""
+
+import ast
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+import gistkit
+from gistkit.compress import Memory
+from gistkit.studies.results import load as load_results
+from gistkit.train import checkpoint
+
+PACKAGE = Path(gistkit.__file__).parent
+# Between the processes of one study, over a pipe that only they have.
+PIPES = {"studies/runner.py"}
+
+
+def called(node):
+    """The dotted name of a call."""
+    parts, place = [], node.func
+    while isinstance(place, ast.Attribute):
+        parts.append(place.attr)
+        place = place.value
+    return ".".join(reversed([*parts, getattr(place, "id", "")]))
+
+
+def test_no_file_of_the_package_reads_pickles_or_runs_texts():
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        name = file.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call):
+                words = {keyword.arg for keyword in node.keywords}
+                assert not words & {"trust_remote_code", "allow_pickle"}, name
+                if called(node) in ("eval", "exec", "compile", "torch.load", "os.system") or "pickle." in called(node):
+                    found.add(name)
+    assert found == PIPES
+
+
+class Trap:
+    def __reduce__(self):
+        return (open, ("sprung", "w"))
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+def test_a_pickle_is_not_opened(how, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "step-00000001.safetensors"
+    if how == "pickle":
+        path.write_bytes(pickle.dumps(Trap()))
+    else:
+        torch.save({"positions": Trap()}, path)
+    for read in (Memory.load, load_results, lambda path: checkpoint.restore(path, [])):
+        with pytest.raises(ValueError, match=r"expected|utf-8"):
+            read(path)
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    # It would have been.
+    pickle.loads(pickle.dumps(Trap()))
+    assert (tmp_path / "sprung").exists()
