@@ -3,6 +3,7 @@
 #pragma once
 #include "cpu/attention/amx_tiles.h"
 #include "cpu/attention/backward_schedule.h"
+#include "cpu/attention/pairwise.h"
 
 namespace gistkit {
 namespace {
@@ -44,6 +45,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
   struct Worker {
     BFloat16 *rows, *others, *grad_rows, *grad_pairs, *weight_pairs;
     float *weights, *grads, *sums, *row;
+    double* pairwise;
     Keys keys;
   };
 
@@ -85,6 +87,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
     w.grads = arena.take<float>(kDeep * kKeys);
     w.sums = arena.take<float>(kKeys);
     w.row = arena.take<float>(kDeep * pad);
+    w.pairwise = arena.take<double>(Pairwise<float>::room(p_));
     w.keys = carve_keys(arena);
     return w;
   }
@@ -302,6 +305,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
             sum = S::add(sum, S::load(s.grad_query + (split * padded_queries_ + row) * qk_pad_ + d));
         S::store(w.row + d, S::mul(scale, sum));
       }
+      if (!all_finite(w.row, p_.dim_qk)) Pairwise<float>(setup_, w.pairwise).query_gradient(p_, b, h, row, w.row);
       write_row(p_.dtype, w.row, p_.dim_qk, p_.grad_query.at(b, h, row));
     }
   }
@@ -309,16 +313,22 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
   void write_keys(const Keys& keys, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
     const float scale = static_cast<float>(p_.scale);
+    const Pairwise<float> pairwise(setup_, w.pairwise);
     for (int64_t j = start; j < stop; j += kDeep) {
       const int count = static_cast<int>(smaller<int64_t>(kDeep, stop - j));
       transpose_columns(keys.grad_key + (j - start), qk_pad_, w.row);
       for (int i = 0; i < count; ++i) {
         float* row = w.row + i * qk_pad_;
         for (int d = 0; d < qk_pad_; d += S::kWidth) S::store(row + d, S::mul(S::set(scale), S::load(row + d)));
+        if (!all_finite(row, p_.dim_qk)) pairwise.key_gradient(p_, b, h, j + i, row);
         write_row(p_.dtype, row, p_.dim_qk, p_.grad_key.at(b, h, j + i));
       }
       transpose_columns(keys.grad_value + (j - start), v_pad_, w.row);
-      for (int i = 0; i < count; ++i) write_row(p_.dtype, w.row + i * v_pad_, p_.dim_v, p_.grad_value.at(b, h, j + i));
+      for (int i = 0; i < count; ++i) {
+        float* row = w.row + i * v_pad_;
+        if (!all_finite(row, p_.dim_v)) pairwise.value_gradient(p_, b, h, j + i, row);
+        write_row(p_.dtype, row, p_.dim_v, p_.grad_value.at(b, h, j + i));
+      }
     }
   }
 

@@ -3,6 +3,7 @@
 #pragma once
 #include "cpu/attention/amx_tiles.h"
 #include "cpu/attention/forward_schedule.h"
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -34,6 +35,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
   struct Worker {
     BFloat16 *rows, *queries, *weights;
     float *scores, *out, *maximum, *total, *row;
+    double* pairwise;
   };
 
   Worker carve_worker(Arena& arena) const {
@@ -46,6 +48,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     w.maximum = arena.take<float>(kQueries);
     w.total = arena.take<float>(kQueries);
     w.row = arena.take<float>(v_pad_);
+    w.pairwise = arena.take<double>(Pairwise<float>::room(p_));
     return w;
   }
 
@@ -168,9 +171,10 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     const float total = w.total[r], *out = w.out + r * v_pad_;
     const V factor = S::set(total == 0 ? 0.f : 1 / total);
     for (int x = 0; x < v_pad_; x += S::kWidth) S::store(w.row + x, S::mul(factor, S::load(out + x)));
+    float lse = natural_lse(setup_.natural, w.maximum[r], total);
+    if (!all_finite(w.row, p_.dim_v)) lse = Pairwise<float>(setup_, w.pairwise).attend(b, h, row, w.row);
     write_row(p_.dtype, w.row, p_.dim_v, p_.out.at(b, h, row));
-    static_cast<float*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] =
-        natural_lse(setup_.natural, w.maximum[r], total);
+    static_cast<float*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }
 
   int qk_pad_, v_pad_;

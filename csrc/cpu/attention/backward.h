@@ -2,6 +2,7 @@
 // cache.
 #pragma once
 #include "cpu/attention/backward_schedule.h"
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -59,6 +60,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   };
   struct Worker {
     T *rows, *others, *weights, *grads, *slope;
+    double* pairwise;
     Keys keys;
   };
 
@@ -96,6 +98,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     w.weights = arena.take<T>(kQueries * kKeys);
     w.grads = arena.take<T>(kQueries * kKeys);
     w.slope = setup_.cap > 0 ? arena.take<T>(kQueries * kKeys) : nullptr;
+    w.pairwise = arena.take<double>(Pairwise<T>::room(p_));
     w.keys = carve_keys(arena);
     return w;
   }
@@ -420,6 +423,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
         if (touched(b, split, tile))
           add_row(s.grad_query + split * part + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, w.rows);
       for (int d = 0; d < p_.dim_qk; ++d) w.rows[d] *= static_cast<T>(p_.scale);
+      if (!all_finite(w.rows, p_.dim_qk)) Pairwise<T>(setup_, w.pairwise).query_gradient(p_, b, h, row, w.rows);
       write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_query.at(b, h, row));
     }
   }
@@ -428,10 +432,13 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
     // The packed queries carry this factor's inverse.
     const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : setup_.natural ? 1 : kLn2);
+    const Pairwise<T> pairwise(setup_, w.pairwise);
     for (int64_t j = start; j < stop; ++j) {
       gather_row(keys.grad_key + (j - start) * kPanel, kKeys * kPanel, p_.dim_qk, factor, w.rows);
+      if (!all_finite(w.rows, p_.dim_qk)) pairwise.key_gradient(p_, b, h, j, w.rows);
       write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_key.at(b, h, j));
       gather_row(keys.grad_value + (j - start) * kPanel, kKeys * kPanel, p_.dim_v, T(1), w.rows);
+      if (!all_finite(w.rows, p_.dim_v)) pairwise.value_gradient(p_, b, h, j, w.rows);
       write_row(p_.dtype, w.rows, p_.dim_v, p_.grad_value.at(b, h, j));
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu/attention/few.h"
 #include "cpu/attention/forward_schedule.h"
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -28,6 +29,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
   struct Worker {
     // maximum and total are [block][kPaddedRows].
     T *rows, *queries, *scores, *out, *maximum, *total, *factor;
+    double* pairwise;
   };
 
   Worker carve_worker(Arena& arena) const {
@@ -39,6 +41,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     w.maximum = arena.take<T>(kBlocks * kPaddedRows);
     w.total = arena.take<T>(kBlocks * kPaddedRows);
     w.factor = arena.take<T>(kPaddedRows);
+    w.pairwise = arena.take<double>(Pairwise<T>::room(p_));
     return w;
   }
 
@@ -134,9 +137,10 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     const int at = r / kRows * kPaddedRows + r % kRows;
     const T total = w.total[at];
     gather_row(w.out + r * kPanel, kQueries * kPanel, p_.dim_v, total == 0 ? T(0) : 1 / total, w.rows);
+    T lse = natural_lse(setup_.natural, w.maximum[at], total);
+    if (!all_finite(w.rows, p_.dim_v)) lse = Pairwise<T>(setup_, w.pairwise).attend(b, h, row, w.rows);
     write_row(p_.dtype, w.rows, p_.dim_v, p_.out.at(b, h, row));
-    static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] =
-        natural_lse(setup_.natural, w.maximum[at], total);
+    static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }
 
   int qk_pad_, v_pad_;

@@ -1,0 +1,209 @@
+// Single rows of results, over nothing but the pairs that are seen. Kernels multiply whole blocks, in which a pair that
+// is masked has weight 0: times a number that is not finite this is not a number. They check what they write, and a row
+// that is not finite is computed again here, so that only what is seen can have made it so.
+#pragma once
+#include "cpu/attention/tiles.h"
+#include "cpu/simd/elements.h"
+
+namespace gistkit {
+namespace {
+
+template <class T>
+bool all_finite(const T* row, int n) {
+  using S = Simd<T>;
+  // x - x is 0 or not a number.
+  auto sum = S::set(0);
+  int i = 0;
+  for (; i + S::kWidth <= n; i += S::kWidth) sum = S::add(sum, S::sub(S::load(row + i), S::load(row + i)));
+  T rest = S::horizontal_sum(sum);
+  for (; i < n; ++i) rest += row[i] - row[i];
+  return rest == 0;
+}
+
+// Everything is double, whatever T: rows are few, and their order of summation is not that of the kernels.
+template <class T>
+class Pairwise {
+  using S = Simd<double>;
+
+ public:
+  // Doubles that it works in.
+  static int64_t room(const AttentionProblem& p) {
+    return 2 * padded(p.dim_qk) + 3 * padded(p.dim_v) + padded(larger(p.dim_qk, p.dim_v));
+  }
+
+  Pairwise(const Setup<T>& setup, double* room) : setup_(setup), p_(setup.problem) {
+    query_ = room;
+    key_ = query_ + padded(p_.dim_qk);
+    value_ = key_ + padded(p_.dim_qk);
+    grad_ = value_ + padded(p_.dim_v);
+    out_ = grad_ + padded(p_.dim_v);
+    sum_ = out_ + padded(p_.dim_v);
+  }
+
+  // A row of the result; returns its lse.
+  T attend(int64_t b, int64_t h, int64_t row, T* out) const {
+    read(p_.query.at(b, h, row), p_.dim_qk, query_);
+    clear(p_.dim_v);
+    double maximum = -kInfinity<double>, total = 0;
+    for_each_key(b, h, row, [&](int64_t j, double bias) {
+      read(p_.key.at(b, h / setup_.group, j), p_.dim_qk, key_);
+      read(p_.value.at(b, h / setup_.group, j), p_.dim_v, value_);
+      const double score = this->score().capped + bias;
+      if (!(score <= maximum)) {
+        const double factor = __builtin_exp(maximum - score);
+        total *= factor;
+        for (int d = 0; d < p_.dim_v; ++d) sum_[d] *= factor;
+        maximum = score;
+      }
+      const double weight = maximum == -kInfinity<double> ? 0 : __builtin_exp(score - maximum);
+      total += weight;
+      add(weight, value_, p_.dim_v);
+    });
+    write(total == 0 ? 0 : 1 / total, p_.dim_v, out);
+    return total == 0 ? -kInfinity<T> : static_cast<T>(maximum + __builtin_log(total));
+  }
+
+  void query_gradient(const AttentionBackward& p, int64_t b, int64_t h, int64_t row, T* to) const {
+    clear(p_.dim_qk);
+    const Row its = of_row(p, b, h, row);
+    if (its.alive)
+      for_each_key(b, h, row, [&](int64_t j, double bias) {
+        read_key(b, h / setup_.group, j);
+        add(gradients(its, bias).product, key_, p_.dim_qk);
+      });
+    write(p_.scale, p_.dim_qk, to);
+  }
+
+  void key_gradient(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, T* to) const {
+    clear(p_.dim_qk);
+    for_each_row(p, b, key_head, j, [&](const Gradients& its) { add(its.product, query_, p_.dim_qk); });
+    write(p_.scale, p_.dim_qk, to);
+  }
+
+  void value_gradient(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, T* to) const {
+    clear(p_.dim_v);
+    for_each_row(p, b, key_head, j, [&](const Gradients& its) { add(its.weight, grad_, p_.dim_v); });
+    write(1, p_.dim_v, to);
+  }
+
+  T bias_gradient(const AttentionBackward& p, int64_t b, int64_t h, int64_t j) const {
+    double sum = 0;
+    read_key(b, h / setup_.group, j);
+    for_each_row_of(p, b, h, j, [&](const Gradients& its) { sum += its.score; });
+    return static_cast<T>(sum);
+  }
+
+ private:
+  // The score of query_ and key_ and its derivative by the scaled product.
+  struct Score {
+    double capped, slope;
+  };
+  // What the backward knows of a row. One without keys has no gradient, whatever comes from above.
+  struct Row {
+    bool alive;
+    double lse, delta;
+  };
+  // A pair's weight, and the gradients of its score and of its scaled product.
+  struct Gradients {
+    double weight, score, product;
+  };
+
+  static int padded(int dim) { return round_up(dim, S::kWidth); }
+
+  // to[0, padded) = from, zeros beyond n.
+  void read(const char* from, int n, double* to) const {
+    by_dtype(p_.dtype, [&]<class E>() {
+      const E* elements = reinterpret_cast<const E*>(from);
+      for (int i = 0; i < n; ++i) {
+        if constexpr (sizeof(E) == 2) {
+          to[i] = to_float(elements[i]);
+        } else {
+          to[i] = elements[i];
+        }
+      }
+    });
+    for (int i = n; i < padded(n); ++i) to[i] = 0;
+  }
+  void read_key(int64_t b, int64_t key_head, int64_t j) const {
+    read(p_.key.at(b, key_head, j), p_.dim_qk, key_);
+    read(p_.value.at(b, key_head, j), p_.dim_v, value_);
+  }
+  Row of_row(const AttentionBackward& p, int64_t b, int64_t h, int64_t row) const {
+    const int64_t at = (b * p.query_heads + h) * p.num_queries + row;
+    const double lse = static_cast<const T*>(p.lse)[at];
+    if (lse == -kInfinity<double>) return {false, lse, 0};
+    read(p.query.at(b, h, row), p.dim_qk, query_);
+    read(p.grad_out.at(b, h, row), p.dim_v, grad_);
+    read(p.out.at(b, h, row), p.dim_v, out_);
+    const double delta = dot(grad_, out_, p.dim_v);
+    return {true, lse, p.grad_lse ? delta - static_cast<const T*>(p.grad_lse)[at] : delta};
+  }
+
+  static double dot(const double* a, const double* b, int n) {
+    auto sum = S::set(0);
+    for (int i = 0; i < n; i += S::kWidth) sum = S::fma(S::load(a + i), S::load(b + i), sum);
+    return S::horizontal_sum(sum);
+  }
+  void clear(int n) const {
+    for (int i = 0; i < padded(n); ++i) sum_[i] = 0;
+  }
+  void add(double factor, const double* row, int n) const {
+    for (int i = 0; i < n; i += S::kWidth)
+      S::store(sum_ + i, S::fma(S::set(factor), S::load(row + i), S::load(sum_ + i)));
+  }
+  void write(double factor, int n, T* to) const {
+    for (int i = 0; i < n; ++i) to[i] = static_cast<T>(sum_[i] * factor);
+  }
+
+  Score score() const {
+    const double x = p_.scale * dot(query_, key_, p_.dim_qk);
+    if (!(p_.softcap > 0)) return {x, 1};
+    const double t = __builtin_tanh(x / p_.softcap);
+    return {p_.softcap * t, 1 - t * t};
+  }
+  Gradients gradients(const Row& row, double bias) const {
+    const Score score = this->score();
+    const double weight = __builtin_exp(score.capped + bias - row.lse);
+    const double grad = weight * (dot(grad_, value_, p_.dim_v) - row.delta);
+    return {weight, grad, grad * score.slope};
+  }
+
+  double bias(int64_t b, int64_t h, int64_t j) const {
+    const T* its = setup_.bias_row(b, h);
+    return its ? its[j] : 0;
+  }
+  // Calls work(key, bias) for what a row sees. A bias of -inf hides a key.
+  template <class Work>
+  void for_each_key(int64_t b, int64_t h, int64_t row, const Work& work) const {
+    const int32_t* spans = setup_.row_spans(b, row);
+    for (int s = 0; s < p_.num_spans; ++s)
+      for (int64_t j = spans[2 * s]; j < spans[2 * s + 1]; ++j)
+        if (const double bias = this->bias(b, h, j); bias != -kInfinity<double>) work(j, bias);
+  }
+  // Calls work(gradients) for the rows of a query head that see key j, which is read; theirs are in query_ and grad_.
+  template <class Work>
+  void for_each_row_of(const AttentionBackward& p, int64_t b, int64_t h, int64_t j, const Work& work) const {
+    const double bias = this->bias(b, h, j);
+    if (bias == -kInfinity<double>) return;
+    for (int64_t row = 0; row < p.num_queries; ++row) {
+      const int32_t* spans = setup_.row_spans(b, row);
+      const int s = first_beyond(spans, p.num_spans, static_cast<int32_t>(j));
+      if (s == p.num_spans || spans[2 * s] > j) continue;
+      if (const Row its = of_row(p, b, h, row); its.alive) work(gradients(its, bias));
+    }
+  }
+  // The same of all query heads of a key head.
+  template <class Work>
+  void for_each_row(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, const Work& work) const {
+    read_key(b, key_head, j);
+    for (int64_t member = 0; member < setup_.group; ++member)
+      for_each_row_of(p, b, key_head * setup_.group + member, j, work);
+  }
+
+  const Setup<T>& setup_;
+  const AttentionProblem& p_;
+  double *query_, *key_, *value_, *grad_, *out_, *sum_;
+};
+
+}  // namespace
+}  // namespace gistkit
