@@ -96,7 +96,9 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
         attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, smaller(kRows, rows - block * kRows),
                      b, slot, tile, partial, tile_bias);
     });
-    for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
+    bool finite = true;
+    for (int d = 0; d < p_.dim_v; d += kPanel) finite &= all_finite(w.out + d * kQueries, int64_t{rows} * kPanel);
+    for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r, finite);
   }
 
   // A block of rows, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
@@ -133,12 +135,13 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
       panel_of_product<T, kKeys, 1>(w.scores + low, values, out, p_.dim_v - d, high - low, ScaleAndAdd<T>{w.factor});
   }
 
-  void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row) {
+  // `finite`: all that was summed is.
+  void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row, bool finite) {
     const int at = r / kRows * kPaddedRows + r % kRows;
     const T total = w.total[at];
     gather_row(w.out + r * kPanel, kQueries * kPanel, p_.dim_v, total == 0 ? T(0) : 1 / total, w.rows);
     T lse = natural_lse(setup_.natural, w.maximum[at], total);
-    if (!all_finite(w.rows, p_.dim_v)) lse = Pairwise<T>(setup_, w.pairwise).attend(b, h, row, w.rows);
+    if (!finite && !all_finite(w.rows, p_.dim_v)) lse = Pairwise<T>(setup_, w.pairwise).attend(b, h, row, w.rows);
     write_row(p_.dtype, w.rows, p_.dim_v, p_.out.at(b, h, row));
     static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }

@@ -1,6 +1,6 @@
 // Single rows of results, over nothing but the pairs that are seen. Kernels multiply whole blocks, in which a pair that
-// is masked has weight 0: times a number that is not finite this is not a number. They check what they write, and a row
-// that is not finite is computed again here, so that only what is seen can have made it so.
+// is masked has weight 0: times a number that is not finite this is not a number. They check their sums, a tile at
+// once, and a row that is not finite is computed again here, so that only what is seen can have made it so.
 #pragma once
 #include "cpu/attention/tiles.h"
 #include "cpu/simd/elements.h"
@@ -9,14 +9,21 @@ namespace gistkit {
 namespace {
 
 template <class T>
-bool all_finite(const T* row, int n) {
+bool all_finite(const T* x, int64_t n) {
   using S = Simd<T>;
+  constexpr int kTogether = 4;
+  typename S::V sum[kTogether];
+  for (auto& part : sum) part = S::set(0);
+  int64_t i = 0;
   // x - x is 0 or not a number.
-  auto sum = S::set(0);
-  int i = 0;
-  for (; i + S::kWidth <= n; i += S::kWidth) sum = S::add(sum, S::sub(S::load(row + i), S::load(row + i)));
-  T rest = S::horizontal_sum(sum);
-  for (; i < n; ++i) rest += row[i] - row[i];
+  for (; i + kTogether * S::kWidth <= n; i += kTogether * S::kWidth)
+#pragma GCC unroll 4
+    for (int j = 0; j < kTogether; ++j) {
+      const auto v = S::load(x + i + j * S::kWidth);
+      sum[j] = S::add(sum[j], S::sub(v, v));
+    }
+  T rest = S::horizontal_sum(S::add(S::add(sum[0], sum[1]), S::add(sum[2], sum[3])));
+  for (; i < n; ++i) rest += x[i] - x[i];
   return rest == 0;
 }
 
