@@ -94,9 +94,7 @@ def test_layouts_of_papers(device: str, dtype: torch.dtype, name: str) -> None:
 
 
 @grid("layout,dtype,bias", nonfinite.PLANS, DTYPES, [False, True])
-def test_what_is_not_finite_reaches_only_what_sees_it(
-    device: str, layout: str, dtype: torch.dtype, bias: bool
-) -> None:
+def test_what_is_not_finite_reaches_only_what_sees_it(device: str, layout: str, dtype: torch.dtype, bias: bool) -> None:
     plan = nonfinite.PLANS[layout]()
     for what, inputs, grad_out, grad_lse in nonfinite.spoiled(plan, dtype, 2, 1, 64, 40, bias, seed=plan.num_keys):
         tensors, upstream = list(moved(tuple(inputs), device)), moved((grad_out, grad_lse), device)
