@@ -86,7 +86,7 @@ GISTKIT_DEVICE float dot(const LaneRow& a, const LaneRow& b) {
   return sum;
 }
 
-// Calls work(key, bias) for what a row sees. A bias of -inf hides a key.
+// Calls work(key, bias) for what a row sees, as long as that returns true. A bias of -inf hides a key.
 template <class Work>
 GISTKIT_DEVICE void for_each_key(const AttentionProblem& p, int64_t batch, int64_t head, int64_t row,
                                  const Work& work) {
@@ -97,7 +97,8 @@ GISTKIT_DEVICE void for_each_key(const AttentionProblem& p, int64_t batch, int64
   for (int first = range.begin; first < range.end; first += kTileKeys) {
     uint64_t bits = visible_keys(spans, p.num_spans, first, keys);
     for (int key = first; bits != 0; bits >>= 1, ++key)
-      if (const float of_key = bias ? bias[key] : 0; (bits & 1) != 0 && of_key != -INFINITY) work(key, of_key);
+      if (const float of_key = bias ? bias[key] : 0; (bits & 1) != 0 && of_key != -INFINITY && !work(key, of_key))
+        return;
   }
 }
 
@@ -142,6 +143,8 @@ __global__ void __launch_bounds__(kPairwiseThreads)
       const float weight = highest == -INFINITY ? 0 : expf(score - highest);
       total += weight;
       sum.add(weight, lane_row<T>(p.value, batch, head / group, key, p.dim_v, lane));
+      // Then no number is left to add to.
+      return weight == weight;
     });
     sum.scale(total == 0 ? 0 : 1 / total);
     sum.write<T>(out_of(index), p.dim_v, lane);
@@ -215,6 +218,7 @@ __global__ void __launch_bounds__(kPairwiseThreads)
           const PairGradients pair = pair_gradients(
               p, query, its, grad, lane_row<T>(p.value, batch, head / group, key, p.dim_v, lane), bias, lse[at], delta);
           sum.add(pair.product * scale, its);
+          return pair.product == pair.product;
         });
       sum.write<T>(query_row(at), p.dim_qk, lane);
       return;
@@ -229,21 +233,31 @@ __global__ void __launch_bounds__(kPairwiseThreads)
       const float* biases = bias_row(p, batch, head);
       const float bias = biases ? biases[key] : 0;
       float bias_sum = 0;
-      for (int64_t block = 0; block < p.num_queries && bias != -INFINITY; block += 32) {
-        const int64_t own = block + lane;
-        uint32_t seen = __ballot_sync(kAllLanes, own < p.num_queries && lse[first + own] != -INFINITY &&
-                                                     sees(row_spans(p, batch, own), p.num_spans, key));
-        for (; seen; seen &= seen - 1) {
-          const int64_t row = block + __ffs(seen) - 1;
-          const LaneRow query = lane_row<T>(p.query, batch, head, row, p.dim_qk, lane),
-                        grad = lane_row<T>(p.grad_out, batch, head, row, p.dim_v, lane);
-          const PairGradients pair = pair_gradients(p, query, its, grad, value, bias, lse[first + row],
-                                                    values.delta[(batch * p.query_heads + head) * values.stride + row]);
-          key_sum.add(pair.product * scale, query);
-          value_sum.add(pair.weight, grad);
-          bias_sum += pair.logit;
+      bool lost = false;
+      // Rows whose lse is not a number come first: behind one, no number is left to add to.
+      for (int pass = bias == -INFINITY ? 2 : 0; pass < 2 && !lost; ++pass)
+        for (int64_t block = 0; block < p.num_queries && !lost; block += 32) {
+          const int64_t own = block + lane;
+          bool seen_by = false;
+          if (own < p.num_queries) {
+            const float its_lse = lse[first + own];
+            seen_by = (its_lse != its_lse) == (pass == 0) && its_lse != -INFINITY &&
+                      sees(row_spans(p, batch, own), p.num_spans, key);
+          }
+          uint32_t seen = __ballot_sync(kAllLanes, seen_by);
+          for (; seen && !lost; seen &= seen - 1) {
+            const int64_t row = block + __ffs(seen) - 1;
+            const LaneRow query = lane_row<T>(p.query, batch, head, row, p.dim_qk, lane),
+                          grad = lane_row<T>(p.grad_out, batch, head, row, p.dim_v, lane);
+            const PairGradients pair =
+                pair_gradients(p, query, its, grad, value, bias, lse[first + row],
+                               values.delta[(batch * p.query_heads + head) * values.stride + row]);
+            key_sum.add(pair.product * scale, query);
+            value_sum.add(pair.weight, grad);
+            bias_sum += pair.logit;
+            lost = pair.weight != pair.weight;
+          }
         }
-      }
       if (grad_bias && lane == 0) grad_bias[bias_place(index, member)] = bias_sum;
     }
     key_sum.write<T>(key_row(p.grad_key, index), p.dim_qk, lane);
