@@ -174,7 +174,8 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     const V factor = S::set(total == 0 ? 0.f : 1 / total);
     for (int x = 0; x < v_pad_; x += S::kWidth) S::store(w.row + x, S::mul(factor, S::load(out + x)));
     float lse = natural_lse(setup_.natural, w.maximum[r], total);
-    if (!finite && !all_finite(w.row, p_.dim_v)) lse = Pairwise<float>(setup_, w.pairwise).attend(b, h, row, w.row);
+    if (!finite && !all_finite(w.row, p_.dim_v))
+      lse = Pairwise<float>(setup_, w.pairwise).attend(b, h, row, lse, w.row);
     write_row(p_.dtype, w.row, p_.dim_v, p_.out.at(b, h, row));
     static_cast<float*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }

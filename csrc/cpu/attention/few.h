@@ -300,7 +300,7 @@ class FewQueriesKernel {
       for (int x = 0; x < p_.dim_v; ++x) sum[x] = total == 0 ? T(0) : sum[x] / total;
       const int64_t head_out = h * setup_.group + r / p_.num_queries, row = r % p_.num_queries;
       T lse = natural_lse(setup_.natural, maximum, total);
-      if (!all_finite(sum, p_.dim_v)) lse = Pairwise<T>(setup_, pairwise_).attend(b, head_out, row, sum);
+      if (!all_finite(sum, p_.dim_v)) lse = Pairwise<T>(setup_, pairwise_).attend(b, head_out, row, lse, sum);
       write_row(p_.dtype, sum, p_.dim_v, p_.out.at(b, head_out, row));
       static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] = lse;
     }

@@ -141,7 +141,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     const T total = w.total[at];
     gather_row(w.out + r * kPanel, kQueries * kPanel, p_.dim_v, total == 0 ? T(0) : 1 / total, w.rows);
     T lse = natural_lse(setup_.natural, w.maximum[at], total);
-    if (!finite && !all_finite(w.rows, p_.dim_v)) lse = Pairwise<T>(setup_, w.pairwise).attend(b, h, row, w.rows);
+    if (!finite && !all_finite(w.rows, p_.dim_v)) lse = Pairwise<T>(setup_, w.pairwise).attend(b, h, row, lse, w.rows);
     write_row(p_.dtype, w.rows, p_.dim_v, p_.out.at(b, h, row));
     static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }

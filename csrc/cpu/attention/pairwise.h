@@ -27,7 +27,8 @@ bool all_finite(const T* x, int64_t n) {
   return rest == 0;
 }
 
-// Everything is double, whatever T: rows are few, and their order of summation is not that of the kernels.
+// Everything is double, whatever T: rows are few, and their order of summation is not that of the kernels. Where a
+// factor of a sum is not a number, so is the sum: nothing more is added, as in a model whose numbers are all lost.
 template <class T>
 class Pairwise {
   using S = Simd<double>;
@@ -47,8 +48,10 @@ class Pairwise {
     sum_ = out_ + padded(p_.dim_v);
   }
 
-  // A row of the result; returns its lse.
-  T attend(int64_t b, int64_t h, int64_t row, T* out) const {
+  // A row of the result; `lse` is the kernel's. Returns its lse.
+  T attend(int64_t b, int64_t h, int64_t row, T lse, T* out) const {
+    // Scores are masked by choice, and only a bias of -inf hides a key after it was scored: the row sees this.
+    if (lse != lse && !p_.key_bias) return lse;
     read(p_.query.at(b, h, row), p_.dim_qk, query_);
     clear(p_.dim_v);
     double maximum = -kInfinity<double>, total = 0;
@@ -64,7 +67,7 @@ class Pairwise {
       }
       const double weight = maximum == -kInfinity<double> ? 0 : __builtin_exp(score - maximum);
       total += weight;
-      add(weight, value_, p_.dim_v);
+      return add(weight, value_, p_.dim_v);
     });
     write(total == 0 ? 0 : 1 / total, p_.dim_v, out);
     return total == 0 ? -kInfinity<T> : static_cast<T>(maximum + __builtin_log(total));
@@ -76,27 +79,30 @@ class Pairwise {
     if (its.alive)
       for_each_key(b, h, row, [&](int64_t j, double bias) {
         read_key(b, h / setup_.group, j);
-        add(gradients(its, bias).product, key_, p_.dim_qk);
+        return add(gradients(its, bias).product, key_, p_.dim_qk);
       });
     write(p_.scale, p_.dim_qk, to);
   }
 
   void key_gradient(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, T* to) const {
     clear(p_.dim_qk);
-    for_each_row(p, b, key_head, j, [&](const Gradients& its) { add(its.product, query_, p_.dim_qk); });
+    for_each_row(p, b, key_head, j, [&](const Gradients& its) { return add(its.product, query_, p_.dim_qk); });
     write(p_.scale, p_.dim_qk, to);
   }
 
   void value_gradient(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, T* to) const {
     clear(p_.dim_v);
-    for_each_row(p, b, key_head, j, [&](const Gradients& its) { add(its.weight, grad_, p_.dim_v); });
+    for_each_row(p, b, key_head, j, [&](const Gradients& its) { return add(its.weight, grad_, p_.dim_v); });
     write(1, p_.dim_v, to);
   }
 
   T bias_gradient(const AttentionBackward& p, int64_t b, int64_t h, int64_t j) const {
     double sum = 0;
     read_key(b, h / setup_.group, j);
-    for_each_row_of(p, b, h, j, [&](const Gradients& its) { sum += its.score; });
+    for_each_row_of(p, b, h, j, [&](const Gradients& its) {
+      sum += its.score;
+      return sum == sum;
+    });
     return static_cast<T>(sum);
   }
 
@@ -154,9 +160,11 @@ class Pairwise {
   void clear(int n) const {
     for (int i = 0; i < padded(n); ++i) sum_[i] = 0;
   }
-  void add(double factor, const double* row, int n) const {
+  // Whether anything is left to add.
+  bool add(double factor, const double* row, int n) const {
     for (int i = 0; i < n; i += S::kWidth)
       S::store(sum_ + i, S::fma(S::set(factor), S::load(row + i), S::load(sum_ + i)));
+    return factor == factor;
   }
   void write(double factor, int n, T* to) const {
     for (int i = 0; i < n; ++i) to[i] = static_cast<T>(sum_[i] * factor);
@@ -179,32 +187,42 @@ class Pairwise {
     const T* its = setup_.bias_row(b, h);
     return its ? its[j] : 0;
   }
-  // Calls work(key, bias) for what a row sees. A bias of -inf hides a key.
+  // Calls work(key, bias) for what a row sees, as long as that returns true. A bias of -inf hides a key.
   template <class Work>
   void for_each_key(int64_t b, int64_t h, int64_t row, const Work& work) const {
     const int32_t* spans = setup_.row_spans(b, row);
     for (int s = 0; s < p_.num_spans; ++s)
       for (int64_t j = spans[2 * s]; j < spans[2 * s + 1]; ++j)
-        if (const double bias = this->bias(b, h, j); bias != -kInfinity<double>) work(j, bias);
+        if (const double bias = this->bias(b, h, j); bias != -kInfinity<double> && !work(j, bias)) return;
   }
-  // Calls work(gradients) for the rows of a query head that see key j, which is read; theirs are in query_ and grad_.
+  // Calls work(gradients) for the rows of a query head that see key j, which is read, as long as that returns true, and
+  // returns whether it always did. What is theirs is in query_ and grad_. A row whose lse is not a number comes first.
   template <class Work>
-  void for_each_row_of(const AttentionBackward& p, int64_t b, int64_t h, int64_t j, const Work& work) const {
+  bool for_each_row_of(const AttentionBackward& p, int64_t b, int64_t h, int64_t j, const Work& work) const {
     const double bias = this->bias(b, h, j);
-    if (bias == -kInfinity<double>) return;
-    for (int64_t row = 0; row < p.num_queries; ++row) {
+    if (bias == -kInfinity<double>) return true;
+    const T* lse = static_cast<const T*>(p.lse) + (b * p.query_heads + h) * p.num_queries;
+    const auto sees = [&](int64_t row) {
       const int32_t* spans = setup_.row_spans(b, row);
       const int s = first_beyond(spans, p.num_spans, static_cast<int32_t>(j));
-      if (s == p.num_spans || spans[2 * s] > j) continue;
-      if (const Row its = of_row(p, b, h, row); its.alive) work(gradients(its, bias));
-    }
+      return s < p.num_spans && spans[2 * s] <= j;
+    };
+    const auto go_on = [&](int64_t row) {
+      const Row its = of_row(p, b, h, row);
+      return !its.alive || work(gradients(its, bias));
+    };
+    for (int64_t row = 0; row < p.num_queries; ++row)
+      if (lse[row] != lse[row] && sees(row) && !go_on(row)) return false;
+    for (int64_t row = 0; row < p.num_queries; ++row)
+      if (lse[row] == lse[row] && sees(row) && !go_on(row)) return false;
+    return true;
   }
   // The same of all query heads of a key head.
   template <class Work>
   void for_each_row(const AttentionBackward& p, int64_t b, int64_t key_head, int64_t j, const Work& work) const {
     read_key(b, key_head, j);
     for (int64_t member = 0; member < setup_.group; ++member)
-      for_each_row_of(p, b, key_head * setup_.group + member, j, work);
+      if (!for_each_row_of(p, b, key_head * setup_.group + member, j, work)) return;
   }
 
   const Setup<T>& setup_;
