@@ -18,6 +18,7 @@ import gistkit
 from gistkit import Plan, layouts
 from gistkit.ops import reference
 from gistkit.ops._library import CUDA_LIBRARY
+from tests.helpers import nonfinite
 from tests.helpers.devices import assert_as_good, gpu, grid, moved, on
 from tests.helpers.views import as_slice_of_wider, as_token_major
 from tests.ops.test_attention import EPSILON, SHAPES, Case, causal_plan, check
@@ -90,6 +91,15 @@ def test_layouts_of_papers(device: str, dtype: torch.dtype, name: str) -> None:
     case.inputs = [make(2, plan.num_queries), make(1, plan.num_keys), make(1, plan.num_keys)]
     case.grad_out, case.grad_lse = make(2, plan.num_queries), torch.zeros(1, 2, plan.num_queries)
     check_attention(case, device)
+
+
+@grid("layout,dtype,bias", nonfinite.PLANS, DTYPES, [False, True])
+def test_what_is_not_finite_reaches_only_what_sees_it(device: str, layout: str, dtype: torch.dtype, bias: bool) -> None:
+    plan = nonfinite.PLANS[layout]()
+    for what, inputs, grad_out, grad_lse in nonfinite.spoiled(plan, dtype, 2, 1, 64, 40, bias, seed=plan.num_keys):
+        tensors, upstream = list(moved(tuple(inputs), device)), moved((grad_out, grad_lse), device)
+        got = nonfinite.run(tensors, *upstream, moved(plan, device))
+        nonfinite.check(got, nonfinite.gathered_attention(inputs, grad_out, grad_lse, plan), dtype, what)
 
 
 @grid("dtype", DTYPES, cpu=1)

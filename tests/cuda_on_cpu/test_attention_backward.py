@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gistkit.ops import reference
 
-SOURCES = [f"csrc/cuda/attention/backward{part}.cu" for part in ("", "_bf16", "_fp16")]
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("backward", "backward_bf16", "backward_fp16", "pairwise")]
 TILE_QUERIES, TILE_KEYS = 128, 64
 GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_key_bias")
 
@@ -29,11 +29,12 @@ def backward(
     order: str = "forward",
     lists: tuple[TileLists, TileLists] | None = None,
     shared_limit: int = SHARED_LIMIT,
+    results: tuple[Tensor, Tensor] | None = None,
 ) -> list[Tensor]:
-    """[grad_query, grad_key, grad_value] and with a bias its gradient, from the reference's out and lse."""
+    """[grad_query, grad_key, grad_value] and with a bias its gradient, from `results` or the reference's."""
     bias = case.tensors.get("key_bias")
     query, key, value = (case.tensors[name] for name in ("query", "key", "value"))
-    out, lse = reference.attention(
+    out, lse = results or reference.attention(
         *(t.nan_to_num() for t in (query, key, value)),
         case.plan,
         scale=case.scale,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gistkit.ops import reference
 
-SOURCES = [f"csrc/cuda/attention/forward{part}.cu" for part in ("", "_bf16", "_fp16")]
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("forward", "forward_bf16", "forward_fp16", "pairwise")]
 TILE_QUERIES, TILE_KEYS = 128, 64
 BF16, FP16 = torch.bfloat16, torch.float16
 

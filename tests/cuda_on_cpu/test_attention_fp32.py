@@ -14,7 +14,7 @@ from torch import Tensor
 from gistkit import Plan
 from gistkit.ops import reference
 
-SOURCES = ["csrc/cuda/attention/fp32.cu"]
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("fp32", "pairwise")]
 FORWARD = ("out", "lse")
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 TILE_QUERIES, TILE_KEYS = 128, 64

@@ -65,8 +65,13 @@ def test_launches() -> None:
     """A kernel for what an op does, and for attention's lists none, but where a plan has none yet."""
     expected = {
         "attention": (
-            {"attention_forward"},
-            {"attention_row_values", "attention_query_gradient", "attention_key_gradient"},
+            {"attention_forward", "attention_forward_pairwise"},
+            {
+                "attention_row_values",
+                "attention_query_gradient",
+                "attention_key_gradient",
+                "attention_backward_pairwise",
+            },
         ),
         "rope": ({"rope"}, {"rope"}),
         "window_pool": ({"window_pool"}, {"window_pool"}),

@@ -3,6 +3,7 @@
 #pragma once
 #include "cpu/attention/amx_tiles.h"
 #include "cpu/attention/backward_schedule.h"
+#include "cpu/attention/pairwise.h"
 
 namespace gistkit {
 namespace {
@@ -44,6 +45,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
   struct Worker {
     BFloat16 *rows, *others, *grad_rows, *grad_pairs, *weight_pairs;
     float *weights, *grads, *sums, *row;
+    double* pairwise;
     Keys keys;
   };
 
@@ -85,6 +87,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
     w.grads = arena.take<float>(kDeep * kKeys);
     w.sums = arena.take<float>(kKeys);
     w.row = arena.take<float>(kDeep * pad);
+    w.pairwise = arena.take<double>(Pairwise<float>::room(p_));
     w.keys = carve_keys(arena);
     return w;
   }
@@ -294,6 +297,11 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
     const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
     const int64_t stop = smaller((tile + 1) * kQueries, p_.num_queries);
     const V scale = S::set(static_cast<float>(p_.scale));
+    bool finite = true;
+    for (int64_t split = 0; split < splits_; ++split)
+      if (touched(b, split, tile))
+        finite &= all_finite(s.grad_query + (split * padded_queries_ + tile * kQueries) * qk_pad_,
+                             (stop - tile * kQueries) * qk_pad_);
     for (int64_t row = tile * kQueries; row < stop; ++row) {
       for (int d = 0; d < qk_pad_; d += S::kWidth) {
         V sum = S::set(0);
@@ -302,6 +310,8 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
             sum = S::add(sum, S::load(s.grad_query + (split * padded_queries_ + row) * qk_pad_ + d));
         S::store(w.row + d, S::mul(scale, sum));
       }
+      if (!finite && !all_finite(w.row, p_.dim_qk))
+        Pairwise<float>(setup_, w.pairwise).query_gradient(p_, b, h, row, w.row);
       write_row(p_.dtype, w.row, p_.dim_qk, p_.grad_query.at(b, h, row));
     }
   }
@@ -309,16 +319,23 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
   void write_keys(const Keys& keys, const Worker& w, int64_t b, int64_t h, int32_t tile) {
     const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
     const float scale = static_cast<float>(p_.scale);
+    const Pairwise<float> pairwise(setup_, w.pairwise);
+    const bool finite = all_finite(keys.grad_key, kKeys * qk_pad_) && all_finite(keys.grad_value, kKeys * v_pad_);
     for (int64_t j = start; j < stop; j += kDeep) {
       const int count = static_cast<int>(smaller<int64_t>(kDeep, stop - j));
       transpose_columns(keys.grad_key + (j - start), qk_pad_, w.row);
       for (int i = 0; i < count; ++i) {
         float* row = w.row + i * qk_pad_;
         for (int d = 0; d < qk_pad_; d += S::kWidth) S::store(row + d, S::mul(S::set(scale), S::load(row + d)));
+        if (!finite && !all_finite(row, p_.dim_qk)) pairwise.key_gradient(p_, b, h, j + i, row);
         write_row(p_.dtype, row, p_.dim_qk, p_.grad_key.at(b, h, j + i));
       }
       transpose_columns(keys.grad_value + (j - start), v_pad_, w.row);
-      for (int i = 0; i < count; ++i) write_row(p_.dtype, w.row + i * v_pad_, p_.dim_v, p_.grad_value.at(b, h, j + i));
+      for (int i = 0; i < count; ++i) {
+        float* row = w.row + i * v_pad_;
+        if (!finite && !all_finite(row, p_.dim_v)) pairwise.value_gradient(p_, b, h, j + i, row);
+        write_row(p_.dtype, row, p_.dim_v, p_.grad_value.at(b, h, j + i));
+      }
     }
   }
 

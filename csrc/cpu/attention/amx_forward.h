@@ -3,6 +3,7 @@
 #pragma once
 #include "cpu/attention/amx_tiles.h"
 #include "cpu/attention/forward_schedule.h"
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -34,6 +35,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
   struct Worker {
     BFloat16 *rows, *queries, *weights;
     float *scores, *out, *maximum, *total, *row;
+    double* pairwise;
   };
 
   Worker carve_worker(Arena& arena) const {
@@ -46,6 +48,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     w.maximum = arena.take<float>(kQueries);
     w.total = arena.take<float>(kQueries);
     w.row = arena.take<float>(v_pad_);
+    w.pairwise = arena.take<double>(Pairwise<float>::room(p_));
     return w;
   }
 
@@ -91,7 +94,8 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
         attend_block(w, spans + int64_t{block} * p_.num_spans * 2, block, smaller(kGroup, rows - block), b, slot, tile,
                      partial, tile_bias);
     });
-    for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
+    const bool finite = all_finite(w.out, int64_t{rows} * v_pad_);
+    for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r, finite);
   }
 
   // Rows from `block` on, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
@@ -164,13 +168,16 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
     return exp2<float>(kNatural ? S::mul(x, S::set(static_cast<float>(kLog2E))) : x);
   }
 
-  void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row) {
+  // `finite`: all that was summed is.
+  void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row, bool finite) {
     const float total = w.total[r], *out = w.out + r * v_pad_;
     const V factor = S::set(total == 0 ? 0.f : 1 / total);
     for (int x = 0; x < v_pad_; x += S::kWidth) S::store(w.row + x, S::mul(factor, S::load(out + x)));
+    float lse = natural_lse(setup_.natural, w.maximum[r], total);
+    if (!finite && !all_finite(w.row, p_.dim_v))
+      lse = Pairwise<float>(setup_, w.pairwise).attend(b, h, row, lse, w.row);
     write_row(p_.dtype, w.row, p_.dim_v, p_.out.at(b, h, row));
-    static_cast<float*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] =
-        natural_lse(setup_.natural, w.maximum[r], total);
+    static_cast<float*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }
 
   int qk_pad_, v_pad_;

@@ -2,6 +2,7 @@
 // cache.
 #pragma once
 #include "cpu/attention/backward_schedule.h"
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -59,6 +60,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   };
   struct Worker {
     T *rows, *others, *weights, *grads, *slope;
+    double* pairwise;
     Keys keys;
   };
 
@@ -96,6 +98,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     w.weights = arena.take<T>(kQueries * kKeys);
     w.grads = arena.take<T>(kQueries * kKeys);
     w.slope = setup_.cap > 0 ? arena.take<T>(kQueries * kKeys) : nullptr;
+    w.pairwise = arena.take<double>(Pairwise<T>::room(p_));
     w.keys = carve_keys(arena);
     return w;
   }
@@ -414,12 +417,19 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const Worker w = worker(worker_index);
     const int64_t b = (first + index) / p_.key_heads, h = (first + index) % p_.key_heads * setup_.group + member;
     const int64_t stop = smaller((tile + 1) * kQueries, p_.num_queries), part = padded_queries_ * qk_pad_;
+    bool finite = true;
+    for (int64_t split = 0; split < splits_; ++split)
+      for (int d = 0; d < p_.dim_qk && touched(b, split, tile); d += kPanel)
+        finite &= all_finite(s.grad_query + split * part + d * padded_queries_ + tile * kQueries * kPanel,
+                             (stop - tile * kQueries) * kPanel);
     for (int64_t row = tile * kQueries; row < stop; ++row) {
       for (int d = 0; d < qk_pad_; ++d) w.rows[d] = 0;
       for (int64_t split = 0; split < splits_; ++split)
         if (touched(b, split, tile))
           add_row(s.grad_query + split * part + row * kPanel, padded_queries_ * kPanel, p_.dim_qk, w.rows);
       for (int d = 0; d < p_.dim_qk; ++d) w.rows[d] *= static_cast<T>(p_.scale);
+      if (!finite && !all_finite(w.rows, p_.dim_qk))
+        Pairwise<T>(setup_, w.pairwise).query_gradient(p_, b, h, row, w.rows);
       write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_query.at(b, h, row));
     }
   }
@@ -428,10 +438,14 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
     const int64_t start = int64_t{tile} * kKeys, stop = smaller<int64_t>(start + kKeys, p_.num_keys);
     // The packed queries carry this factor's inverse.
     const T factor = static_cast<T>(setup_.cap > 0 ? p_.softcap : setup_.natural ? 1 : kLn2);
+    const Pairwise<T> pairwise(setup_, w.pairwise);
+    const bool finite = all_finite(keys.grad_key, kKeys * qk_pad_) && all_finite(keys.grad_value, kKeys * v_pad_);
     for (int64_t j = start; j < stop; ++j) {
       gather_row(keys.grad_key + (j - start) * kPanel, kKeys * kPanel, p_.dim_qk, factor, w.rows);
+      if (!finite && !all_finite(w.rows, p_.dim_qk)) pairwise.key_gradient(p_, b, h, j, w.rows);
       write_row(p_.dtype, w.rows, p_.dim_qk, p_.grad_key.at(b, h, j));
       gather_row(keys.grad_value + (j - start) * kPanel, kKeys * kPanel, p_.dim_v, T(1), w.rows);
+      if (!finite && !all_finite(w.rows, p_.dim_v)) pairwise.value_gradient(p_, b, h, j, w.rows);
       write_row(p_.dtype, w.rows, p_.dim_v, p_.grad_value.at(b, h, j));
     }
   }

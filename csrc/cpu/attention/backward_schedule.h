@@ -5,14 +5,14 @@
 #include <type_traits>
 
 #include "common/tile_runs.h"
-#include "cpu/attention/tiles.h"
+#include "cpu/attention/pairwise.h"
 
 namespace gistkit {
 namespace {
 
 // Kernel has qk_pad_, v_pad_, carve_slot, carve_worker, pack_queries, pack_keys, pair, write_queries and write_keys;
-// its slots have grad_query, grad_keys and grad_values, its workers `keys` with grad_key and grad_value. T is the type
-// of sums.
+// its slots have grad_query, grad_keys and grad_values, its workers `keys` with grad_key and grad_value, and room
+// `pairwise`. T is the type of sums.
 template <class Kernel, class T, int kQueries, int kKeys>
 class BackwardSchedule {
   // Items of work that a call is cut into where it has few heads.
@@ -234,8 +234,18 @@ class BackwardSchedule {
       for (int64_t at = list[0]; at < list[1]; ++at)
         self().pair(s, keys, w, b, entries_[at] / 2, tile, entries_[at] % 2, bias ? bias + start : nullptr, grad_query,
                     grad_bias);
+      if (grad_bias) write_bias(w, b, h, start, grad_bias);
       if (member == setup_.group - 1) self().write_keys(keys, w, b, key_head, tile);
     }
+  }
+
+  template <class Worker>
+  void write_bias(const Worker& w, int64_t b, int64_t h, int64_t start, T* grad_bias) const {
+    const int columns = static_cast<int>(smaller<int64_t>(kKeys, p_.num_keys - start));
+    if (all_finite(grad_bias, columns)) return;
+    const Pairwise<T> pairwise(setup_, w.pairwise);
+    for (int c = 0; c < columns; ++c)
+      if (!all_finite(grad_bias + c, 1)) grad_bias[c] = pairwise.bias_gradient(p_, b, h, start + c);
   }
 
   int64_t in_flight_ = 0, slot_bytes_ = 0, worker_bytes_ = 0;

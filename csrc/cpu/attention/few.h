@@ -1,6 +1,7 @@
 // Forward attention of few queries (decoding): keys and values are read once, where they are, in fixed splits whose
 // parts are merged by their maxima and totals. Splits that no query sees have no part.
 #pragma once
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/seen_tiles.h"
 #include "cpu/attention/softmax.h"
 
@@ -55,6 +56,7 @@ class FewQueriesKernel {
     total_ = arena.take<T>(parts);
     scores_ = arena.take<T>(int64_t{pool_.num_threads} * rows_ * kChunk);
     converted_ = arena.take<T>(int64_t{pool_.num_threads} * kChunk * larger(qk_pad_, v_pad_));
+    pairwise_ = arena.take<double>(Pairwise<T>::room(p_));
   }
 
   // Rows of keys or values of type E, `stride` of them apart.
@@ -297,9 +299,10 @@ class FewQueriesKernel {
       }
       for (int x = 0; x < p_.dim_v; ++x) sum[x] = total == 0 ? T(0) : sum[x] / total;
       const int64_t head_out = h * setup_.group + r / p_.num_queries, row = r % p_.num_queries;
+      T lse = natural_lse(setup_.natural, maximum, total);
+      if (!all_finite(sum, p_.dim_v)) lse = Pairwise<T>(setup_, pairwise_).attend(b, head_out, row, lse, sum);
       write_row(p_.dtype, sum, p_.dim_v, p_.out.at(b, head_out, row));
-      static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] =
-          natural_lse(setup_.natural, maximum, total);
+      static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] = lse;
     }
   }
 
@@ -311,6 +314,7 @@ class FewQueriesKernel {
   int64_t splits_ = 1;  // parts of a key head, of which each has as many as its sequence sees
   T *queries_ = nullptr, *out_ = nullptr, *maximum_ = nullptr, *total_ = nullptr, *scores_ = nullptr,
     *converted_ = nullptr;
+  double* pairwise_ = nullptr;
 };
 
 }  // namespace

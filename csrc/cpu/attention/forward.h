@@ -2,6 +2,7 @@
 #pragma once
 #include "cpu/attention/few.h"
 #include "cpu/attention/forward_schedule.h"
+#include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
 
 namespace gistkit {
@@ -28,6 +29,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
   struct Worker {
     // maximum and total are [block][kPaddedRows].
     T *rows, *queries, *scores, *out, *maximum, *total, *factor;
+    double* pairwise;
   };
 
   Worker carve_worker(Arena& arena) const {
@@ -39,6 +41,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
     w.maximum = arena.take<T>(kBlocks * kPaddedRows);
     w.total = arena.take<T>(kBlocks * kPaddedRows);
     w.factor = arena.take<T>(kPaddedRows);
+    w.pairwise = arena.take<double>(Pairwise<T>::room(p_));
     return w;
   }
 
@@ -93,7 +96,9 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
         attend_block(w, spans + int64_t{block} * kRows * p_.num_spans * 2, block, smaller(kRows, rows - block * kRows),
                      b, slot, tile, partial, tile_bias);
     });
-    for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r);
+    bool finite = true;
+    for (int d = 0; d < p_.dim_v; d += kPanel) finite &= all_finite(w.out + d * kQueries, int64_t{rows} * kPanel);
+    for (int r = 0; r < rows; ++r) write(w, r, b, h, row + r, finite);
   }
 
   // A block of rows, `rows` of which exist, against one tile of keys: scores, softmax, weighted values.
@@ -130,13 +135,15 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
       panel_of_product<T, kKeys, 1>(w.scores + low, values, out, p_.dim_v - d, high - low, ScaleAndAdd<T>{w.factor});
   }
 
-  void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row) {
+  // `finite`: all that was summed is.
+  void write(const Worker& w, int r, int64_t b, int64_t h, int64_t row, bool finite) {
     const int at = r / kRows * kPaddedRows + r % kRows;
     const T total = w.total[at];
     gather_row(w.out + r * kPanel, kQueries * kPanel, p_.dim_v, total == 0 ? T(0) : 1 / total, w.rows);
+    T lse = natural_lse(setup_.natural, w.maximum[at], total);
+    if (!finite && !all_finite(w.rows, p_.dim_v)) lse = Pairwise<T>(setup_, w.pairwise).attend(b, h, row, lse, w.rows);
     write_row(p_.dtype, w.rows, p_.dim_v, p_.out.at(b, h, row));
-    static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] =
-        natural_lse(setup_.natural, w.maximum[at], total);
+    static_cast<T*>(p_.lse)[(b * p_.query_heads + h) * p_.num_queries + row] = lse;
   }
 
   int qk_pad_, v_pad_;

@@ -1,6 +1,7 @@
 #include "cuda/attention/backward.h"
 
 #include "cuda/attention/backward_launch.cuh"
+#include "cuda/attention/pairwise.h"
 
 namespace gistkit::cuda {
 namespace {
@@ -80,8 +81,10 @@ cudaError_t attention_backward(const AttentionBackward& problem, const Attention
                                        : launch_row_values<Float16>(problem, p.rows, p.scale, stream);
     if (error != cudaSuccess) return error;
   }
-  return bfloat16 ? launch_backward<BFloat16>(p, query_blocks, key_blocks, device.shared_limit, stream)
-                  : launch_backward<Float16>(p, query_blocks, key_blocks, device.shared_limit, stream);
+  const cudaError_t error = bfloat16
+                                ? launch_backward<BFloat16>(p, query_blocks, key_blocks, device.shared_limit, stream)
+                                : launch_backward<Float16>(p, query_blocks, key_blocks, device.shared_limit, stream);
+  return error == cudaSuccess ? attention_backward_pairwise(problem, p.rows, stream) : error;
 }
 
 }  // namespace gistkit::cuda

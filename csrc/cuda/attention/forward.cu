@@ -1,6 +1,7 @@
 #include "cuda/attention/forward.h"
 
 #include "cuda/attention/forward.cuh"
+#include "cuda/attention/pairwise.h"
 
 namespace gistkit::cuda {
 namespace {
@@ -92,7 +93,9 @@ cudaError_t attention_forward(const AttentionForward& problem, const AttentionDe
   p.partial_dim = partial_dim(problem);
   p.partial_out = static_cast<float*>(device.workspace);
   p.partial_lse = p.partial_out + rows_of(problem) * p.splits * p.partial_dim;
-  return problem.dtype == DType::kBF16 ? launch_forward<BFloat16>(p, stream) : launch_forward<Float16>(p, stream);
+  const cudaError_t error =
+      problem.dtype == DType::kBF16 ? launch_forward<BFloat16>(p, stream) : launch_forward<Float16>(p, stream);
+  return error == cudaSuccess ? attention_forward_pairwise(problem, stream) : error;
 }
 
 }  // namespace gistkit::cuda

@@ -2,6 +2,7 @@
 #include "cuda/attention/fp32.h"
 
 #include "cuda/attention/fp32_kernels.cuh"
+#include "cuda/attention/pairwise.h"
 
 namespace gistkit::cuda {
 namespace {
@@ -39,8 +40,9 @@ cudaError_t attention_fp32_forward(const AttentionForward& p, const AttentionDev
     aligned.key = aligned_rows(p.key);
     aligned.value = aligned_rows(p.value);
     aligned.out = aligned_rows(p.out);
-    return launch("attention_fp32_forward", forward_kernel<QueryShape>, grid, dim3(kThreads), QueryShape::kSharedBytes,
-                  stream, p, device.key_tiles, aligned);
+    const cudaError_t error = launch("attention_fp32_forward", forward_kernel<QueryShape>, grid, dim3(kThreads),
+                                     QueryShape::kSharedBytes, stream, p, device.key_tiles, aligned);
+    return error == cudaSuccess ? attention_forward_pairwise(p, stream) : error;
   });
 }
 
@@ -76,9 +78,13 @@ cudaError_t attention_fp32_backward(const AttentionBackward& p, const AttentionD
       if (error != cudaSuccess) return error;
     }
     grid = blocks<KeyShape>(p.num_keys, kFp32TileKeys, p.batch * p.key_heads);
-    if (grid.x == 0) return cudaSuccess;
-    return launch("attention_fp32_key_gradient", key_gradient_kernel<KeyShape>, grid, dim3(kThreads),
-                  KeyShape::kSharedBytes, stream, p, device.query_tiles, values, aligned);
+    if (grid.x > 0) {
+      const cudaError_t error =
+          launch("attention_fp32_key_gradient", key_gradient_kernel<KeyShape>, grid, dim3(kThreads),
+                 KeyShape::kSharedBytes, stream, p, device.query_tiles, values, aligned);
+      if (error != cudaSuccess) return error;
+    }
+    return attention_backward_pairwise(p, values, stream);
   });
 }
 

@@ -59,6 +59,8 @@ def attention(
         out [B, Hq, Nq, Dv] of query's dtype, laid out as [B, Nq, Hq, Dv] in memory, so that
         `out.transpose(1, 2).flatten(2)` copies nothing. With return_lse the pair (out, lse): lse [B, Hq, Nq], natural
         logarithm, float32 (float64 for float64 inputs). A row that sees no key has out 0, lse -inf and no gradient.
+        A NaN or infinity in a key, value, query or upstream gradient reaches the rows that see it and the gradients of
+        what these rows see, and nothing else.
 
     Raises:
         TypeError: a dtype is not supported or the dtypes differ.

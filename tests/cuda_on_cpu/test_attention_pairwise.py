@@ -1,0 +1,88 @@
+"""Numbers that are not finite reach what sees them and nothing else, in all kernels of attention, on a CPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import test_attention_backward as half_backward
+import test_attention_forward as half_forward
+import test_attention_fp32 as fp32
+import torch
+from attention_cases import Case
+from emulation import ORDERS
+from torch import Tensor
+
+from tests.helpers.nonfinite import BAD, check, gathered_attention
+
+NAMES = ("query", "key", "value", "grad_out")
+
+
+def spoil(case: Case, names: tuple[str, ...], seed: int) -> None:
+    """Two rows of each tensor: one number of the first, all of the second."""
+    g = torch.Generator().manual_seed(seed)
+    for turn, name in enumerate(names):
+        t = case.tensors[name]
+        for count in range(2):
+            b, h, row, d = (int(torch.randint(n, (1,), generator=g)) for n in t.shape)
+            t[b, h, row, slice(None) if count else slice(d, d + 1)] = BAD[(seed + turn + count) % 3]
+
+
+def expected(case: Case) -> list[Tensor]:
+    inputs = [case.tensors[name] for name in ("query", "key", "value")]
+    if case.bias:
+        bias = case.tensors["key_bias"]
+        inputs.append(bias.expand(case.batch, case.heads, case.keys))
+    return gathered_attention(inputs, case.tensors["grad_out"], case.tensors["grad_lse"], case.plan, case.softcap)
+
+
+def found(case: Case, *, splits: int = 1, **options: object) -> list[Tensor]:
+    if case.dtype == torch.float32:
+        results = fp32.forward(case, **options)
+        return results + fp32.backward(case, *results, **options)
+    results = half_forward.forward(case, splits=splits, **options)
+    out = case.empty(case.heads, case.queries, case.value_dim).copy_(results[0])
+    return [*results, *half_backward.backward(case, results=(out, results[1]), **options)]
+
+
+CASES = {
+    "causal": {"queries": 90, "kind": "causal"},
+    "gistpool": {"queries": 140, "kind": "gistpool", "key_heads": 2, "dim": 40},
+    "dodo": {"queries": 70, "keys": 80, "kind": "dodo", "value_dim": 33},
+    "random": {"queries": 70, "keys": 150, "heads": 4, "key_heads": 2, "dim": 64, "layout": "odd"},
+    "one query": {"queries": 1, "keys": 200, "dim": 64},
+    "bias": {"queries": 66, "keys": 130, "bias": "bhi", "softcap": 3.0, "layout": "tokens"},
+    "wide": {"queries": 20, "keys": 70, "dim": 256, "value_dim": 130, "heads": 1},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_only_what_sees_them(name: str, dtype: torch.dtype) -> None:
+    for seed, spoiled in enumerate([*((x,) for x in NAMES), ("key", "value"), ("value", "grad_out")]):
+        case = Case(**CASES[name], batch=1, dtype=dtype, seed=seed)
+        spoil(case, spoiled, seed)
+        check(found(case), expected(case), dtype, f"{spoiled}, seed {seed}")
+
+
+def test_parts_that_are_merged() -> None:
+    case = Case(3, 500, batch=1, heads=2, dim=64, dtype=torch.bfloat16)
+    spoil(case, ("key", "value"), 5)
+    check(found(case, splits=3), expected(case), torch.bfloat16, "splits")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_under_all_checks(dtype: torch.dtype) -> None:
+    case = Case(70, 75, kind="causal", batch=2, heads=4, key_heads=2, dim=24, bias="bh", dtype=dtype)
+    spoil(case, ("value", "query"), 1)
+    for order in ORDERS:
+        check(found(case, checked=True, order=order), expected(case), dtype, order)
+
+
+def test_a_row_that_sees_only_minus_infinity() -> None:
+    """It is empty, as it was; what is not a number in its value has no part in it."""
+    case = Case(5, 40, batch=1, heads=1, dim=8, bias="bh")
+    case.tensors["key_bias"][:] = -math.inf
+    case.tensors["value"][:] = math.nan
+    out, lse, *grads = found(case)
+    assert (lse == -math.inf).all() and all((t == 0).all() for t in (out, *grads))

@@ -1,0 +1,141 @@
+"""What is not a finite number reaches the rows that see it, and the keys that such rows see, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from gistkit import Plan, window_pool
+from gistkit.nn import DigitTrie
+from gistkit.ops import ancestor_attention, trie_mix
+from tests.helpers.nonfinite import BAD, PLANS, check, gathered_attention, random_spans, run, spoiled
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+@pytest.fixture
+def isa(attention_isa: str) -> str:
+    return attention_isa
+
+
+def compare(plan: Plan, dtype: torch.dtype, heads: tuple[int, int], dims: tuple[int, int], **options: bool) -> None:
+    """Under one thread and two, which give the same bits."""
+    softcap = 2.0 if options.get("softcap") else None
+    before = torch.get_num_threads()
+    bias = options.get("bias", False)
+    for what, inputs, grad_out, grad_lse in spoiled(plan, dtype, *heads, *dims, bias=bias, seed=plan.num_queries):
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append(run(inputs, grad_out, grad_lse, plan, softcap))
+            torch.set_num_threads(before)
+        check(found[0], gathered_attention(inputs, grad_out, grad_lse, plan, softcap), dtype, what)
+        for one, two in zip(*found, strict=True):
+            torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("rows", "heads", "dims"),
+    [
+        (1, (2, 2), (64, 64)),
+        (4, (4, 2), (32, 40)),
+        (16, (1, 1), (128, 128)),
+        (96, (2, 1), (64, 64)),
+        (300, (1, 1), (33, 64)),
+    ],
+    ids=lambda x: x if isinstance(x, int) else "",
+)
+def test_random_spans(rows: int, heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype, isa: str) -> None:
+    plan = random_spans(rows, max(200, rows), 2, torch.Generator().manual_seed(rows))
+    compare(plan, dtype, heads, dims)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", PLANS)
+def test_layouts(layout: str, dtype: torch.dtype, isa: str) -> None:
+    compare(PLANS[layout](), dtype, (1, 1), (32, 32))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("softcap", [False, True])
+@pytest.mark.parametrize("rows", [4, 70])
+def test_a_key_whose_bias_is_minus_infinity_is_not_seen(rows: int, softcap: bool, dtype: torch.dtype, isa: str) -> None:
+    plan = random_spans(rows, 150, 2, torch.Generator().manual_seed(rows))
+    compare(plan, dtype, (2, 1), (32, 32), bias=True, softcap=softcap)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_gradient_of_a_bias_of_zeros(dtype: torch.dtype) -> None:
+    plan = PLANS["gist"]()
+    for what, inputs, grad_out, grad_lse in spoiled(plan, dtype, 2, 1, 32, 32, bias=True, seed=1):
+        inputs[3].zero_()
+        got = run(inputs, grad_out, grad_lse, plan)
+        check(got, gathered_attention(inputs, grad_out, grad_lse, plan), dtype, what)
+
+
+def finite_rows(t: Tensor) -> Tensor:
+    return t.isfinite().flatten(1).all(1)
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_window_pool(bad: float, attention_isa: str) -> None:
+    key = torch.randn(1, 1, 50, 24)
+    key[0, 0, 11] = bad
+    key.requires_grad_()
+    offsets = torch.tensor([0, 10, 13, 45, 50])
+    options = {"windows": offsets, "positions": torch.arange(4.0), "inv_freq": torch.rand(6)}
+    out = window_pool(key, **options)
+    assert finite_rows(out[0, 0]).tolist() == [True, False, True, True]
+    upstream = torch.randn(1, 1, 4, 24)
+    upstream[0, 0, 2] = bad
+    (grad,) = torch.autograd.grad(out, key, upstream)
+    assert finite_rows(grad[0, 0]).tolist() == [not 13 <= i < 45 for i in range(50)]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+def test_trie_mix(bad: float, attention_isa: str) -> None:
+    paths = DigitTrie.of(torch.randint(0, 7**4, (40,)), base=7, digits=4).paths
+    nodes, symbols = len(paths.rows), len(paths.offsets) - 1
+    own = torch.stack([row[row >= 0][-1] for row in paths.rows])
+    for symbol, node in ((0, nodes - 1), (symbols - 1, 3)):
+        weights, table = torch.randn(*paths.rows.shape, 2), torch.randn(symbols, 2, 19)
+        table[symbol] = bad
+        inputs = [t.requires_grad_() for t in (weights, table, torch.randn(symbols, 19))]
+        out = trie_mix(*inputs, paths)
+        reads = (paths.rows == symbol).any(1)
+        assert torch.equal(finite_rows(out), ~reads)
+        upstream = torch.randn(nodes, 19)
+        upstream[node] = bad
+        by_weights, by_table, by_base = torch.autograd.grad(out, inputs, upstream)
+        at = paths.rows == symbol
+        at[node] |= paths.rows[node] >= 0
+        assert torch.equal(by_weights.isfinite().all(-1), ~at)
+        assert torch.equal(finite_rows(by_table), ~torch.isin(torch.arange(symbols), paths.rows[node]))
+        assert torch.equal(finite_rows(by_base), torch.arange(symbols) != own[node])
+
+
+@pytest.mark.parametrize("bad", BAD, ids=str)
+@pytest.mark.parametrize("which", range(4))
+def test_ancestor_attention(which: int, bad: float, attention_isa: str) -> None:
+    """A query sees keys of its row; what it sees, and they in turn, are all that a number reaches."""
+    ancestors = DigitTrie.of(torch.randint(0, 7**4, (40,)), base=7, digits=4).ancestors
+    count = len(ancestors.rows)
+    tensors = [torch.randn(count, 2, 9) for _ in range(4)]
+    row = count - 2 if which in (0, 3) else int(ancestors.rows[count - 2].max())
+    tensors[which][row] = bad
+    out = ancestor_attention(*(t.requires_grad_() for t in tensors[:3]), ancestors)
+    by_query, by_key, by_value = torch.autograd.grad(out, tensors[:3], tensors[3])
+    sees = torch.zeros(count, count, dtype=torch.bool)
+    for n, its in enumerate(ancestors.rows):
+        sees[n, its[its >= 0].long()] = True
+    rows = sees[:, row] if which in (1, 2) else torch.arange(count) == row
+    assert 0 < rows.sum() < count
+    assert finite_rows(out)[~rows].all() and finite_rows(by_query)[~rows].all()
+    reached = sees[rows].any(0)
+    assert finite_rows(by_key)[~reached].all() and finite_rows(by_value)[~reached].all()
+    if math.isnan(bad):
+        assert not finite_rows(by_query)[rows].any()
