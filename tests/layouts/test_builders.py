@@ -257,7 +257,9 @@ def test_voco_spreads_over_each_axis_of_ids() -> None:
     # A second image counts on from the first, and its memory tokens with it.
     twice = np.hstack([plain, plain[:, 2:] + 5])
     two = layouts.voco([8, 8], 4, 1, before=2, between=1, ids=twice, positions="upl").positions
-    assert two[:, 15:].tolist() == (upl_ids[:, 2:] + 5 + 4).tolist()
+    rows = upl(2 + 9, 3 + 9, 4).tolist()  # half to even, of the ids that there are
+    assert two[:, 15:23].tolist() == (upl_ids[:, 2:10] + 9).tolist()
+    assert two[:, 23:].tolist() == [[11] * 4 + [19], [*rows, 19], [11, 12, 13, 14, 19]]
 
 
 @pytest.mark.parametrize("builder", [layouts.gist, layouts.gistpool, layouts.avgpool])

@@ -74,12 +74,13 @@ def voco(
     # Tokens of `plain`, and memory tokens that are counted among them, so far.
     at, counted = before, 0
     for image, (seen, slots, after) in enumerate(zip(patches, memories, texts, strict=True)):
-        seen_ids, end = plain[:, at : at + seen], at + seen + gap
+        end = at + seen + gap
+        own = plain[:, at:end] + counted
         if spread:
-            slot_ids = np.stack([upl(int(axis.min()), int(axis.max()), slots) for axis in seen_ids])
+            slot_ids = np.stack([upl(int(axis.min()), int(axis.max()), slots) for axis in own[:, :seen]])
         else:
-            slot_ids = np.tile(plain[:, at:end].max() + 1 + np.arange(slots), (len(plain), 1))
-        parts += [plain[:, at:end] + counted, slot_ids + counted]
+            slot_ids = np.tile(own.max() + 1 + np.arange(slots), (len(plain), 1))
+        parts += [own, slot_ids]
         counted += 0 if consistent else slots
         parts.append(plain[:, end : end + after] + counted)
         roles += [Role.CONTEXT] * (seen + gap) + [Role.MEMORY] * slots + [Role.TEXT] * after
