@@ -181,7 +181,7 @@ def test_avgpool_at_ratio_1_reads_what_full_context_does() -> None:
     assert (read.dense_mask()[text] == full.dense_mask()[text]).all()
 
 
-@pytest.mark.parametrize("positions", ["dpl", "epl"])
+@pytest.mark.parametrize("positions", ["dpl", "upl", "cpl", "epl"])
 @pytest.mark.parametrize("text_sees_before", [True, False])
 @pytest.mark.parametrize(
     ("vision", "memory", "options"),
@@ -191,6 +191,7 @@ def test_avgpool_at_ratio_1_reads_what_full_context_does() -> None:
         ([7] * 3, [3] * 3, {"before": 2}),
         ([7, 1, 5], [3, 2, 4], {"before": 2, "between": [1, 2], "gap": 2}),
         ([4, 6], [2, 2], {"between": [3], "gap": 1}),
+        ([4, 6], [2, 9], {"before": 1, "between": [3], "bidirectional": True}),
     ],
 )
 def test_voco(vision: list[int], memory: list[int], options: dict, positions: str, text_sees_before: bool) -> None:
@@ -198,16 +199,23 @@ def test_voco(vision: list[int], memory: list[int], options: dict, positions: st
     after = [*options.get("between", [0] * (len(vision) - 1)), text]
     tokens: list[Token] = [("text", -1)] * before
     ids = list(range(before))
-    at = max(before, 1)
+    # UPL counts all tokens as DPL does, and CPL none of the memory tokens, as EPL.
+    consistent = positions in ("cpl", "epl")
+    at = max(before, 1) if consistent else before
     for image, (seen, gists, rest) in enumerate(zip(vision, memory, after, strict=True)):
         tokens += [("context", image)] * (seen + gap) + [("memory", image)] * gists + [("text", image)] * rest
-        ids += [*range(at, at + seen + gap), *upl(at, at + seen - 1, gists)]
-        ids += range(at + seen + gap, at + seen + gap + rest)
-        at += seen + gap + rest
+        end = at + seen + gap
+        ids += range(at, end)
+        ids += upl(at, at + seen - 1, gists).tolist() if positions in ("upl", "epl") else range(end, end + gists)
+        at = end if consistent else end + gists
+        ids += range(at, at + rest)
+        at += rest
     if positions == "dpl":
-        ids = list(range(len(tokens)))
+        assert ids == list(range(len(tokens)))
 
     def sees(i: int, q: Token, j: int, k: Token) -> bool:
+        if options.get("bidirectional") and q == k and q[0] == "context":
+            return True
         if j > i:
             return False
         if k[0] == "context":
@@ -230,6 +238,28 @@ def test_voco_ids_of_the_paper() -> None:
     # 828, as if there were no memory tokens.
     ids = layouts.voco(576, 2, 2, before=250, gap=2).positions
     assert ids[250 + 576 :].tolist() == [826, 827, 394, 682, 828, 829]
+
+
+def test_voco_spreads_over_each_axis_of_ids() -> None:
+    # A prompt of 2 tokens, an image of 2 x 4 patches at (time, row, column), and a token of text behind its wider side.
+    grid = [[2, 2 + i // 4, 2 + i % 4] for i in range(8)]
+    plain = np.array([[0] * 3, [1] * 3, *grid, [6] * 3]).T
+    epl = layouts.voco(8, 4, 1, before=2, ids=plain).positions
+    assert epl[:, :10].tolist() == plain[:, :10].tolist() and epl[:, 14].tolist() == [6, 6, 6]
+    assert epl[:, 10:14].tolist() == [[2] * 4, upl(2, 3, 4).tolist(), [2, 3, 4, 5]]
+    dpl = layouts.voco(8, 4, 1, before=2, ids=plain, positions="dpl").positions
+    assert dpl[:, :10].tolist() == plain[:, :10].tolist()
+    assert dpl[:, 10:].tolist() == [[6, 7, 8, 9, 10]] * 3
+    upl_ids = layouts.voco(8, 4, 1, before=2, ids=plain, positions="upl").positions
+    assert upl_ids.tolist() == np.hstack([epl[:, :14], dpl[:, 14:]]).tolist()
+    cpl = layouts.voco(8, 4, 1, before=2, ids=plain, positions="cpl").positions
+    assert cpl.tolist() == np.hstack([dpl[:, :14], epl[:, 14:]]).tolist()
+    # A second image counts on from the first, and its memory tokens with it.
+    twice = np.hstack([plain, plain[:, 2:] + 5])
+    two = layouts.voco([8, 8], 4, 1, before=2, between=1, ids=twice, positions="upl").positions
+    rows = upl(2 + 9, 3 + 9, 4).tolist()  # half to even, of the ids that there are
+    assert two[:, 15:23].tolist() == (upl_ids[:, 2:10] + 9).tolist()
+    assert two[:, 23:].tolist() == [[11] * 4 + [19], [*rows, 19], [11, 12, 13, 14, 19]]
 
 
 @pytest.mark.parametrize("builder", [layouts.gist, layouts.gistpool, layouts.avgpool])
@@ -310,7 +340,10 @@ def test_methods_compile_to_few_intervals() -> None:
         (lambda: layouts.voco(4, 2, between=[3]), ValueError, r"voco: expected between to be one number or 0, got 1"),
         (lambda: layouts.voco(4, "2"), TypeError, r"voco: expected memory to be an int, got str"),
         (lambda: layouts.voco(4, 2, gap=-1), ValueError, r"voco: expected gap >= 0, got -1"),
-        (lambda: layouts.voco(4, 2, positions="cpl"), ValueError, r"voco: expected positions to be one of dpl, epl"),
+        (lambda: layouts.voco(4, 2, positions="abc"), ValueError, r"voco: expected positions to be one of dpl, upl"),
+        (lambda: layouts.voco(4, 2, gap=1, bidirectional=True), ValueError, r"expected gap 0 beside bidirectional"),
+        (lambda: layouts.voco(4, 2, ids=range(5)), ValueError, r"voco: expected ids to be integers \[4\] or \[A, 4\]"),
+        (lambda: layouts.voco(1, 2, ids=[0.5]), ValueError, r"voco: expected ids to be integers .* got float64"),
         (lambda: layouts.dodo([1, 0], 2), TypeError, r"dodo: expected selected of dtype bool, got int64"),
         (lambda: layouts.dodo([True], 0), ValueError, r"dodo: expected tau >= 1, got 0"),
         (lambda: layouts.dodo([True], 4, segment=3), ValueError, r"expected tau to be a multiple of segment, 3, got 4"),

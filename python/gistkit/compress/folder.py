@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from gistkit._checks import POSITIONS, one_line, shown
 from gistkit._files import Shapes, tensor_shapes
@@ -293,10 +293,11 @@ def load_model(folder: Path) -> PreTrainedModel:
         )
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
         with torch.device("meta"):
-            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            empty = kind.from_config(config, trust_remote_code=False)
         _check_weights(folder, empty, shapes)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = kind.from_pretrained(
             folder, config=config, output_loading_info=True, trust_remote_code=False, use_safetensors=True
         )
     except Exception as error:

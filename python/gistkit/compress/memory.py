@@ -69,7 +69,7 @@ class Memory:
         lengths: memory tokens of each row; the other columns are padding.
         context_lengths: context tokens that the memory tokens of each row stand for.
         positions: int64 or float64 [B, K] on the CPU, the position ids of the memory tokens in the decoder (embeddings)
-            or the ids that their keys were rotated with (kv); 0 on padding.
+            or the ids that their keys were rotated with (kv); 0 on padding. [B, K, A] in models with A axes of them.
         starts: position id of the token after the memory, each row's [LM] token or its text.
         embeddings: [B, K, hidden] where the method carries embeddings (ICAE).
         layers: per layer (key, value), each [B, heads, K, head_dim], where it carries the cache (500xCompressor).
@@ -77,6 +77,9 @@ class Memory:
             length of the pass in some types (dynamic, longrope); None where keys are not rotated by a RoPE that is
             known, and in files of earlier releases.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
+        ordinals: int64 [B, K] on the CPU, ascending in each row, the places of the memory tokens in the logical order
+            of the pass that made them, by which sliding windows count; the text's follow the last one. None: the method
+            knows them (VoCo does not, as images differ in size).
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
             of Dodo's nuggets get gradients; not saved.
         rest: token ids of each row behind the compressor's window, which the decoder reads uncompressed. (The file
@@ -95,6 +98,7 @@ class Memory:
     layers: tuple[tuple[Tensor, Tensor], ...] | None = None
     frequencies: tuple[Tensor, ...] | None = None
     last: Tensor | None = None
+    ordinals: Tensor | None = None
     key_bias: Tensor | None = None
     rest: tuple[tuple[int, ...], ...] = field(default=())
     fingerprint: str | None = None
@@ -181,6 +185,7 @@ class Memory:
             lengths=pick(self.lengths),
             context_lengths=pick(self.context_lengths),
             positions=self.positions[row_indices, :width],
+            ordinals=None if self.ordinals is None else self.ordinals[row_indices, :width],
             starts=pick(self.starts),
             rest=pick(self.rest),
         )
@@ -206,7 +211,8 @@ class Memory:
             self,
             lengths=self.lengths * count,
             context_lengths=self.context_lengths * count,
-            positions=self.positions.expand(count, -1),
+            positions=self.positions.expand(count, *self.positions.shape[1:]),
+            ordinals=None if self.ordinals is None else self.ordinals.expand(count, -1),
             starts=self.starts * count,
             rest=self.rest * count,
         )
@@ -253,7 +259,7 @@ class Memory:
             return torch.cat([widen(part) for part in parts])
 
         summed = lambda name: sum((getattr(memory, name) for memory in memories), ())  # noqa: E731
-        positions = [torch.nn.functional.pad(m.positions, (0, width - m.num_tokens)) for m in memories]
+        pad_columns = lambda t: torch.nn.functional.pad(t, (0, 0) * (t.dim() - 2) + (0, width - t.shape[1]))  # noqa: E731
         biases = [
             torch.nn.functional.pad(m.key_bias, (0, width - m.num_tokens)) for m in memories if m.key_bias is not None
         ]
@@ -261,7 +267,10 @@ class Memory:
             first,
             lengths=summed("lengths"),
             context_lengths=summed("context_lengths"),
-            positions=torch.cat(positions),
+            positions=torch.cat([pad_columns(m.positions) for m in memories]),
+            ordinals=None
+            if first.ordinals is None
+            else torch.cat([pad_columns(m.ordinals) for m in memories if m.ordinals is not None]),
             starts=summed("starts"),
             rest=summed("rest"),
             frequencies=None
@@ -364,6 +373,8 @@ def _save(memory: Memory, path: Path) -> None:
         tensors["embeddings"] = memory.embeddings
     if memory.last is not None:
         tensors["last"] = memory.last
+    if memory.ordinals is not None:
+        tensors["ordinals"] = memory.ordinals
     for index, (key, value) in enumerate(memory.layers or ()):
         tensors |= {f"layers.{index}.key": key, f"layers.{index}.value": value}
     for index, frequencies in enumerate(memory.frequencies or ()):
@@ -435,6 +446,10 @@ def _load(path: Path, verify: bool) -> Memory:
         raise ValueError(f"{path}: expected the contents of a memory, got {kind}{one_line(error)}") from error
 
 
+def _numbers(values: Tensor | None) -> list[int]:
+    return [] if values is None else values.flatten().tolist()
+
+
 def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     layers = tuple(
         (tensors[f"layers.{index}.key"], tensors[f"layers.{index}.value"]) for index in range(content["layers"])
@@ -453,15 +468,19 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         layers=layers or None,
         frequencies=frequencies or None,
         last=tensors.get("last"),
+        ordinals=tensors.get("ordinals"),
         rest=tuple(tuple(map(int, row)) for row in content["rest"]),
         fingerprint=content["fingerprint"],
         maker=content.get("maker"),
         model=content.get("model"),
     )
-    batch, width = memory.positions.shape
+    batch, width = memory.positions.shape[:2]
     rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
     if any(len(values) != batch for values in rows) or memory.positions.dtype not in (torch.int64, torch.float64):
         raise ValueError(f"rows that disagree with {batch} rows of positions")
+    ordinals = memory.ordinals
+    if ordinals is not None and (ordinals.shape != (batch, width) or ordinals.dtype != torch.int64):
+        raise ValueError(f"ordinals of shape {tuple(ordinals.shape)} for {batch} rows of {width} memory tokens")
     if not memory.tensors or (memory.layers is None) == (memory.embeddings is None):
         raise ValueError("neither embeddings nor layers, or both")
     for tensor in memory.tensors:
@@ -476,9 +495,9 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
     if max(memory.lengths) > width or min(memory.lengths) < 0:
         raise ValueError(f"lengths {memory.lengths} for {width} memory tokens")
     tokens = (token for row in memory.rest for token in row)
-    numbers = (*memory.context_lengths, *memory.starts, *memory.positions.flatten().tolist(), *tokens)
+    numbers = (*memory.context_lengths, *memory.starts, *_numbers(memory.positions), *_numbers(ordinals), *tokens)
     if not all(0 <= number < POSITIONS for number in numbers):
-        raise ValueError(f"lengths, position ids or token ids outside [0, {POSITIONS})")
+        raise ValueError(f"lengths, position ids, ordinals or token ids outside [0, {POSITIONS})")
     if not all(isinstance(value, str | None) for value in (memory.fingerprint, memory.maker)):
         raise ValueError("a fingerprint or a maker that is no text")
     if any(type(getattr(memory.source, name)) is not kind for name, kind in _KINDS.items()):

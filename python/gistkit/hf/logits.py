@@ -66,7 +66,9 @@ def logits_of(model: PreTrainedModel) -> Logits:
     Raises:
         TypeError: if logits are anything else than `Logits` says.
     """
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    # A model that reads images too makes them and the tokens embeddings before its decoder: the stub stands for all.
+    base: Any = model.base_model
+    decoder, head = base if hasattr(base, "get_image_features") else model.get_decoder(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
     like: dict[str, Any] = {"device": head.weight.device, "dtype": torch.float64}
     # Powers of two, which no dtype rounds.

@@ -109,10 +109,12 @@ def small_config(config: Any) -> Any:
 
 
 def _shorten_rope(parameters: Any) -> None:
-    """As many of longrope's factors, one for each frequency, as a small head has frequencies; and queries that are
-    scaled by their positions within the few that a small copy reads."""
+    """As many of longrope's factors, one for each frequency, as a small head has frequencies; as many frequencies for
+    the axes of positions; and queries that are scaled by their positions within the few that a small copy reads."""
     if not isinstance(parameters, dict):
         return
+    if isinstance(sections := parameters.get("mrope_section"), list):
+        parameters["mrope_section"] = [_HEAD_DIM // 2 - len(sections) + 1] + [1] * (len(sections) - 1)
     if parameters.get("llama_4_scaling_beta") is not None:
         parameters["original_max_position_embeddings"] = WINDOW
     for name, value in parameters.items():

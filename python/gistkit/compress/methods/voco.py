@@ -1,0 +1,374 @@
+"""VoCo: a vision-language model compresses images into learned tokens, whose keys and values the text reads."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistkit import hf
+from gistkit._checks import whole
+from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.memory import Memory
+from gistkit.compress.model import adapter_config, maps_of
+from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
+from gistkit.compress.tokens import Rows, as_rows
+from gistkit.hf.attach import decoder_of
+from gistkit.hf.vision import Vision
+from gistkit.layouts.positions import SCHEMES
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+TEXT = "text"
+LOSSES = ("lm", "qa")
+
+
+class ImageRows(Rows):
+    """`Rows` with images: `ids` has 0 in place of image tokens.
+
+    Attributes:
+        is_image: bool [B, N], the image tokens.
+        pixels: what the vision tower reads, `gistkit.hf.vision.Vision.pixels`.
+    """
+
+    is_image: Tensor
+    pixels: Mapping[str, Tensor]
+
+
+class VoCo(Compressor):
+    """VoCo-LLaMA (Ye et al.), with the position layouts of Position IDs Matter (Section 4.4, Figure 8).
+
+    One pass of the language model reads [text before][image][VoCo tokens][text], several images if there are. The VoCo
+    tokens see their image, and text sees only them in its place. The memory holds the keys and values of the VoCo
+    tokens and of the text between images; the text that reads it follows directly, and no vision token is in its cache.
+
+    A context is what the model's own processor returns for a text with images: input_ids with its image tokens,
+    pixel_values, and what belongs to them (image_sizes, image_grid_thw, pixel_attention_mask); `encode` and `forward`
+    take it as `input_ids`. `split` cuts a whole prompt, as a chat template makes it, into such a context and the
+    question behind the last image.
+
+    Args:
+        model: a transformers vision-language model of a type in `gistkit.hf.vision.FAMILIES`, with its head. Its one
+            copy of the weights reads images and text. The images of Gemma 3 see the whole of themselves, as they do
+            without VoCo.
+        memory_tokens: VoCo tokens M of each image, at least 1; all images have the same learned embeddings. There may
+            be more than an image has vision tokens, with a warning.
+        layout: position ids, "dpl", "upl", "epl" or "cpl", see `gistkit.layouts.voco`. In models with three axes of
+            position ids (Qwen2-VL, Qwen2.5-VL) "upl" and "epl" spread VoCo tokens over the image's ids on each axis by
+            itself: the same time, and rows and columns along the image's diagonal.
+        text_sees_before: text sees the text before the last image, as the paper says. In the released code it does
+            not: False; the memory is then without that text.
+        gap: tokens behind each image that its VoCo tokens sum up with it, such as an end-of-image token; at least 0.
+            Text does not see them.
+        separators: token ids that join the image tokens before and after them to one image, if nothing else stands
+            between, such as what SmolVLM's processor writes between the tiles of an image. Without them each run of
+            image tokens is an image.
+        losses: what `forward` returns, names or {name: weight}: "qa" (answer a question about the images), "lm"
+            (continue the text).
+        lora: rank of a PEFT LoRA on all linear maps of the language model's layers (alpha is twice the rank), or a
+            peft.LoraConfig, which names the maps itself; the base weights are frozen. None: the language model's own
+            weights train.
+        train_projector: the map from the vision tower to embeddings trains too, with LoRA as a copy of it.
+        train_vision: the vision tower trains too, with LoRA by LoRA on its linear maps. Otherwise it is frozen.
+
+    Raises:
+        TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+
+    method = "voco"
+    carrier = "kv"
+    encoder_predicts_first = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        memory_tokens: int = 128,
+        layout: str = "epl",
+        text_sees_before: bool = True,
+        gap: int = 0,
+        separators: Iterable[int] = (),
+        losses: Iterable[str] | Mapping[str, float] = ("qa",),
+        lora: int | LoraConfig | None = 64,
+        train_projector: bool = False,
+        train_vision: bool = False,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
+        vision = Vision(model)
+        memory_tokens, gap = whole("memory_tokens", memory_tokens), whole("gap", gap, 0)
+        if layout not in SCHEMES:
+            raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
+        separators = _token_ids(separators, vision.image_token)
+        if vision.family.bidirectional and (gap or separators):
+            raise ValueError(
+                f"{'gap' if gap else 'separators'}: expected none for {vision.name}, whose images see the whole of "
+                f"themselves, got {gap or separators}"
+            )
+        reading = {"layout": layout, "text_sees_before": bool(text_sees_before), "gap": gap, "separators": separators}
+        training = {"train_projector": bool(train_projector), "train_vision": bool(train_vision)}
+        super().__init__(
+            model,
+            # Images differ in size: a chunk is as many vision tokens as there happen to be.
+            chunk=memory_tokens,
+            memory_tokens=memory_tokens,
+            layout=json.dumps(reading, sort_keys=True),
+            losses=losses,
+            reader=TEXT,
+            settings={"memory_tokens": memory_tokens, **reading, **training},
+        )
+        self.vision, self.separators = vision, frozenset(separators)
+        self.image_layout = ImageLayout(
+            memory_tokens, layout, gap, bool(text_sees_before), vision.family.bidirectional, vision.family.axes
+        )
+        config = _adapter_config(vision, model, lora, **training)
+        self.install(None if config is None else {TEXT: config})
+        if config is None:
+            _freeze_vision(vision, **training)
+        self.memory_embeddings = draw_like(self.embed, memory_tokens)
+
+    @classmethod
+    def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
+        """Whose adapters one made with these settings has, where it has any."""
+        return (TEXT,)
+
+    @classmethod
+    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the compressor's own parameters by name, in one with these settings.
+
+        Args:
+            settings: as `settings`.
+            width, vocabulary: of the model's input embedding.
+        """
+        return {"memory_embeddings": (whole("memory_tokens", settings["memory_tokens"]), width)}
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"VoCo {self.image_layout.positions.upper()} {self.memory_tokens}"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The keyword arguments that the compressor was made with, except `lora`; JSON values."""
+        return self._settings | {"losses": dict(self.loss_weights)}
+
+    def rows(self, name: str, ids: Any, attention_mask: Any = None, shortest: int = 0) -> Rows:
+        """A user's token ids of a text without images, checked and padded at the end of rows."""
+        if isinstance(ids, Mapping) and ids.get("pixel_values") is not None:
+            raise ValueError(
+                f"{name}: expected text alone behind a memory, got pixel_values: encode images with the context, see "
+                "VoCo.split"
+            )
+        return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
+
+    def contexts(self, input_ids: Any, attention_mask: Any = None) -> ImageRows:
+        """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
+        rows, is_image = self._marked(input_ids, attention_mask)
+        without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
+        if without:
+            pictures = "pixel_values" in input_ids and len(without) == rows.batch_size
+            reason = "although there are pixel_values" if pictures else "text alone has nothing to compress"
+            raise ValueError(
+                f"input_ids: expected at least one image, as image tokens of id {self.vision.image_token}, in each "
+                f"row, got none in row {without[0]}: {reason}"
+            )
+        contexts = ImageRows(rows.ids.masked_fill(is_image, 0), rows.lengths)
+        contexts.is_image = is_image
+        contexts.pixels = self.vision.pixels(input_ids, self.device, self.embed.weight.dtype)
+        return contexts
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        continuation_ids: Any = None,
+        question_ids: Any = None,
+        answer_ids: Any = None,
+        **images: Any,
+    ) -> dict[str, Tensor]:
+        """The losses named at construction, and their weighted mean as "loss", see `Compressor.forward`.
+
+        Args:
+            input_ids, attention_mask: the contexts, as in `encode`; or their token ids alone, with `images`.
+            continuation_ids, question_ids, answer_ids: as in `Compressor.forward`, text without images.
+            images: pixel_values and what belongs to them, where `input_ids` is no mapping.
+        """
+        inputs = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
+        return super().forward(
+            inputs,
+            attention_mask,
+            continuation_ids=continuation_ids,
+            question_ids=question_ids,
+            answer_ids=answer_ids,
+        )
+
+    def split(self, inputs: Any, attention_mask: Any = None) -> tuple[dict[str, Any], list[list[int]]]:
+        """A processor's output as the context of `encode`, and the token ids behind each row's last image and its gap.
+
+        Args:
+            inputs: what the processor returned for whole prompts, such as a chat template makes them.
+            attention_mask: [B, N], 0 on padding; None: no padding, or the one in `inputs`.
+        """
+        rows, is_image = self._marked(inputs, attention_mask)
+        contexts, texts = [], []
+        for ids, marks in zip(rows.lists(), is_image.tolist(), strict=True):
+            end = max((index + 1 + self.image_layout.gap for index, mark in enumerate(marks) if mark), default=0)
+            contexts.append(ids[:end])
+            texts.append(ids[end:])
+        others = {name: value for name, value in inputs.items() if name in self.vision.names}
+        return {"input_ids": contexts, **others}, texts
+
+    def task_embedding(self, task: Task, memory: Memory) -> Tensor:
+        """[B, 0, d]: text follows the memory directly. Refused for the task "ae": text cannot reconstruct an image."""
+        if task == "ae":
+            raise ValueError("task: expected lm or qa for voco, whose memory is of images, got 'ae'")
+        return self.embed.weight.new_zeros(memory.batch_size, 0, self.lm.width)
+
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """The places that the pass over the images had for the memory tokens, and the next place."""
+        if memory.ordinals is None:
+            raise ValueError("memory: expected one with ordinals, as VoCo makes it, got one without")
+        last = [int(row[length - 1]) for row, length in zip(memory.ordinals, memory.lengths, strict=True)]
+        return memory.ordinals, tuple(place + 1 for place in last)
+
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
+        """One pass over text, images and their VoCo tokens."""
+        if not isinstance(rows, ImageRows):
+            raise TypeError(f"rows: expected those of `contexts`, with images, got {type(rows).__name__}")
+        # With the adapters of the pass, which the tower's layers need again where checkpointing runs them again.
+        with self.lm.using(TEXT):
+            features = self.vision.features(rows.pixels)
+        batch = self.pass_over(rows, features)
+        self.lm.check_positions("input_ids", batch.last)
+        embedded = self.lm.embedded(TEXT, rows.ids)
+        merged = embedded.masked_scatter(rows.is_image[..., None], torch.cat(features).to(embedded))
+        slots = self.memory_embeddings.to(embedded.dtype).expand(rows.batch_size, -1, -1)
+        inputs = torch.cat([merged, slots], 1).take_along_dim(batch.sources[..., None], 1)
+        keep = hf.KeptKeys(batch.kept)
+        own: dict[str, Tensor] = {}
+        if batch.plan.positions is not None and batch.plan.positions.dim() == 3:
+            own["position_ids"] = batch.plan.positions.expand(-1, rows.batch_size, -1)
+        out = self.lm.run(TEXT, inputs_embeds=inputs, plan=batch.plan, keep=keep, **own)
+        hidden_states = out.last_hidden_state
+        memory = Memory(
+            source=self.source,
+            lengths=batch.lengths,
+            context_lengths=rows.lengths,
+            # Copies: the pass is cached for other images of these sizes.
+            positions=batch.positions.clone(),
+            starts=batch.starts,
+            layers=keep.close(),
+            last=hidden_states[torch.arange(rows.batch_size), batch.last_rows],
+            ordinals=batch.ordinals.clone(),
+        )
+        return memory, hidden_states.take_along_dim(batch.kept[..., None], 1)
+
+    def pass_over(self, rows: ImageRows, features: Sequence[Tensor]) -> ImagePass:
+        """The plan of a pass over rows whose images have these features, and which of its tokens the memory keeps."""
+        parts = self.vision.parts(rows.is_image, features)
+        ids = self.vision.position_ids(rows.is_image, rows.valid, rows.pixels)
+        image_rows: list[ImageRow] = []
+        for row, (tokens, spans) in enumerate(zip(rows.lists(), parts, strict=True)):
+            images = self._joined(tokens, spans)
+            own = None if ids is None else ids[:, row].cpu().numpy()
+            image_rows.append(image_row(len(tokens), images, self.image_layout.gap, own, f"row {row}"))
+        fewest = min(min(row.vision) for row in image_rows)
+        if fewest < self.memory_tokens:
+            warnings.warn(
+                f"memory_tokens: expected at most the vision tokens of an image, got {self.memory_tokens} for an image "
+                f"of {fewest}: its memory is larger than itself",
+                stacklevel=5,
+            )
+        return image_pass(tuple(image_rows), self.image_layout, rows.ids.shape[1], self.lm.windows, str(self.device))
+
+    def join(self, memories: Sequence[Memory]) -> NoReturn:
+        """Refused: images and texts that are read in one pass see each other."""
+        raise ValueError(
+            "memories: expected those of a method that compresses chunks by themselves, got voco's; encode the images "
+            "as one context"
+        )
+
+    @staticmethod
+    def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
+        if not set(losses) <= set(LOSSES):
+            raise ValueError(f"losses: expected some of {', '.join(LOSSES)} for voco, got {', '.join(losses)}")
+
+    def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
+        return self._text_alone(name, super()._text(name, task, ids, contexts))
+
+    def _text_alone(self, name: str, rows: Rows) -> Rows:
+        if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
+            raise ValueError(
+                f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "
+                "context, see VoCo.split"
+            )
+        return rows
+
+    def _marked(self, inputs: Any, attention_mask: Any) -> tuple[Rows, Tensor]:
+        """Token ids of texts with images, and which of them are image tokens."""
+        if not isinstance(inputs, Mapping):
+            raise TypeError(
+                f"input_ids: expected the output of the {self.vision.name} model's own processor, with pixel_values, "
+                f"got {type(inputs).__name__}"
+            )
+        # The image token of some models is none of the vocabulary.
+        ids = max(self.vocabulary, self.vision.image_token + 1)
+        rows = as_rows("input_ids", inputs, attention_mask, vocabulary=ids, device=self.device, shortest=1)
+        is_image = (rows.ids == self.vision.image_token) & rows.valid
+        largest = int(rows.ids.masked_fill(is_image, 0).max())
+        if largest >= self.vocabulary:
+            raise ValueError(f"input_ids: expected token ids in [0, {self.vocabulary}), got {largest}")
+        return rows, is_image
+
+    def _joined(self, tokens: Sequence[int], parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Images [start, end) of a row, from parts between which only separators stand."""
+        images: list[tuple[int, int]] = []
+        for start, end in parts:
+            if images:
+                between = tokens[images[-1][1] : start]
+                if between and self.separators.issuperset(between):
+                    images[-1] = images[-1][0], end
+                    continue
+            images.append((start, end))
+        return images
+
+
+def _token_ids(values: Iterable[int], image_token: int) -> list[int]:
+    ids = sorted(set(values)) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    if ids is None or not all(isinstance(value, int) and value >= 0 for value in ids) or image_token in ids:
+        raise ValueError(f"separators: expected token ids other than the image token's, {image_token}, got {values!r}")
+    return ids
+
+
+def _adapter_config(
+    vision: Vision, model: PreTrainedModel, lora: int | LoraConfig | None, train_projector: bool, train_vision: bool
+) -> LoraConfig | None:
+    """The LoRA configuration for the language model and those parts of its vision that train."""
+    config = adapter_config(model, lora, "all")
+    if config is None or not (train_projector or train_vision):
+        return config
+    if train_vision and isinstance(lora, int):
+        # The tower may hold the projector.
+        left_out = maps_of(model, vision.projector)
+        trained = maps_of(model, decoder_of(model), vision.tower)
+        config.target_modules = [name for name in trained if name not in left_out]
+    if train_projector:
+        projector = next(name for name, module in model.named_modules() if module is vision.projector)
+        config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
+    return config
+
+
+def _freeze_vision(vision: Vision, train_projector: bool, train_vision: bool) -> None:
+    """Freezes what does not train where the model's own weights train."""
+    projector = set(vision.projector_weights())
+    for parameter in {*vision.tower.parameters()} - projector:
+        parameter.requires_grad_(parameter.requires_grad and train_vision)
+    for parameter in projector:
+        parameter.requires_grad_(parameter.requires_grad and train_projector)
