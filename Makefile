@@ -44,7 +44,7 @@ avx2: $(VENV)/installed
 	$(AVX2) $(BIN)/python -m pytest $(AVX2_TESTS) $(ARGS)
 
 # Without the variable the same tests run a few cases, in make check. The end of the time is no failure.
-FUZZ ?= 20000
+FUZZ ?= 5000
 FUZZ_SECONDS ?= 3600
 fuzz: $(VENV)/installed
 	GISTKIT_FUZZ=$(FUZZ) timeout --signal INT $(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz -x -v \

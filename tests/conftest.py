@@ -21,7 +21,7 @@ settings.register_profile(
     "fuzz",
     parent=settings.get_profile("gistkit"),
     derandomize=False,
-    max_examples=int(os.environ.get("GISTKIT_FUZZ", "20000")),
+    max_examples=int(os.environ.get("GISTKIT_FUZZ", "5000")),
 )
 settings.load_profile("gistkit")
 

@@ -26,6 +26,7 @@ from gistkit.ops import reference
 from gistkit.ops._library import ISA_NAMES
 from tests.conftest import highest_isa
 
+pytestmark = pytest.mark.fuzz
 RAW = torch.ops.gistkit
 Arguments = dict[str, Any]
 Results = tuple[Tensor | None, ...]

@@ -31,8 +31,8 @@ from tests.helpers.train_worker import RECIPE, limited, make_batches, make_compr
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 WORKER = Path(train_worker.__file__)
-# More rounds of what is random, for an hour or a night.
-FUZZ = int(os.environ.get("GISTKIT_FUZZ", "0"))
+# Runs that are killed, each some times: one for 200 cases of other tests.
+FUZZ = -(-int(os.environ.get("GISTKIT_FUZZ", "0")) // 200)
 
 
 @pytest.fixture(scope="module")
@@ -481,8 +481,8 @@ def check_kills(processes, out, whole, seed, rounds):
     return kills
 
 
+@pytest.mark.fuzz
 def test_runs_killed_at_any_time_go_on_to_the_same_end(processes, whole_with_dropout, tmp_path):
-    """`GISTKIT_FUZZ=100`: so many runs."""
     # The server is up.
     assert ended(processes.Process(target=time.sleep, args=(0,))) == 0
     kills = sum(
