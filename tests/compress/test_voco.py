@@ -2,12 +2,18 @@
 
 import pytest
 import torch
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast
 
-from gistkit.compress import VoCo
-from tests.helpers.vision import SIZES, Image, processed, tiny_vision, written_out
+from gistkit.compress import ICAE, Compressor, Memory, VoCo
+from tests.helpers.models import tiny_llama
+from tests.helpers.vision import IMAGE, SIZES, Image, processed, tiny_vision, whole, written_out
 
 FAMILIES = list(SIZES)
 QUESTION = [11, 12, 13, 14]
+TILES = ("idefics3", "smolvlm")
+# VoCo tokens are more than the vision tokens of the smallest images here.
+pytestmark = pytest.mark.filterwarnings("ignore:memory_tokens")
 
 
 def rows_of(family):
@@ -16,41 +22,363 @@ def rows_of(family):
     return [[1, 5, 6, Image(first, 1), 7, 8, Image(second, 2), 9], [1, 10, Image(second, 3)]]
 
 
-def parts_of(family, row):
-    """Runs of image tokens of each image: tiles of Idefics3 follow separators."""
-    if family not in ("idefics3", "smolvlm"):
-        return None
-    return [part.size for part in row if isinstance(part, Image)]
-
-
 def build(family, **options):
     options = {"memory_tokens": 3, "lora": None} | options
-    if family in ("idefics3", "smolvlm"):
-        options.setdefault("separators", [50, 51, 52])
+    if family in TILES:
+        options = {"separators": [50, 51, 52]} | options
     torch.manual_seed(1)
     return VoCo(tiny_vision(family), **options).double().eval()
 
 
-@pytest.mark.filterwarnings("ignore:memory_tokens")
+def expect(compressor, family, row, question, **options):
+    """`written_out` of a row of parts and its question; and which tokens before the question a memory keeps."""
+    parts = [part.size for part in row if isinstance(part, Image)] if compressor.separators else None
+    layout = compressor.image_layout.positions
+    found = written_out(
+        compressor.model, family, row + question, compressor.memory_embeddings, layout, parts=parts, **options
+    )
+    hidden, layers, tokens, ids = found
+    seen = tokens[: len(tokens) - len(question)]
+    last = max(image for kind, image in seen if kind == "voco") + 1
+    before = options.get("sees_before", True)
+    kept = [i for i, (kind, of) in enumerate(seen) if kind == "voco" or (kind == "text" and (before or of == last))]
+    return hidden, layers, kept, ids
+
+
 @pytest.mark.parametrize("layout", ["dpl", "upl", "epl", "cpl"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_one_dense_pass(family, layout):
-    compressor = build(family, layout=layout)
-    rows = rows_of(family)
+    check_against_one_pass(family, rows_of(family), {"layout": layout})
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "oracle"),
+    [
+        ("llava", {"text_sees_before": False}, {"sees_before": False}),
+        ("gemma3", {"text_sees_before": False, "layout": "dpl"}, {"sees_before": False}),
+        ("qwen2_5_vl", {"gap": 1}, {"gap": 1}),
+        ("llava", {"gap": 1, "layout": "upl", "text_sees_before": False}, {"gap": 1, "sees_before": False}),
+        ("smolvlm", {"separators": []}, {}),
+        ("qwen2_5_vl", {"memory_tokens": 9}, {}),
+    ],
+)
+def test_options_equal_one_dense_pass(family, options, oracle):
+    first, second = SIZES[family]
+    rows = [[1, 5, Image(first, 1), 7, 8, Image(second, 2), 9, 4], [1, 10, Image(second, 3), 6]]
+    check_against_one_pass(family, rows, options, **oracle)
+
+
+@pytest.mark.parametrize("layout", ["dpl", "epl"])
+def test_images_may_follow_each_other_and_begin_a_row(layout):
+    rows = [[Image(None, 1), Image(None, 2)], [Image(None, 3), 5]]
+    compressor = build("llava", layout=layout)
+    memory = compressor.encode(processed("llava", rows))
+    assert memory.lengths == (6, 4)
+    ids = [1, 10, 5, 8, 11, 14, 17] if layout == "epl" else [0, 9, 9, 10, 11, 21, 22, 23]
+    own = [*memory.positions[0].tolist()]
+    assert own == (ids[1:1] + [2, 5, 8, 11, 14, 17] if layout == "epl" else [9, 10, 11, 21, 22, 23])
+    assert memory.starts == ((19, 11) if layout == "epl" else (24, 13))
+
+
+def check_against_one_pass(family, rows, options, **oracle):
+    """Encodes ragged rows, padded at the left, and reads ragged questions; each row as in a dense pass of its own."""
+    compressor = build(family, **options)
+    questions = [QUESTION, QUESTION[:2]]
     with torch.no_grad():
         memory = compressor.encode(processed(family, rows, side="left"))
-        logits = compressor.logits(compressor.decode(memory, "qa", [QUESTION, QUESTION[:2]]))
+        logits = compressor.logits(compressor.decode(memory, "qa", questions))
+        for row, (parts, question) in enumerate(zip(rows, questions, strict=True)):
+            hidden, layers, kept, ids = expect(compressor, family, parts, question, **oracle)
+            assert memory.lengths[row] == len(kept)
+            for (key, value), (own_key, own_value) in zip(memory[row].layers, layers, strict=True):
+                torch.testing.assert_close(key[0], own_key[:, kept], rtol=1e-9, atol=1e-10)
+                torch.testing.assert_close(value[0], own_value[:, kept], rtol=1e-9, atol=1e-10)
+            assert memory[row].positions[0].reshape(len(kept), -1).tolist() == ids[:, 0, kept].T.tolist()
+            assert memory.starts[row] == int(ids[:, 0, -len(question)].max())
+            expected = compressor.model.lm_head(hidden[-len(question) - 1 :])
+            torch.testing.assert_close(logits[row, : len(question) + 1], expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_the_images_of_gemma3_see_what_they_see_without_voco():
+    # The oracle's rule is the model's own: its mask lets an image's tokens see each other, and nothing else ahead.
+    model, row = tiny_vision("gemma3"), [1, 5, Image(None, 1), 7, Image(None, 2), 9]
+    inputs = processed("gemma3", [row])
+    seen = whole(model, inputs)[2]["full_attention"][0, 0] == 0
+    ids = inputs["input_ids"][0]
+    image = torch.where(ids == IMAGE, ((ids == IMAGE) & (ids.roll(1) != IMAGE)).cumsum(0), -torch.arange(len(ids)) - 1)
+    expected = torch.ones_like(seen).tril() | (image[:, None] == image)
+    assert torch.equal(seen, expected)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
+def test_generates_from_memory_tokens_alone(family, tmp_path):
+    compressor = build(family)
+    rows = rows_of(family)
+    compressor.encode(processed(family, rows)).save(tmp_path / "images.gist")
+    memory = Memory.load(tmp_path / "images.gist")
+    before = [tensor.clone() for tensor in memory.tensors]
+    keys, visions = [], []
+
+    def look(_, args, kwargs):
+        keys.append(kwargs["past_key_values"].layers[0].num_keys)
+
+    handles = [
+        compressor.model.get_decoder().register_forward_pre_hook(look, with_kwargs=True),
+        compressor.vision.tower.register_forward_hook(lambda *_: visions.append(1)),
+    ]
+    answers = compressor.generate(memory, [QUESTION, QUESTION[:2]], max_new_tokens=4)
+    for handle in handles:
+        handle.remove()
+    # The cache holds VoCo tokens and text between images, then the questions and what has been written.
+    assert keys == [memory.num_tokens + n for n in (0, 4, 5, 6)] and not visions
     for row, (parts, question) in enumerate(zip(rows, [QUESTION, QUESTION[:2]], strict=True)):
-        hidden, layers, tokens, ids = written_out(
-            compressor.model, family, parts + question, compressor.memory_embeddings, layout, parts=parts_of(family, parts)
+        text = list(question)
+        for _ in range(4):
+            hidden, *_ = expect(compressor, family, parts, text)
+            text.append(int(compressor.model.lm_head(hidden[-1]).argmax()))
+        assert answers[row].tolist() == text[len(question) :]
+    # Several questions of one memory, which stays as it was.
+    one = memory[1]
+    both = compressor.generate(one, [QUESTION[:2], QUESTION], max_new_tokens=4)
+    assert both[0].tolist() == answers[1].tolist() and both.shape == (2, 4)
+    assert all(map(torch.equal, memory.tensors, before))
+    # Without a question the last state of the pass predicts what follows the images.
+    hidden, *_ = expect(compressor, family, rows[1], [3])
+    assert int(compressor.generate(one, max_new_tokens=1)) == int(compressor.model.lm_head(hidden[-2]).argmax())
+    stacked = Memory.stack([memory[1], memory[0]])
+    assert torch.equal(compressor.generate(stacked, [QUESTION[:2], QUESTION], max_new_tokens=4), answers.flip(0))
+
+
+def test_losses_and_gradients_are_those_of_one_pass():
+    family = "llava"
+    compressor = build(family, losses=("lm", "qa"), text_sees_before=True)
+    row, answer = rows_of(family)[0], [15, 16, 17]
+    inputs = processed(family, [row])
+    losses = compressor(inputs, continuation_ids=[QUESTION], question_ids=[QUESTION], answer_ids=[answer])
+    hidden, *_ = expect(compressor, family, row, QUESTION + answer)
+    logits = compressor.model.lm_head(hidden).float()
+    qa = F.cross_entropy(logits[-4:-1], torch.tensor(answer))
+    lm = F.cross_entropy(logits[-8:-4], torch.tensor(QUESTION))
+    torch.testing.assert_close(losses["qa"], qa, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(losses["lm"], lm, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(losses["loss"], (qa + lm) / 2, rtol=1e-6, atol=1e-6)
+    weights = [compressor.memory_embeddings, compressor.model.get_decoder().layers[0].self_attn.k_proj.weight]
+    found = torch.autograd.grad(losses["qa"], weights)
+    for own, expected in zip(found, torch.autograd.grad(qa, weights), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-7)
+    # The same as a Trainer's batch, whose images are arguments.
+    apart = compressor(**inputs, continuation_ids=[QUESTION], question_ids=[QUESTION], answer_ids=[answer])
+    assert torch.equal(apart["loss"], losses["loss"])
+
+
+def names_of_trained(compressor):
+    """The parts of the model whose weights get a gradient from a loss."""
+    rows = rows_of("qwen2_5_vl")[:1]
+    compressor(processed("qwen2_5_vl", rows), question_ids=[QUESTION], answer_ids=[[15]])["loss"].backward()
+    trained = [name for name, parameter in compressor.trainable() if parameter.grad is not None]
+    return {
+        "projector" if ".merger." in name else "tower" if ".visual." in name else name.split(".")[0] for name in trained
+    } | ({"lora"} if any("lora_" in name for name in trained) else set())
+
+
+@pytest.mark.parametrize("lora", [None, 2])
+def test_vision_trains_by_choice(lora, tmp_path):
+    adapter = {"lora"} if lora else set()
+    assert names_of_trained(build("qwen2_5_vl", lora=lora)) == {"memory_embeddings", "model"} | adapter
+    projector = build("qwen2_5_vl", lora=lora, train_projector=True)
+    assert names_of_trained(projector) == {"memory_embeddings", "model", "projector"} | adapter
+    both = build("qwen2_5_vl", lora=lora, train_projector=True, train_vision=True, layout="cpl", gap=1)
+    assert names_of_trained(both) == {"memory_embeddings", "model", "projector", "tower"} | adapter
+
+    # A step changes all of them; what is saved and loaded is what answers.
+    with torch.no_grad():
+        for _, parameter in both.trainable():
+            if parameter.grad is not None:
+                parameter -= 0.1 * parameter.grad / (1e-9 + parameter.grad.norm())
+    inputs = processed("qwen2_5_vl", rows_of("qwen2_5_vl"))
+    memory = both.encode(inputs)
+    both.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, tiny_vision("qwen2_5_vl") if lora else None).double().eval()
+    assert type(loaded) is VoCo and loaded.settings == both.settings
+    for found, expected in zip(loaded.encode(inputs).tensors, memory.tensors, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    compressor = build("gemma3", lora=2, train_projector=True).train()
+    inputs = processed("gemma3", rows_of("gemma3"))
+    weights = [parameter for _, parameter in compressor.trainable()]
+
+    def gradients():
+        loss = compressor(inputs, question_ids=[QUESTION, [3]], answer_ids=[[15], [16, 17]])["loss"]
+        return torch.autograd.grad(loss, weights, allow_unused=True)
+
+    plain = gradients()
+    compressor.gradient_checkpointing_enable()
+    for found, expected in zip(gradients(), plain, strict=True):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
+    "{% if c.type == 'image' %}<image> {% else %}{{ c.text }} {% endif %}{% endfor %}{% endfor %}assistant :"
+)
+
+
+def test_a_chat_is_split_at_its_image():
+    # A tokenizer of words with a chat template, and what a LLaVA processor makes of its output.
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["<pad>", "user", "assistant", ":", "what", "is", "this", "who", "where", "system", "answer"]
+    vocabulary = {word: index for index, word in enumerate(words)} | {"<image>": IMAGE}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", chat_template=TEMPLATE)
+
+    def prompt(*question):
+        content = [{"type": "image"}, {"type": "text", "text": " ".join(question)}]
+        chat = [
+            {"role": "system", "content": [{"type": "text", "text": "answer"}]},
+            {"role": "user", "content": content},
+        ]
+        ids = words.apply_chat_template(chat, tokenize=True, return_dict=True)["input_ids"]
+        before, behind = ids[: ids.index(IMAGE)], ids[ids.index(IMAGE) + 1 :]
+        return before, behind, processed("llava", [[*before, Image(None, 4), *behind]])
+
+    compressor = build("llava")
+    before, question, inputs = prompt("what", "is", "this")
+    context, texts = compressor.split(inputs)
+    assert context["input_ids"] == [[*before, *[IMAGE] * 9]] and texts == [question]
+    memory = compressor.encode(context)
+    for asked in (("what", "is", "this"), ("who", "is")):
+        _, question, inputs = prompt(*asked)
+        whole_prompt = compressor.generate(compressor.encode(inputs), max_new_tokens=3)
+        assert torch.equal(compressor.generate(memory, compressor.split(inputs)[1], max_new_tokens=3), whole_prompt)
+
+
+def test_other_models_are_refused_by_name():
+    with pytest.raises(TypeError, match="model: expected a vision-language model of type llava, .* LlamaForCausalLM"):
+        VoCo(tiny_llama())
+    with pytest.raises(TypeError, match="model: expected a transformers vision-language model, got str"):
+        VoCo("llava")
+    model = tiny_vision("llava")
+    model.config.model_type = "qwen3_vl"
+    with pytest.raises(TypeError, match="got LlavaForConditionalGeneration of type qwen3_vl"):
+        VoCo(model)
+    model = tiny_vision("llava")
+    model.config.vision_config.model_type = "pixtral"
+    with pytest.raises(TypeError, match="got LlavaForConditionalGeneration with a pixtral tower"):
+        VoCo(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("llava", {"memory_tokens": 0}, "memory_tokens: expected a whole number >= 1, got 0"),
+        ("llava", {"layout": "abc"}, "layout: expected one of dpl, upl, cpl, epl, got 'abc'"),
+        ("llava", {"gap": -1}, "gap: expected a whole number >= 0, got -1"),
+        ("llava", {"separators": [3, IMAGE]}, "separators: expected token ids other than the image token's, 55"),
+        ("llava", {"separators": 3}, "separators: expected token ids .* got 3"),
+        ("gemma3", {"gap": 1}, "gap: expected none for gemma3, whose images see the whole of themselves, got 1"),
+        ("gemma3", {"separators": [3]}, "separators: expected none for gemma3"),
+        ("llava", {"losses": ("ae",)}, "losses: expected some of lm, qa for voco, got ae"),
+        ("llava", {"lora": 0}, "lora: expected a rank >= 1, got 0"),
+    ],
+)
+def test_bad_options_are_refused(family, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(family, **options)
+
+
+@pytest.fixture(scope="module")
+def llava():
+    return build("llava", lora=2)
+
+
+def without(inputs, *names):
+    return {name: value for name, value in inputs.items() if name not in names}
+
+
+def test_bad_inputs_are_refused(llava):
+    good = processed("llava", [[1, Image(None, 1), 5]])
+
+    def refuse(message, inputs, kind=ValueError):
+        with pytest.raises(kind, match=message):
+            llava.encode(inputs)
+
+    refuse("input_ids: expected the output of the llava model's own processor, .* got list", [[1, 2]], TypeError)
+    refuse("input_ids: expected at least one image.* got none in row 0: text alone", {"input_ids": [[1, 2]]})
+    refuse("expected at least one image.* got none in row 1", good | {"input_ids": [[1, *[IMAGE] * 9], [1, 2]],
+                                                                      "attention_mask": None})  # fmt: skip
+    refuse("pixel_values: expected the output of the llava .* for texts with images, got none",
+           without(good, "pixel_values"))  # fmt: skip
+    refuse("input_ids: expected at least one image", good | {"input_ids": [[1, 5]], "attention_mask": None})
+    # Fewer or more images than the text has places for.
+    twice = good | {"pixel_values": good["pixel_values"].repeat(2, 1, 1, 1)}
+    refuse("pixel_values: expected images of 9 features, as input_ids have 9 image tokens .* got 18", twice)
+    cut = good | {"input_ids": [[1, *[IMAGE] * 5, 6, *[IMAGE] * 4]], "attention_mask": None}
+    refuse("input_ids: expected 9 image tokens in a row for an image, .* got 5 in row 0", cut)
+    # The output of other models' processors.
+    for family in ("qwen2_5_vl", "llava_next", "smolvlm"):
+        other = processed(family, [[1, Image(SIZES[family][0], 1), 5]])
+        refuse("(image_grid_thw|image_sizes|pixel_attention_mask): expected the output of the llava model's", other)
+    smaller = good | {"pixel_values": good["pixel_values"][..., :8, :8]}
+    refuse(r"pixel_values: expected images as the llava model's own processor .* got pixel_values \(1, 3, 8, 8\), on",
+           smaller)  # fmt: skip
+    refuse("pixel_values: expected .* floating-point values of 4 dimensions, got torch.int64",
+           good | {"pixel_values": good["pixel_values"].long()})  # fmt: skip
+    refuse("pixel_values_videos: expected the output of the llava", good | {"pixel_values_videos": torch.zeros(1)})
+    refuse(r"input_ids: expected token ids in \[0, 60\), got 60", good | {"input_ids": [[1, 60, *[IMAGE] * 9]],
+                                                                          "attention_mask": None})  # fmt: skip
+    with pytest.raises(ValueError, match="gap: expected at least 2 tokens behind each image, got 1 in row 0"):
+        build("llava", gap=2).encode(good)
+    with pytest.raises(ValueError, match="pixel_values: expected images of 4 features"):
+        build("qwen2_5_vl").encode(
+            without(processed("qwen2_5_vl", [[1, Image((8, 16), 1)]]), "input_ids", "attention_mask")
+            | {"input_ids": [[57, *[IMAGE] * 4, 58]]}
         )
-        kept = [i for i, (kind, _) in enumerate(tokens[: -len(question)]) if kind != "vision"]
-        assert memory.lengths[row] == len(kept)
-        for (key, value), (own_key, own_value) in zip(memory[row].layers, layers, strict=True):
-            torch.testing.assert_close(key[0], own_key[:, kept], rtol=1e-7, atol=1e-9)
-            torch.testing.assert_close(value[0], own_value[:, kept], rtol=1e-7, atol=1e-9)
-        ids_kept = ids[:, 0, kept].T
-        assert memory[row].positions[0].reshape(len(kept), -1).tolist() == ids_kept.tolist()
-        assert memory.starts[row] == int(ids[:, 0, -len(question)].max())
-        expected = compressor.model.lm_head(hidden[-len(question) - 1 :])
-        torch.testing.assert_close(logits[row, : len(question) + 1], expected.float(), rtol=1e-6, atol=1e-6)
+
+
+def test_texts_have_no_images(llava):
+    inputs = processed("llava", [[1, Image(None, 1), 5]])
+    memory = llava.encode(inputs)
+    with pytest.raises(ValueError, match="prompt_ids: expected text alone behind a memory, got pixel_values: encode"):
+        llava.generate(memory, inputs)
+    with pytest.raises(ValueError, match="input_ids: expected text without image tokens, got id 55"):
+        llava.decode(memory, "qa", [[3, IMAGE]])
+    with pytest.raises(ValueError, match="question_ids: expected text without image tokens, got id 55"):
+        llava(inputs, question_ids=[[IMAGE]], answer_ids=[[3]])
+    with pytest.raises(ValueError, match="task: expected lm or qa for voco, whose memory is of images, got 'ae'"):
+        llava.generate(memory, task="ae")
+    with pytest.raises(ValueError, match="memories: expected those of a method that compresses chunks .* voco's"):
+        llava.join([memory, memory])
+
+
+def test_memories_of_text_and_of_images_are_told_apart(llava):
+    text = ICAE(tiny_llama(), chunk=4, ratio=2, lora=2)
+    images = llava.encode(processed("llava", [[1, Image(None, 1), 5]]))
+    with pytest.raises(ValueError, match="memory: expected one made with .*voco.* got one made with .*icae"):
+        llava.decode(text.encode([[1, 2, 3, 4]]), "qa", [[3]])
+    with pytest.raises(ValueError, match="memory: expected one made with .*icae.* got one made with .*voco"):
+        text.decode(images, "lm", [[3]])
+    other = build("llava", layout="dpl", lora=2)
+    with pytest.raises(ValueError, match="memory: expected one made with .*dpl.* got one made with .*epl"):
+        other.decode(images, "lm", [[3]])
+
+
+@pytest.mark.filterwarnings("default:memory_tokens")
+def test_more_memory_tokens_than_vision_tokens_are_allowed():
+    compressor = build("llava", memory_tokens=12)
+    with pytest.warns(
+        UserWarning, match="memory_tokens: expected at most the vision tokens .* got 12 for an image of 9"
+    ):
+        memory = compressor.encode(processed("llava", [[1, Image(None, 1)]]))
+    assert memory.lengths == (13,) and memory.context_lengths == (10,)
+
+
+def test_a_text_compressor_reads_text_around_the_same_model():
+    # Its contexts are text; the model's vision is not used.
+    memory = ICAE(tiny_vision("llava"), chunk=4, ratio=2, lora=2).encode([[1, 2, 3, 4, 5]])
+    assert memory.lengths == (4,)

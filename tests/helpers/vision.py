@@ -180,27 +180,27 @@ def plain(model):
     angles = contextlib.nullcontext() if hasattr(decoder.rotary_emb, "mrope_section") else double_angles(model)
     patch = mock.patch.object(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim=dim))
     try:
-        with angles, patch, torch.no_grad():
+        with angles, patch:
             yield decoder
     finally:
         decoder.set_attn_implementation(before)
 
 
 def whole(model, inputs):
-    """What the model itself gives its language model for a processor's output: embeddings and position ids."""
+    """What the model itself gives its language model for a processor's output: embeddings, position ids, masks."""
     seen = {}
 
     def look(_, args, kwargs):
         seen.update(kwargs)
 
     handle = model.get_decoder().register_forward_pre_hook(look, with_kwargs=True)
-    with plain(model):
+    with plain(model), torch.no_grad():
         model.model(**inputs)
     handle.remove()
     count = seen["inputs_embeds"].shape[1]
     ids = seen.get("position_ids")
     ids = torch.arange(count)[None] if ids is None else ids.reshape(-1, count)[-3:]
-    return seen["inputs_embeds"], ids
+    return seen["inputs_embeds"], ids, seen["attention_mask"]
 
 
 def spread(low, high, count):
@@ -220,7 +220,7 @@ def written_out(model, family, row, slots, layout, sees_before=True, gap=0, part
         Hidden states [N, d], (key, value) of each layer, and (kind, image) of each token.
     """
     inputs = processed(family, [row])
-    embeds, base = whole(model, inputs)
+    embeds, base, _ = whole(model, inputs)
     kinds = _kinds_of(inputs["input_ids"][0].tolist(), gap, parts)
     memory = len(slots)
     tokens, vectors, ids = [], [], []

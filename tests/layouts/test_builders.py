@@ -241,7 +241,7 @@ def test_voco_ids_of_the_paper() -> None:
 
 
 def test_voco_spreads_over_each_axis_of_ids() -> None:
-    # A prompt of 2 tokens, an image of 2 x 4 patches at (time, row, column), and a token of text behind its widest side.
+    # A prompt of 2 tokens, an image of 2 x 4 patches at (time, row, column), and a token of text behind its wider side.
     grid = [[2, 2 + i // 4, 2 + i % 4] for i in range(8)]
     plain = np.array([[0] * 3, [1] * 3, *grid, [6] * 3]).T
     epl = layouts.voco(8, 4, 1, before=2, ids=plain).positions

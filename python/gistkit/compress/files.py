@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from gistkit import hf
 from gistkit.compress.model import first_adapter
@@ -133,7 +133,9 @@ def _lora(folder: Path, adapters: dict[str, str] | None) -> LoraConfig | None:
 def _load_model(folder: Path) -> PreTrainedModel:
     if not (folder / MODEL).is_dir():
         raise FileNotFoundError(f"{folder / MODEL}: expected the trained model of a compressor without LoRA, got none")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(folder / MODEL, output_loading_info=True)
+    reads_images = hasattr(AutoConfig.from_pretrained(folder / MODEL), "vision_config")
+    kind: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+    loaded: Any = kind.from_pretrained(folder / MODEL, output_loading_info=True)
     model, loading_info = loaded
     if missing := sorted(loading_info["missing_keys"]):
         raise ValueError(f"{folder / MODEL}: expected all weights of the model, got none for {missing[0]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -175,7 +175,9 @@ def _kept(part: Layout, text_sees_before: bool) -> NDArray[np.int64]:
     return np.flatnonzero(text | (part.roles == Role.MEMORY))
 
 
-def _padded(rows: Sequence[NDArray[np.int64]]) -> Tensor:
-    """[B, N, ...] of arrays [n, ...], zeros behind them."""
-    width = max(map(len, rows))
-    return torch.from_numpy(np.stack([np.pad(row, [(0, width - len(row))] + [(0, 0)] * (row.ndim - 1)) for row in rows]))
+def _padded(rows: Sequence[NDArray[Any]]) -> Tensor:
+    """int64 [B, N, ...] of arrays [n, ...], zeros behind them."""
+    padded = np.zeros((len(rows), max(map(len, rows)), *rows[0].shape[1:]), np.int64)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return torch.from_numpy(padded)

@@ -72,8 +72,8 @@ class Memory:
             length of the pass in some types (dynamic, longrope); None where keys are not rotated by a RoPE that is
             known, and in files of earlier releases.
         last: [B, hidden], the output that predicts the token after the memory if there is no task token between them.
-        ordinals: int64 [B, K] on the CPU, ascending in each row, the places of the memory tokens in the logical order of
-            the pass that made them, by which sliding windows count; the text's follow the last one. None: the method
+        ordinals: int64 [B, K] on the CPU, ascending in each row, the places of the memory tokens in the logical order
+            of the pass that made them, by which sliding windows count; the text's follow the last one. None: the method
             knows them (VoCo does not, as images differ in size).
         key_bias: [B, K], float32 or float64, added to the logits of the memory's keys: zeros through which the scores
             of Dodo's nuggets get gradients; not saved.

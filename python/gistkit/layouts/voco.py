@@ -90,7 +90,7 @@ def voco(
     return Layout(
         roles=np.array(roles, np.uint8),
         segments=np.array(segments, np.int32),
-        positions=all_ids if np.ndim(ids) == 2 else all_ids[0],
+        positions=all_ids[0] if ids is None or np.ndim(ids) == 1 else all_ids,
         sees={
             Role.CONTEXT: {
                 Role.CONTEXT: SEGMENT if bidirectional else SEGMENT_CAUSAL,

@@ -116,7 +116,7 @@ class VoCo(Compressor):
         self.image_layout = ImageLayout(
             memory_tokens, layout, gap, bool(text_sees_before), vision.family.bidirectional, vision.family.axes
         )
-        config = _with_vision(vision, model, lora, **training)
+        config = _adapter_config(vision, model, lora, **training)
         self.install(None if config is None else {TEXT: config})
         if config is None:
             _freeze_vision(vision, **training)
@@ -144,13 +144,7 @@ class VoCo(Compressor):
                 f"{name}: expected text alone behind a memory, got pixel_values: encode images with the context, see "
                 "VoCo.split"
             )
-        rows = super().rows(name, ids, attention_mask, shortest)
-        if bool((rows.ids == self.vision.image_token).any()):
-            raise ValueError(
-                f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "
-                "context, see VoCo.split"
-            )
-        return rows
+        return self._text_alone(name, super().rows(name, ids, attention_mask, shortest))
 
     def contexts(self, input_ids: Any, attention_mask: Any = None) -> ImageRows:
         """A processor's output, checked: texts of at least one image each, padded at the end of rows."""
@@ -165,6 +159,32 @@ class VoCo(Compressor):
         contexts.is_image = is_image
         contexts.pixels = self.vision.pixels(input_ids, self.device, self.embed.weight.dtype)
         return contexts
+
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any = None,
+        *,
+        continuation_ids: Any = None,
+        question_ids: Any = None,
+        answer_ids: Any = None,
+        **images: Any,
+    ) -> dict[str, Tensor]:
+        """The losses named at construction, and their weighted mean as "loss", see `Compressor.forward`.
+
+        Args:
+            input_ids, attention_mask: the contexts, as in `encode`; or their token ids alone, with `images`.
+            continuation_ids, question_ids, answer_ids: as in `Compressor.forward`, text without images.
+            images: pixel_values and what belongs to them, where `input_ids` is no mapping.
+        """
+        inputs = {**(input_ids if isinstance(input_ids, Mapping) else {"input_ids": input_ids}), **images}
+        return super().forward(
+            inputs,
+            attention_mask,
+            continuation_ids=continuation_ids,
+            question_ids=question_ids,
+            answer_ids=answer_ids,
+        )
 
     def split(self, inputs: Any, attention_mask: Any = None) -> tuple[dict[str, Any], list[list[int]]]:
         """A processor's output as the context of `encode`, and the token ids behind each row's last image and its gap.
@@ -242,9 +262,7 @@ class VoCo(Compressor):
                 f"of {fewest}: its memory is larger than itself",
                 stacklevel=5,
             )
-        return image_pass(
-            tuple(image_rows), self.image_layout, rows.ids.shape[1], self.lm.windows, str(self.device)
-        )
+        return image_pass(tuple(image_rows), self.image_layout, rows.ids.shape[1], self.lm.windows, str(self.device))
 
     def join(self, memories: Sequence[Memory]) -> NoReturn:
         """Refused: images and texts that are read in one pass see each other."""
@@ -257,6 +275,17 @@ class VoCo(Compressor):
     def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:
         if not set(losses) <= set(LOSSES):
             raise ValueError(f"losses: expected some of {', '.join(LOSSES)} for voco, got {', '.join(losses)}")
+
+    def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
+        return self._text_alone(name, super()._text(name, task, ids, contexts))
+
+    def _text_alone(self, name: str, rows: Rows) -> Rows:
+        if bool(((rows.ids == self.vision.image_token) & rows.valid).any()):
+            raise ValueError(
+                f"{name}: expected text without image tokens, got id {self.vision.image_token}: encode images with the "
+                "context, see VoCo.split"
+            )
+        return rows
 
     def _marked(self, inputs: Any, attention_mask: Any) -> tuple[Rows, Tensor]:
         """Token ids of texts with images, and which of them are image tokens."""
@@ -294,31 +323,33 @@ def _token_ids(values: Iterable[int], image_token: int) -> list[int]:
     return ids
 
 
-def _with_vision(
+def _adapter_config(
     vision: Vision, model: PreTrainedModel, lora: int | LoraConfig | None, train_projector: bool, train_vision: bool
 ) -> LoraConfig | None:
     """The LoRA configuration for the language model and those parts of its vision that train."""
-    config = adapter_config(model, lora) if not isinstance(lora, int) or isinstance(lora, bool) else None
-    if lora is None:
-        return None
-    names = {module: name for name, module in model.named_modules()}
-    if config is None:
-        from peft import LoraConfig
-
-        if lora < 1:
-            raise ValueError(f"lora: expected a rank >= 1, got {lora}")
-        trained = [decoder_of(model), *([vision.tower] if train_vision else [])]
-        left_out = set(vision.projector.modules())
-        targets = [
-            names[module]
-            for part in trained
-            for module in part.modules()
-            if isinstance(module, nn.Linear) and module not in left_out
-        ]
-        config = LoraConfig(r=lora, lora_alpha=2 * lora, target_modules=targets)
+    if isinstance(lora, int) and not isinstance(lora, bool):
+        config = _linear_maps(vision, model, lora, train_vision)
+    else:
+        given = adapter_config(model, lora)
+        if given is None:
+            return None
+        config = given
     if train_projector:
-        config.modules_to_save = sorted({*(config.modules_to_save or ()), names[vision.projector]})
+        projector = next(name for name, module in model.named_modules() if module is vision.projector)
+        config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
     return config
+
+
+def _linear_maps(vision: Vision, model: PreTrainedModel, rank: int, train_vision: bool) -> LoraConfig:
+    """LoRA on all linear maps of the language model's layers and, if it trains, of the vision tower."""
+    from peft import LoraConfig
+
+    if rank < 1:
+        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
+    trained = {*decoder_of(model).modules(), *(vision.tower.modules() if train_vision else ())}
+    trained -= {*vision.projector.modules()}
+    targets = [name for name, module in model.named_modules() if module in trained and isinstance(module, nn.Linear)]
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
 
 
 def _freeze_vision(vision: Vision, train_projector: bool, train_vision: bool) -> None:
