@@ -74,9 +74,8 @@ def test_images_may_follow_each_other_and_begin_a_row(layout):
     compressor = build("llava", layout=layout)
     memory = compressor.encode(processed("llava", rows))
     assert memory.lengths == (6, 4)
-    ids = [1, 10, 5, 8, 11, 14, 17] if layout == "epl" else [0, 9, 9, 10, 11, 21, 22, 23]
-    own = [*memory.positions[0].tolist()]
-    assert own == (ids[1:1] + [2, 5, 8, 11, 14, 17] if layout == "epl" else [9, 10, 11, 21, 22, 23])
+    expected = [[2, 5, 8, 11, 14, 17], [2, 5, 8, 10]] if layout == "epl" else [[9, 10, 11, 21, 22, 23], [9, 10, 11, 12]]
+    assert [memory[row].positions[0].tolist() for row in range(2)] == expected
     assert memory.starts == ((19, 11) if layout == "epl" else (24, 13))
 
 
@@ -200,8 +199,9 @@ def test_vision_trains_by_choice(lora, tmp_path):
     both.save_pretrained(tmp_path)
     loaded = Compressor.from_pretrained(tmp_path, tiny_vision("qwen2_5_vl") if lora else None).double().eval()
     assert type(loaded) is VoCo and loaded.settings == both.settings
+    # A new compressor's own weights are in single precision, to which the saved ones are rounded.
     for found, expected in zip(loaded.encode(inputs).tensors, memory.tensors, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_gradient_checkpointing_changes_nothing():
@@ -259,7 +259,7 @@ def test_a_chat_is_split_at_its_image():
 
 
 def test_other_models_are_refused_by_name():
-    with pytest.raises(TypeError, match="model: expected a vision-language model of type llava, .* LlamaForCausalLM"):
+    with pytest.raises(TypeError, match=r"model: expected a vision-language model of type llava, .* LlamaForCausalLM"):
         VoCo(tiny_llama())
     with pytest.raises(TypeError, match="model: expected a transformers vision-language model, got str"):
         VoCo("llava")
@@ -352,19 +352,19 @@ def test_texts_have_no_images(llava):
         llava(inputs, question_ids=[[IMAGE]], answer_ids=[[3]])
     with pytest.raises(ValueError, match="task: expected lm or qa for voco, whose memory is of images, got 'ae'"):
         llava.generate(memory, task="ae")
-    with pytest.raises(ValueError, match="memories: expected those of a method that compresses chunks .* voco's"):
+    with pytest.raises(ValueError, match=r"memories: expected those of a method that compresses chunks .* voco's"):
         llava.join([memory, memory])
 
 
 def test_memories_of_text_and_of_images_are_told_apart(llava):
     text = ICAE(tiny_llama(), chunk=4, ratio=2, lora=2)
     images = llava.encode(processed("llava", [[1, Image(None, 1), 5]]))
-    with pytest.raises(ValueError, match="memory: expected one made with .*voco.* got one made with .*icae"):
+    with pytest.raises(ValueError, match=r"memory: expected one made with .*voco.* got one made with .*icae"):
         llava.decode(text.encode([[1, 2, 3, 4]]), "qa", [[3]])
-    with pytest.raises(ValueError, match="memory: expected one made with .*icae.* got one made with .*voco"):
+    with pytest.raises(ValueError, match=r"memory: expected one made with .*icae.* got one made with .*voco"):
         text.decode(images, "lm", [[3]])
     other = build("llava", layout="dpl", lora=2)
-    with pytest.raises(ValueError, match="memory: expected one made with .*dpl.* got one made with .*epl"):
+    with pytest.raises(ValueError, match=r"memory: expected one made with .*dpl.* got one made with .*epl"):
         other.decode(images, "lm", [[3]])
 
 
@@ -372,7 +372,7 @@ def test_memories_of_text_and_of_images_are_told_apart(llava):
 def test_more_memory_tokens_than_vision_tokens_are_allowed():
     compressor = build("llava", memory_tokens=12)
     with pytest.warns(
-        UserWarning, match="memory_tokens: expected at most the vision tokens .* got 12 for an image of 9"
+        UserWarning, match=r"memory_tokens: expected at most the vision tokens .* got 12 for an image of 9"
     ):
         memory = compressor.encode(processed("llava", [[1, Image(None, 1)]]))
     assert memory.lengths == (13,) and memory.context_lengths == (10,)

@@ -248,9 +248,9 @@ class VoCo(Compressor):
 
     def pass_over(self, rows: ImageRows, features: Sequence[Tensor]) -> ImagePass:
         """The plan of a pass over rows whose images have these features, and which of its tokens the memory keeps."""
+        parts = self.vision.parts(rows.is_image, features)
         ids = self.vision.position_ids(rows.is_image, rows.valid, rows.pixels)
         image_rows: list[ImageRow] = []
-        parts = self.vision.parts(rows.is_image, features)
         for row, (tokens, spans) in enumerate(zip(rows.lists(), parts, strict=True)):
             images = self._joined(tokens, spans)
             own = None if ids is None else ids[:, row].cpu().numpy()
