@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING, Any
 from gistkit.train.batches import Batches, Pretraining
 from gistkit.train.checkpoint import restore
 from gistkit.train.data import Corpus, load_corpus
+from gistkit.train.images import ImageQuestion, ImageQuestions
 from gistkit.train.metrics import read_metrics
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import PRESETS, Preset, Recipe
@@ -65,6 +66,8 @@ __all__ = [
     "Batches",
     "Corpus",
     "Diverged",
+    "ImageQuestion",
+    "ImageQuestions",
     "Preset",
     "Pretraining",
     "QuestionAnswering",

@@ -18,6 +18,9 @@ CONTEXT, MASK = "input_ids", "attention_mask"
 # The losses that need each of the other arguments.
 LOSSES_OF_LABELS = {"continuation_ids": ("lm",), "question_ids": ("qa", "kl"), "answer_ids": ("qa", "kl")}
 
+# All others are images.
+TOKENS = {CONTEXT, MASK, *LOSSES_OF_LABELS}
+
 Batch = dict[str, Tensor]
 
 
@@ -25,7 +28,7 @@ class Batches(ABC):
     """The data of a `Trainer`: `batches(step)` is the whole batch of a step, in every process and any order.
 
     A batch holds keyword arguments of `Compressor.forward`, each a CPU tensor int64 [B, ...]; for a `LanguageModel`
-    only contexts and continuations.
+    only contexts and continuations; for a `VoCo` also pixel_values and what belongs to them.
     """
 
     size: int
@@ -134,21 +137,38 @@ def split(batch: Batch, parts: int) -> list[Batch]:
     """The batch in `parts` parts of equal size, without columns that are padding in all rows of a part.
 
     Raises:
-        ValueError: if the rows cannot be divided evenly.
+        ValueError: if the rows cannot be divided evenly, or the images not by rows.
     """
     rows = batch[CONTEXT].shape[0]
     if rows % parts:
         raise ValueError(f"batch: expected a multiple of {parts} rows (processes x accumulated passes), got {rows}")
-    cut = [
-        {name: tensor[start : start + rows // parts] for name, tensor in batch.items()}
-        for start in range(0, rows, rows // parts)
-    ]
+    if parts == 1:
+        return [_trim(batch)]
+    sizes = {name: _sizes(batch, name, rows) for name in batch}
+    cut = []
+    for start in range(0, rows, rows // parts):
+        bounds = {name: (sum(each[:start]), sum(each[: start + rows // parts])) for name, each in sizes.items()}
+        cut.append({name: tensor[slice(*bounds[name])] for name, tensor in batch.items()})
     return [_trim(part) for part in cut]
+
+
+def _sizes(batch: Batch, name: str, rows: int) -> list[int]:
+    """How many entries of a tensor belong to each row; Qwen's pixel_values have one for each patch of an image."""
+    grids = batch.get("image_grid_thw")
+    sizes = [1] * len(batch[name]) if name != "pixel_values" or grids is None else grids.prod(1).tolist()
+    if len(sizes) != rows:
+        raise ValueError(
+            f"{name}: expected one image in each of {rows} rows of a batch that is divided among processes or passes, "
+            f"got {len(sizes)}"
+        )
+    return sizes
 
 
 def _trim(batch: Batch) -> Batch:
     trimmed = dict(batch)
     for name, tensor in batch.items():
+        if name not in TOKENS:
+            continue
         is_token = batch[MASK] if name in (CONTEXT, MASK) and MASK in batch else tensor != IGNORE
         trimmed[name] = tensor[:, : int(is_token.sum(1).max())]
     return trimmed
@@ -184,4 +204,4 @@ def _context_tokens(batch: Batch) -> int:
 
 
 def _other_tokens(batch: Batch) -> dict[str, int]:
-    return {name: int((tensor != IGNORE).sum()) for name, tensor in batch.items() if name not in (CONTEXT, MASK)}
+    return {name: int((tensor != IGNORE).sum()) for name, tensor in batch.items() if name in LOSSES_OF_LABELS}

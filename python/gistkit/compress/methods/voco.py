@@ -15,9 +15,9 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
-from gistkit.compress.images import ImageLayout, ImagePass, ImageRow, ImageRows, image_pass, image_row
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
+from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.vision import Vision
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 TEXT = "text"
 LOSSES = ("lm", "qa")
+
+
+class ImageRows(Rows):
+    """`Rows` with images: `ids` has 0 in place of image tokens.
+
+    Attributes:
+        is_image: bool [B, N], the image tokens.
+        pixels: what the vision tower reads, `gistkit.hf.vision.Vision.pixels`.
+    """
+
+    is_image: Tensor
+    pixels: Mapping[str, Tensor]
 
 
 class VoCo(Compressor):

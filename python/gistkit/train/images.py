@@ -1,0 +1,110 @@
+"""Questions about images, for training a `gistkit.compress.VoCo`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gistkit._checks import IGNORE, padded
+from gistkit.train.batches import CONTEXT, MASK, TOKENS, Batch, Batches, check_size
+from gistkit.train.data import HELD_OUT
+
+
+@dataclass(frozen=True)
+class ImageQuestion:
+    """A question about images.
+
+    Args:
+        context: what the model's own processor returned for one text with images, up to the last one: see `VoCo.split`.
+        question, answer: token ids of the text between images and answer, and of the answer with its end token.
+    """
+
+    context: Mapping[str, Any]
+    question: Sequence[int]
+    answer: Sequence[int]
+
+
+class ImageQuestions(Batches):
+    """Questions about images for the loss "qa". Every epoch goes once through them, in its own order.
+
+    The last tenth of the examples is held out; put questions about the same image next to each other.
+
+    Args:
+        examples: `ImageQuestion`s by index, at least two. They may be made when they are asked for, as by a torch
+            Dataset: they are not kept.
+        size: rows B of a batch. It is divided among processes and passes only if each row has one image.
+        name: what tells these examples from others, for resumption.
+        seed: at least 0.
+    """
+
+    def __init__(self, examples: Sequence[ImageQuestion], size: int, name: str, seed: int = 0) -> None:
+        check_size(size, seed)
+        if len(examples) < 2:
+            raise ValueError(f"examples: expected at least 2, one to hold out, got {len(examples)}")
+        self.examples, self.size, self.name, self.seed = examples, size, name, seed
+        self._train = len(examples) - max(1, int(len(examples) * HELD_OUT))
+
+    def __call__(self, step: int) -> Batch:
+        """The arguments of `VoCo.forward`: tokens and labels [B, ...], pixel_values and what belongs to them."""
+        places = [divmod(number, self._train) for number in range(step * self.size, (step + 1) * self.size)]
+        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(self._train) for epoch, _ in places}
+        return collate([self.examples[int(orders[epoch][index])] for epoch, index in places])
+
+    def held_out(self, rows: int) -> list[Batch]:
+        """The held-out questions, in their own order."""
+        last = min(len(self.examples), self._train + rows)
+        starts = range(self._train, last, self.size)
+        return [collate([self.examples[i] for i in range(start, min(start + self.size, last))]) for start in starts]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The name, the number of examples and the seed."""
+        return {"images": self.name, "examples": len(self.examples), "size": self.size, "seed": self.seed}
+
+
+def collate(rows: Sequence[ImageQuestion]) -> Batch:
+    """Rows as one batch: contexts padded with 0 under a mask, labels with -100, and images one after another.
+
+    Raises:
+        ValueError: if a context has several rows, or images that others have not.
+    """
+    contexts = [_tokens(row.context) for row in rows]
+    context = padded(contexts, IGNORE)
+    batch = {
+        CONTEXT: context.clamp(min=0),
+        MASK: (context != IGNORE).long(),
+        "question_ids": padded([list(row.question) for row in rows], IGNORE),
+        "answer_ids": padded([list(row.answer) for row in rows], IGNORE),
+    }
+    # What processors tell of each token follows from the tokens.
+    names = [
+        {name for name in row.context if name not in TOKENS and not name.endswith("token_type_ids")} for row in rows
+    ]
+    if any(other != names[0] for other in names):
+        raise ValueError(f"context: expected {', '.join(sorted(names[0]))} in every row, got other names in some")
+    return batch | {name: _joined([torch.as_tensor(row.context[name]) for row in rows]) for name in sorted(names[0])}
+
+
+def _tokens(context: Mapping[str, Any]) -> list[int]:
+    """The token ids of one row without its padding."""
+    ids = torch.as_tensor(context[CONTEXT])
+    mask = torch.as_tensor(context[MASK]) if context.get(MASK) is not None else torch.ones_like(ids)
+    if ids.dim() == 2 and len(ids) != 1:
+        raise ValueError(f"context: expected a processor's output for one text, got {len(ids)} rows")
+    return ids.flatten()[mask.flatten().bool()].tolist()  # type: ignore[no-any-return]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors one after another, padded with zeros in their other dimensions, as processors pad."""
+    sizes = torch.tensor([tensor.shape for tensor in tensors]).amax(0).tolist()
+    joined = tensors[0].new_zeros(sum(map(len, tensors)), *sizes[1:])
+    start = 0
+    for tensor in tensors:
+        joined[(slice(start, start + len(tensor)), *map(slice, tensor.shape[1:]))] = tensor
+        start += len(tensor)
+    return joined
