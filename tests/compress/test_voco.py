@@ -1,5 +1,7 @@
 """VoCo around vision-language models, against one dense pass of plain transformers in double precision."""
 
+import numpy
+import PIL.Image
 import pytest
 import torch
 from torch.nn import functional as F
@@ -7,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gistkit.compress import ICAE, Compressor, Memory, VoCo
 from tests.helpers.models import tiny_llama
-from tests.helpers.vision import IMAGE, SIZES, Image, processed, tiny_vision, whole, written_out
+from tests.helpers.vision import IMAGE, PROMPTS, SIZES, Image, processed, processor, tiny_vision, whole, written_out
 
 FAMILIES = list(SIZES)
 QUESTION = [11, 12, 13, 14]
@@ -34,9 +36,8 @@ def expect(compressor, family, row, question, **options):
     """`written_out` of a row of parts and its question; and which tokens before the question a memory keeps."""
     parts = [part.size for part in row if isinstance(part, Image)] if compressor.separators else None
     layout = compressor.image_layout.positions
-    found = written_out(
-        compressor.model, family, row + question, compressor.memory_embeddings, layout, parts=parts, **options
-    )
+    inputs = processed(family, [row + question])
+    found = written_out(compressor.model, family, inputs, compressor.memory_embeddings, layout, parts=parts, **options)
     hidden, layers, tokens, ids = found
     seen = tokens[: len(tokens) - len(question)]
     last = max(image for kind, image in seen if kind == "voco") + 1
@@ -66,6 +67,59 @@ def test_options_equal_one_dense_pass(family, options, oracle):
     first, second = SIZES[family]
     rows = [[1, 5, Image(first, 1), 7, 8, Image(second, 2), 9, 4], [1, 10, Image(second, 3), 6]]
     check_against_one_pass(family, rows, options, **oracle)
+
+
+@pytest.mark.parametrize("family", ["llava", "llava_next", "idefics3", "gemma3"])
+def test_reads_what_the_family_s_own_processor_gives(family):
+    pictures = [
+        PIL.Image.fromarray(numpy.random.default_rng(side).integers(0, 255, (20, side, 3), dtype=numpy.uint8))
+        for side in (30, 9)
+    ]
+    image, make = PROMPTS.get(family, "<image>"), processor(family)
+    texts = [f"user : {image} what is this", f"what {image} who"]
+    inputs = make(images=[[one] for one in pictures], text=texts, return_tensors="pt", padding=True)
+    # The tiles of Idefics3's images are joined by its tokens between them.
+    compressor = build(family, separators=[0, 41, 42, 43, 44, 50, 51] if family == "idefics3" else [])
+    context, questions = compressor.split(inputs)
+    expected_questions = [[3, 4, 5], [6]]
+    assert [text[-len(own) :] for text, own in zip(questions, expected_questions, strict=True)] == expected_questions
+    with torch.no_grad():
+        memory = compressor.encode(context)
+        assert [len(one) for one in memory.positions] == [memory.num_tokens] * 2
+        logits = compressor.logits(compressor.decode(memory, "qa", questions))
+        for row, (picture, text, question) in enumerate(zip(pictures, texts, questions, strict=True)):
+            alone = make(images=[[picture]], text=[text], return_tensors="pt")
+            runs = (alone["input_ids"] == IMAGE).int().diff(prepend=torch.zeros(1, 1)).eq(1).sum()
+            parts = [int(runs)] if family == "idefics3" else None
+            hidden, *_ = written_out(compressor.model, family, alone, compressor.memory_embeddings, "epl", parts=parts)
+            expected = compressor.model.lm_head(hidden[-len(question) - 1 :]).float()
+            torch.testing.assert_close(logits[row, : len(question) + 1], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_rows_of_equal_sizes_share_a_plan(family):
+    size = SIZES[family][0]
+    inputs = processed(family, [[1, 5, Image(size, 1), 7], [1, 6, Image(size, 2), 8]])
+    compressor = build(family)
+    memory = compressor.encode(inputs)
+    for row, (token, last) in enumerate([(5, 7), (6, 8)]):
+        alone = compressor.encode(processed(family, [[1, token, Image(size, row + 1), last]]))
+        for found, expected in zip(memory[row].tensors, alone.tensors, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10)
+
+
+def test_half_precision_and_autocast():
+    compressor, inputs = build("gemma3").bfloat16(), processed("gemma3", rows_of("gemma3"))
+    memory = compressor.encode(inputs)
+    assert memory.dtype == torch.bfloat16 and compressor.generate(memory, [QUESTION] * 2, max_new_tokens=2).shape == (
+        2,
+        2,
+    )
+    whole_precision = build("gemma3").float()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = whole_precision(inputs, question_ids=[QUESTION] * 2, answer_ids=[[3]] * 2)
+    losses["loss"].backward()
+    assert whole_precision.memory_embeddings.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("layout", ["dpl", "epl"])

@@ -7,6 +7,7 @@ from unittest import mock
 
 import torch
 import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tests.helpers.models import additive, double_angles
 
@@ -209,17 +210,16 @@ def spread(low, high, count):
     return [round(low + (ratio - 1) / 2 + index * ratio) for index in range(count)]
 
 
-def written_out(model, family, row, slots, layout, sees_before=True, gap=0, parts=None):
+def written_out(model, family, inputs, slots, layout, sees_before=True, gap=0, parts=None):
     """One dense pass of plain transformers over a row with VoCo tokens `slots` [M, d] in it.
 
     Args:
-        row: token ids and `Image`s, up to the end of the question.
+        inputs: a processor's output for one row, up to the end of the question.
         parts: runs of image tokens that each image has; None: one.
 
     Returns:
         Hidden states [N, d], (key, value) of each layer, and (kind, image) of each token.
     """
-    inputs = processed(family, [row])
     embeds, base, _ = whole(model, inputs)
     kinds = _kinds_of(inputs["input_ids"][0].tolist(), gap, parts)
     memory = len(slots)
@@ -287,3 +287,47 @@ def _kinds_of(ids, gap, parts):
     for image, (begin, end) in enumerate(images):
         kinds[begin:end] = [("vision", image)] * (end - begin)
     return kinds
+
+
+WORDS = ["<pad>", "user", ":", "what", "is", "this", "who"]
+# The names of the family's special tokens, which a tiny tokenizer of words has beside `WORDS`.
+_SPECIAL = {
+    "llava": {"<image>": IMAGE},
+    "llava_next": {"<image>": IMAGE},
+    "idefics3": {
+        "<image>": IMAGE, "<fake_token_around_image>": 50, "<global-img>": 51, "<end_of_utterance>": 47,
+        "<row_1_col_1>": 41, "<row_1_col_2>": 42, "<row_2_col_1>": 43, "<row_2_col_2>": 44,
+    },
+    "gemma3": {"<image_soft_token>": IMAGE, "<start_of_image>": 57, "<end_of_image>": 58},
+}  # fmt: skip
+PROMPTS = {"gemma3": "<start_of_image>"}
+
+
+def processor(family):
+    """A family's own processor, where it works without torchvision, at the sizes of `tiny_vision`."""
+    special = _SPECIAL[family]
+    model = models.WordLevel({word: index for index, word in enumerate(WORDS)} | special, unk_token="<pad>")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"}
+    words = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        padding_side="left",
+        extra_special_tokens=names if family == "gemma3" else list(special),
+    )
+    square = lambda side: {"height": side, "width": side}  # noqa: E731
+    if family == "idefics3":
+        images = transformers.Idefics3ImageProcessorPil(size={"longest_edge": 32}, max_image_size={"longest_edge": 16})
+        return transformers.Idefics3Processor(images, words, image_seq_len=4)
+    if family == "gemma3":
+        images = transformers.Gemma3ImageProcessorPil(size=square(16))
+        return transformers.Gemma3Processor(images, words, image_seq_length=4)
+    options = {"patch_size": 4, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    if family == "llava":
+        images = transformers.CLIPImageProcessorPil(size={"shortest_edge": 12}, crop_size=square(12))
+        return transformers.LlavaProcessor(images, words, image_token="<image>", **options)
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 8}, crop_size=square(8), image_grid_pinpoints=[[8, 16], [16, 8], [16, 16]]
+    )
+    return transformers.LlavaNextProcessor(images, words, image_token="<image>", **options)
