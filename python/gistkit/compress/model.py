@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -286,8 +287,9 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     if rank < 1:
         raise ValueError(f"lora: expected a rank >= 1, got {rank}")
     transposed = any(isinstance(module, Conv1D) for module in model.modules())
+    common: dict[str, Any] = {"r": rank, "lora_alpha": 2 * rank, "exclude_modules": _outside(model)}
     if maps == "all":
-        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", fan_in_fan_out=transposed)
+        return LoraConfig(target_modules="all-linear", fan_in_fan_out=transposed, **common)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     projections = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
     targets = next(
@@ -298,7 +300,16 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
             f"lora: expected a model with {' and '.join(projections)} (or c_attn), got {type(model).__name__}; "
             "pass a peft.LoraConfig with its target_modules"
         )
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
+    return LoraConfig(target_modules=targets, fan_in_fan_out=targets == ["c_attn"], **common)
+
+
+def _outside(model: nn.Module) -> str | None:
+    """A pattern of the names of all modules but the decoder's, in a model that reads images too; None for others."""
+    if not any(hasattr(module, "get_image_features") for module in model.modules()):
+        return None
+    decoder = decoder_of(model)
+    name = next(name for name, module in model.named_modules() if module is decoder)
+    return rf"(?!{re.escape(name)}\.).*"
 
 
 def freeze_base(model: nn.Module) -> None:

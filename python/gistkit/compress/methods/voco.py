@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -19,7 +20,6 @@ from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
-from gistkit.hf.attach import decoder_of
 from gistkit.hf.vision import Vision
 from gistkit.layouts.positions import SCHEMES
 
@@ -163,9 +163,11 @@ class VoCo(Compressor):
         rows, is_image = self._marked(input_ids, attention_mask)
         without = [row for row, count in enumerate(is_image.sum(1).tolist()) if not count]
         if without:
+            pictures = "pixel_values" in input_ids and len(without) == rows.batch_size
+            reason = "although there are pixel_values" if pictures else "text alone has nothing to compress"
             raise ValueError(
                 f"input_ids: expected at least one image, as image tokens of id {self.vision.image_token}, in each "
-                f"row, got none in row {without[0]}: text alone has nothing to compress"
+                f"row, got none in row {without[0]}: {reason}"
             )
         contexts = ImageRows(rows.ids.masked_fill(is_image, 0), rows.lengths)
         contexts.is_image = is_image
@@ -339,29 +341,17 @@ def _adapter_config(
     vision: Vision, model: PreTrainedModel, lora: int | LoraConfig | None, train_projector: bool, train_vision: bool
 ) -> LoraConfig | None:
     """The LoRA configuration for the language model and those parts of its vision that train."""
-    if isinstance(lora, int) and not isinstance(lora, bool):
-        config = _linear_maps(vision, model, lora, train_vision)
-    else:
-        given = adapter_config(model, lora)
-        if given is None:
-            return None
-        config = given
+    config = adapter_config(model, lora, "all")
+    if config is None or not (train_projector or train_vision):
+        return config
+    names = {module: name for name, module in model.named_modules()}
+    projector = names[vision.projector]
+    if train_vision and isinstance(lora, int):
+        # All but the projector, which the tower may hold, and the head, which "all-linear" leaves out.
+        config.exclude_modules = rf"{re.escape(projector)}(\..*)?"
     if train_projector:
-        projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
     return config
-
-
-def _linear_maps(vision: Vision, model: PreTrainedModel, rank: int, train_vision: bool) -> LoraConfig:
-    """LoRA on all linear maps of the language model's layers and, if it trains, of the vision tower."""
-    from peft import LoraConfig
-
-    if rank < 1:
-        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
-    trained = {*decoder_of(model).modules(), *(vision.tower.modules() if train_vision else ())}
-    trained -= {*vision.projector.modules()}
-    targets = [name for name, module in model.named_modules() if module in trained and isinstance(module, nn.Linear)]
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
 
 
 def _freeze_vision(vision: Vision, train_projector: bool, train_vision: bool) -> None:
