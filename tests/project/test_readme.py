@@ -71,9 +71,20 @@ def test_the_dodo_example_keeps_nuggets_and_reads_on():
     assert list(names["stream"].states) == held
 
 
-def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
+def test_the_image_example_answers_two_questions(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = {}
     exec(BLOCKS[5], names)
+    compressor, memory = names["compressor"], names["memory"]
+    assert names["question"] == [[30, 31, 32]] and names["answers"].shape == (2, 10)
+    assert memory.lengths == (6,) and memory.context_lengths == (18,)
+    assert compressor.memory_embeddings.grad.abs().max() > 0
+    assert not [name for name, _ in compressor.trainable() if "vision_tower" in name or "projector" in name]
+
+
+def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
+    names = {}
+    exec(BLOCKS[6], names)
     torch.testing.assert_close(names["encoded"], names["same"], rtol=1e-4, atol=1e-5)
     assert all(parameter.grad is not None for parameter in names["model"].parameters())
     assert names["longer"].shape == (8, 240)
@@ -81,7 +92,7 @@ def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
 
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 6, "a new example needs a test of what it claims"
+    assert block < 7, "a new example needs a test of what it claims"
 
 
 @pytest.mark.slow
