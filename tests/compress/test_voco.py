@@ -1,5 +1,7 @@
 """VoCo around vision-language models, against one dense pass of plain transformers in double precision."""
 
+import dataclasses
+
 import numpy
 import PIL.Image
 import pytest
@@ -28,8 +30,9 @@ def build(family, **options):
     options = {"memory_tokens": 3, "lora": None} | options
     if family in TILES:
         options = {"separators": [50, 51, 52]} | options
+    model = tiny_vision(family, **options.pop("text", {}))
     torch.manual_seed(1)
-    return VoCo(tiny_vision(family), **options).double().eval()
+    return VoCo(model, **options).double().eval()
 
 
 def expect(compressor, family, row, question, **options):
@@ -61,6 +64,7 @@ def test_equals_one_dense_pass(family, layout):
         ("llava", {"gap": 1, "layout": "upl", "text_sees_before": False}, {"gap": 1, "sees_before": False}),
         ("smolvlm", {"separators": []}, {}),
         ("qwen2_5_vl", {"memory_tokens": 9}, {}),
+        ("qwen2_5_vl", {"text": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}}, {}),
     ],
 )
 def test_options_equal_one_dense_pass(family, options, oracle):
@@ -258,9 +262,13 @@ def test_vision_trains_by_choice(lora, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_gradient_checkpointing_changes_nothing():
-    compressor = build("gemma3", lora=2, train_projector=True).train()
-    inputs = processed("gemma3", rows_of("gemma3"))
+@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+def test_gradient_checkpointing_changes_nothing(family):
+    compressor = build(family, lora=2, train_projector=True, train_vision=True).train()
+    inputs = processed(family, rows_of(family))
+    with torch.no_grad():
+        for _, parameter in compressor.trainable():
+            parameter += 0.05 * torch.randn_like(parameter)  # LoRA starts as nothing
     weights = [parameter for _, parameter in compressor.trainable()]
 
     def gradients():
@@ -409,6 +417,17 @@ def test_texts_have_no_images(llava):
         llava.generate(memory, task="ae")
     with pytest.raises(ValueError, match=r"memories: expected those of a method that compresses chunks .* voco's"):
         llava.join([memory, memory])
+
+
+def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
+    memory = llava.encode(processed("llava", [[1, Image(None, 1), 5]]))
+    for ordinals in (memory.ordinals[:, 1:], memory.ordinals.double(), memory.ordinals - 5):
+        dataclasses.replace(memory, ordinals=ordinals).save(tmp_path / "broken.gist")
+        with pytest.raises(ValueError, match=r"broken\.gist: expected the contents of a memory, got .*ordinals"):
+            Memory.load(tmp_path / "broken.gist")
+    without_them = dataclasses.replace(memory, ordinals=None)
+    with pytest.raises(ValueError, match="memory: expected one with ordinals, as VoCo makes it, got one without"):
+        llava.generate(without_them)
 
 
 def test_memories_of_text_and_of_images_are_told_apart(llava):

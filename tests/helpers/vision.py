@@ -252,11 +252,11 @@ def written_out(model, family, inputs, slots, layout, sees_before=True, gap=0, p
             else:
                 before = sees_before or kind != "text" or other == "voco" or of == image
                 mask[i, j] = j <= i and before
-    width = getattr(model.config.get_text_config(), "sliding_window", None)
-    near = torch.arange(count)[:, None] - torch.arange(count) < (width or count)
-    masks = additive(mask & near) if family == "llava_next" else additive(mask)
-    if family == "gemma3":
-        masks = {"full_attention": additive(mask), "sliding_attention": additive(mask & near)}
+    config = model.config.get_text_config()
+    near = torch.arange(count)[:, None] - torch.arange(count) < (getattr(config, "sliding_window", None) or count)
+    masks = additive(mask & near)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        masks = {"full_attention": additive(mask), "sliding_attention": masks}
     position_ids = torch.tensor(ids).T[:, None]
     cache = transformers.DynamicCache()
     with plain(model) as decoder:

@@ -6,7 +6,6 @@ import json
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -233,7 +232,8 @@ class VoCo(Compressor):
         """One pass over text, images and their VoCo tokens."""
         if not isinstance(rows, ImageRows):
             raise TypeError(f"rows: expected those of `contexts`, with images, got {type(rows).__name__}")
-        with nullcontext() if self.adapters is None else self.adapters.using(TEXT):
+        # With the adapters of the pass, which the tower's layers need again where checkpointing runs them again.
+        with self.lm.using(TEXT):
             features = self.vision.features(rows.pixels)
         batch = self.pass_over(rows, features)
         self.lm.check_positions("input_ids", batch.last)
