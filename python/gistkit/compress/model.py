@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -287,9 +286,9 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
     if rank < 1:
         raise ValueError(f"lora: expected a rank >= 1, got {rank}")
     transposed = any(isinstance(module, Conv1D) for module in model.modules())
-    common: dict[str, Any] = {"r": rank, "lora_alpha": 2 * rank, "exclude_modules": _outside(model)}
     if maps == "all":
-        return LoraConfig(target_modules="all-linear", fan_in_fan_out=transposed, **common)
+        every = _of_decoder(model, "all-linear")
+        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=every, fan_in_fan_out=transposed)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     projections = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
     targets = next(
@@ -300,16 +299,24 @@ def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -
             f"lora: expected a model with {' and '.join(projections)} (or c_attn), got {type(model).__name__}; "
             "pass a peft.LoraConfig with its target_modules"
         )
-    return LoraConfig(target_modules=targets, fan_in_fan_out=targets == ["c_attn"], **common)
+    transposed = targets == ["c_attn"]
+    chosen = _of_decoder(model, targets)
+    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen, fan_in_fan_out=transposed)
 
 
-def _outside(model: nn.Module) -> str | None:
-    """A pattern of the names of all modules but the decoder's, in a model that reads images too; None for others."""
+def _of_decoder(model: nn.Module, targets: str | list[str]) -> str | list[str]:
+    """Target modules by the last part of their names; in a model that reads images too, the whole names of those in
+    its decoder."""
     if not any(hasattr(module, "get_image_features") for module in model.modules()):
-        return None
-    decoder = decoder_of(model)
-    name = next(name for name, module in model.named_modules() if module is decoder)
-    return rf"(?!{re.escape(name)}\.).*"
+        return targets
+    names = maps_of(model, decoder_of(model))
+    return names if targets == "all-linear" else [name for name in names if name.rpartition(".")[2] in targets]
+
+
+def maps_of(model: nn.Module, *parts: nn.Module) -> list[str]:
+    """The names in `model` of the linear maps that some of its parts hold."""
+    names = {module: name for name, module in model.named_modules()}
+    return [names[module] for part in parts for module in _linear_maps(part).values()]
 
 
 def freeze_base(model: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,9 +15,10 @@ from gistkit import hf
 from gistkit._checks import whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.memory import Memory
-from gistkit.compress.model import adapter_config
+from gistkit.compress.model import adapter_config, maps_of
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
+from gistkit.hf.attach import decoder_of
 from gistkit.hf.vision import Vision
 from gistkit.layouts.positions import SCHEMES
 
@@ -137,6 +137,16 @@ class VoCo(Compressor):
     def roles(cls, settings: Mapping[str, Any]) -> tuple[str, ...]:
         """Whose adapters one made with these settings has, where it has any."""
         return (TEXT,)
+
+    @classmethod
+    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the compressor's own parameters by name, in one with these settings.
+
+        Args:
+            settings: as `settings`.
+            width, vocabulary: of the model's input embedding.
+        """
+        return {"memory_embeddings": (whole("memory_tokens", settings["memory_tokens"]), width)}
 
     @property
     def title(self) -> str:
@@ -344,12 +354,13 @@ def _adapter_config(
     config = adapter_config(model, lora, "all")
     if config is None or not (train_projector or train_vision):
         return config
-    names = {module: name for name, module in model.named_modules()}
-    projector = names[vision.projector]
     if train_vision and isinstance(lora, int):
-        # All but the projector, which the tower may hold, and the head, which "all-linear" leaves out.
-        config.exclude_modules = rf"{re.escape(projector)}(\..*)?"
+        # The tower may hold the projector.
+        left_out = maps_of(model, vision.projector)
+        trained = maps_of(model, decoder_of(model), vision.tower)
+        config.target_modules = [name for name in trained if name not in left_out]
     if train_projector:
+        projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
     return config
 
