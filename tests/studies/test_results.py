@@ -19,9 +19,9 @@ from gistkit.studies.greedy.report import Run as GreedyRun
 from gistkit.studies.greedy.study import Recipe as GreedyRecipe
 from gistkit.studies.greedy.study import SwapSearch
 from gistkit.studies.resolution import study as resolution
+from gistkit.studies.retrieval import study as retrieval
 from gistkit.studies.voco import runs as voco_runs
 from gistkit.studies.voco import study as voco
-from gistkit.studies.retrieval import study as retrieval
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -14,9 +14,10 @@ from gistkit.studies.registry import read
 from gistkit.studies.resolution.images import Images, Split
 from gistkit.studies.voco import report
 from gistkit.studies.voco import runs as voco_runs
-from gistkit.studies.voco.mosaics import Mosaics, Words
+from gistkit.studies.voco.mosaics import Mosaics
 from gistkit.studies.voco.reader import Compressed, means
 from gistkit.studies.voco.study import METHODS, PRESETS, Arm, arms, fresh_model
+from gistkit.studies.voco.words import Words
 from tests.helpers.study_runs import Bar, check_resumes
 
 RECIPE = dataclasses.replace(
@@ -102,7 +103,7 @@ def test_arms_and_how_many_tokens_they_leave():
     for ratio in (288.0, 5.0):
         with pytest.raises(ValueError, match=rf"ratio: expected .* of the 144 vision tokens, got {ratio:g}"):
             Arm("epl", ratio).tokens(PRESETS["quick"])
-    with pytest.raises(ValueError, match="method: expected one of full, none, avgpool, .*, got 'icae'"):
+    with pytest.raises(ValueError, match=r"method: expected one of full, none, avgpool, .*, got 'icae'"):
         Arm("icae")
 
 

@@ -13,8 +13,9 @@ from transformers import LlavaForConditionalGeneration
 from gistkit.compress import VoCo
 from gistkit.hf.vision import Vision
 from gistkit.layouts.positions import SCHEMES
-from gistkit.studies.voco.mosaics import TURN, Words
+from gistkit.studies.voco.mosaics import TURN
 from gistkit.studies.voco.study import Arm, Recipe
+from gistkit.studies.voco.words import Words
 
 
 class Reader(ABC):

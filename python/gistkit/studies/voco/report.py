@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from gistkit.layouts.positions import SCHEMES
 from gistkit.studies import results
 from gistkit.studies.resolution.images import Images
-from gistkit.studies.voco.mosaics import KINDS, Mosaics
+from gistkit.studies.voco.mosaics import Mosaics
 from gistkit.studies.voco.runs import Run, sight
 from gistkit.studies.voco.study import METHODS, Arm, Recipe
+from gistkit.studies.voco.words import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

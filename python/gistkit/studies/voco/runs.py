@@ -17,9 +17,10 @@ from gistkit.hf.vision import Vision
 from gistkit.inspect import AttentionRecorder
 from gistkit.studies.fitting import Progress, exclusively, optimise
 from gistkit.studies.resolution.images import Images
-from gistkit.studies.voco.mosaics import KINDS, TURN, Batch, Mosaics, Words
+from gistkit.studies.voco.mosaics import TURN, Batch, Mosaics
 from gistkit.studies.voco.reader import Compressed, Plain, Reader, build_reader
 from gistkit.studies.voco.study import Arm, Recipe, fresh_model
+from gistkit.studies.voco.words import KINDS, Words
 from gistkit.train import checkpoint
 from gistkit.train.recipe import adamw
 

@@ -18,7 +18,7 @@ from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForCon
 from gistkit.layouts.positions import SCHEMES
 from gistkit.studies.fitting import StudyRecipe
 from gistkit.studies.resolution.images import Images
-from gistkit.studies.voco.mosaics import Words
+from gistkit.studies.voco.words import Words
 
 # What reads no VoCo tokens: all vision tokens, none, or means of some.
 METHODS = ("full", "none", "avgpool")
