@@ -108,7 +108,7 @@ def draw_maps(maps: Mapping[str, NDArray[Any]], tokens: Sequence[int], picture: 
             _plain(axes, picture)
             largest = max(float(weights.max()), np.finfo(np.float64).tiny)
             axes.imshow(weights, cmap="magma", alpha=0.75, extent=extent, vmin=0, vmax=largest, interpolation="nearest")
-            axes.set_title(f"token {token}, {largest:.2f}", fontsize=8)
+            axes.set_title(f"token {token}, {largest:.2g}", fontsize=8)
     figure.suptitle(title, fontsize=10)
     return figure
 
