@@ -47,7 +47,7 @@ class VoCoStudy(Study):
         parser.add_argument(
             "--preset", choices=PRESETS, default="quick",
             help="quick: 144 vision tokens, some 20 minutes of a core, an hour for three seeds; short: the same, "
-            "trained ten times as long; paper: 576 vision tokens, on a GPU (default: %(default)s)",
+            "trained seven times as long, hours; paper: 576 vision tokens, on a GPU (default: %(default)s)",
         )  # fmt: skip
         parser.add_argument(
             "--data",

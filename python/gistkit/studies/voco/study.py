@@ -45,12 +45,12 @@ class Recipe(StudyRecipe):
         test_mosaics: of each split at the end.
     """
 
-    steps: int = 400
+    steps: int = 600
     batch: int = 16
     learning_rate: float = 1e-3
     warmup: int = 30
     weight_decay: float = 0.01
-    eval_every: int = 50
+    eval_every: int = 100
     decay: float = 0.2
     side: int = 3
     patches: int = 4
@@ -114,9 +114,9 @@ class Recipe(StudyRecipe):
 
 
 PRESETS = {
-    # A minute or two for a seed's model and for each of its arms.
+    # Two or three minutes of a core for a seed's model, and one or two for each of its arms.
     "quick": Recipe(),
-    # As large, trained ten times as long.
+    # As large, trained seven times as long.
     "short": Recipe(steps=4000, base_steps=4000, eval_every=250, test_mosaics=1024),
     # As many vision tokens as LLaVA has, for a GPU.
     "paper": Recipe(
