@@ -20,6 +20,8 @@ from gistkit.studies.greedy.study import Recipe as GreedyRecipe
 from gistkit.studies.greedy.study import SwapSearch
 from gistkit.studies.resolution import study as resolution
 from gistkit.studies.retrieval import study as retrieval
+from gistkit.studies.voco import runs as voco_runs
+from gistkit.studies.voco import study as voco
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -147,6 +149,11 @@ def test_studies_without_committed_results(tmp_path: Path) -> None:
     one = resolution.Run("nope", 0, [(0, 1.0, 0.1, 0.1)], {"8": 0.5, "16": 0.25}, {"8": 0.5, "16": 0.25})
     results.write(tmp_path / "b.jsonl", [results.line("resolution", one, resolution.PRESETS["quick"], None, MACHINE)])
     assert "| NoPE              | 50.0    | 25.0      |" in shown.table(tmp_path / "b.jsonl")
+
+    answers = {"loss": 1.0, "at": 0.875, "count": 0.5, "left": 0.25}
+    read_run = voco_runs.Run("epl", 4.5, 0, [(0, 1.0, 0.1, 0.1, 0.1)], answers, answers)
+    results.write(tmp_path / "d.jsonl", [results.line("voco", read_run, voco.PRESETS["quick"], None, MACHINE)])
+    assert "| VoCo EPL       | 4.5x  | 32     | 87.5 " in shown.table(tmp_path / "d.jsonl")
 
     nuggets = GreedyRun("Dodo 3x", {}, [SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
     results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, GreedyRecipe(), None, MACHINE)])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # In the order of the commands.
 STUDIES = (
     "compression-loss", "epl", "smollm2", "in-place", "nuggets", "pooling", "greedy", "length", "retrieval",
-    "resolution",
+    "resolution", "voco",
 )  # fmt: skip
 
 
