@@ -1,11 +1,6 @@
 """What a command that is interrupted, or whose disk is full, says and leaves."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
-import warnings
 
 import pytest
 
@@ -105,52 +100,3 @@ def test_a_held_signal_that_nobody_asked_about_acts_at_the_end(interruptible):
         signal.raise_signal(signal.SIGINT)
         _ = 1 / 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_warning_of_the_package_is_one_line(monkeypatch, capsys):
-    def warn(options):
-        warnings.warn_explicit("two\nlines", UserWarning, cli.__file__, 1)
-        warnings.warn_explicit("another's", UserWarning, "elsewhere.py", 7)
-        return 0
-
-    monkeypatch.setattr("gistkit.cli.info._run", warn)
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        # pytest's own recorder would take them.
-        warnings.showwarning = _print_warning
-        assert cli.main(["info"]) == 0
-    shown = capsys.readouterr().err.splitlines()
-    assert shown[0] == "gistkit: warning: two lines" and shown[1].startswith("elsewhere.py:7: UserWarning: another's")
-
-
-def _print_warning(message, category, filename, lineno, file=None, line=None):
-    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
-def test_a_process_that_gets_a_signal_ends_with_its_status(number, words, tmp_path):
-    # Whoever runs the tests in the background has SIGINT ignored.
-    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{handled}; import sys; from gistkit import cli; sys.exit(cli.main())"
-    out = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *words, "--steps", "100000", "--eval-every", "100000"],
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        for _ in range(1200):
-            if (out / "metrics.jsonl").exists() and len(read_metrics(out / "metrics.jsonl")) > 3:
-                break
-            time.sleep(0.1)
-        process.send_signal(number)
-        shown = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-    (path,) = checkpoint.find(out)
-    assert process.returncode == 128 + number, shown
-    assert shown.splitlines()[-1].endswith(
-        f"ed; {path} is saved, and the same command with --resume goes on from there"
-    )
-    assert read_metrics(out / "metrics.jsonl")[-1]["step"] == int(path.stem[5:])
-    assert not list(out.rglob(".gistkit-*"))

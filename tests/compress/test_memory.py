@@ -298,9 +298,7 @@ def test_only_like_memories_are_put_together():
     memory = encode(compressor, CONTEXTS)
     with pytest.raises(ValueError, match=r"stack: expected memories of one device and dtype, got .*use memory\.to"):
         Memory.stack([memory, memory.to(dtype=torch.float16)])
-    with pytest.raises(
-        ValueError, match=r"stack: expected memories of one base model, got .* and .* with other weights"
-    ):
+    with pytest.raises(ValueError, match=r"stack: expected memories of one base model, got .* and .*: other weights"):
         Memory.stack([memory, replace(memory, fingerprint="other")])
     with pytest.raises(ValueError, match=r"memories: expected torch\.float64 in each, got one of torch\.float16"):
         compressor.join([memory, memory.to(dtype=torch.float16)])

@@ -203,7 +203,7 @@ ADAPTER = "gistkit_0_encoder/adapter_config.json"
         ("compressor.json", {"chunk": 10**9, "ratio": 1}, r"memory_embeddings of shape \(1000000000, 16\), as the set"),
         ("compressor.json", {"chunk": 10**9, "ratio": 5e8}, r"expected compression_head.* of shape \(8000000000, 16\)"),
         ("compressor.json", {"chunk": 10**9 + 7}, "ratio: expected one that divides chunk 1000000007 into whole"),
-        ("compressor.json", {"chunk": 10**40}, "chunk: expected a whole number below 2147483648"),
+        ("compressor.json", {"chunk": 10**40}, "chunk: expected a whole number >= 1 and < 2147483648"),
         (ADAPTER, {"target_modules": "(a+)+$"}, "expected target_modules to be .*need allow_regex=True"),
         (ADAPTER, {"exclude_modules": "(a+)+$"}, "expected exclude_modules to be .*need allow_regex=True"),
         (ADAPTER, {"alpha_pattern": {"(a+)+$": 1}}, "expected alpha_pattern to be .*need allow_regex=True"),

@@ -161,11 +161,11 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
     assert str(tmp_path) in capsys.readouterr().err
     (tmp_path / "file").touch()
     assert cli.main(["demo", "--steps", "1", "--out", str(tmp_path / "file")]) == 2
-    assert "exists" in capsys.readouterr().err
+    assert "--out: expected a place that can be written to" in capsys.readouterr().err
     for wrong, message in [
         (["--layouts", "dpl,xyz"], "expected some of dpl,upl,cpl,epl, each once, got 'dpl,xyz'"),
         (["--steps", "0"], "expected a whole number of at least 1, got '0'"),
-        (["--seeds", "abc"], "expected a whole number of at least 1, got 'abc'"),
+        (["--seeds", "abc"], "expected a whole number from 1 to 10000, got 'abc'"),
     ]:
         with pytest.raises(SystemExit):
             cli.main(["demo", *wrong])

@@ -458,13 +458,13 @@ def test_a_disk_that_fills_up_keeps_the_checkpoints_before(whole_with_dropout, t
     check_clean(kept)
 
 
-def check_kills(processes, out, whole, seed, rounds):
-    """Processes are killed at random times; the run goes on from what each left, to the same end."""
+def check_kills(processes, out, whole, seed, rounds, longest):
+    """Processes are killed at random times up to `longest` seconds; the run goes on from what each left."""
     chance, kills = random.Random(seed), 0
     for _ in range(rounds):
         process = processes.Process(target=trained, args=(out,))
         process.start()
-        process.join(0.2 + chance.random() * 1.5)
+        process.join(chance.random() * longest)
         if process.exitcode is None:
             kills += 1
             number = chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM])
@@ -483,10 +483,13 @@ def check_kills(processes, out, whole, seed, rounds):
 
 @pytest.mark.fuzz
 def test_runs_killed_at_any_time_go_on_to_the_same_end(processes, whole_with_dropout, tmp_path):
-    # The server is up.
-    assert ended(processes.Process(target=time.sleep, args=(0,))) == 0
+    # The server is up, and a run's time is known.
+    assert ended(processes.Process(target=trained, args=(tmp_path / "first",))) == 0
+    start = time.monotonic()
+    assert ended(processes.Process(target=trained, args=(tmp_path / "timed",))) == 0
+    longest = 0.8 * (time.monotonic() - start)
     kills = sum(
-        check_kills(processes, tmp_path / str(seed), whole_with_dropout, seed, 3 + 5 * (FUZZ > 0))
+        check_kills(processes, tmp_path / str(seed), whole_with_dropout, seed, 3 + 5 * (FUZZ > 0), longest)
         for seed in range(max(1, FUZZ))
     )
     assert kills > 0

@@ -56,6 +56,7 @@ ARGUMENTS: dict[str, tuple[Any, str]] = {
     "memory_sees_bos": (bool, "memory tokens see BOS"),
     "context_sees_memory": (bool, "context tokens see earlier memory tokens"),
     "text_sees_before": (bool, "text behind the images sees the text before them"),
+    "bidirectional": (bool, "vision tokens see the whole of their image"),
 }
 # {builder of gistkit.layouts: (what it lays out, what has to be given, what may be, an example)}
 BUILDERS = {
@@ -79,7 +80,7 @@ BUILDERS = {
         "--context 96 --chunk 32 --memory 4 --task qa --question 8 --text 8",
     ),
     "voco": (
-        "VoCo", "vision memory", "text before between gap images positions text_sees_before",
+        "VoCo", "vision memory", "text before between gap images positions text_sees_before bidirectional",
         "--vision 48,16 --memory 4 --between 8 --text 8",
     ),
     "dodo": (

@@ -44,8 +44,9 @@ def whole(low: int = 0, high: int = LARGEST) -> Callable[[str], int]:
         value = int(text) if text.isdecimal() and len(text) <= 20 else -1
         if not low <= value <= high:
             small = not text.isdecimal() or 0 <= value < low
-            limits = f"at least {low}" if small and high == LARGEST else f"at most {high}"
-            raise argparse.ArgumentTypeError(f"expected a whole number of {limits}, got {text!r:.80}")
+            limits = f"of at least {low}" if small else f"of at most {high}"
+            limits = limits if high == LARGEST else f"from {low} to {high}"
+            raise argparse.ArgumentTypeError(f"expected a whole number {limits}, got {text!r:.80}")
         return value
 
     return convert
