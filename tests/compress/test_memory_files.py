@@ -195,3 +195,18 @@ def test_of_concurrent_saves_to_one_path_the_last_wins(memory, tmp_path):
         thread.join()
     assert failures == [] and [file.name for file in tmp_path.iterdir()] == ["m.gist"]
     assert float(Memory.load(path).tensors[0].flatten()[0]) in range(4)
+
+
+def test_positions_of_another_kind_are_refused(memory, tmp_path):
+    compressor = METHODS["embeddings" if memory.embeddings is not None else "keys"](
+        tiny_llama(hidden_size=16), chunk=6, ratio=3, lora=None, window=12
+    )
+    three_axes = replace(memory, positions=memory.positions[..., None].expand(-1, -1, 3).contiguous())
+    with pytest.raises(ValueError, match="memory: expected positions of shape"):
+        compressor.decode(replace(three_axes, fingerprint=None, maker=None), "lm", [[1], [2]])
+    if memory.embeddings is not None:
+        floats = replace(memory, positions=memory.positions.double(), fingerprint=None, maker=None)
+        with pytest.raises(ValueError, match=r"memory: expected positions of dtype int64, got torch\.float64"):
+            compressor.decode(floats, "lm", [[1], [2]])
+    replace(memory, positions=three_axes.positions[..., :0]).save(tmp_path / "m.gist")
+    assert refused(tmp_path / "m.gist")

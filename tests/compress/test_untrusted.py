@@ -18,6 +18,8 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, GistPool
+from gistkit.compress.folder import load_model
+from tests.helpers.disks import limit
 from tests.helpers.fuzz import rounds
 from tests.helpers.hostile import changed
 from tests.helpers.models import tiny_llama
@@ -326,3 +328,44 @@ def test_forms_of_plain_lora_are_saved_and_loaded(options, tmp_path):
     loaded = Compressor.from_pretrained(tmp_path, model())
     ids = [list(range(2, 14))]
     assert all(map(torch.equal, loaded.encode(ids).tensors, compressor.encode(ids).tensors))
+
+
+VISION = {
+    "model_type": "qwen2_vl",
+    "architectures": ["Qwen2VLForConditionalGeneration"],
+    "image_token_id": 9,
+    "text_config": {
+        "model_type": "qwen2_vl_text", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+        "num_attention_heads": 1, "num_key_value_heads": 1, "vocab_size": 16,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (VISION | {"vision_config": {"depth": 10**6, "embed_dim": 1, "num_heads": 1}}, "expected at most 1056 modules"),
+        ({"model_type": "llava", "vision_config": {"model_type": "timm_wrapper"}}, "expected no model_type, got timm"),
+        ({"model_type": "llava", "vision_config": {"model_args": {"a": 1}}}, "expected no model_args"),
+        ({"model_type": "blip-2", "vision_config": {}}, "expected a model of text or one of llava"),
+    ],
+)
+def test_models_that_see_are_of_few_families_and_as_large_as_their_files(config, message, tmp_path):
+    save_file({"a": torch.ones(4)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with Limits(), pytest.raises(ValueError, match=message):
+        load_model(tmp_path)
+
+
+def test_a_folder_that_cannot_be_saved_again_stays_as_it_was(folders, tmp_path):
+    folder = tmp_path / "icae"
+    shutil.copytree(folders["icae"], folder)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    compressor = load(folder, model())
+    with torch.no_grad():
+        for _, parameter in compressor.trainable():
+            parameter.add_(1)
+    # The first file has space, a later one has not.
+    with limit(2000), pytest.raises(OSError, match=rf"^{re.escape(str(folder))}: expected .* of space to write it"):
+        compressor.save_pretrained(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

@@ -428,6 +428,9 @@ def test_a_file_with_other_ordinals_is_refused(llava, tmp_path):
         with pytest.raises(ValueError, match=r"broken\.gist: expected the contents of a memory, got .*ordinals"):
             Memory.load(tmp_path / "broken.gist")
     without_them = dataclasses.replace(memory, ordinals=None)
+    for memories in ([memory, without_them], [without_them, memory]):
+        with pytest.raises(ValueError, match="stack: expected `ordinals` in all memories or in none"):
+            Memory.stack(memories)
     with pytest.raises(ValueError, match="memory: expected one with ordinals, as VoCo makes it, got one without"):
         llava.generate(without_them)
 
@@ -461,5 +464,7 @@ def test_a_text_compressor_reads_text_around_the_same_model():
         compressor = method(model, lora=2, **options)
         memory = compressor.encode([[1, 2, 3, 4, 5]])
         assert memory.num_tokens in (3, 4) and compressor.generate(memory, [[3]], max_new_tokens=2).shape == (1, 2)
+        with pytest.raises(ValueError, match=r"input_ids: expected text alone, got pixel_values; .*VoCo reads images"):
+            compressor.encode(processed("llava", [[1, Image(None, 1), 5]]))
         outside = {"vision_tower", "multi_modal_projector", "lm_head"}
         assert not [name for name, _ in compressor.trainable() if outside & set(name.split("."))]

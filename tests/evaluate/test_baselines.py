@@ -333,7 +333,7 @@ def test_task_tokens_are_all_that_trains(method, tmp_path):
         other(model, task_tokens=True).load_task_tokens(tmp_path)
     with pytest.raises(ValueError, match=r"shapes .*'ae': \(1, 32\).* got .*'ae': \(1, 48\)"):
         method(tiny_llama(hidden_size=32), task_tokens=True).load_task_tokens(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"expected a folder with task_tokens\.safetensors, got none there"):
+    with pytest.raises(FileNotFoundError, match=r"task_tokens\.safetensors: expected task tokens, got none there"):
         fresh.load_task_tokens(tmp_path / "none")
     (tmp_path / "task_tokens.safetensors").write_bytes(b"not this")
     with pytest.raises(ValueError, match="expected task tokens, got a file that cannot be read"):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from gistkit._signals import Interrupted
-from gistkit.studies.fitting import Carried, StudyRecipe, optimise, saved_states
+from gistkit.studies.fitting import Carried, StudyRecipe, optimise, save_state, saved_states
+from gistkit.train import checkpoint
 from tests.helpers.study_runs import Bar
 
 RECIPE = StudyRecipe(steps=8, batch=4, eval_every=3)
@@ -112,3 +113,22 @@ def test_a_run_that_begins_anew_knows_nothing_of_the_states_before(tmp_path, int
     run = Run(tmp_path)
     run.train(resume=True)
     assert [path.name for path in tmp_path.iterdir() if "before" in path.name] == ["run.safetensors.before"]
+
+
+def test_a_good_state_is_there_whenever_a_save_fails(tmp_path, monkeypatch):
+    state = tmp_path / "a.safetensors"
+    weight = torch.nn.Parameter(torch.ones(3))
+    content = [("w", weight)], torch.optim.AdamW([weight])
+    for step in (1, 2):
+        save_state(state, {}, {"step": step}, *content)
+    state.write_bytes(state.read_bytes()[:-1] + b"x")
+    assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "write_tensors", full)
+        with pytest.raises(OSError, match="No space"):
+            save_state(state, {}, {"step": 2}, *content)
+    assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}

@@ -229,3 +229,15 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (tmp_path / "pictures" / "loss.png").read_bytes().startswith(b"\x89PNG")
     options = root.parse_args(["results", str(committed("epl"))])
     assert options.run(options) == 0 and "Written" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("content", [b"PK\3\4garbage", b"no arrays", b"\x93NUMPY\1\0v\0{'descr': '<i8'"])
+def test_damaged_arrays_are_a_line(content, tmp_path):
+    path = tmp_path / "epl.jsonl"
+    line = {"study": "epl", "recipe": {}, "run": {"attention": "a"}}
+    path.write_text(json.dumps(line) + "\n")
+    path.with_suffix(".npz").write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"epl\.npz: expected arrays of attention maps, got a file that cannot be read"
+    ):
+        results.load(path)

@@ -180,8 +180,10 @@ def test_results_go_on_with_resume_and_begin_anew_with_overwrite(tmp_path, capsy
     assert cli.main([*words, "upl"]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     assert told == f"gistkit: {told_of(path)}" and {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
+    # What a later run of this command would take for its own goes first.
+    (tmp_path / "old-0.safetensors").touch()
     assert cli.main([*words, "upl", "--overwrite"]) == 0
-    assert [one.run.layout for one in read(path)] == ["upl"]
+    assert [one.run.layout for one in read(path)] == ["upl"] and not (tmp_path / "old-0.safetensors").exists()
 
 
 def told_of(path: Path) -> str:

@@ -28,7 +28,8 @@ bool all_finite(const T* x, int64_t n) {
 }
 
 // Everything is double, whatever T: rows are few, and their order of summation is not that of the kernels. Where a
-// factor of a sum is not a number, so is the sum: nothing more is added, as in a model whose numbers are all lost.
+// factor of a sum is not a number, or none of the sums is one any more, nothing more is added, as in a model whose
+// numbers are all lost.
 template <class T>
 class Pairwise {
   using S = Simd<double>;
@@ -51,7 +52,8 @@ class Pairwise {
   // A row of the result; `lse` is the kernel's. Returns its lse.
   T attend(int64_t b, int64_t h, int64_t row, T lse, T* out) const {
     // Scores are masked by choice, and only a bias of -inf hides a key after it was scored: the row sees this.
-    if (lse != lse && !p_.key_bias) return lse;
+    const bool known = lse == lse;
+    if (!known && !p_.key_bias) return lse;
     read(p_.query.at(b, h, row), p_.dim_qk, query_);
     clear(p_.dim_v);
     double maximum = -kInfinity<double>, total = 0;
@@ -67,9 +69,10 @@ class Pairwise {
       }
       const double weight = maximum == -kInfinity<double> ? 0 : __builtin_exp(score - maximum);
       total += weight;
-      return add(weight, value_, p_.dim_v);
+      return add(weight, value_, p_.dim_v) || (!known && weight == weight);
     });
     write(total == 0 ? 0 : 1 / total, p_.dim_v, out);
+    if (known) return lse;
     return total == 0 ? -kInfinity<T> : static_cast<T>(maximum + __builtin_log(total));
   }
 
@@ -164,7 +167,10 @@ class Pairwise {
   bool add(double factor, const double* row, int n) const {
     for (int i = 0; i < n; i += S::kWidth)
       S::store(sum_ + i, S::fma(S::set(factor), S::load(row + i), S::load(sum_ + i)));
-    return factor == factor;
+    if (factor != factor) return false;
+    for (int i = 0; i < n; ++i)
+      if (sum_[i] == sum_[i]) return true;
+    return false;
   }
   void write(double factor, int n, T* to) const {
     for (int i = 0; i < n; ++i) to[i] = static_cast<T>(sum_[i] * factor);

@@ -8,14 +8,14 @@ namespace gistkit::cuda {
 
 constexpr int kPairwiseThreads = 128, kPairwiseRows = kPairwiseThreads / kLanesOfRow;
 
-// Whether some of a row's numbers are not finite; by the kLanesOfRow lanes of the row, 16 bytes a lane at a time.
+// Whether some of a row's are not numbers; by the kLanesOfRow lanes of the row, 16 bytes a lane at a time. 0 times what
+// is not finite never is one: an infinity comes from what is seen, as where a half overflows under a scaled loss.
 template <class T>
 GISTKIT_DEVICE bool spoiled(const char* row, int dim, bool aligned, int lane) {
   constexpr int kElements = 16 / sizeof(T);
   const T* from = reinterpret_cast<const T*>(row);
-  float sum = 0;
-  // x - x is 0 or not a number.
-  auto look = [&](T x) { sum += to_compute(x) - to_compute(x); };
+  bool lost = false;
+  auto look = [&](T x) { lost |= to_compute(x) != to_compute(x); };
   for (int d = lane * kElements; d < dim; d += kLanesOfRow * kElements) {
     if (aligned && d + kElements <= dim) {
       union Chunk {
@@ -29,7 +29,7 @@ GISTKIT_DEVICE bool spoiled(const char* row, int dim, bool aligned, int lane) {
       for (int i = 0; i < kElements && d + i < dim; ++i) look(from[d + i]);
     }
   }
-  return sum != 0;
+  return lost;
 }
 
 // Calls work(row) for the rows of a warp that some lane has marked, kLanesOfRow lanes a row from row `first` on.
@@ -69,6 +69,13 @@ struct LaneRow {
   GISTKIT_DEVICE void add(float factor, const LaneRow& row) {
     GISTKIT_UNROLL
     for (int i = 0; i < kParts; ++i) x[i] = fmaf(factor, row.x[i], x[i]);
+  }
+  // Whether no number is left; by all lanes.
+  GISTKIT_DEVICE bool lost(int dim, int lane) const {
+    bool left = false;
+    GISTKIT_UNROLL
+    for (int i = 0; i < kParts; ++i) left |= 32 * i + lane < dim && x[i] == x[i];
+    return !__any_sync(kAllLanes, left);
   }
   template <class T>
   GISTKIT_DEVICE void write(char* row, int dim, int lane) const {
@@ -128,6 +135,7 @@ __global__ void __launch_bounds__(kPairwiseThreads)
   for_each_marked(marked, place - lane / kLanesOfRow, [&](int64_t index) {
     const int64_t batch = index / p.num_queries / p.query_heads, head = index / p.num_queries % p.query_heads;
     const LaneRow query = lane_row<T>(p.query, batch, head, index % p.num_queries, p.dim_qk, lane);
+    const float known = static_cast<const float*>(p.lse)[index];
     LaneRow sum;
     float highest = -INFINITY, total = 0;
     for_each_key(p, batch, head, index % p.num_queries, [&](int key, float bias) {
@@ -143,12 +151,12 @@ __global__ void __launch_bounds__(kPairwiseThreads)
       const float weight = highest == -INFINITY ? 0 : expf(score - highest);
       total += weight;
       sum.add(weight, lane_row<T>(p.value, batch, head / group, key, p.dim_v, lane));
-      // Then no number is left to add to.
-      return weight == weight;
+      // Else no number is left to add to, and the lse is that of the kernel, if it is one.
+      return weight == weight && (known != known || !sum.lost(p.dim_v, lane));
     });
     sum.scale(total == 0 ? 0 : 1 / total);
     sum.write<T>(out_of(index), p.dim_v, lane);
-    if (lane == 0) static_cast<float*>(p.lse)[index] = total == 0 ? -INFINITY : highest + logf(total);
+    if (lane == 0 && known != known) static_cast<float*>(p.lse)[index] = total == 0 ? -INFINITY : highest + logf(total);
   });
 }
 
@@ -200,7 +208,7 @@ __global__ void __launch_bounds__(kPairwiseThreads)
     marked |= spoiled<T>(key_row(p.grad_value, index), p.dim_v, aligned, part);
     for (int64_t member = part; grad_bias && member < group; member += kLanesOfRow) {
       const float sum = grad_bias[bias_place(index, member)];
-      marked |= sum - sum != 0;
+      marked |= sum != sum;
     }
   }
   for_each_marked(marked, place - lane / kLanesOfRow, [&](int64_t at) {
@@ -255,7 +263,8 @@ __global__ void __launch_bounds__(kPairwiseThreads)
             key_sum.add(pair.product * scale, query);
             value_sum.add(pair.weight, grad);
             bias_sum += pair.logit;
-            lost = pair.weight != pair.weight;
+            lost = pair.weight != pair.weight ||
+                   (bias_sum != bias_sum && key_sum.lost(p.dim_qk, lane) && value_sum.lost(p.dim_v, lane));
           }
         }
       if (grad_bias && lane == 0) grad_bias[bias_place(index, member)] = bias_sum;

@@ -79,7 +79,8 @@ def _saved(options: argparse.Namespace) -> str:
     out, kept = options.out or default_out(options.study), options.save is not None
     if not (any(out.glob("*.safetensors*")) or (out / "results.jsonl").exists()):
         return "runs that ended are in the results, and nothing else is saved yet" if kept else "nothing is saved yet"
-    return f"{out} has what is saved, and the same command with --resume goes on from there"
+    instead = " in place of --overwrite" if options.overwrite else ""
+    return f"{out} has what is saved, and the same command with --resume{instead} goes on from there"
 
 
 def default_out(name: str) -> Path:
@@ -107,6 +108,10 @@ def run(options: argparse.Namespace) -> int:
     keeps = options.resume or options.save is not None
     if not (keeps or options.overwrite):
         check_unused(out)
+    if options.overwrite:
+        # What --resume would take for this command's own.
+        for old in (out / "results.jsonl", out / "results.npz", *out.glob("*.safetensors*")):
+            old.unlink(missing_ok=True)
     saved_lines = results.load(path) if keeps and path.exists() else []
     lines = saved_by_job(path, study, plan, saved_lines)
     runs = {name: study.run_of(line["run"]) for name, line in lines.items()}

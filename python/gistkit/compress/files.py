@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit._checks import one_line, shown
-from gistkit._files import read_tensors, write_tensors, write_text
+from gistkit._files import read_tensors, replacing_files, write_tensors, write_text
 from gistkit.compress.folder import (
     ADAPTER_WEIGHTS,
     check_adapter,
@@ -43,8 +43,16 @@ SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
 def save_compressor(compressor: Any, folder: Path) -> None:
-    """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model.
+
+    If that fails, the folder stays as it was.
+    """
+    size = sum(parameter.nbytes for _, parameter in compressor.trainable())
+    with replacing_files(folder, size) as partial:
+        _write(compressor, partial)
+
+
+def _write(compressor: Any, folder: Path) -> None:
     write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not _of_model(name)})
     adapters = compressor.adapters
     if adapters is None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from gistkit._checks import POSITIONS, one_line, shown
 from gistkit._files import Shapes, tensor_shapes
 from gistkit.compress.model import plain_map
+from gistkit.hf.vision import FAMILIES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -30,7 +33,10 @@ _JSON_BYTES = 2**24
 _NAMES = 1024
 _BUFFERS = 2**24
 # What makes transformers run code, or read files and kernels of other names.
-_REFUSED = ("auto_map", "quantization_config", "transformers_weights", "attn_implementation", "experts_implementation")
+_REFUSED = (
+    "auto_map", "quantization_config", "transformers_weights", "attn_implementation", "experts_implementation",
+    "model_args", "backbone",
+)  # fmt: skip
 
 
 def inside(folder: Path, *parts: str) -> Path:
@@ -294,7 +300,13 @@ def load_model(folder: Path) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         kind: Any = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
-        with torch.device("meta"):
+        if hasattr(config, "vision_config") and config.model_type not in FAMILIES:
+            raise ValueError(
+                f"{config_path}: expected a model of text or one of {', '.join(FAMILIES)}, got "
+                f"{shown(config.model_type)}"
+            )
+        # A small language model has 20 modules for 20 tensors.
+        with torch.device("meta"), _few_modules(config_path, 1024 + 32 * len(shapes)):
             empty = kind.from_config(config, trust_remote_code=False)
         _check_weights(folder, empty, shapes)
         loaded: Any = kind.from_pretrained(
@@ -314,13 +326,32 @@ def load_model(folder: Path) -> PreTrainedModel:
 def _check_config(path: Path, config: Mapping[str, Any]) -> None:
     """Refuses fields that reach for code or other files, and numbers beyond any size."""
     for field, value in config.items():
-        if any(name in field for name in _REFUSED) and value is not None:
+        other_library = field == "model_type" and "timm" in str(value)
+        if (any(name in field for name in _REFUSED) and value is not None) or other_library:
             raise ValueError(f"{path}: expected no {shown(field)}, got {shown(value)}")
         for part in value if isinstance(value, list) else [value]:
             if isinstance(part, dict):
                 _check_config(path, part)
             elif isinstance(part, int) and not -POSITIONS < part < 2 * POSITIONS:
                 raise ValueError(f"{path}: expected {shown(field)} below {POSITIONS}, got {shown(part)}")
+
+
+@contextmanager
+def _few_modules(path: Path, most: int) -> Iterator[None]:
+    """Inside, no more modules are made than the tensors of a model's files can fill, whatever field asks for them."""
+    count = 0
+
+    def counted(module: nn.Module, name: str, child: nn.Module | None) -> None:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise ValueError(f"{path}: expected at most {most} modules, as its files have tensors, got more")
+
+    handle = register_module_module_registration_hook(counted)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _layers(config: Mapping[str, Any]) -> list[int]:

@@ -237,14 +237,13 @@ class Memory:
             if memory.fingerprint != first.fingerprint:
                 one, other = differing(first.model, memory.model)
                 raise ValueError(f"stack: expected memories of one base model, got {one} and {other}: other weights")
-            if (memory.last is None) != (first.last is None):
-                raise ValueError("stack: expected `last` in all memories or in none, got some with it and some without")
+            for name in ("last", "key_bias", "ordinals"):
+                if (getattr(memory, name) is None) != (getattr(first, name) is None):
+                    raise ValueError(
+                        f"stack: expected `{name}` in all memories or in none, got some with it and some without"
+                    )
             if memory.maker != first.maker:
                 raise ValueError("stack: expected memories of one compressor, got those of two")
-            if (memory.key_bias is None) != (first.key_bias is None):
-                raise ValueError(
-                    "stack: expected `key_bias` in all memories or in none, got some with it and some without"
-                )
             if (memory.device, memory.dtype) != (first.device, first.dtype):
                 raise ValueError(
                     f"stack: expected memories of one device and dtype, got {first.device} {first.dtype} and "
@@ -302,6 +301,12 @@ class Memory:
     def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden_size: int) -> None:
         """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden_size` size cannot read."""
         rows, columns = self.batch_size, self.num_tokens
+        if self.positions.dim() != 2 and self.ordinals is None:
+            raise ValueError(
+                f"memory: expected positions of shape {(rows, columns)}, got {tuple(self.positions.shape)}"
+            )
+        if self.source.carrier == "embedding" and self.positions.dtype != torch.int64:
+            raise ValueError(f"memory: expected positions of dtype int64, got {self.positions.dtype}")
         if self.source.carrier == "embedding":
             expected: list[tuple[int, ...]] = [(rows, columns, hidden_size)]
             tensors = [] if self.embeddings is None else [self.embeddings]
@@ -474,6 +479,8 @@ def _build(content: dict[str, Any], tensors: dict[str, Tensor]) -> Memory:
         maker=content.get("maker"),
         model=content.get("model"),
     )
+    if memory.positions.dim() not in (2, 3) or not memory.positions.shape[-1]:
+        raise ValueError(f"positions of shape {tuple(memory.positions.shape)}")
     batch, width = memory.positions.shape[:2]
     rows = (memory.lengths, memory.context_lengths, memory.starts, memory.rest)
     if any(len(values) != batch for values in rows) or memory.positions.dtype not in (torch.int64, torch.float64):

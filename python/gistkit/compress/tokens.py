@@ -52,6 +52,8 @@ def as_rows(
     if isinstance(ids, Mapping):
         if "input_ids" not in ids:
             raise ValueError(f"{name}: expected a mapping with input_ids, got the keys {sorted(ids)}")
+        if ids.get("pixel_values") is not None:
+            raise ValueError(f"{name}: expected text alone, got pixel_values; gistkit.compress.VoCo reads images")
         attention_mask = ids.get("attention_mask") if attention_mask is None else attention_mask
         ids = ids["input_ids"]
     if isinstance(ids, Tensor | np.ndarray):

@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._files import write_tensors
+from gistkit._files import read_tensors, write_tensors
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.compressor import Task, draw_like
 from gistkit.compress.model import freeze_base
@@ -118,14 +116,8 @@ class Baseline(Compressor):
         """
         self._check_task_tokens()
         path = Path(folder) / TASK_TOKENS
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder}: expected a folder with {TASK_TOKENS}, got none there")
-        try:
-            with safe_open(path, "pt") as file:
-                method = (file.metadata() or {}).get("method")
-            tokens = load_file(path)
-        except SafetensorError as error:
-            raise ValueError(f"{path}: expected task tokens, got a file that cannot be read ({error})") from error
+        header, tokens = read_tensors(path, "task tokens")
+        method = header.get("method")
         expected = {name: tuple(token.shape) for name, token in self.task_embeddings.items()}
         shapes = {name: tuple(token.shape) for name, token in tokens.items()}
         if (method, shapes) != (self.method, expected):

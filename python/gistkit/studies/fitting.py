@@ -56,15 +56,18 @@ def saved_states(state: Path) -> list[Path]:
 
 def save_state(state: Path, *content: Any) -> None:
     """`checkpoint.save`, which keeps the state before: a damaged one gives way to it."""
+    new = state.with_name(f"{state.name}.new")
+    # First the new one is whole on the disk: the one before may be the only good one.
+    checkpoint.save(new, *content)
     if state.exists():
         os.replace(state, _before(state))
-    checkpoint.save(state, *content)
+    os.replace(new, state)
 
 
 def remove_states(state: Path) -> None:
     """Removes a run's states."""
-    for path in saved_states(state):
-        path.unlink()
+    for path in (*saved_states(state), state.with_name(f"{state.name}.new")):
+        path.unlink(missing_ok=True)
 
 
 def _before(state: Path) -> Path:
@@ -173,16 +176,18 @@ def optimise(
             last = step == recipe.steps
             is_due = not training.curve or training.curve[-1][0] < step
             is_due = is_due and (last or step % recipe.eval_every == 0)
-            if is_due or signals.number:
+            # Once: a signal that comes later ends the next step.
+            number = signals.number
+            if is_due or number:
                 training.seconds += time.perf_counter() - clock
                 # An interrupted run is measured when it goes on.
-                if not signals.number:
+                if not number:
                     training.curve.append((step, *evaluate()))
                     bar.set_postfix_str(f"held-out loss {training.curve[-1][1]:.3f}")
                 save(step)
                 clock = time.perf_counter()
-            if signals.number:
-                raise Interrupted(signals.number, f"interrupted after step {step} of {recipe.steps}; {state} is saved")
+            if number:
+                raise Interrupted(number, f"interrupted after step {step} of {recipe.steps}; {state} is saved")
             if last:
                 break
             set_learning_rate(optimizer, learning_rate(step))

@@ -1,9 +1,8 @@
 """Results files, a run a line with everything that determined it; cells of tables; pictures as files.
 
 A line is a JSON object: "study", "machine", the source as "text" or "images" {"name", "digest"}, "recipe" and "run".
-    Each
-line is complete, so that lines can be added, removed and merged. Attention maps are in FILE.npz beside FILE.jsonl, in
-steps of 1e-5; a run's "attention" is then the name of its array.
+Each line is complete, so that lines can be added, removed and merged. Attention maps are in FILE.npz beside FILE.jsonl,
+in steps of 1e-5; a run's "attention" is then the name of its array.
 """
 
 from __future__ import annotations
@@ -12,15 +11,18 @@ import fcntl
 import json
 import os
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any, Protocol
+from zipfile import BadZipFile
 
 import numpy as np
 
+from gistkit._checks import one_line
 from gistkit._files import Lines, replacing, write_picture, write_text
 
 if TYPE_CHECKING:
@@ -156,8 +158,13 @@ def _encode_line(line: Line, arrays: dict[str, Any]) -> str:
 def _arrays(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    with np.load(path) as arrays:
-        return dict(arrays)
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except (ValueError, MemoryError, EOFError, NotImplementedError, BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path}: expected arrays of attention maps, got a file that cannot be read ({one_line(error)})"
+        ) from error
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from gistkit._files import replacing_files
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.hf import attach
@@ -368,9 +367,7 @@ class Trainer:
         """Saves the trained compressor, unless its weights are sharded: see `checkpoint.restore`."""
         sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
         if self.accelerator.is_main_process and not sharded:
-            size = sum(parameter.nbytes for _, parameter in self.compressor.trainable())
-            with replacing_files(self.out / EXPORTED, size) as partial:
-                self.compressor.save_pretrained(partial)
+            self.compressor.save_pretrained(self.out / EXPORTED)
         self.accelerator.wait_for_everyone()
 
 

@@ -320,7 +320,8 @@ class VoCo(Compressor):
             )
         # The image token of some models is none of the vocabulary.
         ids = max(self.vocabulary, self.vision.image_token + 1)
-        rows = as_rows("input_ids", inputs, attention_mask, vocabulary=ids, device=self.device, shortest=1)
+        tokens = {name: inputs[name] for name in ("input_ids", "attention_mask") if name in inputs}
+        rows = as_rows("input_ids", tokens, attention_mask, vocabulary=ids, device=self.device, shortest=1)
         is_image = (rows.ids == self.vision.image_token) & rows.valid
         largest = int(rows.ids.masked_fill(is_image, 0).max())
         if largest >= self.vocabulary:
