@@ -228,8 +228,8 @@ class Compressor(nn.Module, ABC):
         The memory is a constant, which holds nothing but itself. (`forward`, which trains, has gradients anyway.)
 
         Args:
-            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least 1 token;
-                one shorter than the ratio becomes one memory token in methods that compress in place.
+            input_ids: int64 [B, p], or lists of ids of any lengths, or a tokenizer's output. A row has at least 1
+                token; one shorter than the ratio becomes one memory token in methods that compress in place.
             attention_mask: [B, p], 0 on padding at either end of a row; None: no padding, or the tokenizer's mask.
             gradient: the memory keeps the graph of its pass, for losses of one's own on what `decode` returns; the
                 graph takes many times the memory's bytes.

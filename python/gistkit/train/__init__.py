@@ -52,6 +52,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.train.batches import Batches, Pretraining
 from gistkit.train.checkpoint import restore
+from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.images import ImageQuestion, ImageQuestions
 from gistkit.train.metrics import read_metrics
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "Batches",
+    "Conversation",
+    "ConversationQuestions",
     "Corpus",
     "Diverged",
     "ImageQuestion",
@@ -75,6 +78,7 @@ __all__ = [
     "Recipe",
     "Result",
     "Trainer",
+    "load_conversations",
     "load_corpus",
     "read_metrics",
     "restore",

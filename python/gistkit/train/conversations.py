@@ -1,0 +1,200 @@
+"""Conversations about images from files, as questions for training a `gistkit.compress.VoCo`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.train.data import token_ids
+from gistkit.train.images import ImageQuestion
+
+if TYPE_CHECKING:
+    from gistkit.compress import VoCo
+
+# Stands for an image in the text of a question.
+IMAGE = "<image>"
+_SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Images, and questions about them in order with their answers.
+
+    Args:
+        images: files, one for each `<image>` in the first question; without one they come before its text.
+        turns: (question, answer), at least one.
+    """
+
+    images: tuple[Path, ...]
+    turns: tuple[tuple[str, str], ...]
+
+
+def load_conversations(path: str | Path, images: str | Path) -> list[Conversation]:
+    """The conversations of a JSON array or of JSON lines, each an object of one of two forms.
+
+    - {"image", "question", "answer"};
+    - LLaVA's {"image", "conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}.
+
+    "image" is a file's name or a list of them. Every `<image>` is in the first question.
+
+    Args:
+        path: of the file, in UTF-8.
+        images: the folder that the names of images are in; none leads out of it.
+
+    Raises:
+        FileNotFoundError: naming the file or the image that is not there.
+        ValueError: naming the file, the line or the place in the array, and the field.
+    """
+    path, folder = Path(path), Path(images)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected a file of conversations about images, got none there")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
+    found = [_conversation(where, values, folder) for where, values in _objects(path)]
+    if not found:
+        raise ValueError(f"{path}: expected at least one conversation, got none")
+    return found
+
+
+class ConversationQuestions(Sequence[ImageQuestion]):
+    """Every question of conversations as an `ImageQuestion`, made when it is asked for: its images are read then.
+
+    What a model reads is the processor's chat template of the questions and answers so far; all behind the last image
+    is the question. Give them to `ImageQuestions`.
+
+    Args:
+        conversations: such as from `load_conversations`.
+        compressor: splits what the processor returns.
+        processor: the model's own, with a chat template and a tokenizer.
+        end_token: id after every answer; None: the tokenizer's end token, if it has one.
+    """
+
+    def __init__(
+        self, conversations: Sequence[Conversation], compressor: VoCo, processor: Any, end_token: int | None = None
+    ) -> None:
+        if not getattr(processor, "chat_template", None):
+            raise ValueError(f"processor: expected one with a chat template, got {type(processor).__name__} without")
+        if end_token is None:
+            end_token = getattr(processor.tokenizer, "eos_token_id", None)
+        self.conversations, self.compressor, self.processor = conversations, compressor, processor
+        self._end = [] if end_token is None else [end_token]
+        self._places = [(index, turn) for index, each in enumerate(conversations) for turn in range(len(each.turns))]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The question of an index, or a list of those of a slice."""
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        conversation, turn = self._places[index]
+        return self._question(self.conversations[conversation], turn)
+
+    def _question(self, conversation: Conversation, turn: int) -> ImageQuestion:
+        question, answer = conversation.turns[turn]
+        messages = _messages(conversation, turn)
+        inputs = self.processor.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+        )
+        context, (text,) = self.compressor.split(dict(inputs))
+        answer_ids = list(token_ids(self.processor.tokenizer, answer, special=False))
+        if not answer_ids:
+            raise ValueError(
+                f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"
+            )
+        return ImageQuestion(context, text, answer_ids + self._end)
+
+
+def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
+    """What a chat template takes: the turns before `turn` with their answers, and its question."""
+    messages: list[dict[str, Any]] = []
+    for index, (question, answer) in enumerate(conversation.turns[: turn + 1]):
+        content: list[dict[str, Any]] = [{"type": "text", "text": question.strip()}]
+        if index == 0:
+            content = list(_content(question, conversation.images))
+        messages.append({"role": "user", "content": content})
+        if index < turn:
+            messages.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
+    return messages
+
+
+def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """The text of a first question with its images in their places."""
+    files = [{"type": "image", "path": str(image)} for image in images]
+    parts = question.split(IMAGE)
+    if len(parts) == 1:
+        yield from files
+        files = []
+    for part, file in zip(parts, [*files, None], strict=False):
+        if part.strip():
+            yield {"type": "text", "text": part.strip()}
+        if file is not None:
+            yield file
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where it stands, the object) of every conversation in a file."""
+    text = path.read_text("utf-8")
+    if text.lstrip().startswith("["):
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: expected a JSON array or JSON lines, got neither ({error})") from error
+        for index, value in enumerate(values):
+            yield f"{path}, [{index}]", value
+        return
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield f"{path}, line {number}", json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}") from error
+
+
+def _conversation(where: str, values: Any, folder: Path) -> Conversation:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where}: expected a JSON object, got {type(values).__name__}")
+    names = values.get("image")
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{where}: expected image, a file's name or several, got {values.get('image')!r:.60}")
+    root = folder.resolve()
+    files = []
+    for name in names:
+        file = folder / name
+        if not file.resolve().is_relative_to(root):
+            raise ValueError(f"{where}: expected an image inside {folder}, got {name!r:.60}")
+        if not file.is_file():
+            raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
+        files.append(file)
+    turns = _turns(where, values)
+    marks = [question.count(IMAGE) for question, _ in turns]
+    if any(marks[1:]) or marks[0] not in (0, len(files)):
+        raise ValueError(
+            f"{where}: expected {len(files)} {IMAGE} in the first question, or none, and none in later ones, got "
+            f"{', '.join(map(str, marks))}"
+        )
+    return Conversation(tuple(files), turns)
+
+
+def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    if "conversations" not in values:
+        texts = [values.get(name) for name in ("question", "answer")]
+        for name, text in zip(("question", "answer"), texts, strict=True):
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(f"{where}: expected {name}, a text, got {text!r:.60}")
+        return ((str(texts[0]), str(texts[1])),)
+    said = values["conversations"]
+    if not isinstance(said, list) or not said or len(said) % 2:
+        raise ValueError(f"{where}: expected conversations of questions and answers in turn, got {said!r:.60}")
+    for index, message in enumerate(said):
+        speaker = _SPEAKERS.get(message.get("from", "")) if isinstance(message, Mapping) else None
+        if speaker != ("assistant" if index % 2 else "user") or not isinstance(message.get("value"), str):
+            raise ValueError(
+                f"{where}: expected conversations[{index}] from {'gpt' if index % 2 else 'human'} with a value, got "
+                f"{message!r:.60}"
+            )
+    return tuple((said[index]["value"], said[index + 1]["value"]) for index in range(0, len(said), 2))

@@ -1,0 +1,124 @@
+"""Conversations about images: both forms of files, what a model reads of them, and errors that name the place."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gistkit.compress import VoCo
+from gistkit.train import ConversationQuestions, ImageQuestions, load_conversations
+from tests.helpers.vision import IMAGE, processor, tiny_vision
+
+PIL = pytest.importorskip("PIL.Image")
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
+    "{% if c.type == 'image' %}<image> {% else %}{{ c.text }} {% endif %}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}this :{% endif %}"
+)
+PLAIN = {"image": "a.png", "question": "what is this", "answer": "who"}
+LLAVA = {
+    "id": 7,
+    "image": "folder/b.png",
+    "conversations": [
+        {"from": "human", "value": "<image>\nwhat is this"},
+        {"from": "gpt", "value": "who is"},
+        {"from": "human", "value": "who"},
+        {"from": "gpt", "value": "this"},
+    ],
+}
+
+
+@pytest.fixture
+def images(tmp_path):
+    (tmp_path / "images" / "folder").mkdir(parents=True)
+    for seed, name in enumerate(("a.png", "folder/b.png")):
+        pixels = np.random.default_rng(seed).integers(0, 255, (12, 12, 3), dtype=np.uint8)
+        PIL.fromarray(pixels).save(tmp_path / "images" / name)
+    return tmp_path / "images"
+
+
+def questions(conversations, end_token=2):
+    compressor = VoCo(tiny_vision("llava").float(), memory_tokens=2, lora=2)
+    own = processor("llava")
+    own.chat_template = own.tokenizer.chat_template = TEMPLATE
+    return ConversationQuestions(conversations, compressor, own, end_token), own
+
+
+@pytest.mark.parametrize("form", ["lines", "array"])
+def test_both_forms_are_read(form, images, tmp_path):
+    path = tmp_path / "data.json"
+    rows = [PLAIN, LLAVA]
+    path.write_text(json.dumps(rows) if form == "array" else "\n\n".join(map(json.dumps, rows)))
+    found = load_conversations(path, images)
+    assert [each.images for each in found] == [(images / "a.png",), (images / "folder/b.png",)]
+    assert found[0].turns == (("what is this", "who"),)
+    assert found[1].turns == (("<image>\nwhat is this", "who is"), ("who", "this"))
+
+
+def test_a_model_reads_the_turns_so_far(images, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, [PLAIN, LLAVA])))
+    examples, own = questions(load_conversations(path, images))
+    assert len(examples) == 3 and len(examples[1:]) == 2
+    ids = {word: own.tokenizer.convert_tokens_to_ids(word) for word in ("user", ":", "what", "is", "this", "who")}
+    spoken = lambda text: [ids[word] for word in text.split()]  # noqa: E731
+    unknown = own.tokenizer.pad_token_id
+    first, second, third = examples
+    # No word of the tiny tokenizer is "assistant".
+    for example in (first, second, third):
+        assert example.context["input_ids"] == [[*spoken("user :"), *[IMAGE] * 9]]
+    assert first.question == second.question == spoken("what is this this :")
+    assert list(first.answer) == [*spoken("who"), 2] and list(second.answer) == [*spoken("who is"), 2]
+    assert third.question == [
+        *spoken("what is this"), unknown, *spoken(": who is user : who this :")
+    ]  # fmt: skip
+    assert list(third.answer) == [*spoken("this"), 2]
+    pixels = own(images=[PIL.open(images / "a.png")], text=["<image>"], return_tensors="pt")["pixel_values"]
+    assert torch.equal(first.context["pixel_values"], pixels) and not torch.equal(
+        second.context["pixel_values"], pixels
+    )
+    loss = examples.compressor(**ImageQuestions(examples, 2, "three")(0))["loss"]
+    loss.backward()
+    assert loss.isfinite() and examples.compressor.memory_embeddings.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1], r"data\.jsonl, \[0\]: expected a JSON object, got int"),
+        (
+            {"question": "what", "answer": "who"},
+            r"data\.jsonl, line 1: expected image, a file's name or several, got None",
+        ),
+        (PLAIN | {"image": "c.png"}, r"line 1: expected the image .*c\.png, got none there"),
+        (PLAIN | {"image": "../data.jsonl"}, r"line 1: expected an image inside .*images, got '\.\./data\.jsonl'"),
+        (PLAIN | {"answer": " "}, r"line 1: expected answer, a text, got ' '"),
+        (PLAIN | {"question": "<image> <image> what"}, r"line 1: expected 1 <image> in the first question, .* got 2"),
+        (
+            LLAVA | {"conversations": LLAVA["conversations"][:3]},
+            "expected conversations of questions and answers in turn",
+        ),
+        (
+            LLAVA | {"conversations": LLAVA["conversations"][1:3]},
+            r"expected conversations\[0\] from human with a value",
+        ),
+        ("{", r"line 1: expected a JSON object, got '\{'"),
+        ("", "expected at least one conversation, got none"),
+    ],
+)
+def test_a_broken_file_is_told_with_its_place(row, message, images, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text(row if isinstance(row, str) else json.dumps(row))
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        load_conversations(path, images)
+
+
+def test_what_is_missing_is_told(images, tmp_path):
+    with pytest.raises(FileNotFoundError, match="expected a file of conversations about images, got none there"):
+        load_conversations(tmp_path / "none.jsonl", images)
+    (tmp_path / "data.jsonl").write_text(json.dumps(PLAIN))
+    with pytest.raises(FileNotFoundError, match="images: expected the folder of the images"):
+        load_conversations(tmp_path / "data.jsonl", tmp_path / "none")
+    with pytest.raises(ValueError, match="processor: expected one with a chat template, got LlavaProcessor without"):
+        ConversationQuestions([], VoCo(tiny_vision("llava"), memory_tokens=2, lora=2), processor("llava"))
