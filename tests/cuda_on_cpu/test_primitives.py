@@ -267,7 +267,9 @@ def of_collectives() -> Iterator[tuple[str, Array]]:
     yield "__syncthreads", 95 - x
     yield "atomicAdd, old value", 2 * x
     yield "atomicAdd, sum", 10 + np.bincount(x % 5, x)[x % 5].astype(int) + 2 * x + 3
-    yield "__popc", np.array([(i * 0x9E3779B9 % 2**32).bit_count() for i in range(96)])
+    products = [i * 0x9E3779B9 % 2**32 for i in range(96)]
+    yield "__popc", np.array([product.bit_count() for product in products])
+    yield "__ffs", np.array([(product & -product).bit_length() for product in products])
 
 
 COLLECTIVES = dict(of_collectives())

@@ -186,6 +186,7 @@ __global__ void collectives_kernel(const CollectivesParams p) {
   __syncthreads();
   put(17, sums[i % 5] + own[i]);
   put(18, __popc(static_cast<uint32_t>(x) * 0x9e3779b9u));
+  put(19, __ffs(static_cast<uint32_t>(x) * 0x9e3779b9u));
 }
 
 }  // namespace
