@@ -263,8 +263,7 @@ __global__ void __launch_bounds__(kPairwiseThreads)
             key_sum.add(pair.product * scale, query);
             value_sum.add(pair.weight, grad);
             bias_sum += pair.logit;
-            lost = pair.weight != pair.weight ||
-                   (bias_sum != bias_sum && key_sum.lost(p.dim_qk, lane) && value_sum.lost(p.dim_v, lane));
+            lost = pair.weight != pair.weight;
           }
         }
       if (grad_bias && lane == 0) grad_bias[bias_place(index, member)] = bias_sum;
