@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
 from typing import Any, cast
@@ -20,7 +20,6 @@ _OF_THE_PASS = {
     "past_key_value",
     "layer_past",
     "position_embeddings",
-    "position_ids",
     "cache_position",
 }
 
@@ -63,13 +62,11 @@ class OwnRope:
         typed = rotary is not None and "layer_type" in _parameters(type(rotary).forward)
         types = cast(Any, decoder).config.layer_types if typed else {layer_idx: None}
         taken = {name: value for name, value in given.items() if name not in own and name not in _OF_THE_PASS}
-        if given.get("position_ids") is not None:
-            taken["position_ids"] = None
         return cls(torch.atleast_2d(positions), rotary, types[layer_idx], taken, names[0])
 
     def kept(self) -> OwnRope:
-        """Itself for later passes."""
-        return replace(self, arguments=dict(self.arguments))
+        """Itself: it holds nothing that later passes change."""
+        return self
 
     def project(self, layer: nn.Module, hidden_states: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [B, Hk, K, D] that the layer's attention makes of hidden states [B, K, d].
@@ -84,7 +81,7 @@ class OwnRope:
         if self.rotary is not None:
             typed = {} if self.layer_type is None else {"layer_type": self.layer_type}
             arguments["position_embeddings"] = self.rotary(hidden_states, torch.atleast_2d(positions), **typed)
-        if "position_ids" in arguments:
+        if arguments.get("position_ids") is not None:
             arguments["position_ids"] = torch.atleast_2d(positions)
         if "use_cache" in arguments:
             arguments["use_cache"] = False
