@@ -7,7 +7,6 @@ with the function's name (`at_least`, `one_of`, `widths`); elsewhere it starts w
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -20,9 +19,6 @@ from torch import Tensor
 IGNORE = -100
 # Position ids, lengths and ranks are below it.
 POSITIONS = 2**31
-_repr = reprlib.Repr()
-_repr.maxstring = _repr.maxother = _repr.maxlong = 60
-_repr.maxlevel = 2
 
 
 def at_least(function: str, name: str, value: int, low: int) -> int:
@@ -79,16 +75,3 @@ def padded(rows: Sequence[Sequence[int]], fill: int = 0, device: torch.device | 
     for row, values in zip(array, rows, strict=True):
         row[: len(values)] = values
     return torch.from_numpy(array).to(device)
-
-
-def shown(value: Any) -> str:
-    """A value of any size and depth, in a part of a line."""
-    if isinstance(value, str) and len(value) <= 60 and value.isprintable():
-        return value
-    return _repr.repr(value)
-
-
-def one_line(error: BaseException) -> str:
-    """An error's message, in at most 300 characters of one line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}..."

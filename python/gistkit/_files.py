@@ -19,6 +19,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit._messages import one_line
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
@@ -92,7 +94,7 @@ def _opened(path: Path, content: str, broken: str) -> Iterator[Any]:
     except OSError as error:
         raise type(error)(f"{path}: expected {content}, got {error.strerror or error}") from error
     except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error)
         raise ValueError(f"{path}: expected {content}, got {broken} ({reason})") from error
 
 
@@ -263,7 +265,7 @@ def _sync(path: Path) -> None:
 
 def _told(error: OSError, path: Path, size: int | None) -> OSError:
     """An error of the same class and errno, in one line that names `path`."""
-    reason = error.strerror or " ".join(str(error).split())
+    reason = error.strerror or one_line(error)
     if error.errno in _FULL:
         # An error that was told inside has a line of its own.
         reason = os.strerror(error.errno)

@@ -65,8 +65,9 @@ def graph_of(root):
 
 # Nothing imports what stands to its right, and pictures are for studies and commands alone.
 ORDER = [
-    *("_planner", "_compiled", "_gpu", "_checks", "_files", "_signals", "inspect", "layouts", "ops", "gistkit"),
-    *("info", "nn", "hf", "compress", "evaluate", "train", "options", "viz", "studies", "cli"),
+    *("_planner", "_compiled", "_gpu", "_checks", "_messages", "_files", "_signals", "inspect"),
+    *("layouts", "ops", "gistkit", "info", "nn", "hf", "compress", "evaluate", "train", "options", "viz"),
+    *("studies", "cli"),
 ]
 SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}
 # {who: what it imports against the order}, each only when it is used.

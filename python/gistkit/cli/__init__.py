@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Sequence
 
+from gistkit._messages import one_line
 from gistkit._signals import terminable
 from gistkit.cli import ask, compress, demo, evaluate, info, nuggets, study, train, view
 from gistkit.cli.overview import command_map
 from gistkit.options.arguments import Parser
-from gistkit.options.messages import one_line, one_line_warnings, out_of_memory
+from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
 
 __all__ = ["main", "parser"]
 DESCRIPTION = "Context compression and position layouts for transformers."
@@ -85,7 +86,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _refuse(reason: object) -> int:
-    print(f"gistkit: {one_line(reason)}", file=sys.stderr)
+    print(f"gistkit: {one_line(reason, MOST)}", file=sys.stderr)
     return 2
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import one_line, shown
 from gistkit._files import read_tensors, replacing_files, write_tensors, write_text
+from gistkit._messages import one_line, shown
 from gistkit.compress.folder import (
     ADAPTER_WEIGHTS,
     check_adapter,

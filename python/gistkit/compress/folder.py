@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from gistkit._checks import POSITIONS, one_line, shown
+from gistkit._checks import POSITIONS
 from gistkit._files import Shapes, tensor_shapes
+from gistkit._messages import one_line, shown
 from gistkit.compress.model import plain_map
 from gistkit.hf.vision import FAMILIES
 

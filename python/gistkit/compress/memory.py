@@ -13,8 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gistkit._checks import POSITIONS, one_line
+from gistkit._checks import POSITIONS
 from gistkit._files import read_tensors, write_tensors
+from gistkit._messages import one_line
 from gistkit.hf.fingerprint import differing
 
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.

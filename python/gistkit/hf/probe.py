@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from gistkit._messages import one_line
 from gistkit.hf.cache import memory_cache
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope
@@ -313,7 +314,7 @@ def _reads_keys(model: PreTrainedModel, own: _Own, widths: tuple[int, ...]) -> s
 
 
 def _short(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return f"{type(error).__name__}: {one_line(error, 120)}"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from gistkit._messages import one_line
 from gistkit.hf.attach import pretrained
 
 
@@ -146,7 +147,7 @@ class Vision:
             shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in sorted(pixels.items()))
             raise ValueError(
                 f"{PIXELS}: expected images as the {self.name} model's own processor gives them, got {shapes}, on "
-                f"which its vision tower fails: {' '.join(str(error).split())[:160]}"
+                f"which its vision tower fails: {one_line(error)}"
             ) from error
         return list(found)
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gistkit.options.messages import one_line
+from gistkit._messages import one_line
+from gistkit.options.messages import MOST
 
 LAYOUTS = ("dpl", "upl", "cpl", "epl")
 # What 32 bits hold: torch, NumPy and files take numbers so large.
@@ -20,7 +21,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that tells a mistake in one line."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {one_line(message)}; {self.prog} --help lists the options\n")
+        self.exit(2, f"{self.prog}: {one_line(message, MOST)}; {self.prog} --help lists the options\n")
 
 
 def add_command(commands: Any, name: str, run: Any, purpose: str, examples: str) -> argparse.ArgumentParser:

@@ -8,19 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from gistkit._messages import one_line
+
 # Characters of a line.
 MOST = 1000
 
 
-def one_line(message: object) -> str:
-    """A message without its line breaks, and without the middle of one that is too long to read."""
-    text = " ".join(str(message).split())
-    return text if len(text) <= MOST else f"{text[: MOST // 2]} ... {text[-MOST // 4 :]}"
-
-
 def warn(message: object) -> None:
     """A warning of a command, on a line of its own also where a progress bar is being drawn."""
-    text = f"gistkit: warning: {one_line(message)}"
+    text = f"gistkit: warning: {one_line(message, MOST)}"
     if (bars := sys.modules.get("tqdm")) is None:
         print(text, file=sys.stderr)
     else:
