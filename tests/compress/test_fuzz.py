@@ -93,7 +93,8 @@ def test_changed_memory_files_are_refused_or_bounded(tmp_path):
         broken = mutated(data, draw)
         path.write_bytes(broken)
         try:
-            memory = Memory.load(path)
+            # The checksum would hide from most changes what is behind it.
+            memory = Memory.load(path, verify=seed % 8 == 0)
         except ValueError as error:
             assert str(error).startswith(f"{path}: expected "), (seed, error)
             seen["refused"] += 1
