@@ -11,6 +11,7 @@ from gistkit import cli, compress
 from gistkit.options.models import new_compressor
 from gistkit.options.outputs import check_file, check_folder
 from tests.cli.test_cli import TEXT, commands, folder, report, run, small_llama  # noqa: F401 - fixtures
+from tests.helpers.vision import tiny_vision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -189,7 +190,8 @@ def test_what_can_be_written(tmp_path):
 @pytest.mark.parametrize("method", compress.METHODS)
 def test_settings_of_methods_are_named(method):
     values = [7, -1, 1e30, 10**23, 0.5, True, None, "x", [], [[]], {"ae": "x"}, float("nan")]
-    model = small_llama(num_hidden_layers=2)
+    build = (lambda: tiny_vision("llava").float()) if method == "voco" else lambda: small_llama(num_hidden_layers=2)
+    model = build()
     needed = {"layer": 1} if method == "dodo" else {}
     for name in sorted(compress.METHODS[method].arguments()):
         for value in values:
@@ -199,7 +201,7 @@ def test_settings_of_methods_are_named(method):
                 assert name in str(error) and "\n" not in str(error), (name, value, error)
                 continue
             # What is right may leave adapters in the model.
-            model = small_llama(num_hidden_layers=2)
+            model = build()
 
 
 @pytest.mark.parametrize(

@@ -122,3 +122,23 @@ def test_what_is_missing_is_told(images, tmp_path):
         load_conversations(tmp_path / "data.jsonl", tmp_path / "none")
     with pytest.raises(ValueError, match="processor: expected one with a chat template, got LlavaProcessor without"):
         ConversationQuestions([], VoCo(tiny_vision("llava"), memory_tokens=2, lora=2), processor("llava"))
+
+
+def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, [LLAVA, PLAIN, LLAVA, PLAIN | {"question": "who is"}])))
+    examples, _ = questions(load_conversations(path, images))
+    assert len(examples) == 6 and examples.held_out == [2, 5]
+    batches = ImageQuestions(examples, 2, examples.digest, held_out=examples.held_out)
+    asked = [row for batch in map(batches, range(4)) for row in batch["pixel_values"].flatten(1)]
+    (held_out,) = batches.held_out(9)
+    assert len(held_out["input_ids"]) == 2 and not any(
+        torch.equal(row, held_out["pixel_values"][0].flatten()) for row in asked
+    )
+    other, _ = questions(load_conversations(path, images)[:3])
+    assert other.digest != examples.digest
+    with pytest.raises(ValueError, match="conversations: expected at least 2 different images, one to hold out, got 1"):
+        _ = questions([other.conversations[0]])[0].held_out
+    for wrong in ([], [6], range(6)):
+        with pytest.raises(ValueError, match="held_out: expected some of the indices 0 to 5, and not all, got"):
+            ImageQuestions(examples, 2, "six", held_out=wrong)

@@ -1,4 +1,4 @@
-"""`gistkit ask`: questions to compressed texts."""
+"""`gistkit ask`: questions to compressed texts and images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
-from gistkit.options.models import METHODS, add_model, load_compressor, load_model, new_compressor, warn_untrained
+from gistkit.options.models import (
+    IMAGES,
+    METHODS,
+    add_model,
+    load_compressor,
+    load_model,
+    new_compressor,
+    warn_untrained,
+)
 from gistkit.options.texts import check_text, decode
 
 if TYPE_CHECKING:
@@ -21,12 +29,13 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit ask report.gist "Who wrote it?" "When?" --model smollm2 --compressor runs/x500
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
+example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
 
 
 def add(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "ask", _run, "ask a compressed text", EXAMPLES)
+    parser = add_command(commands, "ask", _run, "ask a compressed text or image", EXAMPLES)
     parser.set_defaults(words="questions")
     parser.add_argument("memory", type=path, help="memory file that gistkit compress wrote")
     parser.add_argument("questions", nargs="*", metavar="QUESTION", help="default: the lines of standard input")
@@ -41,7 +50,9 @@ def add(commands: Any) -> None:
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--template", help="text around a {question}, as in training (default: ### Question: and ### Answer: lines)"
+        "--template",
+        help="text around a {question}, as in training (default: ### Question: and ### Answer: lines; of "
+        "an image, the model's own chat template)",
     )
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
     parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
@@ -69,7 +80,10 @@ def _run(arguments: argparse.Namespace) -> int:
     for memory_path, memory in zip(paths, memories, strict=True):
         if memory.batch_size != 1:
             raise ValueError(f"{memory_path}: expected the memory of one text, got {memory.batch_size} rows")
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+    images = memories[0].source.method == IMAGES
+    if images and arguments.template is not None:
+        raise ValueError(f"--template: expected none for {paths[0]}, a memory of images, got {arguments.template!r}")
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
     compressor = _compressor(arguments.compressor, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
     for memory_path, memory in zip(paths, memories, strict=True):
@@ -78,15 +92,27 @@ def _run(arguments: argparse.Namespace) -> int:
         except ValueError as error:
             raise ValueError(f"{memory_path}: {str(error).removeprefix('memory: ')}") from error
     memory_to_read = compressor.join(memories) if len(memories) > 1 else memories[0]
-    answer = Answer(arguments, compressor, tokenizer, memory_to_read)
+    answer = Answer(arguments, compressor, tokenizer.tokenizer if images else tokenizer, memory_to_read)
     with torch.no_grad():
         if arguments.task != "qa":
             answer.stream(None)
         for question in _questions(arguments) if arguments.task == "qa" else ():
             if len(arguments.questions) != 1:
                 print(f"> {question}", flush=True)
-            answer.stream(template.replace("{question}", question))
+            if images:
+                answer.stream(_behind_image(compressor, tokenizer, question))
+            else:
+                text = template.replace("{question}", question)
+                answer.stream([tokenizer(text, add_special_tokens=False)["input_ids"]])
     return 0
+
+
+def _behind_image(compressor: Any, processor: Any, question: str) -> list[list[int]]:
+    """The token ids of a question in the chat template, behind whatever image."""
+    from gistkit.hf.chat import blank, image_prompt
+
+    _, texts = compressor.split(image_prompt(processor, [blank()], question))
+    return texts  # type: ignore[no-any-return]
 
 
 def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> Compressor:
@@ -99,7 +125,8 @@ def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> 
     if source.layout in LAYOUTS:
         return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
     try:
-        ratio = {} if source.method == "no_context" else {"ratio": source.chunk}
+        size = {"no_context": {}, IMAGES: {"memory_tokens": source.chunk}}
+        ratio = size.get(source.method, {"ratio": source.chunk})
         return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
     except (TypeError, ValueError) as error:
         raise ValueError(
@@ -140,10 +167,9 @@ class Answer:
             "generator": torch.Generator(compressor.model.device).manual_seed(arguments.seed),
         }
 
-    def stream(self, prompt: str | None) -> None:
+    def stream(self, prompt_ids: list[list[int]] | None) -> None:
         """Prints the text that follows the memory and the prompt, if there is one."""
         from transformers import TextStreamer
 
-        ids = None if prompt is None else [self.tokenizer(prompt, add_special_tokens=False)["input_ids"]]
         streamer = TextStreamer(self.tokenizer, skip_special_tokens=True)
-        self.compressor.generate(self.memory, ids, streamer=streamer, **self.settings)
+        self.compressor.generate(self.memory, prompt_ids, streamer=streamer, **self.settings)

@@ -1,18 +1,19 @@
-"""`gistkit compress`: texts in, memory files out."""
+"""`gistkit compress`: texts or images in, memory files out."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import add_command, device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
-from gistkit.options.texts import STDIN, Text, read_texts
+from gistkit.options.texts import STDIN, Source, find_sources
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
 example: gistkit compress notes/ --glob '**/*.md' -o memories/ --model ./llama --ratio 10
+example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
 
 
 def add(commands: Any) -> None:
     """Adds the command."""
-    parser = add_command(commands, "compress", _run, "compress texts once, into memories to ask many times", EXAMPLES)
+    parser = add_command(
+        commands, "compress", _run, "compress texts or images once, into memories to ask many times", EXAMPLES
+    )
     parser.set_defaults(words="texts")
-    parser.add_argument("texts", nargs="+", metavar="TEXT", help="text file, folder, or - for standard input")
+    parser.add_argument(
+        "texts", nargs="+", metavar="TEXT", help="text file, image, folder of either, or - for standard input"
+    )
     parser.add_argument(
         "-o", "--out", type=path, help="memory file, or a folder for several (default: X.gist beside X.txt)"
     )
@@ -36,7 +42,7 @@ def add(commands: Any) -> None:
     add_compressor(parser)
     parser.add_argument(
         "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, including padding; "
-        "a longer text is encoded by itself (default: %(default)s)"
+        "a longer text is encoded by itself, as images are (default: %(default)s)"
     )  # fmt: skip
 
 
@@ -53,35 +59,68 @@ def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
     if arguments.out is not None and str(arguments.out) == STDIN:
         check_file("-o", arguments.out)
-    texts = read_texts(arguments.texts, arguments.glob, arguments.out)
-    for text in texts:
-        check_file("-o", text.target)
+    sources = find_sources(arguments.texts, arguments.glob, arguments.out)
+    images = sources[0].is_image
+    for source in sources:
+        if source.is_image != images:
+            raise ValueError(f"TEXT: expected texts alone or images alone, got {sources[0].name} and {source.name}")
+        check_file("-o", source.target)
+    texts = [] if images else [source.read() for source in sources]
 
-    import torch
-    from tqdm import tqdm
-
-    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-    compressor = chosen_compressor(arguments, model)
-    rows = [array("i", tokenizer(text.content, verbose=False)["input_ids"]) for text in texts]
-    _check_lengths(texts, rows, compressor)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
+    compressor = chosen_compressor(arguments, model, tokenizer if images else None)
+    if images:
+        memories = _image_memories(sources, tokenizer, compressor)
+    else:
+        rows = [array("i", tokenizer(text, verbose=False)["input_ids"]) for text in texts]
+        _check_lengths(sources, rows, compressor)
+        memories = _text_memories(rows, compressor, arguments.batch_tokens)
     start = time.perf_counter()
-    lines = [""] * len(texts)
-    total = Total()
-    with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
-        for batch in batches([len(row) for row in rows], arguments.batch_tokens):
-            memory = compressor.encode([rows[index].tolist() for index in batch])
-            for place, index in enumerate(batch):
-                text_memory = memory[place]
-                text_memory.save(texts[index].target)
-                lines[index] = total.add(texts[index], len(rows[index]), text_memory)
-                bar.update(len(rows[index]))
+    lines = [""] * len(sources)
+    total = Total("image" if images else "text")
+    # The progress bar ends before an error is told.
+    with closing(memories):
+        for index, tokens, memory in memories:
+            memory.save(sources[index].target)
+            lines[index] = total.add(sources[index], tokens, memory)
     print("\n".join(lines))
-    print(total.line(len(texts), time.perf_counter() - start))
+    print(total.line(len(sources), time.perf_counter() - start))
     total.warn_of_growth(compressor)
     return 0
 
 
-def _check_lengths(texts: Sequence[Text], rows: Sequence[array[int]], compressor: Compressor) -> None:
+def _text_memories(
+    rows: Sequence[array[int]], compressor: Compressor, batch_tokens: int
+) -> Generator[tuple[int, int, Memory]]:
+    """(index, number of tokens, memory) of each text, those of similar lengths together."""
+    import torch
+    from tqdm import tqdm
+
+    with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
+        for batch in batches([len(row) for row in rows], batch_tokens):
+            memory = compressor.encode([rows[index].tolist() for index in batch])
+            for place, index in enumerate(batch):
+                yield index, len(rows[index]), memory[place]
+                bar.update(len(rows[index]))
+
+
+def _image_memories(sources: Sequence[Source], processor: Any, compressor: Any) -> Generator[tuple[int, int, Memory]]:
+    """(index, number of tokens, memory) of each image and the text before it in a message."""
+    import torch
+    from tqdm import tqdm
+
+    from gistkit.hf.chat import image_prompt
+
+    for index, source in enumerate(tqdm(sources, desc="compress", unit="image")):
+        try:
+            context, _ = compressor.split(image_prompt(processor, [source.name]))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{source.name}: expected an image that the model's processor reads: {error}") from error
+        with torch.no_grad():
+            yield index, len(context["input_ids"][0]), compressor.encode(context)
+
+
+def _check_lengths(texts: Sequence[Source], rows: Sequence[array[int]], compressor: Compressor) -> None:
     for text, row in zip(texts, rows, strict=True):
         try:
             compressor.contexts([row.tolist()])
@@ -90,13 +129,14 @@ def _check_lengths(texts: Sequence[Text], rows: Sequence[array[int]], compressor
 
 
 class Total:
-    """Sums over the memories written."""
+    """Sums over the memories written, of texts or images as `kind` says."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
         self.tokens = self.memory_tokens = self.nbytes = self.full = 0
         self.grown: list[str] = []
 
-    def add(self, text: Text, tokens: int, memory: Memory) -> str:
+    def add(self, text: Source, tokens: int, memory: Memory) -> str:
         """Counts one memory and returns its line."""
         uncompressed = len(memory.rest[0])
         full = memory.full_cache_bytes
@@ -119,10 +159,11 @@ class Total:
                 f"tokens has {compressor.memory_tokens} memory tokens, so that short texts grow"
             )
 
-    def line(self, texts: int, seconds: float) -> str:
+    def line(self, count: int, seconds: float) -> str:
         """The sums, as a line."""
+        kind = self.kind if count == 1 else f"{self.kind}s"
         return (
-            f"{texts} text{'s' if texts > 1 else ''}: {self.tokens} tokens to {self.memory_tokens} memory tokens; "
+            f"{count} {kind}: {self.tokens} tokens to {self.memory_tokens} memory tokens; "
             f"{size(self.nbytes)}, the full cache has {size(self.full)} ({self.full / max(self.nbytes, 1):.1f}x); "
             f"{seconds:.1f} s, {self.tokens / seconds:.0f} tokens/s"
         )

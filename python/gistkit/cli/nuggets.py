@@ -10,7 +10,7 @@ from gistkit._files import write_picture, write_text
 from gistkit.options.arguments import add_command, device, path
 from gistkit.options.models import add_model, load_compressor, load_model
 from gistkit.options.outputs import check_file
-from gistkit.options.texts import STDIN, read_texts
+from gistkit.options.texts import STDIN, find_sources
 
 PURPOSE = "show which tokens of a text a Dodo compressor keeps, and how it scores the others"
 EXAMPLES = """\
@@ -36,7 +36,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if out.suffix not in SUFFIXES:
         raise ValueError(f"-o: expected a file that ends in {' or '.join(SUFFIXES)}, got {out}")
     check_file("-o", out)
-    (text,) = read_texts([arguments.text], "", out)
+    (source,) = find_sources([arguments.text], "", out)
+    text = source.read()
 
     from gistkit.compress import Dodo
     from gistkit.evaluate import token_texts, token_types
@@ -46,7 +47,7 @@ def _run(arguments: argparse.Namespace) -> int:
     compressor = load_compressor(arguments.compressor, model)
     if not isinstance(compressor, Dodo):
         raise ValueError(f"--compressor: expected one of dodo, which keeps tokens of the text, got {compressor.method}")
-    rows = compressor.contexts([tokenizer(text.content, verbose=False)["input_ids"]])
+    rows = compressor.contexts([tokenizer(text, verbose=False)["input_ids"]])
     input_rows = compressor.with_bos(rows)
     scores = compressor.whole_scores(input_rows)
     nugget_columns = set(compressor.nuggets(input_rows, scores).index[0].tolist())
@@ -54,7 +55,7 @@ def _run(arguments: argparse.Namespace) -> int:
     columns = range(1, len(ids))
     tokens = token_texts(tokenizer, ids[1:])
     selected = [place in nugget_columns for place in columns]
-    title = f"{text.name}: {len(nugget_columns)} of {len(tokens)} tokens"
+    title = f"{source.name}: {len(nugget_columns)} of {len(tokens)} tokens"
     if out.suffix == ".html":
         from gistkit.viz.text import text_page
 

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.options.arguments import LAYOUTS, add_command, add_device, device, number, path, positive, whole
-from gistkit.options.models import DTYPES, METHODS, add_model_name, add_option, load_model, model_errors, with_options
+from gistkit.options.models import (
+    DTYPES,
+    IMAGES,
+    METHODS,
+    add_model_name,
+    add_option,
+    load_model,
+    model_errors,
+    with_options,
+)
 from gistkit.options.outputs import check_folder
 
 EXAMPLES = """\
@@ -16,6 +25,7 @@ example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
+example: gistkit train --model ./llava --preset finetune --questions chats.jsonl --images photos/ --layout epl
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
 RECIPE = (
@@ -23,7 +33,7 @@ RECIPE = (
     "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
-DATA = ("text", "dataset", "questions", "limit", "tau", "segment", "gists_as_means")
+DATA = ("text", "dataset", "questions", "images", "limit", "tau", "segment", "gists_as_means")
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
     "tensorboard",
@@ -59,13 +69,17 @@ def _add_data(group: Any) -> None:
         "--questions",
         type=path,
         metavar="FILE",
-        help="JSON lines of context, question and answers, or a file of MRQA, for the losses qa and kl",
+        help="JSON lines of context, question and answers, or a file of MRQA, for the losses qa and kl; with --images, "
+        "JSON lines of image, question and answer, or conversations in LLaVA's format",
+    )
+    group.add_argument(
+        "--images", type=path, metavar="FOLDER", help="the images of --questions, for the method voco, then the default"
     )
 
 
 def _add_settings(group: Any) -> None:
     group.add_argument("--compressor", type=path, metavar="FOLDER", help="a trained compressor to continue from")
-    group.add_argument("--method", choices=METHODS, help="default: x500")
+    group.add_argument("--method", choices=METHODS, help="default: x500; voco with --images")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
         "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl"
@@ -172,7 +186,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from gistkit import train
 
-    model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu")
+    images = arguments.images is not None
+    if images and arguments.compressor is None:
+        method_options.setdefault("method", IMAGES)
+    model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
     if settings.pop("end_token", False):
         if tokenizer.eos_token_id is None:
             raise ValueError("--end-token: expected a tokenizer with an end token, got one without")

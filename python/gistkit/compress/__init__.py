@@ -17,7 +17,7 @@ from gistkit.compress.reading.recent import Recent
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]
-    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, NoContext)
+    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, NoContext, VoCo)
 }
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor
 
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "no_context")
+METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "no_context", "voco")
+# The method that compresses images.
+IMAGES = "voco"
 # An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
 SEED = 0
 
@@ -35,7 +37,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_model_name(parser: argparse.ArgumentParser) -> None:
     """--model."""
     parser.add_argument(
-        "--model", required=True, help="smollm2, or the folder or hub name of a transformers decoder model"
+        "--model",
+        required=True,
+        help="smollm2, or the folder or hub name of a transformers decoder model; for images, "
+        "of a vision-language model",
     )
 
 
@@ -44,13 +49,14 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: float32 on a CPU, else bfloat16)")
 
 
-def load_model(name: str, dtype: str | None, device: str) -> tuple[PreTrainedModel, Any]:
+def load_model(name: str, dtype: str | None, device: str, images: bool = False) -> tuple[PreTrainedModel, Any]:
     """The model, in eval mode, and its tokenizer.
 
     Args:
         name: "smollm2", or what transformers' `from_pretrained` takes.
         dtype: one of `DTYPES`; None: float32 on a CPU, bfloat16 elsewhere.
         device: where the model goes.
+        images: whether it is a vision-language model, with its processor in place of the tokenizer.
 
     Raises:
         ValueError, FileNotFoundError: if there is no such model.
@@ -59,35 +65,39 @@ def load_model(name: str, dtype: str | None, device: str) -> tuple[PreTrainedMod
     import torch
 
     number_type: torch.dtype = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
-    if name == "smollm2":
+    if name == "smollm2" and not images:
         from gistkit.hf.smollm2 import load_smollm2
 
         model, tokenizer = load_smollm2(number_type)
     else:
-        model, tokenizer = _from_transformers(name, number_type)
+        model, tokenizer = _from_transformers(name, number_type, images)
     return model.eval().to(device), tokenizer
 
 
-def _from_transformers(name: str, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[PreTrainedModel, Any]:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
         raise FileNotFoundError(f"--model: expected a folder with a model, got {name}, which is none")
+    kind = "a vision-language model for images" if images else "smollm2, or a decoder model"
     try:
+        if images:
+            processor = AutoProcessor.from_pretrained(str(folder))
+            return AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype), processor
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [repr(error)]
-        raise ValueError(
-            f"--model: expected smollm2, or a decoder model that transformers loads, got {name!r}: {reason[0]}"
-        ) from error
+        raise ValueError(f"--model: expected {kind} that transformers loads, got {name!r}: {reason[0]}") from error
 
 
 def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") -> None:
     """--compressor, or the arguments of an untrained one."""
     parser.add_argument("--compressor", type=path, metavar="FOLDER", help=f"trained compressor (default: {default})")
-    parser.add_argument("--method", choices=METHODS, help="of an untrained compressor (default: x500)")
+    parser.add_argument(
+        "--method", choices=METHODS, help="of an untrained compressor (default: x500; voco, the only one, for images)"
+    )
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")
     parser.add_argument("--chunk", type=positive, help="chunk size in tokens, untrained (default: 510)")
@@ -152,17 +162,36 @@ def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any
         return kind(model, **settings).eval().to(model.device)
 
 
-def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel) -> Compressor:
-    """The compressor of the arguments of `add_compressor`; an untrained one comes with a warning."""
+def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, processor: Any = None) -> Compressor:
+    """The compressor of the arguments of `add_compressor`; an untrained one comes with a warning.
+
+    With the processor of a vision-language model it is one of images.
+    """
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)
+    wanted = "texts" if processor is None else f"images, {IMAGES}"
+    if "method" in settings and (settings["method"] == IMAGES) != (processor is not None):
+        raise ValueError(f"--method: expected one for {wanted}, got {settings['method']}")
     if arguments.compressor is None:
         warn_untrained()
+        if processor is not None:
+            settings = image_settings(model, processor, settings)
         return new_compressor(model, **settings)
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
-    return load_compressor(arguments.compressor, model)
+    compressor = load_compressor(arguments.compressor, model)
+    if (compressor.method == IMAGES) != (processor is not None):
+        raise ValueError(f"--compressor: expected one for {wanted}, got one of method {compressor.method}")
+    return compressor
+
+
+def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a compressor of images: VoCo, whose images are joined from the tiles of this processor."""
+    from gistkit.hf.chat import tile_separators
+
+    with model_errors():
+        return {"method": IMAGES, "separators": tile_separators(model, processor), **settings}
 
 
 def warn_untrained() -> None:

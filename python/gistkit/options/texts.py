@@ -1,4 +1,4 @@
-"""The texts that a command reads, with the file that each result goes to."""
+"""The texts and images that a command reads, with the file that each result goes to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,30 @@ from pathlib import Path
 STDIN = "-"
 
 
+# How the names of images end.
+PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+
+
 @dataclass(frozen=True)
-class Text:
-    """One text: `name` is its origin, `target` the file of its memory."""
+class Source:
+    """A text or an image: `name` is its origin, `target` the file of its memory, `path` None for standard input."""
 
     name: str
     target: Path
-    content: str
+    path: Path | None
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it is an image, by the end of its name."""
+        return self.path is not None and self.path.suffix.lower() in PICTURES
+
+    def read(self) -> str:
+        """The text; a ValueError if it is empty or not UTF-8."""
+        return _read_stdin() if self.path is None else _read(self.path)
 
 
-def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
-    """Reads every text that `inputs` name, in order.
+def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Source]:
+    """Finds every text and image that `inputs` name, in order.
 
     Args:
         inputs: files, folders, or "-" for standard input.
@@ -29,7 +42,7 @@ def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
 
     Raises:
         FileNotFoundError: if an input is not there, or a folder has no such files.
-        ValueError: for an empty text, one that is not UTF-8, or two memories with the same name.
+        ValueError: for two memories with the same name.
     """
     for name in inputs:
         if not name.strip() or "\0" in name:
@@ -37,25 +50,25 @@ def read_texts(inputs: list[str], pattern: str, out: Path | None) -> list[Text]:
     if inputs.count(STDIN) > 1:
         raise ValueError("TEXT: expected - once, got it again")
     folder = out is not None and (len(inputs) > 1 or Path(inputs[0]).is_dir() or out.is_dir())
-    texts: list[Text] = []
+    sources: list[Source] = []
     for name in inputs:
         if name == STDIN:
             if out is None:
                 raise ValueError("-o: expected a file for the memory of standard input, got none")
-            texts.append(Text("standard input", out / "stdin.gist" if folder else out, _read_stdin()))
+            sources.append(Source("standard input", out / "stdin.gist" if folder else out, None))
             continue
         root = Path(name)
         for path in _files(root, pattern):
             target = path.with_suffix(".gist")
             if out is not None:
                 target = out / target.relative_to(root if root.is_dir() else root.parent) if folder else out
-            texts.append(Text(str(path), target, _read(path)))
-    _check_targets(texts, inputs)
-    return texts
+            sources.append(Source(str(path), target, path))
+    _check_targets(sources)
+    return sources
 
 
 def read_contents(inputs: list[str], pattern: str) -> list[str]:
-    """The texts that `inputs` name, in order; arguments and errors are those of `read_texts`."""
+    """The texts that `inputs` name, in order; arguments and errors are those of `find_sources`; each is read."""
     return [
         content
         for name in inputs
@@ -111,16 +124,16 @@ def _decode(name: str, content: bytes) -> str:
     return text
 
 
-def _check_targets(texts: list[Text], inputs: list[str]) -> None:
+def _check_targets(sources: list[Source]) -> None:
     """Refuses targets that overwrite another memory or a text."""
     names_by_target: dict[Path, str] = {}
-    sources = {Path(text.name).resolve() for text in texts}
-    for text in texts:
-        target = text.target.resolve()
+    paths = {source.path.resolve() for source in sources if source.path is not None}
+    for source in sources:
+        target = source.target.resolve()
         if target in names_by_target:
             raise ValueError(
-                f"{text.name}: its memory would overwrite that of {names_by_target[target]}, {text.target}"
+                f"{source.name}: its memory would overwrite that of {names_by_target[target]}, {source.target}"
             )
-        if target in sources:
-            raise ValueError(f"-o: expected another file than the texts, got {text.target}")
-        names_by_target[target] = text.name
+        if target in paths:
+            raise ValueError(f"-o: expected another file than the texts, got {source.target}")
+        names_by_target[target] = source.name

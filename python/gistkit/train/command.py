@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import METHODS, Compressor, language_model, start_as_means
+from gistkit.compress import METHODS, Compressor, VoCo, language_model, start_as_means
 from gistkit.compress.losses import check_losses
 from gistkit.evaluate import load_questions
+from gistkit.hf.chat import tile_separators
 from gistkit.train import checkpoint
 from gistkit.train.batches import CONTEXT, MASK, Batches, Pretraining
+from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import load_corpus
+from gistkit.train.images import ImageQuestions
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
 from gistkit.train.trainer import Result, Trainer
@@ -36,6 +39,7 @@ def run(
     text: str | Path | None = None,
     dataset: str | None = None,
     questions: str | Path | None = None,
+    images: str | Path | None = None,
     limit: int | None = None,
     tau: int | None = None,
     segment: int | None = None,
@@ -48,7 +52,7 @@ def run(
 
     Args:
         model: the base model; it gets the compressor's adapter.
-        tokenizer: of the model; None: bytes.
+        tokenizer: of the model; None: bytes. With `images`, the processor of a vision-language model.
         out: folder of the run.
         preset: the defaults of the recipe and the compressor: "pretrain", "finetune" or "smollm2-small".
         method: of `gistkit.compress.METHODS`, such as "x500" (500xCompressor), "icae" or "gistpool".
@@ -96,15 +100,22 @@ def run(
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
+    if images is not None and questions is None:
+        raise ValueError(f"images: expected none without questions about them, got {images}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
     # The same new weights in every process, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         if start is None:
+            if images is not None and method == VoCo.method:
+                changes.setdefault("separators", tile_separators(model, tokenizer))
             new_compressor = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
         else:
             new_compressor = _load_start(Path(start), model, losses)
+    if isinstance(new_compressor, VoCo) != (images is not None):
+        wanted = "a folder for voco" if images is None else f"none for {new_compressor.method}"
+        raise ValueError(f"images: expected {wanted}, got {images}")
     trained = new_compressor if tau is None else language_model(new_compressor, tau, segment)
     # One progress bar for all processes.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
@@ -112,9 +123,11 @@ def run(
     if questions is None:
         corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, progress=progress)
         batches = Pretraining(corpus, schedule.batch, schedule.min_length, schedule.max_length, schedule.seed)
+    elif text is not None or dataset is not None:
+        raise ValueError("questions: expected no text or dataset beside them")
+    elif images is not None:
+        batches = _image_questions(new_compressor, tokenizer, questions, images, schedule)
     else:
-        if text is not None or dataset is not None:
-            raise ValueError("questions: expected no text or dataset beside them")
         batches = QuestionAnswering(
             load_questions(questions),
             tokenizer,
@@ -128,6 +141,13 @@ def run(
         _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, **options)
     return trainer.train(resume=resume)
+
+
+def _image_questions(
+    compressor: Any, processor: Any, questions: str | Path, images: str | Path, recipe: Recipe
+) -> ImageQuestions:
+    examples = ConversationQuestions(load_conversations(questions, images), compressor, processor)
+    return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 
 
 def _check_reading(tau: int, longest: int, **arguments: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.train.data import token_ids
+from gistkit.hf.chat import chat_prompt, check_chat
+from gistkit.train.data import HELD_OUT, token_ids
 from gistkit.train.images import ImageQuestion
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     """Every question of conversations as an `ImageQuestion`, made when it is asked for: its images are read then.
 
     What a model reads is the processor's chat template of the questions and answers so far; all behind the last image
-    is the question. Give them to `ImageQuestions`.
+    is the question. Give them to `ImageQuestions`, with their `held_out`.
 
     Args:
         conversations: such as from `load_conversations`.
@@ -75,8 +77,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     def __init__(
         self, conversations: Sequence[Conversation], compressor: VoCo, processor: Any, end_token: int | None = None
     ) -> None:
-        if not getattr(processor, "chat_template", None):
-            raise ValueError(f"processor: expected one with a chat template, got {type(processor).__name__} without")
+        check_chat(processor)
         if end_token is None:
             end_token = getattr(processor.tokenizer, "eos_token_id", None)
         self.conversations, self.compressor, self.processor = conversations, compressor, processor
@@ -85,6 +86,21 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     def __len__(self) -> int:
         return len(self._places)
+
+    @property
+    def held_out(self) -> list[int]:
+        """The indices of all questions about the last tenth of the images."""
+        images = list(dict.fromkeys(conversation.images for conversation in self.conversations))
+        if len(images) < 2:
+            raise ValueError(f"conversations: expected at least 2 different images, one to hold out, got {len(images)}")
+        last = set(images[-max(1, int(len(images) * HELD_OUT)) :])
+        return [at for at, (index, _) in enumerate(self._places) if self.conversations[index].images in last]
+
+    @property
+    def digest(self) -> str:
+        """First 12 hexadecimal digits of a SHA-256 of all texts and names of images, to tell files apart."""
+        values = [([image.name for image in each.images], each.turns) for each in self.conversations]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
     def __getitem__(self, index: Any) -> Any:
         """The question of an index, or a list of those of a slice."""
@@ -95,11 +111,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     def _question(self, conversation: Conversation, turn: int) -> ImageQuestion:
         question, answer = conversation.turns[turn]
-        messages = _messages(conversation, turn)
-        inputs = self.processor.apply_chat_template(
-            messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
-        )
-        context, (text,) = self.compressor.split(dict(inputs))
+        context, (text,) = self.compressor.split(chat_prompt(self.processor, _messages(conversation, turn)))
         answer_ids = list(token_ids(self.processor.tokenizer, answer, special=False))
         if not answer_ids:
             raise ValueError(

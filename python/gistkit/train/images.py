@@ -32,39 +32,53 @@ class ImageQuestion:
 class ImageQuestions(Batches):
     """Questions about images for the loss "qa". Every epoch goes once through them, in its own order.
 
-    The last tenth of the examples is held out; put questions about the same image next to each other.
-
     Args:
         examples: `ImageQuestion`s by index, at least two. They may be made when they are asked for, as by a torch
             Dataset: they are not kept.
         size: rows B of a batch. It is divided among processes and passes only if each row has one image.
         name: what tells these examples from others, for resumption.
         seed: at least 0.
+        held_out: indices of the examples that are held out, all of an image or none; None: the last tenth.
     """
 
-    def __init__(self, examples: Sequence[ImageQuestion], size: int, name: str, seed: int = 0) -> None:
+    def __init__(
+        self,
+        examples: Sequence[ImageQuestion],
+        size: int,
+        name: str,
+        seed: int = 0,
+        held_out: Sequence[int] | None = None,
+    ) -> None:
         check_size(size, seed)
         if len(examples) < 2:
             raise ValueError(f"examples: expected at least 2, one to hold out, got {len(examples)}")
+        count = len(examples)
+        chosen = range(count - max(1, int(count * HELD_OUT)), count) if held_out is None else held_out
+        self._held_out, self._train = list(chosen), sorted(set(range(count)).difference(chosen))
+        if not set(range(count)).issuperset(chosen) or not self._held_out or not self._train:
+            raise ValueError(
+                f"held_out: expected some of the indices 0 to {count - 1}, and not all, got {list(chosen)!r:.60}"
+            )
         self.examples, self.size, self.name, self.seed = examples, size, name, seed
-        self._train = len(examples) - max(1, int(len(examples) * HELD_OUT))
 
     def __call__(self, step: int) -> Batch:
         """The arguments of `VoCo.forward`: tokens and labels [B, ...], pixel_values and what belongs to them."""
-        places = [divmod(number, self._train) for number in range(step * self.size, (step + 1) * self.size)]
-        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(self._train) for epoch, _ in places}
-        return collate([self.examples[int(orders[epoch][index])] for epoch, index in places])
+        count = len(self._train)
+        places = [divmod(number, count) for number in range(step * self.size, (step + 1) * self.size)]
+        orders = {epoch: np.random.default_rng([self.seed, epoch]).permutation(count) for epoch, _ in places}
+        return collate([self.examples[self._train[orders[epoch][index]]] for epoch, index in places])
 
     def held_out(self, rows: int) -> list[Batch]:
         """The held-out questions, in their own order."""
-        last = min(len(self.examples), self._train + rows)
-        starts = range(self._train, last, self.size)
-        return [collate([self.examples[i] for i in range(start, min(start + self.size, last))]) for start in starts]
+        chosen = self._held_out[:rows]
+        parts = [chosen[start : start + self.size] for start in range(0, len(chosen), self.size)]
+        return [collate([self.examples[index] for index in part]) for part in parts]
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The name, the number of examples and the seed."""
-        return {"images": self.name, "examples": len(self.examples), "size": self.size, "seed": self.seed}
+        """The name, the number of examples that are trained on and held out, and the seed."""
+        examples = [len(self._train), len(self._held_out)]
+        return {"images": self.name, "examples": examples, "size": self.size, "seed": self.seed}
 
 
 def collate(rows: Sequence[ImageQuestion]) -> Batch:

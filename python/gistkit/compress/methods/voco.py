@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import whole
+from gistkit._checks import POSITIONS, flag, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config, maps_of
@@ -102,7 +102,9 @@ class VoCo(Compressor):
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a transformers vision-language model, got {type(model).__name__}")
         vision = Vision(model)
-        memory_tokens, gap = whole("memory_tokens", memory_tokens), whole("gap", gap, 0)
+        memory_tokens = whole("memory_tokens", memory_tokens, high=POSITIONS)
+        gap = whole("gap", gap, 0, POSITIONS)
+        text_sees_before = flag("text_sees_before", text_sees_before)
         if layout not in SCHEMES:
             raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
         separators = _token_ids(separators, vision.image_token)
@@ -111,8 +113,11 @@ class VoCo(Compressor):
                 f"{'gap' if gap else 'separators'}: expected none for {vision.name}, whose images see the whole of "
                 f"themselves, got {gap or separators}"
             )
-        reading = {"layout": layout, "text_sees_before": bool(text_sees_before), "gap": gap, "separators": separators}
-        training = {"train_projector": bool(train_projector), "train_vision": bool(train_vision)}
+        reading = {"layout": layout, "text_sees_before": text_sees_before, "gap": gap, "separators": separators}
+        training = {
+            "train_projector": flag("train_projector", train_projector),
+            "train_vision": flag("train_vision", train_vision),
+        }
         super().__init__(
             model,
             # Images differ in size: a chunk is as many vision tokens as there happen to be.
@@ -125,7 +130,7 @@ class VoCo(Compressor):
         )
         self.vision, self.separators = vision, frozenset(separators)
         self.image_layout = ImageLayout(
-            memory_tokens, layout, gap, bool(text_sees_before), vision.family.bidirectional, vision.family.axes
+            memory_tokens, layout, gap, text_sees_before, vision.family.bidirectional, vision.family.axes
         )
         config = _adapter_config(vision, model, lora, **training)
         self.install(None if config is None else {TEXT: config})
@@ -342,10 +347,10 @@ class VoCo(Compressor):
 
 
 def _token_ids(values: Iterable[int], image_token: int) -> list[int]:
-    ids = sorted(set(values)) if isinstance(values, Iterable) and not isinstance(values, str) else None
+    ids = list(values) if isinstance(values, Iterable) and not isinstance(values, str) else None
     if ids is None or not all(isinstance(value, int) and value >= 0 for value in ids) or image_token in ids:
         raise ValueError(f"separators: expected token ids other than the image token's, {image_token}, got {values!r}")
-    return ids
+    return sorted(set(ids))
 
 
 def _adapter_config(

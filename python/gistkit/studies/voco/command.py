@@ -64,7 +64,7 @@ class VoCoStudy(Study):
         )  # fmt: skip
         parser.add_argument(
             "--ratios", type=names(*RATIOS),
-            help="vision tokens a token that is left, comma-separated (default: 4.5,16; 4.5,16,72,144 for short; "
+            help="vision tokens a token that is left, comma-separated (default: 4.5,16,72; 4.5,16,72,144 for short; "
             "4.5,16,72,288 for paper)",
         )  # fmt: skip
         add_runs(parser)

@@ -128,7 +128,7 @@ PRESETS = {
 # What a command line without these options asks for, by preset.
 DEFAULT_DATA = {"quick": "digits", "short": "digits", "paper": "fashion-mnist"}
 DEFAULT_LAYOUTS = {"quick": ("dpl", "epl"), "short": SCHEMES, "paper": SCHEMES}
-DEFAULT_RATIOS = {"quick": ("4.5", "16"), "short": RATIOS[:4], "paper": ("4.5", "16", "72", "288")}
+DEFAULT_RATIOS = {"quick": RATIOS[:3], "short": RATIOS[:4], "paper": ("4.5", "16", "72", "288")}
 
 
 @dataclass(frozen=True)

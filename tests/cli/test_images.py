@@ -1,0 +1,198 @@
+"""Images on the command line: a VoCo is trained, compresses and answers as the Python API does."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from gistkit import cli
+from gistkit.compress import Compressor, Memory, VoCo
+from gistkit.hf.chat import blank, image_prompt, tile_separators
+from gistkit.options.models import new_compressor
+from gistkit.train import read_metrics
+from tests.helpers.vision import PROMPTS, processor, tiny_vision
+
+PIL = pytest.importorskip("PIL.Image")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def template(family):
+    image = PROMPTS.get(family, "<image>")
+    return (
+        "{% for m in messages %}{{ m.role }} : {% for c in m.content %}"
+        f"{{% if c.type == 'image' %}}{image} {{% else %}}{{{{ c.text }}}} {{% endif %}}{{% endfor %}}{{% endfor %}}"
+        "{% if add_generation_prompt %}this :{% endif %}"
+    )
+
+
+def save(family, root):
+    """A model and its processor as a user has them."""
+    tiny_vision(family).float().save_pretrained(root)
+    own = processor(family)
+    own.chat_template = own.tokenizer.chat_template = template(family)
+    own.save_pretrained(root)
+    return root
+
+
+@pytest.fixture(scope="module", params=["llava", "idefics3", "gemma3"])
+def folder(request, tmp_path_factory):
+    return save(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    return save("llava", tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture
+def photos(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for seed in range(4):
+        pixels = np.random.default_rng(seed).integers(0, 255, (12, 20, 3), dtype=np.uint8)
+        PIL.fromarray(pixels).save(tmp_path / "photos" / f"{seed}.png")
+    return tmp_path / "photos"
+
+
+@pytest.fixture
+def run(capsys):
+    def call(model, command, *words):
+        status = cli.main([command, *map(str, words), "--model", str(model), "--device", "cpu"])
+        shown = capsys.readouterr()
+        return status, shown.out, shown.err
+
+    return call
+
+
+def load(folder):
+    return AutoModelForImageTextToText.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
+
+
+@pytest.mark.filterwarnings("ignore:memory_tokens")
+def test_an_untrained_compressor_answers_as_the_python_api(folder, photos, run):
+    photo = photos / "0.png"
+    status, shown, complaints = run(folder, "compress", photo, "--option", "memory_tokens=3", "--layout", "upl")
+    assert status == 0 and "UNTRAINED" in complaints and "1 image: " in shown and photo.with_suffix(".gist").exists()
+    model, own = load(folder)
+    separators = tile_separators(model, own)
+    compressor = new_compressor(model, "voco", memory_tokens=3, layout="upl", separators=separators)
+    context, (text,) = compressor.split(image_prompt(own, [str(photo)], "what is this"))
+    memory = compressor.encode(context)
+    found = Memory.load(photo.with_suffix(".gist"))
+    assert found.lengths == memory.lengths and found.source == memory.source
+    for one, other in zip(found.tensors, memory.tensors, strict=True):
+        torch.testing.assert_close(one, other)
+    # The text behind an image does not depend on it.
+    assert compressor.split(image_prompt(own, [blank()], "what is this"))[1] == [text]
+    answer = compressor.generate(memory, [text], task="qa", max_new_tokens=5, stop_tokens=[2])
+    status, shown, _ = run(folder, "ask", photo.with_suffix(".gist"), "what is this", "--max-new-tokens", 5)
+    assert status == 0 and shown.strip() == own.tokenizer.decode(answer[0].tolist(), skip_special_tokens=True).strip()
+
+
+def test_the_tiles_of_an_image_are_joined(tmp_path):
+    model, own = load(save("idefics3", tmp_path))
+    separators = tile_separators(model, own)
+    # <fake_token_around_image>, <global-img> and the places of tiles, but not of the first, before which none is.
+    assert {50, 51, 42, 43, 44} <= set(separators) and not {41, 55} & set(separators)
+    large = PIL.fromarray(np.zeros((32, 32, 3), dtype=np.uint8))
+    compressor = VoCo(model, memory_tokens=2, lora=None, separators=separators)
+    context, _ = compressor.split(image_prompt(own, [large]))
+    before = context["input_ids"][0].index(55)
+    assert compressor.encode(context).lengths == (before + 2,)
+    assert tile_separators(tiny_vision("llava"), None) == []
+
+
+def test_train_compress_ask(llava, photos, run, tmp_path):
+    data, out = tmp_path / "data.jsonl", tmp_path / "run"
+    rows = [
+        {"image": f"{number}.png", "question": question, "answer": ["who", "is", "this", "what"][number]}
+        for number in range(4)
+        for question in ("what is this", "who is this")
+    ]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    schedule = ("--batch", 2, "--warmup", 0, "--learning-rate", 1e-2, "--eval-every", 2, "--preset", "finetune")
+    words = ("--questions", data, "--images", photos, "--out", out, "--lora", 2, "--option", "memory_tokens=2")
+    status, shown, _ = run(llava, "train", *words, *schedule, "--layout", "dpl", "--steps", 3)
+    assert status == 0 and "3 steps, " in shown
+    status, shown, _ = run(llava, "train", *words, *schedule, "--layout", "dpl", "--steps", 4, "--resume")
+    resumed = [record for record in read_metrics(out / "metrics.jsonl") if "loss" in record]
+    again = tmp_path / "again"
+    words = ("--questions", data, "--images", photos, "--out", again, "--lora", 2, "--option", "memory_tokens=2")
+    assert run(llava, "train", *words, *schedule, "--layout", "dpl", "--steps", 4)[0] == 0
+    whole = [record for record in read_metrics(again / "metrics.jsonl") if "loss" in record]
+    assert status == 0 and [record["loss"] for record in resumed] == [record["loss"] for record in whole]
+
+    trained = ("--compressor", out / "compressor")
+    memories = tmp_path / "memories"
+    status, shown, complaints = run(llava, "compress", photos, "--glob", "*.png", "-o", memories, *trained)
+    assert status == 0 and "4 images: " in shown and "UNTRAINED" not in complaints
+    model, own = load(llava)
+    compressor = Compressor.from_pretrained(out / "compressor", model).eval()
+    context, texts = compressor.split(image_prompt(own, [str(photos / "1.png")], "who is this"))
+    answer = compressor.generate(compressor.encode(context), texts, task="qa", max_new_tokens=4, stop_tokens=[2])
+    status, shown, _ = run(llava, "ask", memories / "1.gist", "who is this", *trained, "--max-new-tokens", 4)
+    assert status == 0 and shown.strip() == own.tokenizer.decode(answer[0].tolist(), skip_special_tokens=True).strip()
+    # Training goes on from a compressor.
+    status, shown, _ = run(llava, "train", *words[:4], *schedule, *trained, "--out", tmp_path / "on", "--steps", 1)
+    assert status == 0 and "1 steps, " in shown
+
+
+@pytest.fixture
+def mistakes(llava, photos, run, tmp_path):
+    (tmp_path / "text.txt").write_text("what is this")
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
+    (tmp_path / "data.jsonl").write_text(json.dumps({"image": "0.png", "question": "what", "answer": "who"}))
+    assert (
+        run(llava, "compress", photos / "0.png", "-o", tmp_path / "photo.gist", "--option", "memory_tokens=2")[0] == 0
+    )
+    return {"photo": photos / "0.png", "photos": photos, "tmp": tmp_path}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("compress {photo} {tmp}/text.txt", r"TEXT: expected texts alone or images alone, got .*0.png and .*text.txt"),
+        ("compress {tmp}/broken.png", r"broken.png: expected an image that the model's processor reads: "),
+        ("compress {photo} --ratio 4", r"--ratio: expected some of .*memory_tokens.* for voco, got ratio"),
+        ("compress {photo} --method x500", r"--method: expected one for images, voco, got x500"),
+        (
+            "ask {tmp}/photo.gist what --template {{question}}",
+            r"--template: expected none for .*photo.gist, a memory of",
+        ),
+        ("ask {tmp}/photo.gist --task ae", r"task: expected lm or qa for voco, whose memory is of images, got 'ae'"),
+        ("ask {tmp}/photo.gist what --with {tmp}/photo.gist", r"memories: expected those of a method that compresses"),
+        ("train --images {photos}", r"images: expected none without questions about them"),
+        (
+            "train --questions {tmp}/data.jsonl --preset finetune --images {photos} --method icae",
+            r"images: expected none for icae, got .*photos",
+        ),
+        (
+            "train --questions {tmp}/data.jsonl --preset finetune --images {tmp}/no",
+            r"images: expected the folder of the",
+        ),
+        (
+            "train --questions {tmp}/data.jsonl --preset finetune --images {photos}",
+            r"conversations: expected at least 2 different images, one to hold out, got 1",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_a_line(mistakes, llava, run, words, message, tmp_path):
+    words = [word.format(**mistakes) for word in words.split()]
+    out = ("--out", tmp_path / "run") if words[0] == "train" else ()
+    status, _, complaints = run(llava, *words, *out)
+    last = complaints.strip().splitlines()[-1]
+    assert status == 2 and last.startswith("gistkit: ") and re.search(message, last), complaints
+
+
+def test_a_text_model_has_no_images(llava, photos, run, tmp_path):
+    text = tmp_path / "text"
+    shutil.copytree(llava, text)
+    config = json.loads((text / "config.json").read_text())["text_config"]
+    (text / "config.json").write_text(json.dumps(config))
+    status, _, complaints = run(text, "compress", photos / "0.png")
+    assert status == 2 and "--model: expected a vision-language model for images that transformers loads" in complaints
+    status, _, complaints = run("smollm2", "compress", photos / "0.png")
+    assert status == 2 and "--model: expected a vision-language model for images" in complaints
