@@ -43,6 +43,7 @@ COMMITTED: dict[str, tuple[set[str], str | None]] = {
     "length-short": ({"length"}, None),
     "retrieval-short": ({"retrieval"}, None),
     "resolution-digits-short": ({"resolution"}, None),
+    "voco-digits-quick": ({"accuracy", "curves"}, None),
     "greedy": (set(), "greedy table"),
 }
 

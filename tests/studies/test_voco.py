@@ -189,7 +189,7 @@ def test_the_arms_of_a_seed_begin_alike_also_where_the_base_was_interrupted(imag
 def test_where_voco_tokens_look(images, tmp_path):
     batch, arm = Mosaics(images, RECIPE, 0).split("held_out", 1), Arm("epl", 4.0)
     voco_runs.train(RECIPE, arm, 0, images, tmp_path, bar=Bar())
-    maps = voco_runs.sight(RECIPE, arm, 0, images, tmp_path, batch)
+    maps = voco_runs.sight(voco_runs.trained_reader(RECIPE, arm, 0, images, tmp_path), RECIPE, batch)
     assert maps.shape == (9, 6, 6) and (maps > 0).all()
     # The rest is on BOS and on the VoCo tokens up to their own.
     assert (maps.sum((1, 2)) < 1).all() and (maps.sum((1, 2)) > 0.5).all()

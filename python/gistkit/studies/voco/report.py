@@ -11,7 +11,7 @@ from gistkit.layouts.positions import SCHEMES
 from gistkit.studies import results
 from gistkit.studies.resolution.images import Images
 from gistkit.studies.voco.mosaics import Mosaics
-from gistkit.studies.voco.runs import Run, sight
+from gistkit.studies.voco.runs import Run, sight, trained_reader
 from gistkit.studies.voco.study import METHODS, Arm, Recipe
 from gistkit.studies.voco.words import KINDS
 
@@ -138,7 +138,7 @@ def draw_sight(path: Path, recipe: Recipe, images: Images, arms: Sequence[Arm], 
     from gistkit.studies.voco.figures import draw_maps
 
     batch = Mosaics(images, recipe, 0).split("held_out", 1)
-    maps = {TITLES[arm.method]: sight(recipe, arm, 0, images, out, batch) for arm in arms}
+    maps = {TITLES[arm.method]: sight(trained_reader(recipe, arm, 0, images, out), recipe, batch) for arm in arms}
     count = arms[0].tokens(recipe)
     chosen = sorted({round(at * (count - 1) / max(1, tokens - 1)) for at in range(tokens)})
     picture = batch.pixels[0].mean(0).numpy()

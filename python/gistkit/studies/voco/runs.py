@@ -169,32 +169,38 @@ def _train_tower(recipe: Recipe, model: LlavaForConditionalGeneration, mosaics: 
     )  # fmt: skip
 
 
+def trained_reader(recipe: Recipe, arm: Arm, seed: int, images: Images, out: Path) -> Reader:
+    """The reader of an arm as a run left it, whose states are in `out`."""
+    model = fresh_model(recipe, images, seed)
+    checkpoint.restore(out / f"base-{seed}.safetensors", model.named_parameters())
+    reader = build_reader(recipe, arm, model)
+    checkpoint.restore(out / f"{arm.name}-{seed}.safetensors", reader.trained())
+    return reader
+
+
 @torch.no_grad()
-def sight(recipe: Recipe, arm: Arm, seed: int, images: Images, out: Path, batch: Batch) -> Tensor:
-    """Where the VoCo tokens of a trained arm look: float [M, side, side], a share of their attention for each patch.
+def sight(reader: Reader, recipe: Recipe, batch: Batch) -> Tensor:
+    """Where VoCo tokens look on the first mosaic of a batch: float [M, side, side], a share of attention a patch.
 
     Args:
-        recipe, arm, seed, images, out: of a run that left its states in `out`.
+        reader: with VoCo tokens.
+        recipe: of the reader.
         batch: whose first mosaic is looked at.
 
     Returns:
         The mean over layers and heads of the attention over vision tokens, of which the rest is over text and VoCo
         tokens.
     """
-    model = fresh_model(recipe, images, seed)
-    checkpoint.restore(out / f"base-{seed}.safetensors", model.named_parameters())
-    reader = build_reader(recipe, arm, model)
     if not isinstance(reader, Compressed):
-        raise ValueError(f"arm: expected one with VoCo tokens, got {arm.name}")
-    checkpoint.restore(out / f"{arm.name}-{seed}.safetensors", reader.trained())
+        raise TypeError(f"reader: expected one with VoCo tokens, got {type(reader).__name__}")
     compressor = reader.compressor
     rows = compressor.contexts(reader.context(batch.pixels[:1]))
     order = compressor.pass_over(rows, compressor.vision.features(rows.pixels)).plan.order
     # In logical order BOS comes first, then the image, then its VoCo tokens.
-    total = 1 + recipe.vision_tokens + arm.tokens(recipe)
+    total = 1 + recipe.vision_tokens + compressor.memory_tokens
     place = torch.arange(total) if order is None else order[0].argsort()
     seen, voco = place[1 : 1 + recipe.vision_tokens], place[1 + recipe.vision_tokens : total]
-    with attach(model), AttentionRecorder(rows=voco, reduce="mean") as recorder:
+    with attach(reader.model), AttentionRecorder(rows=voco, reduce="mean") as recorder:
         compressor.compress(rows)
     maps = torch.stack([layer.weights[0, 0][:, seen] for layer in recorder.maps])
     return maps.mean(0).unflatten(-1, (recipe.grid, recipe.grid))
