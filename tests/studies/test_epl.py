@@ -12,7 +12,6 @@ from gistkit import cli, layouts
 from gistkit.evaluate.report import format_table
 from gistkit.inspect import measure_tracking
 from gistkit.studies import reconstruction as training
-from gistkit.studies.compression_loss import study as compression_loss
 from gistkit.studies.epl import report
 from gistkit.studies.epl import study as epl
 from gistkit.studies.fitting import saved_states
@@ -81,10 +80,9 @@ def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
     text = load_corpus(tmp_path / "text.txt")
     with pytest.raises(ValueError, match=r"text: expected at least 20 bytes in the held-out part of text.txt, got 10"):
         training.train(RECIPE, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
-    longer = dataclasses.replace(compression_loss.Recipe(), chunk=5, continuation=15)
-    build = compression_loss.build_compressor
+    longer = dataclasses.replace(RECIPE, chunk=5, continuation=15)
     with pytest.raises(ValueError, match="text: expected at least 20 bytes"):
-        training.train(longer, build, "full", 0, text, tmp_path, device="cpu", resume=False, bar=None)
+        training.train(longer, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
     assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt")]) == 2
     assert "text: expected at least 80 bytes" in capsys.readouterr().err
 

@@ -1,13 +1,16 @@
 """The loop that the studies share: what a signal, a damaged state and a fresh start leave of a run."""
 
+import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from gistkit._signals import Interrupted
+from gistkit.studies import fitting
 from gistkit.studies.fitting import Carried, StudyRecipe, optimise, save_state, saved_states
 from gistkit.train import checkpoint
 from tests.helpers.study_runs import Bar
@@ -132,3 +135,42 @@ def test_a_good_state_is_there_whenever_a_save_fails(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="No space"):
             save_state(state, {}, {"step": 2}, *content)
     assert checkpoint.load_last(saved_states(state), {}, *content, warn=False) == {"step": 1}
+
+
+def test_the_times_of_evaluations_are_those_of_training_alone(tmp_path, monkeypatch):
+    clocks = {"perf_counter": 0.0, "process_time": 0.0}
+
+    class Slow(Run):
+        """A step takes the processor 1 s and, as other work is on the machine, 5 s by the clock; an evaluation 100."""
+
+        def loss(self, step: int) -> torch.Tensor:
+            clocks["process_time"] += 1
+            clocks["perf_counter"] += 5
+            return super().loss(step)
+
+        def figures(self) -> tuple[float, ...]:
+            clocks["process_time"] += 100
+            clocks["perf_counter"] += 100
+            return super().figures()
+
+    reading = SimpleNamespace(**{name: lambda name=name: clocks[name] for name in clocks})
+    monkeypatch.setattr(fitting, "time", reading)
+    for threads, a_step in ((1, 1.0), (2, 5.0)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        progress = Slow(tmp_path).train()
+        assert progress.times == [a_step * step for step, _ in progress.curve] and progress.seconds == 40
+        # Going on from the end adds nothing.
+        assert Slow(tmp_path).train(resume=True).times == progress.times
+
+
+def test_a_state_of_an_earlier_release_has_no_times(tmp_path, monkeypatch, interruptible):
+    save = checkpoint.save
+    old = lambda path, identity, progress, *rest: save(  # noqa: E731
+        path, identity, {name: value for name, value in progress.items() if name not in ("times", "spent")}, *rest
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", old)
+        with pytest.raises(Interrupted):
+            Run(tmp_path, {4: signal.SIGINT}).train()
+    progress = Run(tmp_path).train(resume=True)
+    assert len(progress.times) == len(progress.curve) and all(map(math.isnan, progress.times))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,10 +37,15 @@ class StudyRecipe:
 
 @dataclass
 class Progress:
-    """The evaluations of a training, (step, figure, ...) each, and its seconds without them."""
+    """The evaluations of a training, (step, figure, ...) each, and its seconds without them.
+
+    `times` are the seconds up to each evaluation: of the processor where one thread trains on a CPU, so that other work
+    on the machine does not count, and otherwise by the clock. nan where a state of an earlier release has none.
+    """
 
     curve: list[tuple[Any, ...]]
     seconds: float
+    times: list[float] = field(default_factory=list)
 
 
 class Carried(NamedTuple):
@@ -147,7 +153,7 @@ def optimise(
     Raises:
         Interrupted: after a signal, when the state is saved.
     """
-    training, first = Progress([], 0.0), 0
+    training, first, spent = Progress([], 0.0), 0, 0.0
     device = parameters[0][1].device
     if not resume:
         remove_states(state)
@@ -155,14 +161,19 @@ def optimise(
         saved = checkpoint.load_last(states, identity, parameters, optimizer)
         first = saved["step"]
         training = Progress([(int(step), *figures) for step, *figures in saved["curve"]], saved["seconds"])
-        # States of earlier releases have neither.
+        # States of earlier releases have none of these.
+        training.times = saved.get("times", [math.nan] * len(training.curve))
+        spent = saved.get("spent", math.nan)
         if carried is not None and saved.get("carried") is not None:
             carried.set(saved["carried"])
         if "random" in saved:
             _set_random(saved["random"], device)
 
     def save(step: int) -> None:
-        progress = {"step": step, "seconds": training.seconds, "curve": training.curve, "random": _random(device)}
+        progress = {
+            "step": step, "seconds": training.seconds, "curve": training.curve, "times": training.times, "spent": spent,
+            "random": _random(device),
+        }  # fmt: skip
         if carried is not None:
             progress["carried"] = carried.get()
         save_state(state, identity, progress, parameters, optimizer)
@@ -170,8 +181,10 @@ def optimise(
     bar.reset(total=recipe.steps)
     bar.update(first)
 
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    work_clock = time.process_time if alone else time.perf_counter
     with held() as signals:
-        clock = time.perf_counter()
+        clock, work = time.perf_counter(), work_clock()
         for step in range(first, recipe.steps + 1):
             last = step == recipe.steps
             is_due = not training.curve or training.curve[-1][0] < step
@@ -180,12 +193,14 @@ def optimise(
             number = signals.number
             if is_due or number:
                 training.seconds += time.perf_counter() - clock
+                spent += work_clock() - work
                 # An interrupted run is measured when it goes on.
                 if not number:
+                    training.times.append(spent)
                     training.curve.append((step, *evaluate()))
                     bar.set_postfix_str(f"held-out loss {training.curve[-1][1]:.3f}")
                 save(step)
-                clock = time.perf_counter()
+                clock, work = time.perf_counter(), work_clock()
             if number:
                 raise Interrupted(number, f"interrupted after step {step} of {recipe.steps}; {state} is saved")
             if last:

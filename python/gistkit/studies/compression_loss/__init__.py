@@ -1,4 +1,5 @@
 """The study `compression-loss`."""
 
-PURPOSE = "train the same autoencoder with and without compression loss, autoencoding loss and spread position ids"
-EXAMPLES = "example: gistkit study compression-loss --seeds 3"
+PURPOSE = "pretrain an autoencoder with and without each loss and spread position ids, then fine-tune every one alike"
+EXAMPLES = """example: gistkit study compression-loss --settings without-cl,without-ae,without-ae-cl
+         gistkit study compression-loss --seeds 3 --resume"""

@@ -4,57 +4,81 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gistkit.evaluate.report import format_table
-from gistkit.studies import reconstruction
-from gistkit.studies.compression_loss.study import SETTINGS, Recipe, build_compressor, table_rows
-from gistkit.studies.epl import report
-from gistkit.studies.epl.command import Epl
-from gistkit.studies.options import add_runs, add_text, jobs
-from gistkit.studies.pages import drop_column, machine_caption, runs, seeds
+from gistkit.studies.compression_loss import report
+from gistkit.studies.compression_loss.runs import Run, train
+from gistkit.studies.compression_loss.study import SETTINGS, Recipe
+from gistkit.studies.options import add_names, add_runs, add_text, jobs
+from gistkit.studies.pages import machine_caption, runs, seeds
 from gistkit.studies.registry import SavedRun
-from gistkit.studies.study import StudyPlan
+from gistkit.studies.study import Study, StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CAPTION = "Held-out losses in nats a byte; in brackets a loss that was not trained on."
+UNITS = (
+    "Losses in nats a byte, in brackets one that was not pretrained on. Tuned: after fine-tuning on that loss alone. "
+    "Time: of pretraining, as a ratio to that without CL."
+)
 
 
-class CompressionLoss(Epl):
-    """The same autoencoder under each of `SETTINGS`."""
+class CompressionLoss(Study):
+    """The same model pretrained under each of `SETTINGS`, then fine-tuned alike."""
 
     name = "compression-loss"
+    run_type = Run
     recipe_type = Recipe
+    train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
+        add_names(parser, "--settings", list(SETTINGS), list(SETTINGS), "; without-ae-cl: the continuation loss alone")
         add_text(parser)
         add_runs(parser, Recipe.steps)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         recipe, corpus = Recipe(steps=options.steps), load_corpus(options.text)
-        return StudyPlan(recipe, jobs(list(SETTINGS), options.seeds), source=corpus)
+        about = (
+            f"Pretraining for {recipe.steps} steps under {len(options.settings)} settings; then {recipe.tuning_steps} "
+            f"of fine-tuning on the AE loss, and as many on questions; text {corpus.name}, {corpus.digest}"
+        )
+        return StudyPlan(recipe, jobs(options.settings, options.seeds), about, corpus)
 
-    def build(self, recipe: Any, arm: str, seed: int) -> Any:
-        return build_compressor(recipe, arm, seed)
+    def arm_name(self, run: Run) -> str:
+        return run.setting
 
-    def table(self, runs: Sequence[reconstruction.Run], recipe: Any) -> str:
-        return format_table(table_rows(runs))
+    def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
+        tables = (report.table_rows(runs), report.gap_rows(runs))
+        return "\n\n".join(format_table(rows) for rows in tables if len(rows) > 1)
 
-    def report(self, runs: Sequence[reconstruction.Run], plan: StudyPlan) -> str:
-        return f"{self.table(runs, plan.recipe)}\n\n{CAPTION}"
+    def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
+        return (
+            f"Held-out text:\n{format_table(report.table_rows(runs, 'held_out'))}\n\n"
+            "Text that no choice was made on, and gaps seed by seed on held-out text:\n"
+            f"{self.table(runs, plan.recipe)}\n\n{UNITS}\n{report.NAMES}\n{report.CLAIM}"
+        )
 
     def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
-        (group,) = groups
-        table = format_table(drop_column(table_rows(runs(group)), "seconds"))
-        how = f"{group[0].recipe.steps} steps, {seeds(group)}"
-        note = "in brackets a loss that was not trained on"
-        return f"{table}\n\nHeld-out, nats a byte, {how}; {note}. {machine_caption(group)}."
+        tables = []
+        for group in groups:
+            recipe: Recipe = group[0].recipe
+            how = (
+                f"{recipe.steps} steps of pretraining and {recipe.tuning_steps} of each fine-tuning, {seeds(group)}: "
+                "mean (lowest-highest)"
+            )
+            table = format_table(report.table_rows(runs(group)))
+            tables.append(f"{table}\n\nText on which nothing was chosen, {how}. {UNITS} {machine_caption(group)}.")
+            if len(gaps := report.gap_rows(runs(group))) > 1:
+                note = (
+                    "Nats a byte after fine-tuning on AE, on held-out text; at equal time: where the sooner of two ends"
+                )
+                tables.append(f"{format_table(gaps)}\n\n{note}. {report.NAMES}")
+        return "\n\n".join(tables)
 
-    def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:
-        return {"loss": report.figures(runs, recipe, legend="setting")["loss"]}
+    def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
+        return report.figures(runs)
 
 
 STUDY = CompressionLoss()

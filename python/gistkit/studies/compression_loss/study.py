@@ -1,73 +1,65 @@
-"""Study `compression-loss`: what the compression loss, the autoencoding loss and the position ids each bring.
+"""Study `compression-loss`: whether a compression loss can stand in for the autoencoding loss in pretraining.
 
-The demo's small model, with the continuation loss in every run (More Effective LLM Compressed Tokens, Table 2, whose
-model is Llama-2-7B at 15x). It trains from scratch, encoder and decoder share their weights.
+The demo's small model is pretrained under each setting, with the continuation loss in all of them. Copies of it are
+then fine-tuned alike, on the autoencoding loss alone and on questions (More Effective LLM Compressed Tokens, Table 2,
+whose model is Llama-2-7B at 15x, fine-tuned on PwC). All weights train; encoder and decoder share them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import mean
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from gistkit.compress import Compressor
 from gistkit.studies.epl import study as epl
-from gistkit.studies.reconstruction import Run
 
-# Losses and position layout of each setting.
+
+class Setting(NamedTuple):
+    """What a setting is called in tables, and what it pretrains with: losses and position layout."""
+
+    title: str
+    losses: tuple[str, ...]
+    layout: str = "epl"
+
+
 SETTINGS = {
-    "full": (("ae", "lm", "compression"), "epl"),
-    "without CL": (("ae", "lm"), "epl"),
-    "without AE": (("lm", "compression"), "epl"),
-    "without PI": (("ae", "lm", "compression"), "dpl"),
-    "without CL and PI": (("ae", "lm"), "dpl"),
+    "full": Setting("full", ("ae", "lm", "compression")),
+    "without-cl": Setting("without CL", ("ae", "lm")),
+    "without-ae": Setting("without AE", ("lm", "compression")),
+    "without-ae-cl": Setting("without AE and CL", ("lm",)),
+    "without-pi": Setting("without PI", ("ae", "lm", "compression"), "dpl"),
+    "without-cl-pi": Setting("without CL and PI", ("ae", "lm"), "dpl"),
 }
-# Table 2 at 15x: CL loss, AE loss, LM loss, AE BLEU-4.
-PAPER = {
-    "full": ("0.17", "0.03", "2.08", "96.9"),
-    "without CL": ("-", "0.02", "2.06", "95.8"),
-    "without AE": ("0.15", "-", "2.06", "-"),
-    "without CL and PI": ("-", "0.17", "2.10", "52.7"),
-}
+# The losses of fine-tuning, each alone.
+TASKS = ("ae", "qa")
 
 
 @dataclass(frozen=True)
 class Recipe(epl.Recipe):
-    """Everything that determines a run except its setting and seed."""
+    """Everything that determines a run except its setting and seed; `steps` are those of pretraining.
+
+    Args:
+        tuning_steps, tuning_eval_every: of each fine-tuning, which starts with the warm-up anew.
+        cue, answer: bytes of a question's passage, see `Needles`; its context is a chunk.
+        eval_questions: held-out questions at every evaluation.
+        final_questions: questions at the end, held-out ones and as many of the test split.
+    """
 
     continuation: int = 80
+    tuning_steps: int = 200
+    tuning_eval_every: int = 10
+    cue: int = 6
+    answer: int = 8
+    eval_questions: int = 64
+    final_questions: int = 256
+
+    @property
+    def tuning(self) -> Recipe:
+        """The schedule of a fine-tuning."""
+        return replace(self, steps=self.tuning_steps, eval_every=self.tuning_eval_every)
 
 
 def build_compressor(recipe: Recipe, setting: str, seed: int) -> Compressor:
     """The untrained model of a seed under one of `SETTINGS`."""
-    losses, layout = SETTINGS[setting]
+    _, losses, layout = SETTINGS[setting]
     return epl.build_compressor(recipe, layout, seed, losses)
-
-
-def table_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Header and one row a setting, mean over seeds; losses that a setting does not train stand in brackets."""
-    header = ["setting", "CL loss", "AE loss", "LM loss", "AE accuracy", "greedy", "seconds"]
-    rows = [[*header, "paper: CL", "AE", "LM", "AE BLEU-4"]]
-    for setting in dict.fromkeys(run.layout for run in runs):
-        setting_runs = [run for run in runs if run.layout == setting]
-        ae = _mean_loss(setting_runs, "ae")
-        if ae == "-":
-            ae = f"({mean(run.loss for run in setting_runs):.3f})"
-        rows.append(
-            [
-                setting,
-                _mean_loss(setting_runs, "compression"),
-                ae,
-                _mean_loss(setting_runs, "lm"),
-                f"{mean(run.accuracy for run in setting_runs):.3f}",
-                f"{mean(run.greedy_accuracy for run in setting_runs):.3f}",
-                f"{mean(run.seconds for run in setting_runs):.0f}",
-                *PAPER.get(setting, ("-",) * 4),
-            ]
-        )
-    return rows
-
-
-def _mean_loss(runs: Sequence[Run], name: str) -> str:
-    """A cell of a loss, the mean over runs; "-" where they do not train it."""
-    return f"{mean(run.losses[name] for run in runs):.3f}" if name in runs[0].losses else "-"

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from gistkit.compress import GistPool, start_as_means
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
+from gistkit.studies.answering import evaluate
 from gistkit.studies.fitting import Progress, exclusively, fit, saved_states
 from gistkit.studies.in_place.study import Arm, Recipe, build_compressor, fresh_model
 from gistkit.studies.models import tokenizer
@@ -50,35 +51,6 @@ def questions(recipe: Recipe, corpus: Corpus, seed: int) -> Needles:
         corpus, tokenizer(recipe), recipe.batch, recipe.min_length, recipe.max_length,
         lines=recipe.lines, cue=recipe.cue, answer=recipe.answer, seed=seed,
     )  # fmt: skip
-
-
-@torch.no_grad()
-def evaluate(
-    compressor: InPlace, data: Needles, split: str, count: int, device: str = "cpu"
-) -> dict[str, dict[str, float]]:
-    """{"loss", "exact"} over `count` questions of each kind, by kind, and their mean as "all".
-
-    An answer is exact where each of its tokens is the likeliest behind those before it, so that greedy decoding gives
-    it.
-    """
-    figures: dict[str, dict[str, float]] = {}
-    for kind in data.kinds:
-        loss = tokens = exact = 0.0
-        for group in data.groups(split, count, kind):
-            contexts = torch.tensor([question.context for question in group], device=device)
-            texts = [[*question.question, *question.answer[:-1]] for question in group]
-            hidden_states = compressor.decode(compressor.encode(contexts), "qa", texts)
-            for states, question in zip(hidden_states, group, strict=True):
-                start, answer = len(question.question), torch.tensor(question.answer, device=device)
-                logits = compressor.logits(states[start : start + len(answer)])
-                loss += float(cross_entropy(logits, answer, reduction="sum"))
-                tokens += len(answer)
-                exact += bool((logits.argmax(-1) == answer).all())
-        figures[kind] = {"loss": loss / tokens, "exact": exact / count}
-    # The kinds count alike, however many tokens their answers have.
-    names = ("loss", "exact")
-    figures["all"] = {name: sum(figures[kind][name] for kind in data.kinds) / len(data.kinds) for name in names}
-    return figures
 
 
 @torch.no_grad()
