@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # In the order of the commands.
 STUDIES = (
-    "compression-loss", "epl", "smollm2", "in-place", "nuggets", "pooling", "greedy", "length", "retrieval",
+    "compression-loss", "epl", "smollm2", "in-place", "pairs", "nuggets", "pooling", "greedy", "length", "retrieval",
     "resolution", "voco",
 )  # fmt: skip
 

@@ -101,8 +101,13 @@ def arms(methods: Sequence[str] = METHODS, ratios: Sequence[int] = RATIOS) -> li
 
 
 def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
-    """The untrained compressor of an arm around `model`."""
-    common: dict[str, Any] = {"lora": recipe.rank if recipe.model == "smollm2" else None, "losses": ("qa",)}
+    """The untrained compressor of an arm of a recipe around `model`."""
+    return arm_compressor(arm, model, recipe.rank if recipe.model == "smollm2" else None)
+
+
+def arm_compressor(arm: Arm, model: PreTrainedModel, lora: int | None) -> InPlace:
+    """The untrained compressor of an arm around `model`, with LoRA of a rank, or None: all weights train."""
+    common: dict[str, Any] = {"lora": lora, "losses": ("qa",)}
     gist = common | {"ratio": arm.ratio}
     match arm.method:
         case "no":
