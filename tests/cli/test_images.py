@@ -175,7 +175,7 @@ def mistakes(llava, photos, run, tmp_path):
         ),
         (
             "train --questions {tmp}/data.jsonl --preset finetune --images {photos}",
-            r"conversations: expected at least 2 different images, one to hold out, got 1",
+            r"conversations: expected at least 2 that share no image, one to hold out, got 1",
         ),
     ],
 )

@@ -1,6 +1,7 @@
 """Conversations about images: both forms of files, what a model reads of them, and errors that name the place."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -137,8 +138,25 @@ def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):
     )
     other, _ = questions(load_conversations(path, images)[:3])
     assert other.digest != examples.digest
-    with pytest.raises(ValueError, match="conversations: expected at least 2 different images, one to hold out, got 1"):
+    with pytest.raises(ValueError, match="conversations: expected at least 2 that share no image, one to hold out, got 1"):
         _ = questions([other.conversations[0]])[0].held_out
     for wrong in ([], [6], range(6)):
         with pytest.raises(ValueError, match="held_out: expected some of the indices 0 to 5, and not all, got"):
             ImageQuestions(examples, 2, "six", held_out=wrong)
+
+
+def test_no_held_out_image_is_trained_on_where_conversations_share_some(images, tmp_path):
+    for name in "cde":
+        shutil.copy(images / "a.png", images / f"{name}.png")
+    (images / "link.png").symlink_to(images / "c.png")
+    # "link.png" is "c.png", and ties the last conversation to the second by way of the third.
+    asked = ["a.png", ["d.png", "c.png"], ["link.png", "e.png"], "folder/b.png", "e.png"]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in asked))
+    examples, _ = questions(load_conversations(path, images))
+    assert examples.held_out == [3]
+    path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in [*asked[:3], asked[4]]))
+    assert questions(load_conversations(path, images))[0].held_out == [1, 2, 3]
+    path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in asked[1:3]))
+    with pytest.raises(ValueError, match="conversations: expected at least 2 that share no image, .* got 1"):
+        _ = questions(load_conversations(path, images))[0].held_out

@@ -89,12 +89,15 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     @property
     def held_out(self) -> list[int]:
-        """The indices of all questions about the last tenth of the images."""
-        images = list(dict.fromkeys(conversation.images for conversation in self.conversations))
-        if len(images) < 2:
-            raise ValueError(f"conversations: expected at least 2 different images, one to hold out, got {len(images)}")
-        last = set(images[-max(1, int(len(images) * HELD_OUT)) :])
-        return [at for at, (index, _) in enumerate(self._places) if self.conversations[index].images in last]
+        """The indices of all questions about the last tenth of the images; those that are asked of together are one."""
+        groups = _groups(self.conversations)
+        different = list(dict.fromkeys(groups))
+        if len(different) < 2:
+            raise ValueError(
+                f"conversations: expected at least 2 that share no image, one to hold out, got {len(different)}"
+            )
+        last = set(different[-max(1, int(len(different) * HELD_OUT)) :])
+        return [at for at, (index, _) in enumerate(self._places) if groups[index] in last]
 
     @property
     def digest(self) -> str:
@@ -118,6 +121,24 @@ class ConversationQuestions(Sequence[ImageQuestion]):
                 f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"
             )
         return ImageQuestion(context, text, answer_ids + self._end)
+
+
+def _groups(conversations: Sequence[Conversation]) -> list[int]:
+    """For each conversation the first of those that it shares an image with, also through others."""
+    first: dict[Path, int] = {}
+    parents = list(range(len(conversations)))
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = parents[parents[index]]
+            index = parents[index]
+        return index
+
+    for index, conversation in enumerate(conversations):
+        for image in conversation.images:
+            one, other = root(index), root(first.setdefault(image.resolve(), index))
+            parents[max(one, other)] = min(one, other)
+    return [root(index) for index in range(len(conversations))]
 
 
 def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
