@@ -160,3 +160,14 @@ def test_no_held_out_image_is_trained_on_where_conversations_share_some(images, 
     path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in asked[1:3]))
     with pytest.raises(ValueError, match="conversations: expected at least 2 that share no image, .* got 1"):
         _ = questions(load_conversations(path, images))[0].held_out
+
+
+def test_other_images_of_the_same_names_are_other_data(images, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(images, other)
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(PLAIN))
+    first, _ = questions(load_conversations(path, images))
+    assert questions(load_conversations(path, other))[0].digest == first.digest
+    PIL.new("RGB", (40, 40)).save(other / "a.png")
+    assert questions(load_conversations(path, other))[0].digest != first.digest

@@ -101,8 +101,10 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     @property
     def digest(self) -> str:
-        """First 12 hexadecimal digits of a SHA-256 of all texts and names of images, to tell files apart."""
-        values = [([image.name for image in each.images], each.turns) for each in self.conversations]
+        """First 12 hexadecimal digits of a SHA-256 of all texts and of the images' names and sizes, to tell data apart."""
+        values = [
+            ([(image.name, image.stat().st_size) for image in each.images], each.turns) for each in self.conversations
+        ]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
     def __getitem__(self, index: Any) -> Any:
