@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -140,10 +142,25 @@ def test_train_compress_ask(llava, photos, run, tmp_path):
     assert status == 0 and "1 steps, " in shown
 
 
+def empty_png(side):
+    """A file that says it has so many pixels on a side, and has none."""
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"")))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+
+
 @pytest.fixture
 def mistakes(llava, photos, run, tmp_path):
     (tmp_path / "text.txt").write_text("what is this")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
+    (tmp_path / "huge.png").write_bytes(empty_png(30000))
+    (tmp_path / "huge.jsonl").write_text(
+        "\n".join(
+            json.dumps({"image": f"{name}.png", "question": "what", "answer": "who"}) for name in ("huge", "photo")
+        )
+    )
+    shutil.copy(photos / "0.png", tmp_path / "photo.png")
     (tmp_path / "data.jsonl").write_text(json.dumps({"image": "0.png", "question": "what", "answer": "who"}))
     assert (
         run(llava, "compress", photos / "0.png", "-o", tmp_path / "photo.gist", "--option", "memory_tokens=2")[0] == 0
@@ -155,7 +172,13 @@ def mistakes(llava, photos, run, tmp_path):
     ("words", "message"),
     [
         ("compress {photo} {tmp}/text.txt", r"TEXT: expected texts alone or images alone, got .*0.png and .*text.txt"),
-        ("compress {tmp}/broken.png", r"broken.png: expected an image that the model's processor reads: "),
+        ("compress {tmp}/broken.png", r"broken.png: expected an image, got a file that none can be read from: "),
+        ("compress {tmp}/huge.png", r"huge.png: expected an image, got .*900000000 pixels"),
+        ("compress {photo} --option gap=9 --option memory_tokens=2", r"0.png: gap: expected at least 9 tokens behind"),
+        (
+            "train --questions {tmp}/huge.jsonl --preset finetune --images {tmp} --steps 1 --option memory_tokens=2",
+            r"huge.png: expected an image, got .*900000000 pixels",
+        ),
         ("compress {photo} --ratio 4", r"--ratio: expected some of .*memory_tokens.* for voco, got ratio"),
         ("compress {photo} --method x500", r"--method: expected one for images, voco, got x500"),
         (
@@ -196,3 +219,31 @@ def test_a_text_model_has_no_images(llava, photos, run, tmp_path):
     assert status == 2 and "--model: expected a vision-language model for images that transformers loads" in complaints
     status, _, complaints = run("smollm2", "compress", photos / "0.png")
     assert status == 2 and "--model: expected a vision-language model for images" in complaints
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            None,
+            r"--model: expected a vision-language model .*: processor: expected one with a chat template, got Llava",
+        ),
+        (
+            "{% for m in messages %}{{ m.role + ' : ' + m.content }}{% endfor %}",
+            r"processor: expected one whose chat template takes messages of images and texts, got LlavaProcessor, ",
+        ),
+        ("{{ raise_exception('no images') }}", r"takes messages of images and texts, .*: no images"),
+    ],
+)
+def test_a_chat_template_of_texts_alone_is_refused(llava, photos, run, tmp_path, written, message):
+    model = tmp_path / "model"
+    shutil.copytree(llava, model)
+    (model / "chat_template.jinja").write_text(written or "")
+    if written is None:
+        (model / "chat_template.jinja").unlink()
+    words = (photos / "0.png", "--option", "memory_tokens=2")
+    status, _, complaints = run(model, "compress", *words)
+    assert status == 2 and re.search(message, complaints.strip().splitlines()[-1]), complaints
+    assert run(llava, "compress", *words)[0] == 0
+    status, _, complaints = run(model, "ask", photos / "0.gist", "what")
+    assert status == 2 and re.search(message, complaints.strip().splitlines()[-1]), complaints

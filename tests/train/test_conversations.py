@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gistkit.compress import VoCo
+from gistkit.hf.chat import image_prompt, open_image
 from gistkit.train import ConversationQuestions, ImageQuestions, load_conversations
 from tests.helpers.vision import IMAGE, processor, tiny_vision
 
@@ -123,6 +124,31 @@ def test_what_is_missing_is_told(images, tmp_path):
         load_conversations(tmp_path / "data.jsonl", tmp_path / "none")
     with pytest.raises(ValueError, match="processor: expected one with a chat template, got LlavaProcessor without"):
         ConversationQuestions([], VoCo(tiny_vision("llava"), memory_tokens=2, lora=2), processor("llava"))
+    with pytest.raises(ValueError, match=r"processor: expected the model's own, with a tokenizer, got .*Tokenizer"):
+        image_prompt(processor("llava").tokenizer, [images / "a.png"])
+
+
+def test_images_are_opened_upright_in_rgb_or_told_by_their_file(images, tmp_path):
+    picture = PIL.fromarray(np.arange(8, dtype=np.uint8).reshape(2, 4))
+    turned = PIL.Exif()
+    turned[0x0112] = 6
+    picture.save(tmp_path / "turned.png", exif=turned)
+    found = open_image(tmp_path / "turned.png")
+    assert found.mode == "RGB" and np.array_equal(np.asarray(found)[..., 0], np.rot90(np.asarray(picture), -1))
+    _, own = questions([])
+    by_path, by_image = (
+        image_prompt(own, [image], "what") for image in (images / "a.png", open_image(images / "a.png"))
+    )
+    assert torch.equal(by_path["pixel_values"], by_image["pixel_values"])
+    whole = (images / "a.png").read_bytes()
+    for broken in (b"", whole[:40], whole[: len(whole) // 2]):
+        (tmp_path / "broken.png").write_bytes(broken)
+        with pytest.raises(
+            ValueError, match=r"broken\.png: expected an image, got a file that none can be read from: "
+        ):
+            open_image(tmp_path / "broken.png")
+    with pytest.raises(FileNotFoundError, match="none"):
+        open_image(tmp_path / "none.png")
 
 
 def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):
@@ -138,7 +164,9 @@ def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):
     )
     other, _ = questions(load_conversations(path, images)[:3])
     assert other.digest != examples.digest
-    with pytest.raises(ValueError, match="conversations: expected at least 2 that share no image, one to hold out, got 1"):
+    with pytest.raises(
+        ValueError, match="conversations: expected at least 2 that share no image, one to hold out, got 1"
+    ):
         _ = questions([other.conversations[0]])[0].held_out
     for wrong in ([], [6], range(6)):
         with pytest.raises(ValueError, match="held_out: expected some of the indices 0 to 5, and not all, got"):
@@ -158,7 +186,7 @@ def test_no_held_out_image_is_trained_on_where_conversations_share_some(images, 
     path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in [*asked[:3], asked[4]]))
     assert questions(load_conversations(path, images))[0].held_out == [1, 2, 3]
     path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in asked[1:3]))
-    with pytest.raises(ValueError, match="conversations: expected at least 2 that share no image, .* got 1"):
+    with pytest.raises(ValueError, match=r"conversations: expected at least 2 that share no image, .* got 1"):
         _ = questions(load_conversations(path, images))[0].held_out
 
 

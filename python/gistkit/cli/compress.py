@@ -109,15 +109,17 @@ def _image_memories(sources: Sequence[Source], processor: Any, compressor: Any) 
     import torch
     from tqdm import tqdm
 
-    from gistkit.hf.chat import image_prompt
+    from gistkit.hf.chat import image_prompt, open_image
 
     for index, source in enumerate(tqdm(sources, desc="compress", unit="image")):
-        try:
-            context, _ = compressor.split(image_prompt(processor, [source.name]))
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{source.name}: expected an image that the model's processor reads: {error}") from error
+        image = open_image(source.name)
         with torch.no_grad():
-            yield index, len(context["input_ids"][0]), compressor.encode(context)
+            try:
+                context, _ = compressor.split(image_prompt(processor, [image]))
+                memory = compressor.encode(context)
+            except ValueError as error:
+                raise ValueError(f"{source.name}: {error}") from error
+            yield index, len(context["input_ids"][0]), memory
 
 
 def _check_lengths(texts: Sequence[Source], rows: Sequence[array[int]], compressor: Compressor) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.hf.chat import chat_prompt, check_chat
+from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT, token_ids
 from gistkit.train.images import ImageQuestion
 
@@ -101,7 +101,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     @property
     def digest(self) -> str:
-        """First 12 hexadecimal digits of a SHA-256 of all texts and of the images' names and sizes, to tell data apart."""
+        """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to tell data apart."""
         values = [
             ([(image.name, image.stat().st_size) for image in each.images], each.turns) for each in self.conversations
         ]
@@ -158,7 +158,7 @@ def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
 
 def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """The text of a first question with its images in their places."""
-    files = [{"type": "image", "path": str(image)} for image in images]
+    files = [{"type": "image", "image": open_image(image)} for image in images]
     parts = question.split(IMAGE)
     if len(parts) == 1:
         yield from files
