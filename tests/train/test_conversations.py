@@ -51,7 +51,9 @@ def questions(conversations, end_token=2):
 def test_both_forms_are_read(form, images, tmp_path):
     path = tmp_path / "data.json"
     rows = [PLAIN, LLAVA]
-    path.write_text(json.dumps(rows) if form == "array" else "\n\n".join(map(json.dumps, rows)))
+    text = json.dumps(rows) if form == "array" else "\n\n".join(map(json.dumps, rows))
+    # Some editors begin a file with a byte order mark.
+    path.write_text(text, encoding="utf-8-sig" if form == "array" else "utf-8")
     found = load_conversations(path, images)
     assert [each.images for each in found] == [(images / "a.png",), (images / "folder/b.png",)]
     assert found[0].turns == (("what is this", "who"),)
@@ -105,13 +107,23 @@ def test_a_model_reads_the_turns_so_far(images, tmp_path):
             LLAVA | {"conversations": LLAVA["conversations"][1:3]},
             r"expected conversations\[0\] from human with a value",
         ),
+        (
+            LLAVA | {"conversations": [LLAVA["conversations"][0], {"from": "gpt", "value": " "}]},
+            r"line 1: expected conversations\[1\] from gpt with a value, got .*' '",
+        ),
+        (
+            LLAVA | {"conversations": [{"from": ["human"], "value": "what"}] * 2},
+            r"line 1: expected conversations\[0\] from human with a value",
+        ),
+        (b"\xff", r"data\.jsonl: expected UTF-8 text, got byte 0xff at 0"),
         ("{", r"line 1: expected a JSON object, got '\{'"),
         ("", "expected at least one conversation, got none"),
     ],
 )
 def test_a_broken_file_is_told_with_its_place(row, message, images, tmp_path):
     path = tmp_path / "data.jsonl"
-    path.write_text(row if isinstance(row, str) else json.dumps(row))
+    content = row if isinstance(row, str | bytes) else json.dumps(row)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_conversations(path, images)
 

@@ -172,7 +172,12 @@ def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
     """(where it stands, the object) of every conversation in a file."""
-    text = path.read_text("utf-8")
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#x} at {error.start}"
+        ) from error
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
@@ -226,8 +231,10 @@ def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
     if not isinstance(said, list) or not said or len(said) % 2:
         raise ValueError(f"{where}: expected conversations of questions and answers in turn, got {said!r:.60}")
     for index, message in enumerate(said):
-        speaker = _SPEAKERS.get(message.get("from", "")) if isinstance(message, Mapping) else None
-        if speaker != ("assistant" if index % 2 else "user") or not isinstance(message.get("value"), str):
+        speaker = _SPEAKERS.get(str(message.get("from"))) if isinstance(message, Mapping) else None
+        text = message.get("value") if speaker == ("assistant" if index % 2 else "user") else None
+        # A question may be its images alone.
+        if not isinstance(text, str) or (index % 2 and not text.strip()):
             raise ValueError(
                 f"{where}: expected conversations[{index}] from {'gpt' if index % 2 else 'human'} with a value, got "
                 f"{message!r:.60}"
