@@ -94,6 +94,29 @@ def test_an_untrained_compressor_answers_as_the_python_api(folder, photos, run):
     assert status == 0 and shown.strip() == own.tokenizer.decode(answer[0].tolist(), skip_special_tokens=True).strip()
 
 
+def test_a_question_that_would_be_cut_is_refused(photos, run, tmp_path):
+    # What the processor of Gemma 3 makes of an image's mark; it checks no others than the mark itself.
+    model, memory = save("gemma3", tmp_path / "gemma3"), photos / "0.gist"
+    assert run(model, "compress", photos / "0.png", "--option", "memory_tokens=2")[0] == 0
+    status, shown, complaints = run(model, "ask", memory, "what <image_soft_token> is")
+    assert status == 2 and not shown and "QUESTION: expected a text without image tokens, in a chat" in complaints
+    # A template that puts all text in front: what a memory's text would lack.
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% for c in m.content if c.type == 'text' %}{{ c.text }} {% endfor %}"
+        "<start_of_image> this{% endfor %}"
+    )
+    status, shown, complaints = run(model, "ask", memory, "what is")
+    assert status == 2 and not shown and "in a chat template that puts it behind the image, got 'what is'" in complaints
+
+
+@pytest.mark.filterwarnings("ignore:memory_tokens")
+def test_an_image_that_grows_is_told_as_an_image(llava, photos, run):
+    _, _, complaints = run(llava, "compress", photos / "0.png", "--option", "memory_tokens=12")
+    last = complaints.strip().splitlines()[-1]
+    assert "0.png: the memory has more tokens than the image; an image has 12 memory tokens" in last
+    assert "text" not in last and "chunk" not in last
+
+
 def test_the_tiles_of_an_image_are_joined(tmp_path):
     model, own = load(save("idefics3", tmp_path))
     separators = tile_separators(model, own)
@@ -171,6 +194,11 @@ def mistakes(llava, photos, run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("ask {tmp}/photo.gist is<image>", r"QUESTION: expected a text .* got 'is<image>': .* 2 <image> tokens"),
+        (
+            "train --questions {tmp}/huge.jsonl --preset finetune --images {tmp} --end-token",
+            r"--end-token: expected none with --images, whose answers have one already",
+        ),
         ("compress {photo} {tmp}/text.txt", r"TEXT: expected texts alone or images alone, got .*0.png and .*text.txt"),
         ("compress {tmp}/broken.png", r"broken.png: expected an image, got a file that none can be read from: "),
         ("compress {tmp}/huge.png", r"huge.png: expected an image, got .*900000000 pixels"),
