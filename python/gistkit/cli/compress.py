@@ -153,12 +153,14 @@ class Total:
         return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{remainder}"
 
     def warn_of_growth(self, compressor: Compressor) -> None:
-        """Warns of texts that have grown."""
+        """Warns of texts or images that have grown."""
         if self.grown:
             more = f" and {len(self.grown) - 1} more" if len(self.grown) > 1 else ""
+            unit = "an image" if self.kind == "image" else f"a chunk of up to {compressor.chunk} tokens"
+            small = "small images" if self.kind == "image" else "short texts"
             warn(
-                f"{self.grown[0]}{more}: the memory has more tokens than the text; a chunk of up to {compressor.chunk} "
-                f"tokens has {compressor.memory_tokens} memory tokens, so that short texts grow"
+                f"{self.grown[0]}{more}: the memory has more tokens than the {self.kind}; {unit} has "
+                f"{compressor.memory_tokens} memory tokens, so that {small} grow"
             )
 
     def line(self, count: int, seconds: float) -> str:
