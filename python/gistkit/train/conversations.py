@@ -205,12 +205,19 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     files = []
     for name in names:
         file = folder / name
-        if not file.resolve().is_relative_to(root):
+        if "\0" in name or not file.resolve().is_relative_to(root):
             raise ValueError(f"{where}: expected an image inside {folder}, got {name!r:.60}")
         if not file.is_file():
             raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
         files.append(file)
     turns = _turns(where, values)
+    for text in (text for turn in turns for text in turn):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: expected text of whole characters, got {text!r:.60}") from error
+    if marked := [answer for _, answer in turns if IMAGE in answer]:
+        raise ValueError(f"{where}: expected no {IMAGE} in an answer, got {marked[0]!r:.60}")
     marks = [question.count(IMAGE) for question, _ in turns]
     if any(marks[1:]) or marks[0] not in (0, len(files)):
         raise ValueError(
