@@ -106,7 +106,11 @@ def test_a_question_that_would_be_cut_is_refused(photos, run, tmp_path):
         "<start_of_image> this{% endfor %}"
     )
     status, shown, complaints = run(model, "ask", memory, "what is")
-    assert status == 2 and not shown and "in a chat template that puts it behind the image, got 'what is'" in complaints
+    assert (
+        status == 2
+        and not shown
+        and "in a chat template that puts it behind the image and its gap, got 'what is'" in complaints
+    )
 
 
 @pytest.mark.filterwarnings("ignore:memory_tokens")

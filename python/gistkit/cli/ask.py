@@ -120,8 +120,8 @@ def _behind_image(compressor: Any, processor: Any, question: str) -> list[list[i
         ) from error
     if context["input_ids"] != before["input_ids"]:
         raise ValueError(
-            "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image, got "
-            f"{question!r}"
+            "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and its "
+            f"gap, got {question!r}"
         )
     return texts  # type: ignore[no-any-return]
 
