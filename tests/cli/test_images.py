@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -92,6 +94,33 @@ def test_an_untrained_compressor_answers_as_the_python_api(folder, photos, run):
     assert status == 0 and shown.strip() == own.tokenizer.decode(answer[0].tolist(), skip_special_tokens=True).strip()
 
 
+def test_a_question_that_would_be_cut_is_refused(photos, run, tmp_path):
+    # What the processor of Gemma 3 makes of an image's mark; it checks no others than the mark itself.
+    model, memory = save("gemma3", tmp_path / "gemma3"), photos / "0.gist"
+    assert run(model, "compress", photos / "0.png", "--option", "memory_tokens=2")[0] == 0
+    status, shown, complaints = run(model, "ask", memory, "what <image_soft_token> is")
+    assert status == 2 and not shown and "QUESTION: expected a text without image tokens, in a chat" in complaints
+    # A template that puts all text in front: what a memory's text would lack.
+    (model / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% for c in m.content if c.type == 'text' %}{{ c.text }} {% endfor %}"
+        "<start_of_image> this{% endfor %}"
+    )
+    status, shown, complaints = run(model, "ask", memory, "what is")
+    assert (
+        status == 2
+        and not shown
+        and "in a chat template that puts it behind the image and its gap, got 'what is'" in complaints
+    )
+
+
+@pytest.mark.filterwarnings("ignore:memory_tokens")
+def test_an_image_that_grows_is_told_as_an_image(llava, photos, run):
+    _, _, complaints = run(llava, "compress", photos / "0.png", "--option", "memory_tokens=12")
+    last = complaints.strip().splitlines()[-1]
+    assert "0.png: the memory has more tokens than the image; an image has 12 memory tokens" in last
+    assert "text" not in last and "chunk" not in last
+
+
 def test_the_tiles_of_an_image_are_joined(tmp_path):
     model, own = load(save("idefics3", tmp_path))
     separators = tile_separators(model, own)
@@ -140,10 +169,25 @@ def test_train_compress_ask(llava, photos, run, tmp_path):
     assert status == 0 and "1 steps, " in shown
 
 
+def empty_png(side):
+    """A file that says it has so many pixels on a side, and has none."""
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)), (b"IDAT", zlib.compress(b"")))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+
+
 @pytest.fixture
 def mistakes(llava, photos, run, tmp_path):
     (tmp_path / "text.txt").write_text("what is this")
     (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
+    (tmp_path / "huge.png").write_bytes(empty_png(30000))
+    (tmp_path / "huge.jsonl").write_text(
+        "\n".join(
+            json.dumps({"image": f"{name}.png", "question": "what", "answer": "who"}) for name in ("huge", "photo")
+        )
+    )
+    shutil.copy(photos / "0.png", tmp_path / "photo.png")
     (tmp_path / "data.jsonl").write_text(json.dumps({"image": "0.png", "question": "what", "answer": "who"}))
     assert (
         run(llava, "compress", photos / "0.png", "-o", tmp_path / "photo.gist", "--option", "memory_tokens=2")[0] == 0
@@ -154,8 +198,19 @@ def mistakes(llava, photos, run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("ask {tmp}/photo.gist is<image>", r"QUESTION: expected a text .* got 'is<image>': .* 2 <image> tokens"),
+        (
+            "train --questions {tmp}/huge.jsonl --preset finetune --images {tmp} --end-token",
+            r"--end-token: expected none with --images, whose answers have one already",
+        ),
         ("compress {photo} {tmp}/text.txt", r"TEXT: expected texts alone or images alone, got .*0.png and .*text.txt"),
-        ("compress {tmp}/broken.png", r"broken.png: expected an image that the model's processor reads: "),
+        ("compress {tmp}/broken.png", r"broken.png: expected an image, got a file that none can be read from: "),
+        ("compress {tmp}/huge.png", r"huge.png: expected an image, got .*900000000 pixels"),
+        ("compress {photo} --option gap=9 --option memory_tokens=2", r"0.png: gap: expected at least 9 tokens behind"),
+        (
+            "train --questions {tmp}/huge.jsonl --preset finetune --images {tmp} --steps 1 --option memory_tokens=2",
+            r"huge.png: expected an image, got .*900000000 pixels",
+        ),
         ("compress {photo} --ratio 4", r"--ratio: expected some of .*memory_tokens.* for voco, got ratio"),
         ("compress {photo} --method x500", r"--method: expected one for images, voco, got x500"),
         (
@@ -175,7 +230,7 @@ def mistakes(llava, photos, run, tmp_path):
         ),
         (
             "train --questions {tmp}/data.jsonl --preset finetune --images {photos}",
-            r"conversations: expected at least 2 different images, one to hold out, got 1",
+            r"conversations: expected at least 2 that share no image, one to hold out, got 1",
         ),
     ],
 )
@@ -196,3 +251,31 @@ def test_a_text_model_has_no_images(llava, photos, run, tmp_path):
     assert status == 2 and "--model: expected a vision-language model for images that transformers loads" in complaints
     status, _, complaints = run("smollm2", "compress", photos / "0.png")
     assert status == 2 and "--model: expected a vision-language model for images" in complaints
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (
+            None,
+            r"--model: expected a vision-language model .*: processor: expected one with a chat template, got Llava",
+        ),
+        (
+            "{% for m in messages %}{{ m.role + ' : ' + m.content }}{% endfor %}",
+            r"processor: expected one whose chat template takes messages of images and texts, got LlavaProcessor, ",
+        ),
+        ("{{ raise_exception('no images') }}", r"takes messages of images and texts, .*: no images"),
+    ],
+)
+def test_a_chat_template_of_texts_alone_is_refused(llava, photos, run, tmp_path, written, message):
+    model = tmp_path / "model"
+    shutil.copytree(llava, model)
+    (model / "chat_template.jinja").write_text(written or "")
+    if written is None:
+        (model / "chat_template.jinja").unlink()
+    words = (photos / "0.png", "--option", "memory_tokens=2")
+    status, _, complaints = run(model, "compress", *words)
+    assert status == 2 and re.search(message, complaints.strip().splitlines()[-1]), complaints
+    assert run(llava, "compress", *words)[0] == 0
+    status, _, complaints = run(model, "ask", photos / "0.gist", "what")
+    assert status == 2 and re.search(message, complaints.strip().splitlines()[-1]), complaints

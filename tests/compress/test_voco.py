@@ -468,3 +468,16 @@ def test_a_text_compressor_reads_text_around_the_same_model():
             compressor.encode(processed("llava", [[1, Image(None, 1), 5]]))
         outside = {"vision_tower", "multi_modal_projector", "lm_head"}
         assert not [name for name, _ in compressor.trainable() if outside & set(name.split("."))]
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, RuntimeError])
+def test_a_tower_without_memory_does_not_blame_the_pixels(kind, monkeypatch):
+    model = tiny_vision("llava")
+    compressor = VoCo(model, memory_tokens=2, lora=2)
+
+    def fail(**_):
+        raise kind("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes")
+
+    monkeypatch.setattr(model.model, "get_image_features", fail)
+    with pytest.raises(kind, match=r"^DefaultCPUAllocator: can't allocate memory"):
+        compressor.encode(processed("llava", [[1, Image()]]))

@@ -1,12 +1,14 @@
 """Conversations about images: both forms of files, what a model reads of them, and errors that name the place."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from gistkit.compress import VoCo
+from gistkit.hf.chat import image_prompt, open_image
 from gistkit.train import ConversationQuestions, ImageQuestions, load_conversations
 from tests.helpers.vision import IMAGE, processor, tiny_vision
 
@@ -49,7 +51,9 @@ def questions(conversations, end_token=2):
 def test_both_forms_are_read(form, images, tmp_path):
     path = tmp_path / "data.json"
     rows = [PLAIN, LLAVA]
-    path.write_text(json.dumps(rows) if form == "array" else "\n\n".join(map(json.dumps, rows)))
+    text = json.dumps(rows) if form == "array" else "\n\n".join(map(json.dumps, rows))
+    # Some editors begin a file with a byte order mark.
+    path.write_text(text, encoding="utf-8-sig" if form == "array" else "utf-8")
     found = load_conversations(path, images)
     assert [each.images for each in found] == [(images / "a.png",), (images / "folder/b.png",)]
     assert found[0].turns == (("what is this", "who"),)
@@ -103,13 +107,26 @@ def test_a_model_reads_the_turns_so_far(images, tmp_path):
             LLAVA | {"conversations": LLAVA["conversations"][1:3]},
             r"expected conversations\[0\] from human with a value",
         ),
+        (
+            LLAVA | {"conversations": [LLAVA["conversations"][0], {"from": "gpt", "value": " "}]},
+            r"line 1: expected conversations\[1\] from gpt with a value, got .*' '",
+        ),
+        (
+            LLAVA | {"conversations": [{"from": ["human"], "value": "what"}] * 2},
+            r"line 1: expected conversations\[0\] from human with a value",
+        ),
+        (PLAIN | {"image": "a\0.png"}, r"line 1: expected an image inside .*images, got 'a\\x00\.png'"),
+        (PLAIN | {"answer": "who \ud800"}, r"line 1: expected text of whole characters, got 'who \\ud800'"),
+        (PLAIN | {"answer": "an <image>"}, r"line 1: expected no <image> in an answer, got 'an <image>'"),
+        (b"\xff", r"data\.jsonl: expected UTF-8 text, got byte 0xff at 0"),
         ("{", r"line 1: expected a JSON object, got '\{'"),
         ("", "expected at least one conversation, got none"),
     ],
 )
 def test_a_broken_file_is_told_with_its_place(row, message, images, tmp_path):
     path = tmp_path / "data.jsonl"
-    path.write_text(row if isinstance(row, str) else json.dumps(row))
+    content = row if isinstance(row, str | bytes) else json.dumps(row)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         load_conversations(path, images)
 
@@ -122,6 +139,31 @@ def test_what_is_missing_is_told(images, tmp_path):
         load_conversations(tmp_path / "data.jsonl", tmp_path / "none")
     with pytest.raises(ValueError, match="processor: expected one with a chat template, got LlavaProcessor without"):
         ConversationQuestions([], VoCo(tiny_vision("llava"), memory_tokens=2, lora=2), processor("llava"))
+    with pytest.raises(ValueError, match=r"processor: expected the model's own, with a tokenizer, got .*Tokenizer"):
+        image_prompt(processor("llava").tokenizer, [images / "a.png"])
+
+
+def test_images_are_opened_upright_in_rgb_or_told_by_their_file(images, tmp_path):
+    picture = PIL.fromarray(np.arange(8, dtype=np.uint8).reshape(2, 4))
+    turned = PIL.Exif()
+    turned[0x0112] = 6
+    picture.save(tmp_path / "turned.png", exif=turned)
+    found = open_image(tmp_path / "turned.png")
+    assert found.mode == "RGB" and np.array_equal(np.asarray(found)[..., 0], np.rot90(np.asarray(picture), -1))
+    _, own = questions([])
+    by_path, by_image = (
+        image_prompt(own, [image], "what") for image in (images / "a.png", open_image(images / "a.png"))
+    )
+    assert torch.equal(by_path["pixel_values"], by_image["pixel_values"])
+    whole = (images / "a.png").read_bytes()
+    for broken in (b"", whole[:40], whole[: len(whole) // 2]):
+        (tmp_path / "broken.png").write_bytes(broken)
+        with pytest.raises(
+            ValueError, match=r"broken\.png: expected an image, got a file that none can be read from: "
+        ):
+            open_image(tmp_path / "broken.png")
+    with pytest.raises(FileNotFoundError, match="none"):
+        open_image(tmp_path / "none.png")
 
 
 def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):
@@ -137,8 +179,38 @@ def test_all_questions_about_held_out_images_are_held_out(images, tmp_path):
     )
     other, _ = questions(load_conversations(path, images)[:3])
     assert other.digest != examples.digest
-    with pytest.raises(ValueError, match="conversations: expected at least 2 different images, one to hold out, got 1"):
+    with pytest.raises(
+        ValueError, match="conversations: expected at least 2 that share no image, one to hold out, got 1"
+    ):
         _ = questions([other.conversations[0]])[0].held_out
     for wrong in ([], [6], range(6)):
         with pytest.raises(ValueError, match="held_out: expected some of the indices 0 to 5, and not all, got"):
             ImageQuestions(examples, 2, "six", held_out=wrong)
+
+
+def test_no_held_out_image_is_trained_on_where_conversations_share_some(images, tmp_path):
+    for name in "cde":
+        shutil.copy(images / "a.png", images / f"{name}.png")
+    (images / "link.png").symlink_to(images / "c.png")
+    # "link.png" is "c.png", and ties the last conversation to the second by way of the third.
+    asked = ["a.png", ["d.png", "c.png"], ["link.png", "e.png"], "folder/b.png", "e.png"]
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in asked))
+    examples, _ = questions(load_conversations(path, images))
+    assert examples.held_out == [3]
+    path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in [*asked[:3], asked[4]]))
+    assert questions(load_conversations(path, images))[0].held_out == [1, 2, 3]
+    path.write_text("\n".join(json.dumps(PLAIN | {"image": name}) for name in asked[1:3]))
+    with pytest.raises(ValueError, match=r"conversations: expected at least 2 that share no image, .* got 1"):
+        _ = questions(load_conversations(path, images))[0].held_out
+
+
+def test_other_images_of_the_same_names_are_other_data(images, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(images, other)
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps(PLAIN))
+    first, _ = questions(load_conversations(path, images))
+    assert questions(load_conversations(path, other))[0].digest == first.digest
+    PIL.new("RGB", (40, 40)).save(other / "a.png")
+    assert questions(load_conversations(path, other))[0].digest != first.digest

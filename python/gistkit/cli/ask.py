@@ -111,7 +111,18 @@ def _behind_image(compressor: Any, processor: Any, question: str) -> list[list[i
     """The token ids of a question in the chat template, behind whatever image."""
     from gistkit.hf.chat import blank, image_prompt
 
-    _, texts = compressor.split(image_prompt(processor, [blank()], question))
+    before, _ = compressor.split(image_prompt(processor, [blank()]))
+    try:
+        context, texts = compressor.split(image_prompt(processor, [blank()], question))
+    except ValueError as error:
+        raise ValueError(
+            f"QUESTION: expected a text that the model's processor reads, got {question!r}: {error}"
+        ) from error
+    if context["input_ids"] != before["input_ids"]:
+        raise ValueError(
+            "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and its "
+            f"gap, got {question!r}"
+        )
     return texts  # type: ignore[no-any-return]
 
 

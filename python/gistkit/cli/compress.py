@@ -109,15 +109,17 @@ def _image_memories(sources: Sequence[Source], processor: Any, compressor: Any) 
     import torch
     from tqdm import tqdm
 
-    from gistkit.hf.chat import image_prompt
+    from gistkit.hf.chat import image_prompt, open_image
 
     for index, source in enumerate(tqdm(sources, desc="compress", unit="image")):
-        try:
-            context, _ = compressor.split(image_prompt(processor, [source.name]))
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{source.name}: expected an image that the model's processor reads: {error}") from error
+        image = open_image(source.name)
         with torch.no_grad():
-            yield index, len(context["input_ids"][0]), compressor.encode(context)
+            try:
+                context, _ = compressor.split(image_prompt(processor, [image]))
+                memory = compressor.encode(context)
+            except ValueError as error:
+                raise ValueError(f"{source.name}: {error}") from error
+            yield index, len(context["input_ids"][0]), memory
 
 
 def _check_lengths(texts: Sequence[Source], rows: Sequence[array[int]], compressor: Compressor) -> None:
@@ -151,12 +153,14 @@ class Total:
         return f"{text.name} -> {text.target}: {tokens} tokens to {memory.lengths[0]} memory tokens{remainder}"
 
     def warn_of_growth(self, compressor: Compressor) -> None:
-        """Warns of texts that have grown."""
+        """Warns of texts or images that have grown."""
         if self.grown:
             more = f" and {len(self.grown) - 1} more" if len(self.grown) > 1 else ""
+            unit = "an image" if self.kind == "image" else f"a chunk of up to {compressor.chunk} tokens"
+            small = "small images" if self.kind == "image" else "short texts"
             warn(
-                f"{self.grown[0]}{more}: the memory has more tokens than the text; a chunk of up to {compressor.chunk} "
-                f"tokens has {compressor.memory_tokens} memory tokens, so that short texts grow"
+                f"{self.grown[0]}{more}: the memory has more tokens than the {self.kind}; {unit} has "
+                f"{compressor.memory_tokens} memory tokens, so that {small} grow"
             )
 
     def line(self, count: int, seconds: float) -> str:

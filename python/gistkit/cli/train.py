@@ -191,6 +191,8 @@ def _run(arguments: argparse.Namespace) -> int:
         method_options.setdefault("method", IMAGES)
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
     if settings.pop("end_token", False):
+        if images:
+            raise ValueError("--end-token: expected none with --images, whose answers have one already")
         if tokenizer.eos_token_id is None:
             raise ValueError("--end-token: expected a tokenizer with an end token, got one without")
         settings["end_token"] = tokenizer.eos_token_id

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import nn
 
+from gistkit._messages import one_line
 from gistkit.hf.vision import Vision
 
 
 def check_chat(processor: Any) -> None:
-    """Refuses a processor without a chat template."""
+    """Refuses a processor without a chat template or a tokenizer."""
+    if not hasattr(processor, "tokenizer"):
+        raise ValueError(f"processor: expected the model's own, with a tokenizer, got {type(processor).__name__}")
     if not getattr(processor, "chat_template", None):
         raise ValueError(f"processor: expected one with a chat template, got {type(processor).__name__} without")
 
@@ -23,11 +28,42 @@ def chat_prompt(processor: Any, messages: Sequence[Mapping[str, Any]]) -> dict[s
     Args:
         processor: the model's own, with a chat template and a tokenizer.
         messages: as the processor's `apply_chat_template` takes them.
+
+    Raises:
+        ValueError: if there is no chat template, or it cannot make a prompt of these messages.
     """
-    inputs = processor.apply_chat_template(
-        messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
-    )
+    check_chat(processor)
+    try:
+        inputs = processor.apply_chat_template(
+            messages, tokenize=True, return_dict=True, return_tensors="pt", add_generation_prompt=True
+        )
+    except (TypeError, TemplateError) as error:
+        raise ValueError(
+            "processor: expected one whose chat template takes messages of images and texts, got "
+            f"{type(processor).__name__}, which fails on them: {one_line(error)}"
+        ) from error
     return dict(inputs)
+
+
+def open_image(path: str | Path) -> Any:
+    """The PIL image of a file, as transformers opens it: upright, in RGB.
+
+    Raises:
+        OSError: if the file cannot be opened.
+        ValueError: naming the file, if it is no image or a broken one.
+    """
+    from PIL import Image, ImageOps
+
+    with open(path, "rb") as file:
+        try:
+            return ImageOps.exif_transpose(Image.open(file)).convert("RGB")
+        except MemoryError:
+            raise
+        # Decoders raise errors of all kinds on broken files.
+        except Exception as error:
+            raise ValueError(
+                f"{path}: expected an image, got a file that none can be read from: {one_line(error)}"
+            ) from error
 
 
 def image_prompt(processor: Any, images: Sequence[Any], question: str = "") -> dict[str, Any]:
@@ -38,12 +74,11 @@ def image_prompt(processor: Any, images: Sequence[Any], question: str = "") -> d
 
     Args:
         processor: as in `chat_prompt`.
-        images: PIL images, or the paths of their files.
+        images: PIL images, or the paths of their files, as in `open_image`.
         question: no text if empty.
     """
     content: list[dict[str, Any]] = [
-        {"type": "image", "path": image} if isinstance(image, str) else {"type": "image", "image": image}
-        for image in images
+        {"type": "image", "image": open_image(image) if isinstance(image, str | Path) else image} for image in images
     ]
     if question:
         content.append({"type": "text", "text": question})

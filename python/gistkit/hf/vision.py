@@ -142,7 +142,8 @@ class Vision:
         try:
             found = self._base.get_image_features(**pixels, return_dict=True).pooler_output
         except (RuntimeError, ValueError, IndexError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
+            # The second is of torch on CPUs.
+            if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 raise
             shapes = ", ".join(f"{name} {tuple(value.shape)}" for name, value in sorted(pixels.items()))
             raise ValueError(

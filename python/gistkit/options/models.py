@@ -77,6 +77,8 @@ def load_model(name: str, dtype: str | None, device: str, images: bool = False) 
 def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[PreTrainedModel, Any]:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 
+    from gistkit.hf.chat import check_chat
+
     folder = Path(name).expanduser()
     if not folder.is_dir() and (folder.is_file() or name.startswith(("/", "./", "../", "~"))):
         raise FileNotFoundError(f"--model: expected a folder with a model, got {name}, which is none")
@@ -84,6 +86,7 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
     try:
         if images:
             processor = AutoProcessor.from_pretrained(str(folder))
+            check_chat(processor)
             return AutoModelForImageTextToText.from_pretrained(str(folder), dtype=dtype), processor
         tokenizer = AutoTokenizer.from_pretrained(str(folder))
         return AutoModelForCausalLM.from_pretrained(str(folder), dtype=dtype), tokenizer

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.hf.chat import chat_prompt, check_chat
+from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT, token_ids
 from gistkit.train.images import ImageQuestion
 
@@ -89,17 +89,22 @@ class ConversationQuestions(Sequence[ImageQuestion]):
 
     @property
     def held_out(self) -> list[int]:
-        """The indices of all questions about the last tenth of the images."""
-        images = list(dict.fromkeys(conversation.images for conversation in self.conversations))
-        if len(images) < 2:
-            raise ValueError(f"conversations: expected at least 2 different images, one to hold out, got {len(images)}")
-        last = set(images[-max(1, int(len(images) * HELD_OUT)) :])
-        return [at for at, (index, _) in enumerate(self._places) if self.conversations[index].images in last]
+        """The indices of all questions about the last tenth of the images; those that are asked of together are one."""
+        groups = _groups(self.conversations)
+        different = list(dict.fromkeys(groups))
+        if len(different) < 2:
+            raise ValueError(
+                f"conversations: expected at least 2 that share no image, one to hold out, got {len(different)}"
+            )
+        last = set(different[-max(1, int(len(different) * HELD_OUT)) :])
+        return [at for at, (index, _) in enumerate(self._places) if groups[index] in last]
 
     @property
     def digest(self) -> str:
-        """First 12 hexadecimal digits of a SHA-256 of all texts and names of images, to tell files apart."""
-        values = [([image.name for image in each.images], each.turns) for each in self.conversations]
+        """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to tell data apart."""
+        values = [
+            ([(image.name, image.stat().st_size) for image in each.images], each.turns) for each in self.conversations
+        ]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
     def __getitem__(self, index: Any) -> Any:
@@ -120,6 +125,24 @@ class ConversationQuestions(Sequence[ImageQuestion]):
         return ImageQuestion(context, text, answer_ids + self._end)
 
 
+def _groups(conversations: Sequence[Conversation]) -> list[int]:
+    """For each conversation the first of those that it shares an image with, also through others."""
+    first: dict[Path, int] = {}
+    parents = list(range(len(conversations)))
+
+    def root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = parents[parents[index]]
+            index = parents[index]
+        return index
+
+    for index, conversation in enumerate(conversations):
+        for image in conversation.images:
+            one, other = root(index), root(first.setdefault(image.resolve(), index))
+            parents[max(one, other)] = min(one, other)
+    return [root(index) for index in range(len(conversations))]
+
+
 def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
     """What a chat template takes: the turns before `turn` with their answers, and its question."""
     messages: list[dict[str, Any]] = []
@@ -135,7 +158,7 @@ def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
 
 def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """The text of a first question with its images in their places."""
-    files = [{"type": "image", "path": str(image)} for image in images]
+    files = [{"type": "image", "image": open_image(image)} for image in images]
     parts = question.split(IMAGE)
     if len(parts) == 1:
         yield from files
@@ -149,7 +172,12 @@ def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
     """(where it stands, the object) of every conversation in a file."""
-    text = path.read_text("utf-8")
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#x} at {error.start}"
+        ) from error
     if text.lstrip().startswith("["):
         try:
             values = json.loads(text)
@@ -177,12 +205,19 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     files = []
     for name in names:
         file = folder / name
-        if not file.resolve().is_relative_to(root):
+        if "\0" in name or not file.resolve().is_relative_to(root):
             raise ValueError(f"{where}: expected an image inside {folder}, got {name!r:.60}")
         if not file.is_file():
             raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
         files.append(file)
     turns = _turns(where, values)
+    for text in (text for turn in turns for text in turn):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{where}: expected text of whole characters, got {text!r:.60}") from error
+    if marked := [answer for _, answer in turns if IMAGE in answer]:
+        raise ValueError(f"{where}: expected no {IMAGE} in an answer, got {marked[0]!r:.60}")
     marks = [question.count(IMAGE) for question, _ in turns]
     if any(marks[1:]) or marks[0] not in (0, len(files)):
         raise ValueError(
@@ -203,8 +238,10 @@ def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
     if not isinstance(said, list) or not said or len(said) % 2:
         raise ValueError(f"{where}: expected conversations of questions and answers in turn, got {said!r:.60}")
     for index, message in enumerate(said):
-        speaker = _SPEAKERS.get(message.get("from", "")) if isinstance(message, Mapping) else None
-        if speaker != ("assistant" if index % 2 else "user") or not isinstance(message.get("value"), str):
+        speaker = _SPEAKERS.get(str(message.get("from"))) if isinstance(message, Mapping) else None
+        text = message.get("value") if speaker == ("assistant" if index % 2 else "user") else None
+        # A question may be its images alone.
+        if not isinstance(text, str) or (index % 2 and not text.strip()):
             raise ValueError(
                 f"{where}: expected conversations[{index}] from {'gpt' if index % 2 else 'human'} with a value, got "
                 f"{message!r:.60}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,10 @@ class ImageQuestions(Batches):
         if len(examples) < 2:
             raise ValueError(f"examples: expected at least 2, one to hold out, got {len(examples)}")
         count = len(examples)
-        chosen = range(count - max(1, int(count * HELD_OUT)), count) if held_out is None else held_out
+        last = range(count - max(1, int(count * HELD_OUT)), count)
+        chosen = last if held_out is None else held_out
         self._held_out, self._train = list(chosen), sorted(set(range(count)).difference(chosen))
+        self._is_last = self._held_out == list(last)
         if not set(range(count)).issuperset(chosen) or not self._held_out or not self._train:
             raise ValueError(
                 f"held_out: expected some of the indices 0 to {count - 1}, and not all, got {list(chosen)!r:.60}"
@@ -76,9 +79,12 @@ class ImageQuestions(Batches):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The name, the number of examples that are trained on and held out, and the seed."""
-        examples = [len(self._train), len(self._held_out)]
-        return {"images": self.name, "examples": examples, "size": self.size, "seed": self.seed}
+        """The name, the number of examples, the seed, and which are held out, if not the last tenth."""
+        values = {"images": self.name, "examples": len(self.examples), "size": self.size, "seed": self.seed}
+        if self._is_last:
+            return values
+        indices = np.asarray(self._held_out, np.int64).tobytes()
+        return values | {"held_out": hashlib.sha256(indices).hexdigest()[:12]}
 
 
 def collate(rows: Sequence[ImageQuestion]) -> Batch:
