@@ -32,11 +32,13 @@ VARIANTS = {f"{variant}-{name}" for variant in ("x500-0.001", "x500-0.003", "ica
             for name in ("loss", "attention")}  # fmt: skip
 COMMITTED: dict[str, tuple[set[str], str | None]] = {
     "epl": ({"loss"}, "demo table"),
+    "compression-loss": ({"fine-tuning"}, "compression-loss table"),
     "smollm2-short": (VARIANTS, None),
     "smollm2-long": ({"x500-0.001-loss", "x500-0.001-attention"}, None),
     "pooling": (set(), "pooling table"),
     "in-place-short": ({"ratios", "curves"}, "in-place table"),
     "in-place-quick": ({"ratios", "curves"}, "in-place table"),
+    "pairs-quick": ({"ratios", "curves"}, "pairs table"),
     "nuggets-short": (NUGGETS, "nuggets table"),
     "nuggets-quick": (NUGGETS, "nuggets table"),
     "length-short": ({"length"}, None),

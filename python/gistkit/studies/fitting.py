@@ -35,6 +35,22 @@ class StudyRecipe:
     eval_every: int = 25
 
 
+@dataclass(frozen=True)
+class FallingRecipe(StudyRecipe):
+    """A schedule whose learning rate is constant after the warm-up, and falls to 0 in the share `decay` at the end."""
+
+    decay: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay: expected a share from 0 to 1, got {self.decay}")
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of step 0, 1, ..."""
+        falling = (self.steps - step) / max(1.0, self.decay * self.steps)
+        return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1), falling)
+
+
 @dataclass
 class Progress:
     """The evaluations of a training, (step, figure, ...) each, and its seconds without them.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistkit.studies.fitting import StudyRecipe
+from gistkit.studies.fitting import FallingRecipe
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
 # Methods and ratios of the study `in-place` that run unless others are asked for.
@@ -24,11 +24,10 @@ METHODS = ("no", "full", "gist", "sep-offset-gist", "avgpool", "gistpool")
 
 
 @dataclass(frozen=True)
-class Recipe(StudyRecipe):
+class Recipe(FallingRecipe):
     """Everything that determines a run except its arm and seed.
 
     Args:
-        decay: share of the steps at the end in which the learning rate falls to 0.
         keys, values: different tokens of each kind.
         fewest, most: pairs of a context; each key occurs once in it.
         base_steps, base_rate: of the training on the full context that the arms of a seed share.
@@ -44,7 +43,6 @@ class Recipe(StudyRecipe):
     warmup: int = 50
     weight_decay: float = 0.01
     eval_every: int = 100
-    decay: float = 0.2
     keys: int = 32
     values: int = 8
     fewest: int = 15
@@ -61,6 +59,7 @@ class Recipe(StudyRecipe):
     test_contexts: int = 1024
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.fewest <= self.most <= self.keys:
             raise ValueError(
                 f"fewest, most: expected 1 <= fewest <= most <= keys, got {self.fewest}, {self.most} and {self.keys}"
@@ -70,11 +69,6 @@ class Recipe(StudyRecipe):
     def bos(self) -> int:
         """The token before a context."""
         return self.keys + self.values
-
-    def learning_rate_at(self, step: int) -> float:
-        """After a warm-up constant, until it falls to 0 at the end."""
-        falling = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1), falling)
 
 
 PRESETS = {

@@ -16,7 +16,7 @@ import torch
 from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 from gistkit.layouts.positions import SCHEMES
-from gistkit.studies.fitting import StudyRecipe
+from gistkit.studies.fitting import FallingRecipe
 from gistkit.studies.resolution.images import Images
 from gistkit.studies.voco.words import Words
 
@@ -26,11 +26,10 @@ RATIOS = ("4.5", "16", "72", "144", "288")
 
 
 @dataclass(frozen=True)
-class Recipe(StudyRecipe):
+class Recipe(FallingRecipe):
     """Everything that determines a run except its arm, its seed and the images.
 
     Args:
-        decay: share of the steps at the end in which the learning rate falls to 0.
         side: items on a side of a mosaic.
         patches: on a side of an item.
         questions: about each mosaic, in a row in one text; each sees the answers to those before.
@@ -51,7 +50,6 @@ class Recipe(StudyRecipe):
     warmup: int = 30
     weight_decay: float = 0.01
     eval_every: int = 100
-    decay: float = 0.2
     side: int = 3
     patches: int = 4
     questions: int = 12
@@ -69,11 +67,10 @@ class Recipe(StudyRecipe):
     test_mosaics: int = 256
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("side", "patches", "questions", "tower_steps", "base_steps", "eval_mosaics", "test_mosaics"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay: expected a share from 0 to 1, got {self.decay}")
 
     @property
     def cells(self) -> int:
@@ -93,11 +90,6 @@ class Recipe(StudyRecipe):
     def patch(self, images: Images) -> int:
         """Pixels on a side of a patch, so that an item of these images has as many as it has pixels, or a few more."""
         return math.ceil(max(images.train.images.shape[1:3]) / self.patches)
-
-    def learning_rate_at(self, step: int) -> float:
-        """After a warm-up constant, until it falls to 0 at the end."""
-        falling = (self.steps - step) / max(1.0, self.decay * self.steps)
-        return self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1), falling)
 
     @property
     def tower(self) -> Recipe:
