@@ -65,7 +65,9 @@ def load_model(name: str, dtype: str | None, device: str, images: bool = False) 
     import torch
 
     number_type: torch.dtype = getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
-    if name == "smollm2" and not images:
+    if name == "smollm2" and images:
+        raise ValueError("--model: expected a vision-language model for images, got smollm2, which reads text")
+    if name == "smollm2":
         from gistkit.hf.smollm2 import load_smollm2
 
         model, tokenizer = load_smollm2(number_type)
