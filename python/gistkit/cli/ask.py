@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from gistkit.compress import Compressor, Memory
 
+# The token ids of a question's prompt, as one row.
+Prompts = Callable[[str], list[list[int]]]
 EXAMPLES = """\
 example: gistkit ask report.gist "Who wrote it?" "When?" --model smollm2 --compressor runs/x500
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
@@ -96,34 +98,45 @@ def _run(arguments: argparse.Namespace) -> int:
     with torch.no_grad():
         if arguments.task != "qa":
             answer.stream(None)
-        for question in _questions(arguments) if arguments.task == "qa" else ():
+            return 0
+        prompt_ids = _image_prompts(compressor, tokenizer) if images else _text_prompts(tokenizer, template)
+        for question in _questions(arguments):
             if len(arguments.questions) != 1:
                 print(f"> {question}", flush=True)
-            if images:
-                answer.stream(_behind_image(compressor, tokenizer, question))
-            else:
-                text = template.replace("{question}", question)
-                answer.stream([tokenizer(text, add_special_tokens=False)["input_ids"]])
+            answer.stream(prompt_ids(question))
     return 0
 
 
-def _behind_image(compressor: Any, processor: Any, question: str) -> list[list[int]]:
+def _text_prompts(tokenizer: Any, template: str) -> Prompts:
+    """The token ids of a question in its template."""
+
+    def prompt_ids(question: str) -> list[list[int]]:
+        return [tokenizer(template.replace("{question}", question), add_special_tokens=False)["input_ids"]]
+
+    return prompt_ids
+
+
+def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     """The token ids of a question in the chat template, behind whatever image."""
     from gistkit.hf.chat import blank, image_prompt
 
     before, _ = compressor.split(image_prompt(processor, [blank()]))
-    try:
-        context, texts = compressor.split(image_prompt(processor, [blank()], question))
-    except ValueError as error:
-        raise ValueError(
-            f"QUESTION: expected a text that the model's processor reads, got {question!r}: {error}"
-        ) from error
-    if context["input_ids"] != before["input_ids"]:
-        raise ValueError(
-            "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and its "
-            f"gap, got {question!r}"
-        )
-    return texts  # type: ignore[no-any-return]
+
+    def prompt_ids(question: str) -> list[list[int]]:
+        try:
+            context, texts = compressor.split(image_prompt(processor, [blank()], question))
+        except ValueError as error:
+            raise ValueError(
+                f"QUESTION: expected a text that the model's processor reads, got {question!r}: {error}"
+            ) from error
+        if context["input_ids"] != before["input_ids"]:
+            raise ValueError(
+                "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and "
+                f"its gap, got {question!r}"
+            )
+        return texts  # type: ignore[no-any-return]
+
+    return prompt_ids
 
 
 def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> Compressor:

@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gistkit.studies.fitting import FallingRecipe
 
 SPLITS = {"train": 0, "held_out": 1, "test": 2}
-# Methods and ratios of the study `in-place` that run unless others are asked for.
+# Methods of the study `in-place` that run unless others are asked for.
 METHODS = ("no", "full", "gist", "sep-offset-gist", "avgpool", "gistpool")
 
 
