@@ -1,5 +1,7 @@
 """ICAE and 500xCompressor against a chunk-by-chunk form on transformers' own eager attention."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -43,6 +45,14 @@ def plain_positions(scheme, carrier, context, chunk, memory, task, text):
     return encoder, ids, list(range(first, first + 1 + text))
 
 
+def matched(compressor, states):
+    """What the decoder reads of the encoder's outputs."""
+    if not compressor.settings.get("match_embeddings"):
+        return states
+    size = states.square().mean(-1, keepdim=True).sqrt()
+    return states / size * compressor.gain + compressor.shift
+
+
 def plain_decode(compressor, ids, task, tokens):
     """Hidden states at the task token and `tokens`: one plain forward for each chunk, one for the decoder."""
     model, memory = compressor.model, compressor.memory_tokens
@@ -66,7 +76,7 @@ def plain_decode(compressor, ids, task, tokens):
                 past_key_values=cache,
                 use_cache=True,
             )
-            outputs.append(out.last_hidden_state[:, -memory:])
+            outputs.append(matched(compressor, out.last_hidden_state[:, -memory:]))
             caches.append([(layer.keys[:, :, -memory:], layer.values[:, :, -memory:]) for layer in cache.layers])
         task_embedding = compressor.task_embeddings["ae" if task == "ae" else "lm"].double().expand(batch, 1, -1)
         inputs, position_ids, cache = (
@@ -99,6 +109,36 @@ def test_decoding_equals_plain_forwards(method, scheme, task, context, chunk, ra
     ids, tokens = torch.randint(0, 50, (2, context)), torch.randint(0, 50, (2, 7))
     ours = compressor.decode(compressor.encode(ids), task, tokens)
     torch.testing.assert_close(ours, plain_decode(compressor, ids, task, tokens), **TOLERANCE)
+
+
+def test_matched_embeddings(tmp_path):
+    compressor = ICAE(tiny_llama(), chunk=6, ratio=3, losses=("ae", "lm"), match_embeddings=True, lora=2).double()
+    table = compressor.embed.weight.detach()
+    assert (compressor.gain == compressor.gain[0]).all()
+    torch.testing.assert_close(compressor.gain[0], table.std(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(compressor.shift, table.mean(0), rtol=1e-6, atol=1e-8)
+    with torch.no_grad():
+        compressor.gain.mul_(torch.rand(compressor.lm.width) + 0.5)
+    ids, tokens = torch.randint(0, 50, (2, 13)), torch.randint(0, 50, (2, 7))
+    ours = compressor.decode(compressor.encode(ids), "ae", tokens)
+    torch.testing.assert_close(ours, plain_decode(compressor, ids, "ae", tokens), rtol=1e-6, atol=1e-6)
+    compressor(ids, continuation_ids=tokens)["loss"].backward()
+    trained = dict(compressor.trainable())
+    for name in ("gain", "shift"):
+        assert trained[name].grad.abs().sum() > 0, name
+    compressor.save_pretrained(tmp_path / "new")
+    again = ICAE.from_pretrained(tmp_path / "new", tiny_llama())
+    assert again.settings == compressor.settings
+    torch.testing.assert_close(again.gain.double(), compressor.gain, rtol=1e-6, atol=0)
+    with pytest.raises(TypeError, match="match_embeddings: expected True or False, got 1"):
+        ICAE(tiny_llama(), match_embeddings=1)
+    # Folders of earlier releases do not have the setting.
+    ICAE(tiny_llama(), chunk=6, ratio=3, lora=2).save_pretrained(tmp_path / "old")
+    path = tmp_path / "old" / "compressor.json"
+    saved = json.loads(path.read_text())
+    del saved["settings"]["match_embeddings"]
+    path.write_text(json.dumps(saved))
+    assert ICAE.from_pretrained(tmp_path / "old", tiny_llama()).gain is None
 
 
 @pytest.mark.parametrize("task", ["ae", "lm"])

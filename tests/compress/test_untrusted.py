@@ -27,7 +27,7 @@ from tests.helpers.models import tiny_llama
 SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "intermediate_size": 24, "vocab_size": 40}
 LOSSES = {"ae": 1.0, "compression": 2.0}
 KINDS = {
-    "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2, losses=LOSSES, window=12, end_token=9),
+    "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2, losses=LOSSES, window=12, match_embeddings=True),
     "x500, own weights": lambda model: FiveHundredX(model, chunk=6, ratio=3, lora=None),
     "gistpool": lambda model: GistPool(model, ratio=3, lora=2, bos_token=1, gists=4, losses={"ae": 1.0, "qa": 0.5}),
     "avgpool": lambda model: AvgPool(model, ratio=3, lora=2, bos_token=1, soft_prompt=True, past="kv"),

@@ -40,10 +40,16 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 
+def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
+    """Mean [d] and spread, a scalar, of the vocabulary's embeddings as the first layer reads them, fp32."""
+    table = embed.weight.detach().float() * float(getattr(embed, "embed_scale", 1.0))
+    return table.mean(0), table.std()
+
+
 def draw_like(embed: nn.Embedding, rows: int) -> nn.Parameter:
     """New embeddings [rows, d] with the mean and spread of those of the vocabulary, fp32."""
-    table = embed.weight.detach().float() * float(getattr(embed, "embed_scale", 1.0))
-    return nn.Parameter(table.mean(0) + table.std() * torch.randn(rows, table.shape[1], device=table.device))
+    mean, spread = embedding_statistics(embed)
+    return nn.Parameter(mean + spread * torch.randn(rows, len(mean), device=mean.device))
 
 
 class _Weights(NamedTuple):

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 FORMAT = "gistkit-compressor"
 VERSION = 2
 # Settings that older folders do not have, with the value that their compressors were made with.
-ADDED_SETTINGS = {"full_copy": False, "past": "kv", "scorer_norm": True, "soft_prompt": False}
+ADDED_SETTINGS = {
+    "full_copy": False, "match_embeddings": False, "past": "kv", "scorer_norm": True, "soft_prompt": False,
+}  # fmt: skip
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 

@@ -6,15 +6,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, number, whole
-from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import adapter_config
@@ -28,6 +29,19 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ENCODER = "encoder"
+
+
+class ChunkOptions(TypedDict, total=False):
+    """The keyword arguments that methods with chunks share, see `ChunkCompressor`."""
+
+    chunk: int
+    ratio: float
+    layout: str
+    losses: Iterable[str] | Mapping[str, float]
+    lora: int | LoraConfig | None
+    window: int | None
+    end_token: int | None
+    joint_head: bool
 
 
 class ChunkCompressor(Compressor):
@@ -153,12 +167,41 @@ class ChunkCompressor(Compressor):
 
 
 class ICAE(ChunkCompressor):
-    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`."""
+    """In-context autoencoder (Ge et al.), with the position layouts of Position IDs Matter. See `ChunkCompressor`.
+
+    Args:
+        match_embeddings: the decoder reads rms_norm(h) * gain + shift in place of the encoder's outputs h. Both are
+            learned, [d] each, and begin at the spread and the mean of the token embeddings, so that the decoder gets
+            inputs of the size it knows: SmolLM2-135M's outputs are 16 times as large. Ours, in no paper.
+        model, common: as in `ChunkCompressor`: chunk, ratio, layout, losses, lora, window, end_token, joint_head.
+    """
 
     method = "icae"
     carrier = "embedding"
+    shared_arguments = frozenset(ChunkOptions.__annotations__)
+
+    def __init__(
+        self, model: PreTrainedModel, *, match_embeddings: bool = False, **common: Unpack[ChunkOptions]
+    ) -> None:
+        flag("match_embeddings", match_embeddings)
+        super().__init__(model, **common)
+        self._settings["match_embeddings"] = match_embeddings
+        self.gain: nn.Parameter | None = None
+        self.shift: nn.Parameter | None = None
+        if match_embeddings:
+            mean, spread = embedding_statistics(self.embed)
+            self.gain, self.shift = nn.Parameter(spread.expand(len(mean)).clone()), nn.Parameter(mean.clone())
+
+    @classmethod
+    def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
+        """See `Compressor.own_shapes`."""
+        matched: dict[str, tuple[int, ...]] = {"gain": (width,), "shift": (width,)}
+        return super().own_shapes(settings, width, vocabulary) | (matched if settings["match_embeddings"] else {})
 
     def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
+        if self.gain is not None and self.shift is not None:
+            matched = rms_norm(hidden_states.float(), self.gain.shape) * self.gain + self.shift
+            return {"embeddings": matched.to(hidden_states.dtype)}
         # A copy, without gradients: a view would keep the hidden states of the context alive.
         return {"embeddings": hidden_states if torch.is_grad_enabled() else hidden_states.clone()}
 
