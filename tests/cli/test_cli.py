@@ -643,7 +643,7 @@ def test_the_demo_of_smollm2_is_the_studys(monkeypatch, tmp_path, capsys):
     calls = []
     monkeypatch.setattr("gistkit.cli.study.run", lambda options: calls.append(vars(options)) or 0)
     assert cli.main(["demo", "--model", "smollm2", "--preset", "short", "--out", str(tmp_path), "--resume"]) == 0
-    common = {"study": "smollm2", "out": tmp_path, "device": None, "seeds": 1, "method": "x500", "learning_rate": None}
+    common = {"study": "smollm2", "out": tmp_path, "device": None, "seeds": 1, "method": None, "learning_rate": None}
     expected = {**common, "layouts": ["dpl", "upl", "epl"], "text": None, "preset": "short", "resume": True}
     assert {name: calls[0][name] for name in expected} == expected
     # What the study asks for is there.

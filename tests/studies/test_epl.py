@@ -16,6 +16,7 @@ from gistkit.studies.epl import report
 from gistkit.studies.epl import study as epl
 from gistkit.studies.fitting import saved_states
 from gistkit.studies.results import load
+from gistkit.studies.smollm2 import study as smollm2
 from gistkit.studies.tracking import memory_attention
 from gistkit.train import checkpoint, load_corpus
 from tests.helpers.study_runs import Bar, outcome
@@ -43,6 +44,54 @@ def test_same_seed_same_result_and_another_seed_another(corpus, tmp_path):
     assert train(corpus, tmp_path, seed=1).curve != first.curve
     other = train(corpus, tmp_path, layout="dpl")
     assert other.parameters == first.parameters and other.curve != first.curve
+
+
+def staged(corpus, out, *, resume=False, bar=None):
+    recipe = smollm2.Recipe(
+        steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, lengths=(5, 10, 20),
+        compression_steps=3,
+    )  # fmt: skip
+    seen = []
+
+    def build(_, layout, seed):
+        compressor = epl.build_compressor(RECIPE, layout, seed, losses=("ae", "compression"))
+        forward = compressor.forward
+
+        def recorded(rows, **texts):
+            if torch.is_grad_enabled():
+                seen.append((tuple(rows.shape), set(compressor.loss_weights)))
+            return forward(rows, **texts)
+
+        compressor.forward = recorded
+        return compressor
+
+    run = training.train(recipe, build, "epl", 0, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+    return run, seen
+
+
+def test_contexts_and_losses_come_in_stages(corpus, tmp_path):
+    whole, seen = staged(corpus, tmp_path / "whole")
+    both = {"ae", "compression"}
+    assert (
+        seen == [((16, 5), {"compression"})] * 2 + [((8, 10), {"compression"}), ((8, 10), both)] + [((4, 20), both)] * 2
+    )
+    assert set(whole.losses) == both | {"loss"}
+    for steps in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            staged(corpus, tmp_path / "cut", resume=True, bar=Bar(steps))
+    assert outcome(staged(corpus, tmp_path / "cut", resume=True)[0]) == outcome(whole)
+
+
+def test_stages_are_checked():
+    for changes, message in [
+        ({"lengths": (16, 32)}, r"lengths: expected ascending numbers up to chunk, 64, got \(16, 32\)"),
+        ({"lengths": (32, 16, 64)}, "lengths: expected ascending"),
+        ({"lengths": (0, 64)}, "lengths: expected ascending"),
+        ({"match_embeddings": True}, "match_embeddings: expected it with method icae alone, got method x500"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            smollm2.recipe("short", **changes)
+    assert smollm2.Recipe(lengths=[16, 64]) == smollm2.Recipe(lengths=(16, 64))
 
 
 def test_layouts_of_a_seed_start_from_the_same_weights():

@@ -36,6 +36,7 @@ def _run(options: argparse.Namespace) -> int:
         return study.run(options)
     if options.steps != options.tiny_steps:
         raise ValueError(f"--steps: expected it with --model tiny alone, got {options.steps}")
-    preset = options.preset or "short"
-    options.study, options.preset, options.method, options.learning_rate = "smollm2", preset, "x500", None
+    options.study, options.preset = "smollm2", options.preset or "short"
+    # What the preset says.
+    options.method = options.match_embeddings = options.learning_rate = None
     return study.run(options)

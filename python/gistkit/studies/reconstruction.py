@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.inspect import measure_tracking
-from gistkit.studies.fitting import StudyRecipe, fit
+from gistkit.studies.fitting import Carried, StudyRecipe, fit
 from gistkit.studies.tracking import memory_attention
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import adamw
@@ -35,6 +35,14 @@ class ReconstructionRecipe(StudyRecipe):
     eval_chunks: int = 64
     final_chunks: int = 1000
 
+    def context_at(self, step: int) -> int:
+        """Tokens of the contexts of step 0, 1, ..., at most `chunk`."""
+        return self.chunk
+
+    def losses_at(self, step: int) -> tuple[str, ...] | None:
+        """The losses of step 0, 1, ...; None: the compressor's."""
+        return None
+
 
 Build = Callable[[Any, str, int], Compressor]
 
@@ -44,7 +52,8 @@ class Run:
     """The results of one layout and seed. Losses are held-out, in nats a token (the demo's tokens are bytes).
 
     `losses` are the training losses, by name. `curve` holds (step, loss, accuracy) of reconstruction over the recipe's
-    `eval_chunks`; `loss` and `accuracy` are those of the trained model over `final_chunks`.
+    `eval_chunks`, cut to the contexts of the step before; `loss` and `accuracy` are those of the trained model over
+    `final_chunks`.
     """
 
     layout: str
@@ -77,10 +86,10 @@ def evaluate(compressor: Compressor, chunks: Tensor, *, batch: int = 64) -> tupl
     return loss / chunks.numel(), correct / chunks.numel()
 
 
-def _losses(compressor: Compressor, rows: Tensor) -> dict[str, Tensor]:
-    """The losses of passages [B, chunk + continuation]."""
-    context, after = rows[:, : compressor.chunk], rows[:, compressor.chunk :]
-    return compressor(context, continuation_ids=after if after.shape[1] else None)
+def _losses(compressor: Compressor, rows: Tensor, context: int) -> dict[str, Tensor]:
+    """The losses of passages [B, context + continuation]."""
+    after = rows[:, context:]
+    return compressor(rows[:, :context], continuation_ids=after if after.shape[1] else None)
 
 
 @torch.no_grad()
@@ -88,7 +97,7 @@ def held_out_losses(compressor: Compressor, rows: Tensor, *, batch: int = 64) ->
     """The compressor's losses over passages [n, chunk + continuation], in nats a token, by name."""
     total: dict[str, float] = {}
     for part in rows.split(batch):
-        for name, value in _losses(compressor, part).items():
+        for name, value in _losses(compressor, part, compressor.chunk).items():
             total[name] = total.get(name, 0.0) + float(value) * len(part)
     return {name: value / len(rows) for name, value in total.items()}
 
@@ -114,25 +123,40 @@ def train(
     compressor = build(recipe, layout, seed).to(device)
     parameters = [parameter for _, parameter in compressor.trainable()]
     optimizer = adamw(parameters, recipe.learning_rate, recipe.weight_decay)
-    # All at once, so that a resumed run uses those of its step.
+    # All at once, so that a resumed run uses those of its step. Shorter contexts have more rows, with as many tokens.
     length = recipe.chunk + recipe.continuation
     end = corpus.train.numel() - length + 1
+    rows_of = [recipe.batch * recipe.chunk // recipe.context_at(step) for step in range(recipe.steps)]
     generator = torch.Generator().manual_seed(1000 + seed)
-    starts = torch.randint(0, end, (recipe.steps, recipe.batch), generator=generator)
+    starts = torch.randint(0, end, (recipe.steps, max(rows_of)), generator=generator)
     chunks = corpus.chunks(recipe.chunk, count=recipe.final_chunks).to(device)
     run = Run(layout, seed, parameters=sum(parameter.numel() for parameter in parameters))
+    made_with, current = compressor.loss_weights, recipe.context_at(0)
+
+    def set_current(context: int) -> None:
+        nonlocal current
+        current = context
+
+    def loss(step: int) -> Tensor:
+        set_current(recipe.context_at(step))
+        compressor.set_losses(recipe.losses_at(step) or made_with)
+        passages = corpus.passages(starts[step, : rows_of[step]], current + recipe.continuation)
+        return _losses(compressor, passages.to(device), current)["loss"]
+
     progress = fit(
         recipe,
         compressor,
         optimizer,
-        lambda step: _losses(compressor, corpus.passages(starts[step], length).to(device))["loss"],
-        lambda: evaluate(compressor, chunks[: recipe.eval_chunks]),
+        loss,
+        lambda: evaluate(compressor, chunks[: recipe.eval_chunks, :current]),
         out / f"{layout}-{seed}.safetensors",
         {"recipe": asdict(recipe), "corpus": corpus.digest, "layout": layout, "seed": seed},
         resume=resume,
         bar=bar,
+        carried=Carried(lambda: current, set_current),
     )
     run.curve, run.seconds = progress.curve, progress.seconds
+    compressor.set_losses(made_with)
     with attach(compressor.model):
         run.loss, run.accuracy = evaluate(compressor, chunks)
         run.losses = held_out_losses(compressor, corpus.chunks(length, count=recipe.final_chunks).to(device))

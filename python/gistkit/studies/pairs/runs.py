@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
+from gistkit.layouts import Plan
 from gistkit.studies.fitting import Progress, exclusively, optimise
 from gistkit.studies.in_place.runs import Run
 from gistkit.studies.in_place.study import Arm, arm_compressor
@@ -51,12 +52,21 @@ def train(
 def logits(compressor: InPlace, pairs: Pairs, recipe: Recipe) -> Tensor:
     """[B, n, values], those of the values where each key is asked for, behind the compressed context.
 
-    The keys alone are the text: a value beside its key would tell what the others are not.
+    All keys are asked at once and none knows of the others: each has the position id that follows the context, and sees
+    the memory and itself.
     """
     memory, _, _ = compressor.compress(compressor.contexts(pairs.contexts))
-    # The first state is the one before the first key.
-    answers = compressor.logits(compressor.decode(memory, "qa", pairs.keys)[:, 1:])
-    return answers[..., recipe.keys : recipe.bos]
+    plan = _each_alone(memory.num_tokens, pairs.keys.shape[1], memory.starts[0]).to(compressor.device)
+    inputs = compressor.lm.embedded(compressor.reader, pairs.keys)
+    states = compressor.lm.run(compressor.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers)
+    return compressor.logits(states.last_hidden_state)[..., recipe.keys : recipe.bos]
+
+
+def _each_alone(memory: int, questions: int, start: int) -> Plan:
+    own = torch.arange(memory, memory + questions, dtype=torch.int32)
+    spans = torch.stack([torch.tensor([[0, memory]], dtype=torch.int32).expand(questions, 2),
+                         torch.stack([own, own + 1], -1)], 1)  # fmt: skip
+    return Plan.from_spans(spans, memory + questions, torch.full((questions,), start))
 
 
 @torch.no_grad()

@@ -33,9 +33,15 @@ class SmolLM2(Epl):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--preset", choices=PRESETS, default="short",
-            help="short: minutes a run on a CPU; long: chunks of 510 tokens; paper: for a GPU (default: %(default)s)",
+            help="short: minutes a run on a CPU; long: chunks of 510 tokens; staged: ICAE with matched embeddings and "
+            "contexts that grow from 16 to 64 tokens, two hours of a core a run; paper, paper-staged: for a GPU "
+            "(default: %(default)s)",
         )  # fmt: skip
-        parser.add_argument("--method", choices=CARRIERS, default="x500", help="default: %(default)s")
+        parser.add_argument("--method", choices=CARRIERS, help="default: the preset's, x500 but for the staged ones")
+        parser.add_argument(
+            "--match-embeddings", action=argparse.BooleanOptionalAction,
+            help="whether ICAE's outputs get the size of embeddings (default: as the preset; the staged ones have it)",
+        )  # fmt: skip
         add_names(parser, "--layouts", SCHEMES, STUDIED)
         add_text(parser)
         parser.add_argument("--learning-rate", type=number(1e-9, 1.0), help="default: the preset's")
@@ -44,9 +50,8 @@ class SmolLM2(Epl):
         )
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        changes = {"method": options.method}
-        if options.learning_rate:
-            changes["learning_rate"] = options.learning_rate
+        names = ("method", "match_embeddings", "learning_rate")
+        changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
         run_recipe = recipe(options.preset, **changes)
         corpus = load_corpus(options.text, tokenizer=tokenizer(run_recipe))
         about = (
@@ -63,7 +68,9 @@ class SmolLM2(Epl):
         return False
 
     def variant(self, recipe: Any) -> str:
-        return f"{recipe.method}-{recipe.learning_rate:g}"
+        stages = "-staged" if recipe.lengths else ""
+        matched = "-matched" if recipe.match_embeddings else ""
+        return f"{recipe.method}{matched}{stages}-{recipe.learning_rate:g}"
 
     def without_maps(self, run: reconstruction.Run) -> reconstruction.Run:
         return replace(run, attention=run.attention[-1:])
@@ -83,7 +90,7 @@ class SmolLM2(Epl):
         ):
             recipe = group[0].recipe
             rows = report.table_rows(runs(group), recipe.method)
-            name = {"x500": "500x", "icae": "ICAE"}[recipe.method]
+            name = {"x500": "500x", "icae": "ICAE"}[recipe.method] + ", matched" * recipe.match_embeddings
             rows[0][0] = f"{name}, {preset[id(group)]}, learning rate {recipe.learning_rate:g}"
             tables.append(
                 f"{format_table(drop_column(rows, 'training'))}\n\nHeld-out, {recipe.steps} steps of {recipe.batch} x "
@@ -94,7 +101,8 @@ class SmolLM2(Epl):
 
     def preset(self, run_recipe: Recipe) -> str:
         """The preset of a recipe."""
-        options = {"method": run_recipe.method, "learning_rate": run_recipe.learning_rate}
+        changeable = ("method", "match_embeddings", "learning_rate")
+        options = {name: getattr(run_recipe, name) for name in changeable}
         return next((name for name in PRESETS if recipe(name, **options) == run_recipe), "other")
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:

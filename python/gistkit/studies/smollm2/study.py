@@ -22,7 +22,18 @@ from gistkit.studies.reconstruction import ReconstructionRecipe
 
 @dataclass(frozen=True)
 class Recipe(ReconstructionRecipe):
-    """Everything that determines a run except its layout and seed; memory tokens and adapter train, in fp32."""
+    """Everything that determines a run except its layout and seed; memory tokens and adapter train, in fp32.
+
+    Args:
+        method: "x500" or "icae".
+        rank: of the encoder's LoRA.
+        dtype: of the model.
+        match_embeddings: see `ICAE`.
+        lengths: context tokens in stages of as many steps each, ascending to `chunk`: memory tokens first stand for few
+            tokens each, and then for more. (): `chunk` in all steps.
+        compression_steps: so many first steps train on the compression loss alone, the others on it and on
+            reconstruction; 0: there is no compression loss.
+    """
 
     steps: int = 96
     chunk: int = 64
@@ -38,22 +49,58 @@ class Recipe(ReconstructionRecipe):
     method: str = "x500"
     rank: int = 64
     dtype: str = "float32"
+    match_embeddings: bool = False
+    lengths: tuple[int, ...] = ()
+    compression_steps: int = 0
+
+    def __post_init__(self) -> None:
+        # Results files have lists.
+        object.__setattr__(self, "lengths", tuple(self.lengths))
+        if self.lengths and (self.lengths[0] < 1 or list(self.lengths) != sorted(set(self.lengths) | {self.chunk})):
+            raise ValueError(
+                f"lengths: expected ascending numbers of tokens to {self.chunk}, chunk, got {self.lengths}"
+            )
+        if self.match_embeddings and self.method != "icae":
+            raise ValueError(f"match_embeddings: expected it with method icae alone, got method {self.method}")
+
+    def context_at(self, step: int) -> int:
+        """See `ReconstructionRecipe`."""
+        if not self.lengths:
+            return self.chunk
+        return self.lengths[min(step * len(self.lengths) // self.steps, len(self.lengths) - 1)]
+
+    def losses_at(self, step: int) -> tuple[str, ...] | None:
+        """See `ReconstructionRecipe`."""
+        if not self.compression_steps:
+            return None
+        return ("compression",) if step < self.compression_steps else ("compression", "ae")
 
 
 CARRIERS = ("x500", "icae")
 LONG = Recipe(chunk=510, ratio=5)
+PAPER = replace(LONG, batch=16, steps=20_000, learning_rate=1e-4, warmup=300, weight_decay=0.1, rank=128)
 PRESETS = {
     # Minutes a run on two cores.
     "short": Recipe(),
     # Chunks of the papers' size.
     "long": replace(LONG, batch=1, eval_chunks=6, final_chunks=24),
+    # Ours: inputs of the size of embeddings, the compression loss first, and 16 memory tokens for 16, 32 and then 64
+    # tokens; two hours of a core.
+    "staged": Recipe(
+        method="icae", match_embeddings=True, lengths=(16, 32, 64), compression_steps=100, steps=1200, batch=2,
+        eval_every=100,
+    ),
     # The papers' size and schedule, for a GPU.
-    "paper": replace(LONG, batch=16, steps=20_000, learning_rate=1e-4, warmup=300, weight_decay=0.1, rank=128),
-}
+    "paper": PAPER,
+    # Ours: the same in stages, for a GPU.
+    "paper-staged": replace(
+        PAPER, method="icae", match_embeddings=True, lengths=(64, 128, 510), compression_steps=1000, eval_every=500,
+    ),
+}  # fmt: skip
 
 
 def recipe(preset: str, **changes: Any) -> Recipe:
-    """The recipe of a preset ("short", "long" or "paper") with some of its values changed."""
+    """The recipe of a preset, such as "short", with some of its values changed."""
     if preset not in PRESETS:
         raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {preset!r}")
     return replace(PRESETS[preset], **changes)
@@ -74,12 +121,14 @@ def build_compressor(recipe: Recipe, layout: str, seed: int) -> Compressor:
     model = copy.deepcopy(_base(recipe.dtype)[0])
     torch.manual_seed(seed)
     method: Any = METHODS[recipe.method]
+    matched = {"match_embeddings": True} if recipe.match_embeddings else {}
     compressor: Compressor = method(
         model,
         chunk=recipe.chunk,
         ratio=recipe.ratio,
         layout=layout,
-        losses=("ae",),
+        losses=("ae", "compression") if recipe.compression_steps else ("ae",),
+        **matched,
         lora=LoraConfig(r=recipe.rank, lora_alpha=2 * recipe.rank, target_modules=["q_proj", "v_proj"]),
     )
     return compressor
