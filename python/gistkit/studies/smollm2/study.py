@@ -56,10 +56,8 @@ class Recipe(ReconstructionRecipe):
     def __post_init__(self) -> None:
         # Results files have lists.
         object.__setattr__(self, "lengths", tuple(self.lengths))
-        if self.lengths and (self.lengths[0] < 1 or list(self.lengths) != sorted(set(self.lengths) | {self.chunk})):
-            raise ValueError(
-                f"lengths: expected ascending numbers of tokens to {self.chunk}, chunk, got {self.lengths}"
-            )
+        if self.lengths and (self.lengths[0] < 1 or list(self.lengths) != sorted({*self.lengths, self.chunk})):
+            raise ValueError(f"lengths: expected ascending numbers up to chunk, {self.chunk}, got {self.lengths}")
         if self.match_embeddings and self.method != "icae":
             raise ValueError(f"match_embeddings: expected it with method icae alone, got method {self.method}")
 
