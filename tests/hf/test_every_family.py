@@ -16,13 +16,14 @@ from tests.helpers.families import check_attach, classes, line, row, tiny_of
 from tests.helpers.models import COMMON, tiny, tiny_llama
 
 # A family whose layers drop the plan, windows in the mask alone, two calls a layer, a factor of logits, token ids
-# beside embeddings, keys unlike values, and layers without RoPE.
+# beside embeddings, layers unlike each other, keys unlike values, and layers without RoPE.
 QUICK = [
     "NemotronForCausalLM",
     "PhimoeForCausalLM",
     "DiffLlamaForCausalLM",
     "HyperCLOVAXForCausalLM",
     "Gemma3nForCausalLM",
+    "Gemma4UnifiedForCausalLM",
     "DeepseekV3ForCausalLM",
     "SmolLM3ForCausalLM",
 ]
@@ -135,11 +136,12 @@ def test_heads_that_are_too_wide_are_refused_before_a_pass():
         pass
 
 
-@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Gemma3nForCausalLM"])
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLM", "Gemma3nForCausalLM", "Gemma4ForCausalLM"])
 def test_a_compressor_says_what_its_model_cannot_read(name):
     messages = {
         "DeepseekV3ForCausalLM": "keys and values of an earlier pass, as x500 does, .*its keys and values differ",
         "Gemma3nForCausalLM": "embeddings in place of tokens.*it reads token ids besides their embeddings",
+        "Gemma4ForCausalLM": "embeddings in place of tokens.*it reads token ids besides their embeddings",
     }
     with pytest.raises(TypeError, match=f"model: expected one that reads {messages[name]}"):
         FiveHundredX(tiny_of(name), chunk=6, ratio=3, lora=None)

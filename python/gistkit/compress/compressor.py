@@ -224,8 +224,7 @@ class Compressor(nn.Module, ABC):
     @property
     def source(self) -> Source:
         """What a readable memory was made with."""
-        heads, head_dim = self.lm.head_shape
-        width = 2 * self.config.num_hidden_layers * heads * head_dim
+        width = 2 * sum(heads * head_dim for heads, head_dim in self.lm.head_shapes)
         return Source(self.method, self.carrier, self.layout, self.chunk, self.memory_tokens, self.lm.structure, width)
 
     def encode(self, input_ids: Any, attention_mask: Any = None, *, gradient: bool = False) -> Memory:
@@ -356,7 +355,7 @@ class Compressor(nn.Module, ABC):
         if memory.source != self.source:
             got, expected = memory.differing(self.source, hf.identity(self.model))
             raise ValueError(f"memory: expected one made with {expected}, got one made with {got}")
-        memory.check_shapes(self.config.num_hidden_layers, self.lm.head_shape, self.lm.width)
+        memory.check_shapes(self.lm.head_shapes, self.lm.width)
         if memory.fingerprint is not None and memory.fingerprint != self.fingerprint():
             got, expected = hf.differing(memory.model, hf.identity(self.model))
             raise ValueError(

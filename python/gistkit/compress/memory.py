@@ -299,8 +299,8 @@ class Memory:
         one, other = (f"{names[0]} {values[names[0]]!r:.200}" for values in (mine, theirs))
         return one, other
 
-    def check_shapes(self, layers: int, head_shape: tuple[int, int], hidden_size: int) -> None:
-        """Refuses tensors that a model with `layers`, (heads, head dim) and `hidden_size` size cannot read."""
+    def check_shapes(self, head_shapes: Sequence[tuple[int, int]], hidden_size: int) -> None:
+        """Refuses tensors that a model with (key heads, head dim) of each layer and `hidden_size` cannot read."""
         rows, columns = self.batch_size, self.num_tokens
         if self.positions.dim() != 2 and self.ordinals is None:
             raise ValueError(
@@ -312,8 +312,7 @@ class Memory:
             expected: list[tuple[int, ...]] = [(rows, columns, hidden_size)]
             tensors = [] if self.embeddings is None else [self.embeddings]
         else:
-            heads, dim = head_shape
-            expected = [(rows, heads, columns, dim) for _ in range(2 * layers)]
+            expected = [(rows, heads, columns, dim) for heads, dim in head_shapes for _ in range(2)]
             tensors = [tensor for layer in self.layers or () for tensor in layer]
         if [tuple(tensor.shape) for tensor in tensors] != expected:
             raise ValueError(

@@ -98,11 +98,9 @@ class SharedModel:
         return cast(Any, self.model).config.get_text_config()
 
     @property
-    def head_shape(self) -> tuple[int, int]:
-        """Key heads of a layer, and the head dim."""
-        config = self.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return heads, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    def head_shapes(self) -> list[tuple[int, int]]:
+        """Key heads and head dim of each layer."""
+        return hf.head_shapes(self.config)
 
     @property
     def device(self) -> torch.device:

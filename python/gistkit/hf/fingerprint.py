@@ -29,16 +29,33 @@ def structure(model: nn.Module) -> str:
     return hashlib.sha256(json.dumps(_parts(model), sort_keys=True).encode()).hexdigest()[:_DIGITS]
 
 
+def head_shapes(config: Any) -> list[tuple[int, int]]:
+    """(key heads, head dim) of each layer of a text configuration; they differ in some models, such as Gemma 4."""
+    layers = [config] * config.num_hidden_layers
+    if getattr(config, "is_heterogeneous", False):
+        layers = list(config.per_layer_config)
+    return [
+        (
+            getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads,
+            getattr(layer, "head_dim", None) or layer.hidden_size // layer.num_attention_heads,
+        )
+        for layer in layers
+    ]
+
+
 def _parts(model: nn.Module) -> dict[str, Any]:
     config = pretrained(model).config.get_text_config(decoder=True)
-    heads = config.num_attention_heads
+    # One number where all layers have the same.
+    key_heads, head_dims = (
+        numbers[0] if len(set(numbers)) == 1 else list(numbers) for numbers in zip(*head_shapes(config), strict=True)
+    )
     return {
         "model_type": config.model_type,
         "hidden_size": config.hidden_size,
         "layers": config.num_hidden_layers,
-        "heads": heads,
-        "key_heads": getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+        "heads": config.num_attention_heads,
+        "key_heads": key_heads,
+        "head_dim": head_dims,
         "vocab_size": config.vocab_size,
         "rope": _plain(getattr(config, "rope_parameters", None)),
     }

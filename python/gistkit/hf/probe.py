@@ -154,8 +154,14 @@ class _Own:
         self.both = hidden(model, self.ids)
         # With a mask transformers does not take position ids with gaps for packed sequences.
         self.spread = hidden(model, self.ids, position_ids=_SPREAD, attention_mask=torch.ones_like(self.ids))
-        embedded = hidden(model, None, inputs_embeds=model.get_input_embeddings()(self.ids))
+        embeddings = model.get_input_embeddings()(self.ids)
+        embedded = hidden(model, None, inputs_embeds=embeddings)
         self.embeddings = None if close(embedded, self.both) else "it reads token ids besides their embeddings"
+        try:
+            # Gemma 4 looks ids up by their embeddings, and learned embeddings are no token's.
+            hidden(model, None, inputs_embeds=1.5 * embeddings)
+        except RuntimeError:
+            self.embeddings = "it reads token ids besides their embeddings"
 
 
 def hidden(model: PreTrainedModel, ids: Tensor | None, **inputs: Any) -> Tensor:

@@ -64,8 +64,8 @@ _AT_MOST = ("num_experts_per_tok", "n_shared_experts", "sliding_window")
 def small_config(config: Any) -> Any:
     """A copy of a decoder's configuration with tiny sizes, short windows and the first layers of every kind."""
     settings = config.to_dict()
-    overrides = settings.get("per_layer_config")
-    # Layers that differ from the others in size are written apart from what all share.
+    # Layers that differ from the others in size are written apart from what all share; by numbers such as "05".
+    overrides = {int(index): values for index, values in (settings.get("per_layer_config") or {}).items()}
     small = type(config)(**settings | {"per_layer_config": {}}) if overrides else copy.deepcopy(config)
     layers = small.num_hidden_layers
     shared = getattr(small, "num_kv_shared_layers", None) or 0
@@ -101,9 +101,9 @@ def small_config(config: Any) -> Any:
     if overrides:
         sizes = {"head_dim": 2 * _HEAD_DIM, "num_key_value_heads": 2}
         small.per_layer_config = {
-            place: {name: sizes.get(name, value) for name, value in _of(overrides, index).items()}
+            place: {name: sizes.get(name, value) for name, value in overrides[index].items()}
             for place, index in enumerate(kept)
-            if _of(overrides, index)
+            if index in overrides
         }
     return small
 
@@ -122,10 +122,6 @@ def _shorten_rope(parameters: Any) -> None:
             count = int(_HEAD_DIM * (parameters.get("partial_rotary_factor") or 1.0)) // 2
             parameters[name] = value[:count]
         _shorten_rope(value)
-
-
-def _of(overrides: dict[Any, dict[str, Any]], index: int) -> dict[str, Any]:
-    return overrides.get(index) or overrides.get(str(index)) or {}
 
 
 def _first_of_each(kinds: list[Any]) -> list[int]:
