@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gistkit.evaluate.report import format_table
@@ -43,10 +44,11 @@ class PairsStudy(Study):
         add_names(parser, "--methods", choices, METHODS, f"; there are also {', '.join(others)}")
         ratios = [str(ratio) for ratio in RATIOS]
         add_names(parser, "--ratios", ratios, ratios)
+        parser.add_argument("--gated", action="store_true", help="layers with gates, as Llama's: gists learn later")
         add_runs(parser)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        recipe = self.recipe_for(options)
+        recipe = replace(self.recipe_for(options), gated=options.gated)
         study_arms = arms(options.methods, [int(ratio) for ratio in options.ratios])
         about = (
             f"Contexts of {recipe.fewest} to {recipe.most} pairs of {recipe.keys} keys and {recipe.values} values, "
@@ -60,6 +62,9 @@ class PairsStudy(Study):
 
     def small(self, recipe: Recipe) -> bool:
         return recipe.dim <= 128
+
+    def variant(self, recipe: Recipe) -> str:
+        return "gated" if recipe.gated else ""
 
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return format_table(report.table_rows(runs, "test"))
@@ -80,7 +85,8 @@ class PairsStudy(Study):
             tables.append(
                 f"{self.table(runs(group), recipe)}\n\nLoss in nats an answer among {recipe.values}, and the share of "
                 f"right answers, on contexts on which nothing was chosen; {length} tokens; {recipe.steps} steps of "
-                f"{recipe.batch} after {recipe.base_steps} on the full context that the arms share. "
+                f"{recipe.batch} after {recipe.base_steps} on the full context that the arms share"
+                f"{', layers with gates' if recipe.gated else ''}. "
                 f"{machine_caption(group)}."
             )
         return "\n\n".join(tables)

@@ -9,12 +9,12 @@ Figure 2 and Table 3, where the contexts are SQuAD's and others and the model is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import ArceeConfig, ArceeForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from gistkit.studies.fitting import FallingRecipe
 
@@ -34,6 +34,7 @@ class Recipe(FallingRecipe):
         memory_factor: learning rate of the gists' own parameters, over that of the others.
         dim, layers, heads, rope_theta, weight_std: of the decoder; its first embeddings are three times as large as its
             other weights.
+        gated: whether its layers' maps have a gate, as Llama's and Gemma's do.
         eval_contexts, test_contexts: at every evaluation, and of each split at the end.
     """
 
@@ -55,6 +56,7 @@ class Recipe(FallingRecipe):
     heads: int = 8
     rope_theta: float = 100.0
     weight_std: float = 0.1
+    gated: bool = False
     eval_contexts: int = 256
     test_contexts: int = 1024
 
@@ -104,19 +106,23 @@ def draw(recipe: Recipe, split: str, *numbers: int, rows: int) -> Pairs:
     return Pairs(*(torch.from_numpy(array) for array in (contexts, asked, expected)))
 
 
-def fresh_model(recipe: Recipe, seed: int) -> LlamaForCausalLM:
-    """The untrained decoder of a seed."""
+def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
+    """The untrained decoder of a seed: a Llama, whose layers have a gate or not."""
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=recipe.bos + 1, hidden_size=recipe.dim, intermediate_size=2 * recipe.dim,
-            num_hidden_layers=recipe.layers, num_attention_heads=recipe.heads, max_position_embeddings=4096,
-            rms_norm_eps=1e-5, tie_word_embeddings=True, initializer_range=recipe.weight_std,
-            rope_parameters={"rope_type": "default", "rope_theta": recipe.rope_theta}, bos_token_id=recipe.bos,
-            eos_token_id=None,
-        )
-    )  # fmt: skip
+    sizes: dict[str, Any] = {
+        "vocab_size": recipe.bos + 1, "hidden_size": recipe.dim, "intermediate_size": 2 * recipe.dim,
+        "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.heads, "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "initializer_range": recipe.weight_std,
+        "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta}, "bos_token_id": recipe.bos,
+        "eos_token_id": None,
+    }  # fmt: skip
+    model: Any
+    if recipe.gated:
+        model = LlamaForCausalLM(LlamaConfig(**sizes))
+    else:
+        # Arcee's is a Llama without gates.
+        model = ArceeForCausalLM(ArceeConfig(hidden_act="gelu", **sizes))
     with torch.no_grad():
         # Larger, so that attention tells tokens apart from the first step on.
         model.model.embed_tokens.weight.mul_(3)
-    return model
+    return model  # type: ignore[no-any-return]
