@@ -76,7 +76,7 @@ class SmolLM2(Epl):
         return replace(run, attention=run.attention[-1:])
 
     def table(self, runs: Sequence[reconstruction.Run], recipe: Any) -> str:
-        return format_table(report.table_rows(runs, recipe.method))
+        return format_table(_rows(runs, recipe))
 
     def report(self, runs: Sequence[reconstruction.Run], plan: StudyPlan) -> str:
         return super().report(runs, plan).removesuffix(f"\n\n{report.LIMITS}")
@@ -89,12 +89,13 @@ class SmolLM2(Epl):
             groups, key=lambda group: (group[0].recipe.method == "icae", order.index(preset[id(group)]))
         ):
             recipe = group[0].recipe
-            rows = report.table_rows(runs(group), recipe.method)
+            rows = _rows(runs(group), recipe)
             name = {"x500": "500x", "icae": "ICAE"}[recipe.method] + ", matched" * recipe.match_embeddings
             rows[0][0] = f"{name}, {preset[id(group)]}, learning rate {recipe.learning_rate:g}"
             tables.append(
                 f"{format_table(drop_column(rows, 'training'))}\n\nHeld-out, {recipe.steps} steps of {recipe.batch} x "
-                f"{recipe.chunk} tokens, {recipe.chunk // recipe.ratio} memory tokens, {seeds(group)}. "
+                f"{recipe.chunk} tokens, {recipe.chunk // recipe.ratio} memory tokens, {seeds(group)}"
+                f"{_stages(recipe)}. "
                 f"{machine_caption(group)}."
             )
         return "\n\n".join(tables)
@@ -107,6 +108,21 @@ class SmolLM2(Epl):
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:
         return report.figures(runs, recipe, last_layer=True)
+
+
+def _rows(runs: Sequence[reconstruction.Run], recipe: Recipe) -> list[list[str]]:
+    rows = report.table_rows(runs, recipe.method)
+    # The losses of a curve in stages are those of contexts of several lengths.
+    return drop_column(rows, rows[0][1]) if recipe.lengths else rows
+
+
+def _stages(recipe: Recipe) -> str:
+    if not recipe.lengths:
+        return ""
+    return (
+        f"; contexts of {', '.join(map(str, recipe.lengths))} tokens one after another, with as many tokens a step; "
+        f"{recipe.compression_steps} steps of the compression loss alone"
+    )
 
 
 STUDY = SmolLM2()
