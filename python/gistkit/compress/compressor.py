@@ -289,12 +289,13 @@ class Compressor(nn.Module, ABC):
         """How many tokens of each row a window compresses."""
         return (window,) * rows.batch_size
 
-    def read(self, memory: Memory, task: Task, rows: Rows) -> Tensor:
-        """`decode` of checked rows."""
+    def read(self, memory: Memory, task: Task, rows: Rows, plan: Plan | None = None) -> Tensor:
+        """`decode` of checked rows; under a plan of one's own, in place of `reading_plan`'s, if there is one."""
         check_memory(memory)
         check_rows("input_ids", rows, memory.batch_size)
         remainder = pad(memory.rest if task != "ae" else ((),) * memory.batch_size, self.device)
-        plan = self.reading_plan(memory, task, (remainder, rows))
+        if plan is None:
+            plan = self.reading_plan(memory, task, (remainder, rows))
         texts = [self.lm.embedded(self.reader, part.ids) for part in (remainder, rows)]
         inputs = torch.cat([self.task_embedding(task, memory), *texts], 1)
         tokens, skip = inputs.shape[1], 0

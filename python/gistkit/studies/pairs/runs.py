@@ -57,9 +57,9 @@ def logits(compressor: InPlace, pairs: Pairs, recipe: Recipe) -> Tensor:
     """
     memory, _, _ = compressor.compress(compressor.contexts(pairs.contexts))
     plan = _each_alone(memory.num_tokens, pairs.keys.shape[1], memory.starts[0]).to(compressor.device)
-    inputs = compressor.lm.embedded(compressor.reader, pairs.keys)
-    states = compressor.lm.run(compressor.reader, inputs_embeds=inputs, plan=plan, memory=memory.layers)
-    return compressor.logits(states.last_hidden_state)[..., recipe.keys : recipe.bos]
+    # The first state is the one before the first key.
+    states = compressor.read(memory, "qa", compressor.rows("keys", pairs.keys), plan)[:, 1:]
+    return compressor.logits(states)[..., recipe.keys : recipe.bos]
 
 
 def _each_alone(memory: int, questions: int, start: int) -> Plan:
