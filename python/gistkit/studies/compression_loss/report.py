@@ -74,18 +74,25 @@ def table_rows(runs: Sequence[Run], split: str = "test") -> list[list[str]]:
 
 
 def gap_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Header and one row a seed that has the settings compared: AE losses less one another, nats a byte.
+    """Header and one row a seed that has two settings compared: AE losses less one another, nats a byte.
 
     First at the end of fine-tuning, after as many steps of both; then at equal time, where the sooner of the two ends.
+    "-" where a seed lacks a setting.
     """
     rows = [["AE loss", "LM+CL less LM+AE", "at equal time", "LM less LM+CL", "at equal time"]]
     groups = by_setting(runs)
     found = {name: {run.seed: run for run in groups.get(name, ())} for name in (WITH_AE, WITH_CL, NEITHER)}
-    for seed in sorted(set.intersection(*(set(runs_by_seed) for runs_by_seed in found.values()))):
-        with_ae, with_cl, neither = (found[name][seed] for name in (WITH_AE, WITH_CL, NEITHER))
-        pairs = ((with_cl, with_ae), (neither, with_cl))
-        gaps = [gap(*pair) for pair in pairs for gap in (gap_at_end, gap_at_equal_time)]
-        rows.append([f"seed {seed}", *(f"{gap:+.3f}" for gap in gaps)])
+    pairs = ((WITH_CL, WITH_AE), (NEITHER, WITH_CL))
+    for seed in sorted(set().union(*found.values())):
+        cells: list[str] = []
+        for first, second in pairs:
+            if seed in found[first] and seed in found[second]:
+                two = found[first][seed], found[second][seed]
+                cells += [f"{gap(*two):+.3f}" for gap in (gap_at_end, gap_at_equal_time)]
+            else:
+                cells += ["-", "-"]
+        if set(cells) != {"-"}:
+            rows.append([f"seed {seed}", *cells])
     return rows
 
 
