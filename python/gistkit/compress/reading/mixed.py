@@ -72,7 +72,7 @@ class MixedResolution(LanguageModel):
 
         Args:
             texts: batches of texts, each as `__call__` takes it.
-            ratio: tokens for each nugget; None: the compressor's.
+            ratio: tokens for each nugget; None: the compressor's `nugget_ratio`.
         """
         scores = []
         for text in texts:
@@ -80,7 +80,8 @@ class MixedResolution(LanguageModel):
             scores.append(self.scores(rows)[:, 1:][rows.valid[:, 1:]])
         if not scores:
             raise ValueError("texts: expected at least one batch, got none")
-        self.compressor.threshold = threshold_for(torch.cat(scores), self.compressor.ratio if ratio is None else ratio)
+        ratio = self.compressor.nugget_ratio if ratio is None else ratio
+        self.compressor.threshold = threshold_for(torch.cat(scores), ratio)
         return self.compressor.threshold
 
     def plan(self, is_nugget: Tensor) -> Plan:

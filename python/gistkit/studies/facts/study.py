@@ -1,0 +1,95 @@
+"""Study `facts`: a few keys with values lie among filler, every key is asked for, and Dodo keeps one token in eight.
+
+Where few tokens matter, it pays to choose them. The gradient of a score goes through the states that the encoder makes
+of a token: until these say more than the token itself, it may tell the scorer to drop what is worth most. So the arm
+"learned" reads random nuggets first, then the scorer's at a ratio that grows, and "direct" the scorer's from the first
+step (Dodo, Section 2.4; the paper starts from contexts of real text and a large model, and has no such stages).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gistkit.compress import AvgPool, Dodo
+from gistkit.compress.methods.in_place import InPlace
+from gistkit.studies.pairs.study import Recipe as PairsRecipe
+from gistkit.train.stages import Stage, growing
+
+# "oracle" keeps values; "direct" is "learned" without stages.
+SELECTIONS = ("full", "learned", "direct", "random", "strided", "frozen", "oracle")
+
+
+@dataclass(frozen=True)
+class Recipe(PairsRecipe):
+    """Everything that determines a run except its selection and seed.
+
+    Args:
+        ratio, layer, scorer_norm: of `Dodo`.
+        random_steps, ratios: the stages of the arm "learned", see `growing`.
+        pairs, pairs_steps, pairs_rate: contexts of so many pairs without filler come first in what the arms of a seed
+            share; then `base_steps` at `base_rate` on contexts with filler.
+        sign_contexts: from which the gradient of scores and the gain of swaps are measured.
+    """
+
+    steps: int = 1100
+    batch: int = 32
+    eval_every: int = 100
+    fewest: int = 8
+    most: int = 8
+    length: int = 64
+    filler: int = 16
+    base_steps: int = 300
+    base_rate: float = 1e-3
+    ratio: int = 8
+    layer: int = 1
+    scorer_norm: bool = True
+    random_steps: int = 600
+    ratios: tuple[int, ...] = (2, 4, 8)
+    pairs: int = 15
+    pairs_steps: int = 1500
+    pairs_rate: float = 2e-3
+    sign_contexts: int = 256
+
+    def stages(self, selection: str) -> tuple[Stage, ...]:
+        """The stages of an arm."""
+        return growing(self.steps, self.random_steps, self.ratios) if selection == "learned" else ()
+
+
+PRESETS = {"quick": Recipe()}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What stands for a context."""
+
+    selection: str
+
+    @property
+    def name(self) -> str:
+        """The selection's name."""
+        return self.selection
+
+
+def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
+    """The untrained compressor of an arm around `model`, all of whose weights train."""
+    if arm.selection == "full":
+        return AvgPool(model, ratio=1, lora=None, losses=("qa",))
+    common: dict[str, Any] = {"ratio": recipe.ratio, "layer": recipe.layer, "lora": None, "losses": ("qa",)}
+    match arm.selection:
+        case "random" | "strided":
+            return Dodo(model, selection=arm.selection, **common)
+        case "oracle":
+            return Dodo(model, selection="delimiters", delimiters=list(range(recipe.keys, recipe.bos)), **common)
+        case "learned" | "direct" | "frozen":
+            train_scorer = arm.selection != "frozen"
+            return Dodo(model, train_scorer=train_scorer, scorer_norm=recipe.scorer_norm, **common)
+    raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {arm.selection!r}")
+
+
+def arms(selections: Sequence[str] = SELECTIONS) -> list[Arm]:
+    """The arms of these selections."""
+    return [Arm(selection) for selection in selections]
