@@ -36,6 +36,7 @@ RECIPE = (
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
     "text", "dataset", "questions", "images", "limit", "tau", "segment", "gists_as_means", "random_steps", "ratios",
+    "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
@@ -120,6 +121,9 @@ def _add_settings(group: Any) -> None:
         metavar="R,R,..",
         help="dodo: ratios after these steps, such as 2,4,8; the last is --ratio and has half of the remaining steps, "
         "the others have equal shares of the other half (default: --ratio alone)",
+    )
+    group.add_argument(
+        "--scorer-rests", action="store_true", default=None, help="dodo: the scorer does not learn at the last ratio"
     )
     group.add_argument(
         "--window", type=positive, help="tokens of a context that are compressed; the others stay uncompressed"

@@ -20,11 +20,13 @@ class Stage:
         steps: how many, following those of the stage before.
         rule: in place of the compressor's `selection`; a stage without the scorer does not train it. None: no other.
         ratio: in place of the compressor's. None: no other.
+        scorer_rests: the scorer selects, but does not learn.
     """
 
     steps: int
     rule: Rule | None = None
     ratio: int | None = None
+    scorer_rests: bool = False
 
     def __post_init__(self) -> None:
         whole("steps", self.steps, high=POSITIONS)
@@ -34,7 +36,9 @@ class Stage:
             whole("ratio", self.ratio, high=POSITIONS)
 
 
-def growing(steps: int, random_steps: int = 0, ratios: Sequence[int] = ()) -> tuple[Stage, ...]:
+def growing(
+    steps: int, random_steps: int = 0, ratios: Sequence[int] = (), *, scorer_rests: bool = False
+) -> tuple[Stage, ...]:
     """The stages in which a scorer learns: random nuggets first, then its own at ratios that grow.
 
     Before the encoder has learned to put into a token's states what is read there, the gradient of a score may tell the
@@ -45,6 +49,7 @@ def growing(steps: int, random_steps: int = 0, ratios: Sequence[int] = ()) -> tu
         random_steps: at the beginning, in which nuggets are random and the scorer does not learn; less than `steps`.
         ratios: after them, ascending. The last one, the compressor's, has half of these steps, and the others have
             equal shares of the other half. (): the compressor's from the beginning.
+        scorer_rests: at the last of several ratios the scorer no longer learns, and only what reads its nuggets does.
     """
     whole("steps", steps, high=POSITIONS)
     whole("random_steps", random_steps, 0, POSITIONS)
@@ -55,6 +60,8 @@ def growing(steps: int, random_steps: int = 0, ratios: Sequence[int] = ()) -> tu
     if any(later <= earlier for earlier, later in pairwise(ratios)):
         raise ValueError(f"ratios: expected each above the one before, got {','.join(map(str, ratios))}")
     stages = [Stage(random_steps, rule="random")] if random_steps else []
+    if scorer_rests and len(ratios) < 2:
+        raise ValueError(f"scorer_rests: expected at least 2 ratios with it, got {len(ratios)}")
     few, half = len(ratios) - 1, (steps - random_steps) // 2
     if few > half:
         raise ValueError(
@@ -62,6 +69,8 @@ def growing(steps: int, random_steps: int = 0, ratios: Sequence[int] = ()) -> tu
         )
     for index, ratio in enumerate(ratios[:-1]):
         stages.append(Stage(half * (index + 1) // few - half * index // few, ratio=ratio))
+    if scorer_rests:
+        stages.append(Stage(steps - random_steps - half, scorer_rests=True))
     return tuple(stages)
 
 
@@ -93,5 +102,5 @@ def selecting_at(compressor: Any, stages: Sequence[Stage], step: int) -> Iterato
     if stage is None:
         yield
         return
-    with compressor.selecting(stage.rule, stage.ratio):
+    with compressor.selecting(stage.rule, stage.ratio, scorer_rests=stage.scorer_rests):
         yield

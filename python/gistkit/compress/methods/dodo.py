@@ -90,6 +90,7 @@ class Dodo(InPlace):
         # What `selecting` has put in place of `selection` and `ratio`.
         self._rule: Rule | None = None
         self._nugget_ratio: int | None = None
+        self._scorer_rests = False
         threshold = _number("threshold", threshold)
         if not isinstance(scorer_norm, bool):
             raise ValueError(f"scorer_norm: expected True or False, got {scorer_norm!r}")
@@ -120,23 +121,27 @@ class Dodo(InPlace):
         return self.chunk if self._nugget_ratio is None else self._nugget_ratio
 
     @contextmanager
-    def selecting(self, rule: Rule | None = None, ratio: int | None = None) -> Iterator[None]:
+    def selecting(
+        self, rule: Rule | None = None, ratio: int | None = None, *, scorer_rests: bool = False
+    ) -> Iterator[None]:
         """Inside, nuggets are selected by another rule, or one in `ratio` tokens is one; settings stay as they are.
 
         Args:
             rule: in place of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
                 None: no other.
             ratio: in place of `ratio`, a whole number >= 1. None: no other.
+            scorer_rests: whether scores have no gradients.
         """
         if rule is not None:
             self.check_rule(rule)
         ratio = None if ratio is None else whole("ratio", ratio, high=POSITIONS, floats=True)
-        before = self._rule, self._nugget_ratio
+        before = self._rule, self._nugget_ratio, self._scorer_rests
         self._rule, self._nugget_ratio = rule or self._rule, ratio or self._nugget_ratio
+        self._scorer_rests = scorer_rests or self._scorer_rests
         try:
             yield
         finally:
-            self._rule, self._nugget_ratio = before
+            self._rule, self._nugget_ratio, self._scorer_rests = before
 
     def check_rule(self, rule: Rule) -> None:
         """Refuses a rule that this compressor cannot select by."""
@@ -198,7 +203,8 @@ class Dodo(InPlace):
             hidden_states = self.lm.run(
                 None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
             ).last_hidden_state
-        return self.scorer(hidden_states)  # type: ignore[no-any-return]
+        scores: Tensor = self.scorer(hidden_states)
+        return scores.detach() if self._scorer_rests else scores
 
     def lower_layers(self) -> AbstractContextManager[None]:
         """Inside, a pass ends after `layer` layers, and its hidden states are what the scorer reads."""

@@ -73,8 +73,8 @@ def _page(group: Sequence[SavedRun]) -> str:
         f"{recipe.most} keys and values, at {recipe.ratio}x; {recipe.steps} steps of {recipe.batch} after "
         f"{recipe.pairs_steps} and {recipe.base_steps} on the full context that the arms share; in stages: "
         f"{recipe.random_steps} steps with random nuggets, then {', '.join(f'{ratio}x' for ratio in recipe.ratios)}. "
-        f"{machine_caption(group)}.\n\n{signs}\n\nThousandths of a nat an answer, behind random nuggets, as the scorer "
-        "begins to learn. Gradient: of a nugget's score; below 0 the scorer learns to keep such tokens. Swap: the "
+        f"{machine_caption(group)}.\n\n{signs}\n\nThousandths of a nat an answer, behind random nuggets, before the "
+        "scorer learns. Gradient: of a nugget's score; below 0 the scorer learns to keep such tokens. Swap: the "
         "change of the loss when a nugget gives way to such a token; below 0 such tokens are worth more."
     )
 

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 TITLES = {
     "full": "Full context",
     "learned": "Dodo learned, in stages",
+    "rests": "Dodo learned, at rest in the last",
     "direct": "Dodo learned, from the first step",
     "random": "Dodo random",
     "strided": "Dodo strided",
     "frozen": "Dodo frozen scorer",
     "oracle": "Dodo of values",
 }
-SIGNED = {"learned": "after random nuggets", "direct": "at the first step"}
 
 
 def by_selection(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -45,18 +45,18 @@ def table_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def sign_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Header and one row a start and ratio: a score's gradient, and the gain of a swap, by kind of token."""
-    header = ["the scorer starts", "ratio"]
+    """Header and one row for so many steps with random nuggets and a ratio: a score's gradient, and the gain of a swap, by kind of token."""
+    header = ["random steps before", "ratio"]
     rows = [[*header, *(f"gradient: {kind}" for kind in KINDS), *(f"swap: {kind}" for kind in KINDS), "seeds"]]
-    for selection, selected in by_selection(runs).items():
-        signed = [run for run in selected if run.signs]
-        for ratio in signed[0].signs if signed else ():
-            row = [SIGNED[selection], f"{ratio}x"]
-            for figure in ("gradient", "swap"):
-                for kind in KINDS:
-                    values = [1000 * run.signs[ratio][kind][figure] for run in signed]
-                    row.append(results.spread(values, "{:+.1f}".format))
-            rows.append([*row, str(len(signed))])
+    signed = [run for run in runs if run.signs]
+    places = [(step, ratio) for step, ratios in signed[0].signs.items() for ratio in ratios] if signed else []
+    for step, ratio in places:
+        row = [step, f"{ratio}x"]
+        for figure in ("gradient", "swap"):
+            for kind in KINDS:
+                values = [1000 * run.signs[step][ratio][kind][figure] for run in signed]
+                row.append(results.spread(values, "{:+.1f}".format))
+        rows.append([*row, str(len(signed))])
     return rows
 
 

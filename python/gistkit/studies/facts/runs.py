@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import Dodo
+from gistkit.compress import AvgPool, Dodo
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.hf import attach
 from gistkit.studies.facts.signs import KINDS, kinds, measure_signs
@@ -26,7 +26,8 @@ class Run:
 
     `held_out` and `test` hold figures of the trained model: "loss" in nats an answer, "exact", the share of right
     answers, and "kept", the share of values that are nuggets. `curve` holds (step, loss, exact) over held-out contexts.
-    `signs` holds {ratio: what `measure_signs` found just before the scorer's first step}.
+    `signs` of a staged run holds {step: {ratio: what `measure_signs` finds before it}} of the first step, and of the
+    scorer's first after random nuggets.
     """
 
     selection: str
@@ -36,7 +37,7 @@ class Run:
     test: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
     parameters: int = 0
-    signs: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
+    signs: dict[str, dict[str, dict[str, dict[str, float]]]] = field(default_factory=dict)
 
 
 def train(
@@ -50,11 +51,10 @@ def train(
     torch.manual_seed(seed)
     compressor = build_compressor(recipe, arm, model).to(device)
     run = Run(arm.selection, seed, parameters=sum(value.numel() for _, value in compressor.trainable()))
-    first = recipe.random_steps if arm.selection == "learned" else 0
 
     def look(step: int) -> None:
-        if step == first and arm.selection in ("learned", "direct") and isinstance(compressor, Dodo):
-            run.signs = {str(ratio): measure_signs(compressor, recipe, ratio) for ratio in recipe.ratios}
+        if arm.selection == "learned" and isinstance(compressor, Dodo) and step in (0, recipe.random_steps):
+            run.signs[str(step)] = {str(ratio): measure_signs(compressor, recipe, ratio) for ratio in recipe.ratios}
 
     progress = fit(
         recipe, compressor, arm.name, seed, out, device, resume, bar, part=1, stages=recipe.stages(arm.selection),
@@ -87,7 +87,7 @@ def measure(compressor: InPlace, recipe: Recipe, split: str) -> dict[str, float]
 def _base(recipe: Recipe, seed: int, out: Path, device: str, bar: Any) -> PreTrainedModel:
     """The decoder that the arms of a seed start from: it looks values up, first among pairs alone."""
     model = fresh_model(recipe, seed)
-    full = build_compressor(recipe, Arm("full"), model).to(device)
+    full = AvgPool(model, ratio=1, lora=None, losses=("qa",)).to(device)
     alone = replace(
         recipe, steps=recipe.pairs_steps, learning_rate=recipe.pairs_rate, eval_every=recipe.pairs_steps, length=0,
         fewest=recipe.pairs, most=recipe.pairs,

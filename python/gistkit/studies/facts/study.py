@@ -15,12 +15,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistkit.compress import AvgPool, Dodo
+from gistkit.compress.model import lora_config
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.studies.pairs.study import Recipe as PairsRecipe
 from gistkit.train.stages import Stage, growing
 
-# "oracle" keeps values; "direct" is "learned" without stages.
-SELECTIONS = ("full", "learned", "direct", "random", "strided", "frozen", "oracle")
+# "rests" is "learned" with a scorer that rests in the last stage, and "direct" without stages; "oracle" keeps values.
+SELECTIONS = ("full", "learned", "rests", "direct", "random", "strided", "frozen", "oracle")
+STAGED = ("learned", "rests")
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,10 @@ class Recipe(PairsRecipe):
     """Everything that determines a run except its selection and seed.
 
     Args:
+        rank: of the adapters that an arm trains. The model under them is frozen, so that the scorer reads the same
+            states from the first step to the last.
         ratio, layer, scorer_norm: of `Dodo`.
-        random_steps, ratios: the stages of the arm "learned", see `growing`.
+        random_steps, ratios: the stages of the arms "learned" and "rests", see `growing`.
         pairs, pairs_steps, pairs_rate: contexts of so many pairs without filler come first in what the arms of a seed
             share; then `base_steps` at `base_rate` on contexts with filler.
         sign_contexts: from which the gradient of scores and the gain of swaps are measured.
@@ -37,6 +41,7 @@ class Recipe(PairsRecipe):
 
     steps: int = 1100
     batch: int = 32
+    learning_rate: float = 2e-3
     eval_every: int = 100
     fewest: int = 8
     most: int = 8
@@ -44,6 +49,7 @@ class Recipe(PairsRecipe):
     filler: int = 16
     base_steps: int = 300
     base_rate: float = 1e-3
+    rank: int = 32
     ratio: int = 8
     layer: int = 1
     scorer_norm: bool = True
@@ -56,7 +62,9 @@ class Recipe(PairsRecipe):
 
     def stages(self, selection: str) -> tuple[Stage, ...]:
         """The stages of an arm."""
-        return growing(self.steps, self.random_steps, self.ratios) if selection == "learned" else ()
+        if selection not in STAGED:
+            return ()
+        return growing(self.steps, self.random_steps, self.ratios, scorer_rests=selection == "rests")
 
 
 PRESETS = {"quick": Recipe()}
@@ -75,16 +83,17 @@ class Arm:
 
 
 def build_compressor(recipe: Recipe, arm: Arm, model: PreTrainedModel) -> InPlace:
-    """The untrained compressor of an arm around `model`, all of whose weights train."""
+    """The untrained compressor of an arm around `model`, with adapters on all maps."""
+    lora = lora_config(model, recipe.rank, "all")
     if arm.selection == "full":
-        return AvgPool(model, ratio=1, lora=None, losses=("qa",))
-    common: dict[str, Any] = {"ratio": recipe.ratio, "layer": recipe.layer, "lora": None, "losses": ("qa",)}
+        return AvgPool(model, ratio=1, lora=lora, losses=("qa",))
+    common: dict[str, Any] = {"ratio": recipe.ratio, "layer": recipe.layer, "lora": lora, "losses": ("qa",)}
     match arm.selection:
         case "random" | "strided":
             return Dodo(model, selection=arm.selection, **common)
         case "oracle":
             return Dodo(model, selection="delimiters", delimiters=list(range(recipe.keys, recipe.bos)), **common)
-        case "learned" | "direct" | "frozen":
+        case "learned" | "rests" | "direct" | "frozen":
             train_scorer = arm.selection != "frozen"
             return Dodo(model, train_scorer=train_scorer, scorer_norm=recipe.scorer_norm, **common)
     raise ValueError(f"selection: expected one of {', '.join(SELECTIONS)}, got {arm.selection!r}")
