@@ -45,7 +45,7 @@ def table_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def sign_rows(runs: Sequence[Run]) -> list[list[str]]:
-    """Header and one row for so many steps with random nuggets and a ratio: a score's gradient, and the gain of a swap, by kind of token."""
+    """Header and one row a number of random steps and a ratio: a score's gradient, and what a swap changes, by kind."""
     header = ["random steps before", "ratio"]
     rows = [[*header, *(f"gradient: {kind}" for kind in KINDS), *(f"swap: {kind}" for kind in KINDS), "seeds"]]
     signed = [run for run in runs if run.signs]
