@@ -19,8 +19,8 @@ from tests.helpers.study_runs import Bar
 
 RECIPE = Recipe(
     steps=6, batch=4, warmup=1, eval_every=2, keys=6, values=3, fewest=3, most=3, length=12, filler=4, base_steps=2,
-    pairs=2, pairs_steps=2, dim=16, heads=2, ratio=4, random_steps=2, ratios=(2, 4), eval_contexts=8, test_contexts=40,
-    sign_contexts=6,
+    pairs=2, pairs_steps=2, dim=16, heads=2, rank=2, ratio=4, random_steps=2, ratios=(2, 4), eval_contexts=8,
+    test_contexts=40, sign_contexts=6,
 )  # fmt: skip
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -105,15 +105,18 @@ def test_each_arm_trains_and_is_measured(tmp_path):
     for selection, found in runs.items():
         assert [step for step, _, _ in found.curve] == [0, 2, 4, 6]
         assert set(found.held_out) == set(found.test) == {"loss", "exact", "kept"}
-        assert set(found.signs) == ({"2", "4"} if selection in ("learned", "direct") else set())
+        assert set(found.signs) == ({"0", "2"} if selection == "learned" else set())
+    assert {tuple(ratios) for ratios in runs["learned"].signs.values()} == {("2", "4")}
     # Of three nuggets the last token is one; the oracle's others are values.
     assert runs["full"].test["kept"] == 1 and 2 / 3 <= runs["oracle"].test["kept"] <= 1
     assert max(runs[name].test["kept"] for name in ("random", "strided", "frozen")) < 2 / 3
     # The arms begin alike; in its first stage the scorer's arm reads other nuggets than without stages.
     assert runs["learned"].curve[0] == runs["direct"].curve[0] == runs["frozen"].curve[0]
-    assert runs["learned"].curve[1] != runs["direct"].curve[1] and runs["learned"].signs != runs["direct"].signs
+    assert runs["learned"].curve[1] != runs["direct"].curve[1]
+    # They part where one scorer rests, behind step 4.
+    assert runs["learned"].curve[:3] == runs["rests"].curve[:3] and runs["learned"].curve[3] != runs["rests"].curve[3]
     table = STUDY.table(list(runs.values()), RECIPE)
-    assert table.count("\n") == 8 + 2 + 5 and "after random nuggets" in table
+    assert table.count("\n") == (1 + 8) + 2 + (1 + 4)
     assert set(STUDY.figures(list(runs.values()), RECIPE)) == {"curves"}
 
 
@@ -132,3 +135,4 @@ def test_the_stages_of_the_arms():
     stages = recipe.stages("learned")
     assert stages[0] == Stage(recipe.random_steps, rule="random") and [stage.ratio for stage in stages[1:]] == [2, 4]
     assert recipe.ratios[-1] == recipe.ratio == 8 and recipe.stages("direct") == ()
+    assert recipe.stages("rests") == (*stages, Stage(250, scorer_rests=True))

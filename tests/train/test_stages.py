@@ -41,6 +41,8 @@ def watched(compressor, seen):
 def test_stages_grow_to_the_compressors_ratio():
     assert growing(1100, 600, (2, 4, 8)) == (Stage(600, "random"), Stage(125, ratio=2), Stage(125, ratio=4))
     assert growing(20, ratios=(2, 3, 4, 8)) == (Stage(3, ratio=2), Stage(3, ratio=3), Stage(4, ratio=4))
+    rests = growing(11, 5, (2, 4), scorer_rests=True)
+    assert rests == (Stage(5, "random"), Stage(3, ratio=2), Stage(3, scorer_rests=True))
     assert growing(9) == growing(9, ratios=(8,)) == () and growing(9, 8) == (Stage(8, "random"),)
     # As many steps as there are, however they are shared.
     for steps in range(12, 40):
@@ -74,6 +76,20 @@ def test_random_nuggets_leave_the_scorer_as_it_was(tmp_path):
     assert not torch.equal(compressor.task_embeddings["ae"], fresh.task_embeddings["ae"])
     train(tmp_path, compressor, recipe=dataclasses.replace(RECIPE, steps=4), stages=STAGES, resume=True)
     assert not torch.equal(compressor.scorer.up.weight, fresh.scorer.up.weight)
+
+
+@pytest.mark.parametrize("make", [make_dodo, make_reader])
+def test_a_scorer_that_rests_selects_and_does_not_learn(tmp_path, make):
+    stages, weights = (Stage(2), Stage(6, scorer_rests=True)), []
+    for steps in (2, 6):
+        trained = make()
+        compressor = getattr(trained, "compressor", trained)
+        train(tmp_path, trained, recipe=dataclasses.replace(RECIPE, steps=steps), stages=stages, resume=steps > 2)
+        weights.append(
+            [compressor.scorer.up.weight.clone(), next(value for _, value in compressor.trainable()).clone()]
+        )
+        assert compressor.scorer.up.weight.requires_grad and compressor.rule == "learned"
+    assert torch.equal(weights[0][0], weights[1][0]) and not torch.equal(weights[0][1], weights[1][1])
 
 
 @pytest.mark.parametrize("make", [make_dodo, make_reader])
@@ -114,10 +130,11 @@ def test_mistakes_name_the_argument(tmp_path):
         ((8, -1), "random_steps: expected a whole number >= 0, got -1"),
         ((8, 0, (4, 2)), "ratios: expected each above the one before, got 4,2"),
         ((8, 0, (0, 2)), "ratios: expected a whole number >= 1, got 0"),
+        ((8, 0, (4,), True), "scorer_rests: expected at least 2 ratios with it, got 1"),
         ((8, 6, (2, 4, 8)), "ratios: expected at most 2 for 2 steps of the scorer, got 3"),
     ]:
         with pytest.raises(ValueError, match=message):
-            growing(*arguments)
+            growing(*arguments[:3], scorer_rests=bool(arguments[3:]))
     for stage, message in [
         ({"steps": 0}, "steps: expected a whole number >= 1, got 0"),
         ({"steps": 1, "rule": "best"}, "rule: expected one of learned, .*, got 'best'"),
@@ -136,6 +153,7 @@ def test_mistakes_name_the_argument(tmp_path):
     own = {"ratio": 4, "layer": 1, "lora": 2, "bos_token": 0, "losses": ("ae",)}
     for arguments, message in [
         ({"random_steps": 3}, "random_steps: expected none but for a dodo with learned nuggets, got 3 with x500"),
+        ({"scorer_rests": True}, "scorer_rests: expected none but for a dodo with learned nuggets, got True with x500"),
         ({"ratios": (2, 4)}, "ratios: expected none but for a dodo with learned nuggets, got 2,4 with x500"),
         (
             {"method": "dodo", "compressor": own | {"selection": "random"}, "ratios": (2, 4)},

@@ -126,6 +126,8 @@ class Dodo(InPlace):
     ) -> Iterator[None]:
         """Inside, nuggets are selected by another rule, or one in `ratio` tokens is one; settings stay as they are.
 
+        The threshold does too: a `MixedResolution` needs another one inside, which its `calibrate` finds.
+
         Args:
             rule: in place of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
                 None: no other.

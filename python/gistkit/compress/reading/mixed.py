@@ -172,7 +172,7 @@ class NuggetStream(Stream):
         reader, device = self.reader, self.reader.compressor.device
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
-        if reader.compressor.scorer is not None:
+        if reader.compressor.rule == "learned":
             keep = hf.KeptKeys(padded(recent, device=device))
         scores = reader.scores(rows, keep=keep)
         if keep is not None:
@@ -195,7 +195,7 @@ class NuggetStream(Stream):
         compressor = self.reader.compressor
         if compressor.scorer is None or self._scored is None:
             indices = torch.tensor(self.ends, device=compressor.device) - 1
-            return rule_scores(compressor.selection, tokens, indices, compressor.chunk, compressor.delimiters)
+            return rule_scores(compressor.rule, tokens, indices, compressor.nugget_ratio, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
         with compressor.lower_layers():
