@@ -31,7 +31,7 @@ class FactsStudy(Study):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--preset", choices=PRESETS, default="quick",
-            help="quick: contexts of 64 tokens with 8 keys and values, some 20 minutes of a core a seed (default: "
+            help="quick: contexts of 64 tokens with 8 keys and values, some 25 minutes of a core a seed (default: "
             "%(default)s)",
         )  # fmt: skip
         add_names(parser, "--selections", SELECTIONS, SELECTIONS)
