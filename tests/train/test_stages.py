@@ -121,7 +121,9 @@ def test_a_reader_has_as_many_nuggets_as_its_stage_says(tmp_path):
 
     reader.nuggets = nuggets
     train(tmp_path, reader, stages=STAGES)
-    assert rates == pytest.approx([1 / 4] * 3 + [1 / 2] * 2 + [1 / 3] + [1 / 4] * 2, abs=0.03)
+    assert rates[3:] == pytest.approx([1 / 2] * 2 + [1 / 3] + [1 / 4] * 2, abs=0.03)
+    # Drawn anew behind a threshold that an earlier draw gave, of some 100 tokens.
+    assert rates[:3] == pytest.approx([1 / 4] * 3, abs=0.15) and len(set(rates[:3])) > 1
 
 
 def test_mistakes_name_the_argument(tmp_path):

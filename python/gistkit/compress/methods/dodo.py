@@ -130,7 +130,8 @@ class Dodo(InPlace):
 
         Args:
             rule: in place of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
-                None: no other.
+                "random" draws other tokens at every call, so that any token of any text is a nugget now and then. None:
+                no other.
             ratio: in place of `ratio`, a whole number >= 1. None: no other.
             scorer_rests: whether scores have no gradients.
         """
@@ -198,6 +199,8 @@ class Dodo(InPlace):
             plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
             keep: collects keys and values of these layers, if there is such a pass.
         """
+        if self._rule == "random":
+            return torch.rand(rows.ids.shape, device=self.device)
         if self.rule != "learned" or self.scorer is None:
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.rule, rows.ids, indices, self.nugget_ratio, self.delimiters)
