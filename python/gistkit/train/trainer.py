@@ -58,9 +58,9 @@ class Trainer:
 
     The recipe, the batches and the compressor determine the losses of a run. The number of processes and `accumulate`
     change them only by rounding. A run that is interrupted and resumed has the same losses as an uninterrupted one, bit
-    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout, random nuggets of a stage)
-    depend on the seed, the step and the process. SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, with a checkpoint; a
-    second one ends it at once.
+    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout, random nuggets of a
+    stage) depend on the seed, the step and the process. SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after
+    its step, with a checkpoint; a second one ends it at once.
 
     A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
     `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, which costs a
