@@ -67,13 +67,18 @@ class FactsStudy(Study):
 def _page(group: Sequence[SavedRun]) -> str:
     recipe: Recipe = group[0].recipe
     scores = format_table(report.table_rows(runs(group)))
-    signs = format_table(report.sign_rows(runs(group)))
-    return (
+    sign_rows = report.sign_rows(runs(group))
+    text = (
         f"{scores}\n\nLoss in nats an answer among {recipe.values}, on contexts of {recipe.length} tokens with "
         f"{recipe.most} keys and values, at {recipe.ratio}x; {recipe.steps} steps of {recipe.batch} after "
         f"{recipe.pairs_steps} and {recipe.base_steps} on the full context that the arms share; in stages: "
         f"{recipe.random_steps} steps with random nuggets, then {', '.join(f'{ratio}x' for ratio in recipe.ratios)}. "
-        f"{machine_caption(group)}.\n\n{signs}\n\nThousandths of a nat an answer, behind random nuggets, before the "
+        f"{machine_caption(group)}."
+    )
+    if len(sign_rows) == 1:
+        return text
+    return (
+        f"{text}\n\n{format_table(sign_rows)}\n\nThousandths of a nat an answer, behind random nuggets, before the "
         "scorer learns. Gradient: of a nugget's score; below 0 the scorer learns to keep such tokens. Swap: the "
         "change of the loss when a nugget gives way to such a token; below 0 such tokens are worth more."
     )
