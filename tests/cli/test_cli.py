@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from gistkit import cli, compress
 from gistkit.cli import overview
-from gistkit.compress import Compressor, FiveHundredX, Memory, language_model
+from gistkit.compress import Compressor, Dodo, FiveHundredX, Memory, language_model
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
@@ -405,6 +405,25 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
     assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
 
 
+def test_a_scorer_learns_in_stages(run, folder, tmp_path, monkeypatch):
+    seen = []
+    select = Dodo.nuggets
+    monkeypatch.setattr(
+        Dodo, "nuggets", lambda self, *given: seen.append((self.rule, self.nugget_ratio)) or select(self, *given)
+    )
+    book = tmp_path / "book.txt"
+    book.write_text(" ".join(f"{TEXT}{number}" for number in range(60)))
+    words = ("train", "--text", book, "--out", tmp_path / "run", "--device", "cpu", "--batch", 2, "--min-length", 30)
+    words += ("--max-length", 40, "--losses", "ae", "--lora", 2, "--steps", 6)
+    dodo = ("--method", "dodo", "--option", "layer=1", "--ratio", 4, "--random-steps", 2)
+    status, _, complaints = run(*words, *dodo, "--ratios", "2,4", "--scorer-rests")
+    assert status == 0, complaints
+    trained = [pair for pair in seen if pair != ("learned", 4)]
+    assert trained == [("random", 4)] * 2 + [("learned", 2)] * 2 and seen[-1] == ("learned", 4)
+    status, _, complaints = run(*words, *dodo, "--ratios", "2,8")
+    assert status == 2 and "ratios: expected the compressor's, 4, as the last one, got 2,8" in complaints
+
+
 @pytest.mark.parametrize(("method", "options"), [("dodo", ("--option", "layer=1")), ("avgpool", ())])
 def test_a_language_model_that_reads_with_a_compressor(run, folder, tmp_path, method, options):
     book, out = tmp_path / "book.txt", tmp_path / "run"
@@ -531,6 +550,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
+        (["train", "--random-steps", "9"], "random_steps: expected none but for a dodo with learned nuggets, got 9"),
         (["train", "--segment", "9"], "segment: expected none without tau, got 9"),
         (["train", "--tau", "9", "--losses", "ae"], "losses: expected none beside tau, for which passages are read on"),
         (["train", "--device", "tpu"], "--device: expected cpu or cuda, got 'tpu'"),

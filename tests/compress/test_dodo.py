@@ -229,6 +229,40 @@ def test_random_nuggets_are_spread_over_the_text():
     assert make(selection="random", ratio=10).encode(torch.full((1, 400), 7)).positions[0, 1:-1].max() > 200
 
 
+def test_another_selection_for_a_while():
+    compressor, ids = make(), tokens(2, 12)
+    before = compressor.encode(ids).positions
+    with compressor.selecting("strided", 2):
+        assert torch.equal(compressor.encode(ids).positions, make(selection="strided", ratio=2).encode(ids).positions)
+        with compressor.selecting(ratio=4.0):
+            inner = compressor.encode(ids)
+            assert torch.equal(inner.positions, make(selection="strided", ratio=4).encode(ids).positions)
+        assert (compressor.rule, compressor.nugget_ratio) == ("strided", 2)
+    # Random ones are drawn anew: each token but the last, which always stays, in 1 of 4 draws and not the same ones.
+    with compressor.selecting("random", 4):
+        drawn = [compressor.encode(ids).positions for _ in range(300)]
+    counts = torch.stack(drawn).flatten().bincount(minlength=13)
+    assert len(set(map(str, drawn))) > 100 and counts[12] == 600 and (counts[1:12] - 600 * 2 / 11).abs().max() < 45
+    # A memory of another ratio is read like any other.
+    assert compressor.generate(inner, prompt_ids=ids[:, :2], task="qa", max_new_tokens=2).shape == (2, 2)
+    with pytest.raises(RuntimeError), compressor.selecting("strided", scorer_rests=True):
+        assert not compressor.scores(compressor.with_bos(compressor.contexts(ids)), None).requires_grad
+        raise RuntimeError
+    assert torch.equal(compressor.encode(ids).positions, before)
+    with compressor.selecting(scorer_rests=True):
+        assert torch.equal(compressor.encode(ids).positions, before)
+        assert compressor.compress(compressor.contexts(ids))[0].key_bias is None
+    assert compressor.compress(compressor.contexts(ids))[0].key_bias.requires_grad
+    for found, arguments, message in [
+        (compressor, {"rule": "best"}, "rule: expected one of learned, .*, got 'best'"),
+        (compressor, {"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),
+        (compressor, {"rule": "delimiters"}, "rule: expected one without delimiters, as the compressor has none, got"),
+        (make(selection="strided"), {"rule": "learned"}, "rule: expected one without a scorer, as selection is 'stri"),
+    ]:
+        with pytest.raises(ValueError, match=message), found.selecting(**arguments):
+            pass
+
+
 def test_a_long_context_is_compressed_in_its_first_tokens():
     compressor = make(window=9)
     ids = tokens(1, 14)

@@ -15,7 +15,7 @@ from gistkit.studies.nuggets import runs as nuggets_runs
 from gistkit.studies.nuggets import study as nuggets
 from gistkit.studies.nuggets.study import PRESETS, Arm
 from gistkit.studies.registry import read
-from gistkit.train import load_corpus
+from gistkit.train import Stage, load_corpus
 from tests.helpers.study_runs import Bar
 
 RECIPE = dataclasses.replace(
@@ -130,6 +130,22 @@ def test_a_run_can_be_resumed_and_the_language_model_begins_with_the_scorer_that
     again = nuggets_runs.train(RECIPE, arm, 0, corpus, cut, resume=True, bar=Bar())
     assert again.test == run.test
     assert again.chosen == run.chosen
+
+
+def test_a_scorer_can_learn_to_reconstruct_in_stages(corpus, tmp_path, monkeypatch):
+    recipe = dataclasses.replace(RECIPE, steps=5, base_steps=0, random_steps=1, lower_ratios=(2, 8))
+    assert recipe.stages(Arm("ae", "learned", 4)) == (Stage(1, "random"), Stage(2, ratio=2))
+    assert recipe.stages(Arm("ae", "strided", 4)) == recipe.stages(Arm("lm", "learned", 4)) == ()
+    seen, select = [], Dodo.nuggets
+
+    def nuggets_of(self, rows, scores):
+        if self.training:
+            seen.append((self.rule, self.nugget_ratio))
+        return select(self, rows, scores)
+
+    monkeypatch.setattr(Dodo, "nuggets", nuggets_of)
+    nuggets_runs.train(recipe, Arm("ae", "learned", 4), 0, corpus, tmp_path, bar=Bar())
+    assert seen == [("random", 4)] + [("learned", 2)] * 2 + [("learned", 4)] * 2
 
 
 @pytest.mark.parametrize("by_signal", [False, True])

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import LAYOUTS, add_command, add_device, device, number, path, positive, whole
+from gistkit.options.arguments import LAYOUTS, add_command, add_device, device, number, path, positive, several, whole
 from gistkit.options.models import (
     DTYPES,
     IMAGES,
@@ -27,13 +27,17 @@ example: gistkit train --model ./llama --compressor runs/first/compressor --pres
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
 example: gistkit train --model ./llava --preset finetune --questions chats.jsonl --images photos/ --layout epl
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
+example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
 RECIPE = (
     "steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "memory_factor", "min_length", "max_length",
     "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
-DATA = ("text", "dataset", "questions", "images", "limit", "tau", "segment", "gists_as_means")
+DATA = (
+    "text", "dataset", "questions", "images", "limit", "tau", "segment", "gists_as_means", "random_steps", "ratios",
+    "scorer_rests",
+)  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
     "tensorboard",
@@ -104,6 +108,22 @@ def _add_settings(group: Any) -> None:
         metavar="N",
         help="gistpool with windows=1 and full_copy=true: first fit maps that make gists the means of their windows, "
         "over N gists (some thousands); then train with a --memory-factor of about 0.1",
+    )
+    group.add_argument(
+        "--random-steps",
+        type=positive,
+        metavar="N",
+        help="dodo: random nuggets in the first N steps; the scorer learns after them (default: from the first step)",
+    )
+    group.add_argument(
+        "--ratios",
+        type=several(positive),
+        metavar="R,R,..",
+        help="dodo: ratios after these steps, such as 2,4,8; the last is --ratio and has half of the remaining steps, "
+        "the others have equal shares of the other half (default: --ratio alone)",
+    )
+    group.add_argument(
+        "--scorer-rests", action="store_true", default=None, help="dodo: the scorer does not learn at the last ratio"
     )
     group.add_argument(
         "--window", type=positive, help="tokens of a context that are compressed; the others stay uncompressed"

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 # In the order of the commands.
 STUDIES = (
-    "compression-loss", "epl", "smollm2", "in-place", "pairs", "nuggets", "pooling", "greedy", "length", "retrieval",
-    "resolution", "voco",
+    "compression-loss", "epl", "smollm2", "in-place", "pairs", "nuggets", "facts", "pooling", "greedy", "length",
+    "retrieval", "resolution", "voco",
 )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ from gistkit.train.images import ImageQuestion, ImageQuestions
 from gistkit.train.metrics import read_metrics
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import PRESETS, Preset, Recipe
+from gistkit.train.stages import Stage, growing
 
 if TYPE_CHECKING:
     from gistkit.train.command import run
@@ -77,7 +78,9 @@ __all__ = [
     "QuestionAnswering",
     "Recipe",
     "Result",
+    "Stage",
     "Trainer",
+    "growing",
     "load_conversations",
     "load_corpus",
     "read_metrics",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import METHODS, Compressor, VoCo, language_model, start_as_means
+from gistkit.compress import METHODS, Compressor, Dodo, VoCo, language_model, start_as_means
 from gistkit.compress.losses import check_losses
 from gistkit.evaluate import load_questions
 from gistkit.hf.chat import tile_separators
@@ -22,6 +22,7 @@ from gistkit.train.data import load_corpus
 from gistkit.train.images import ImageQuestions
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
+from gistkit.train.stages import Stage, growing
 from gistkit.train.trainer import Result, Trainer
 
 
@@ -44,6 +45,9 @@ def run(
     tau: int | None = None,
     segment: int | None = None,
     gists_as_means: int | None = None,
+    random_steps: int = 0,
+    ratios: Sequence[int] = (),
+    scorer_rests: bool = False,
     resume: bool = False,
     progress: bool = True,
     **options: Any,
@@ -69,6 +73,9 @@ def run(
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
             "gistpool" with windows=1 and full_copy, whose maps then need a small `memory_factor` (0.1 in the study
             `in-place`).
+        random_steps, ratios, scorer_rests: stages of a "dodo" whose scorer learns, see `growing`: the steps with random
+            nuggets, the ratios after them, the last of which is the compressor's, and whether the scorer rests at that
+            one. They follow from the number of steps, so a resumed run has the same one.
         resume: whether to continue from the last checkpoint in `out`.
         progress: whether to show progress bars.
         options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
@@ -116,6 +123,7 @@ def run(
     if isinstance(new_compressor, VoCo) != (images is not None):
         wanted = "a folder for voco" if images is None else f"none for {new_compressor.method}"
         raise ValueError(f"images: expected {wanted}, got {images}")
+    stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trained = new_compressor if tau is None else language_model(new_compressor, tau, segment)
     # One progress bar for all processes.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
@@ -139,8 +147,25 @@ def run(
     # A resumed run has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
         _pool(new_compressor, batches, gists_as_means, progress)
-    trainer = Trainer(trained, batches, schedule, out, progress=progress, **options)
+    trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
+
+
+def _stages(
+    compressor: Compressor, steps: int, random_steps: int, ratios: Sequence[int], scorer_rests: bool
+) -> tuple[Stage, ...]:
+    """The stages of a Dodo whose scorer learns; none where none are asked for."""
+    if not (random_steps or ratios or scorer_rests):
+        return ()
+    joined = ",".join(map(str, ratios))
+    given = {"random_steps": random_steps, "ratios": joined, "scorer_rests": scorer_rests}
+    name, value = next((name, value) for name, value in given.items() if value)
+    if not isinstance(compressor, Dodo) or compressor.scorer is None:
+        title = compressor.title if isinstance(compressor, Dodo) else compressor.method
+        raise ValueError(f"{name}: expected none but for a dodo with learned nuggets, got {value} with {title}")
+    if ratios and ratios[-1] != compressor.chunk:
+        raise ValueError(f"ratios: expected the compressor's, {compressor.chunk}, as the last one, got {joined}")
+    return growing(steps, random_steps, ratios, scorer_rests=scorer_rests)
 
 
 def _image_questions(

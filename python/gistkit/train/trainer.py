@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
 from gistkit.train.sharding import gathers_kept_keys
+from gistkit.train.stages import Stage, check_stages, selecting_at
 
 Measure = Callable[[Compressor], dict[str, float]]
 EXPORTED = "compressor"
@@ -57,9 +58,9 @@ class Trainer:
 
     The recipe, the batches and the compressor determine the losses of a run. The number of processes and `accumulate`
     change them only by rounding. A run that is interrupted and resumed has the same losses as an uninterrupted one, bit
-    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout) depend on the seed, the
-    step and the process. SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after its step, with a checkpoint; a
-    second one ends it at once.
+    for bit on the same machine with as many threads. Random numbers drawn in a pass (dropout, random nuggets of a
+    stage) depend on the seed, the step and the process. SIGINT (Ctrl-C) and SIGTERM, in any process, end a run after
+    its step, with a checkpoint; a second one ends it at once.
 
     A `LanguageModel` reads contexts and continuations as one text, and has one loss, "loss". The threshold of a
     `MixedResolution`, unless its rule determines it, is computed before every step from the step's batch, which costs a
@@ -84,6 +85,8 @@ class Trainer:
         tensorboard: whether to write TensorBoard's event files too.
         progress: whether to show a progress bar.
         measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
+        stages: how a Dodo with a scorer selects nuggets in the first steps, see `growing`; evaluations, and what is
+            saved, are as the compressor says.
 
     Raises:
         ValueError: if an argument is out of range, or the rows cannot be divided among processes and passes.
@@ -108,6 +111,7 @@ class Trainer:
         tensorboard: bool = False,
         progress: bool = True,
         measure: Measure | None = None,
+        stages: Sequence[Stage] = (),
     ) -> None:
         for name, value, least in (
             ("eval_every", eval_every, 1),
@@ -129,7 +133,8 @@ class Trainer:
             )
         self._trained = compressor
         self.compressor = compressor.compressor if isinstance(compressor, LanguageModel) else compressor
-        self.batches, self.recipe, self.out = batches, recipe, Path(out)
+        check_stages(self.compressor, stages)
+        self.batches, self.recipe, self.out, self.stages = batches, recipe, Path(out), tuple(stages)
         self.gradient_checkpointing = gradient_checkpointing
         self.eval_every, self.held_out, self.keep = eval_every, held_out, keep
         self.save_every, self.save_minutes = save_every, save_minutes
@@ -148,6 +153,7 @@ class Trainer:
         """The JSON values that determine the losses, without the number of steps."""
         recipe = asdict(self.recipe)
         del recipe["steps"]
+        stages = {"stages": [asdict(stage) for stage in self.stages]} if self.stages else {}
         return {
             "recipe": recipe,
             "batches": self.batches.identity,
@@ -155,6 +161,7 @@ class Trainer:
             "method": self.compressor.method,
             **self._trained.settings,
             "precision": self.accelerator.mixed_precision,
+            **stages,
         }
 
     def train(self, *, resume: bool = False) -> Result:
@@ -277,12 +284,13 @@ class Trainer:
         clock = time.perf_counter()
         seeds = np.random.SeedSequence([recipe.seed, step, accelerator.process_index])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
-        self._calibrate(step, recipe.batch)
-        self.compressor.train()
         rate = recipe.learning_rate_at(step)
         set_learning_rate(self._optimizer, rate)
         batch = self._passes.read(self.batches(step))
-        losses = self._passes.backward(batch)
+        with selecting_at(self.compressor, self.stages, step):
+            self._calibrate(step, recipe.batch)
+            self.compressor.train()
+            losses = self._passes.backward(batch)
         norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)
         norm = getattr(norm, "full_tensor", lambda: norm)()
         values = dict(zip([*self._passes.names, "grad_norm"], [*losses.tolist(), float(norm)], strict=True))

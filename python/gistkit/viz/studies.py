@@ -19,6 +19,7 @@ OTHER_STYLES: tuple[dict[str, Any], ...] = (
     {"color": COLOURS["black"], "linestyle": "--", "marker": "v"},
     {"color": COLOURS["green"], "linestyle": ":", "marker": "P"},
     {"color": COLOURS["purple"], "linestyle": "-", "marker": "X"},
+    {"color": COLOURS["grey"], "linestyle": "--", "marker": "*"},
 )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -87,6 +87,10 @@ class Dodo(InPlace):
         options = {"selection": selection, "layer": layer, "separate": separate, "delimiters": list(delimiters)}
         options["train_scorer"] = train_scorer
         self.selection, self.layer, self.delimiters = selection, layer, tuple(delimiters)
+        # What `selecting` has put in place of `selection` and `ratio`.
+        self._rule: Rule | None = None
+        self._nugget_ratio: int | None = None
+        self._scorer_rests = False
         threshold = _number("threshold", threshold)
         if not isinstance(scorer_norm, bool):
             raise ValueError(f"scorer_norm: expected True or False, got {scorer_norm!r}")
@@ -105,6 +109,51 @@ class Dodo(InPlace):
         """What a table calls it."""
         learned = "" if self._options["train_scorer"] else ", frozen scorer"
         return f"Dodo {self.chunk}x" + (learned if self.selection == "learned" else f", {self.selection}")
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that nuggets are selected by now: `selection`, but for inside `selecting`."""
+        return self.selection if self._rule is None else self._rule
+
+    @property
+    def nugget_ratio(self) -> int:
+        """Context tokens for each nugget now: `ratio`, but for inside `selecting`."""
+        return self.chunk if self._nugget_ratio is None else self._nugget_ratio
+
+    @contextmanager
+    def selecting(
+        self, rule: Rule | None = None, ratio: int | None = None, *, scorer_rests: bool = False
+    ) -> Iterator[None]:
+        """Inside, nuggets are selected by another rule, or one in `ratio` tokens is one; settings stay as they are.
+
+        The threshold does too: a `MixedResolution` needs another one inside, which its `calibrate` finds.
+
+        Args:
+            rule: in place of `selection`; "learned" where there is a scorer, "delimiters" where there are delimiters.
+                "random" draws other tokens at every call, so that any token of any text is a nugget now and then. None:
+                no other.
+            ratio: in place of `ratio`, a whole number >= 1. None: no other.
+            scorer_rests: whether scores have no gradients.
+        """
+        if rule is not None:
+            self.check_rule(rule)
+        ratio = None if ratio is None else whole("ratio", ratio, high=POSITIONS, floats=True)
+        before = self._rule, self._nugget_ratio, self._scorer_rests
+        self._rule, self._nugget_ratio = rule or self._rule, ratio or self._nugget_ratio
+        self._scorer_rests = scorer_rests or self._scorer_rests
+        try:
+            yield
+        finally:
+            self._rule, self._nugget_ratio, self._scorer_rests = before
+
+    def check_rule(self, rule: Rule) -> None:
+        """Refuses a rule that this compressor cannot select by."""
+        if rule not in RULES:
+            raise ValueError(f"rule: expected one of {', '.join(RULES)}, got {rule!r}")
+        if rule == "learned" and self.scorer is None:
+            raise ValueError(f"rule: expected one without a scorer, as selection is {self.selection!r}, got {rule!r}")
+        if rule == "delimiters" and not self.delimiters:
+            raise ValueError(f"rule: expected one without delimiters, as the compressor has none, got {rule!r}")
 
     @property
     def threshold(self) -> float:
@@ -150,14 +199,17 @@ class Dodo(InPlace):
             plan: of the pass through the lower layers that the scorer's hidden states come from, for all rows.
             keep: collects keys and values of these layers, if there is such a pass.
         """
-        if self.scorer is None:
+        if self._rule == "random":
+            return torch.rand(rows.ids.shape, device=self.device)
+        if self.rule != "learned" or self.scorer is None:
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
-            return rule_scores(self.selection, rows.ids, indices, self.chunk, self.delimiters)
+            return rule_scores(self.rule, rows.ids, indices, self.nugget_ratio, self.delimiters)
         with torch.no_grad(), hf.attach(self.model), self.lower_layers():
             hidden_states = self.lm.run(
                 None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
             ).last_hidden_state
-        return self.scorer(hidden_states)  # type: ignore[no-any-return]
+        scores: Tensor = self.scorer(hidden_states)
+        return scores.detach() if self._scorer_rests else scores
 
     def lower_layers(self) -> AbstractContextManager[None]:
         """Inside, a pass ends after `layer` layers, and its hidden states are what the scorer reads."""
@@ -179,7 +231,7 @@ class Dodo(InPlace):
     def nuggets(self, input_rows: Rows, scores: Tensor) -> Nuggets:
         """The nuggets of rows with BOS, by their scores [B, N]; indices count BOS, which is not a nugget."""
         # A ratio as large as the text leaves the last token.
-        ratio = scores.shape[1] if self.selection == "none" else self.chunk
+        ratio = scores.shape[1] if self.rule == "none" else self.nugget_ratio
         ragged = min(input_rows.lengths) < scores.shape[1]
         nuggets = top_nuggets(scores[:, 1:], ratio, input_rows.valid[:, 1:] if ragged else None)
         return Nuggets(nuggets.index + 1, nuggets.counts)

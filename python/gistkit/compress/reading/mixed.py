@@ -72,7 +72,7 @@ class MixedResolution(LanguageModel):
 
         Args:
             texts: batches of texts, each as `__call__` takes it.
-            ratio: tokens for each nugget; None: the compressor's.
+            ratio: tokens for each nugget; None: the compressor's `nugget_ratio`.
         """
         scores = []
         for text in texts:
@@ -80,7 +80,8 @@ class MixedResolution(LanguageModel):
             scores.append(self.scores(rows)[:, 1:][rows.valid[:, 1:]])
         if not scores:
             raise ValueError("texts: expected at least one batch, got none")
-        self.compressor.threshold = threshold_for(torch.cat(scores), self.compressor.ratio if ratio is None else ratio)
+        ratio = self.compressor.nugget_ratio if ratio is None else ratio
+        self.compressor.threshold = threshold_for(torch.cat(scores), ratio)
         return self.compressor.threshold
 
     def plan(self, is_nugget: Tensor) -> Plan:
@@ -171,7 +172,7 @@ class NuggetStream(Stream):
         reader, device = self.reader, self.reader.compressor.device
         self._scored: StreamCache | None = None
         keep, recent = None, self._recent()
-        if reader.compressor.scorer is not None:
+        if reader.compressor.rule == "learned":
             keep = hf.KeptKeys(padded(recent, device=device))
         scores = reader.scores(rows, keep=keep)
         if keep is not None:
@@ -194,7 +195,7 @@ class NuggetStream(Stream):
         compressor = self.reader.compressor
         if compressor.scorer is None or self._scored is None:
             indices = torch.tensor(self.ends, device=compressor.device) - 1
-            return rule_scores(compressor.selection, tokens, indices, compressor.chunk, compressor.delimiters)
+            return rule_scores(compressor.rule, tokens, indices, compressor.nugget_ratio, compressor.delimiters)
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
         with compressor.lower_layers():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import format_table
+from gistkit.options.arguments import positive, several, whole
 from gistkit.studies.models import add_preset, tokenizer
 from gistkit.studies.nuggets import report
 from gistkit.studies.nuggets.runs import Run, train
@@ -36,21 +38,36 @@ class NuggetsStudy(Study):
         add_names(parser, "--tasks", TASKS, TASKS, "; ae: reconstruct a context; lm: read on")
         add_names(parser, "--methods", LM_ARMS, LM_ARMS)
         add_names(parser, "--ratios", ("2", "4", "8", "10", "16", "20"), ("4", "8"), ", of ae")
+        parser.add_argument(
+            "--random-steps", type=whole(), default=0, metavar="N",
+            help="steps of ae with random nuggets before the scorer learns (default: %(default)s)",
+        )  # fmt: skip
+        parser.add_argument(
+            "--lower-ratios", type=several(positive), default=[], metavar="R,R,..",
+            help="ratios of ae on the way to the arm's, as with gistkit train --ratios (default: none)",
+        )  # fmt: skip
         add_text(parser)
         add_runs(parser)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         need("sacrebleu")
-        recipe = self.recipe_for(options)
+        stages = {"random_steps": options.random_steps, "lower_ratios": tuple(options.lower_ratios)}
+        recipe = replace(self.recipe_for(options), **stages)
         corpus = load_corpus(options.text, tokenizer=tokenizer(recipe))
         study_arms = arms(recipe, options.tasks, options.methods, [int(ratio) for ratio in options.ratios])
         if not study_arms:
             raise ValueError(f"--methods: expected some of {', '.join(SELECTIONS)} for the task ae, got others")
+        for arm in study_arms:
+            # Stages that do not fit the steps are a mistake before the first run.
+            recipe.stages(arm)
         about = (
             f"Nuggets of contexts of {recipe.context} and texts of {recipe.length} {corpus.unit}, "
             f"{len(study_arms)} arms of {recipe.steps} steps; text {corpus.name}, {corpus.digest}"
         )
         return StudyPlan(recipe, jobs(study_arms, options.seeds), about, corpus, options.preset)
+
+    def recipe_of(self, values: dict[str, Any]) -> Recipe:
+        return Recipe(**values | {"lower_ratios": tuple(values.get("lower_ratios", ()))})
 
     def arm_name(self, run: Run) -> str:
         return Arm(run.task, run.method, run.ratio).name

@@ -22,6 +22,7 @@ from gistkit.studies.nuggets.study import Arm, Recipe, build_compressor, build_r
 from gistkit.studies.reconstruction import evaluate as reconstruct
 from gistkit.train.data import Corpus
 from gistkit.train.recipe import adamw
+from gistkit.train.stages import selecting_at
 
 
 @dataclass
@@ -125,8 +126,14 @@ def _train_reconstruction(
 ) -> None:  # fmt: skip
     texts = TextPassages(corpus, recipe.context, recipe.batch, seed, recipe.final_texts, recipe.context)
     splits = {name: rows.to(device) for name, rows in texts.splits.items()}
+    stages = recipe.stages(arm)
+
+    def loss(step: int) -> Tensor:
+        with selecting_at(compressor, stages, step):
+            return compressor(texts(step).to(device))["loss"]
+
     progress = _fit(
-        recipe, arm.name, seed, corpus, compressor, lambda step: compressor(texts(step).to(device))["loss"],
+        recipe, arm.name, seed, corpus, compressor, loss,
         lambda: reconstruct(compressor, splits["held_out"][: recipe.eval_texts], batch=16), out, resume, bar,
     )  # fmt: skip
     run.curve, run.seconds = progress.curve, progress.seconds

@@ -21,6 +21,7 @@ from gistkit.compress.model import lora_config
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.studies import models
 from gistkit.studies.fitting import StudyRecipe
+from gistkit.train.stages import Stage, growing
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Recipe(StudyRecipe):
         lm_batch: rows of a step of the language model.
         ratio, tau, segment: of the language model; see `MixedResolution`.
         calibrate_every: steps between thresholds of the language model.
+        random_steps, lower_ratios: the stages of a scorer that learns to reconstruct: steps with random nuggets, and
+            ratios on the way to an arm's own; see `growing`.
         eval_texts: held-out contexts or texts at every evaluation.
         final_texts: held-out contexts or texts at the end, and as many test texts, on which no choice is based.
     """
@@ -58,6 +61,8 @@ class Recipe(StudyRecipe):
     tau: int = 32
     segment: int = 8
     calibrate_every: int = 10
+    random_steps: int = 0
+    lower_ratios: tuple[int, ...] = ()
     eval_texts: int = 16
     final_texts: int = 96
 
@@ -66,6 +71,13 @@ class Recipe(StudyRecipe):
         """Number of recent tokens equal to the average number of nuggets and recent tokens together."""
         recent = self.tau - (self.segment - 1) / 2
         return round(recent + (self.length - self.asked / 2 - recent) / self.ratio)
+
+    def stages(self, arm: Arm) -> tuple[Stage, ...]:
+        """The stages of an arm."""
+        if (arm.task, arm.method) != ("ae", "learned"):
+            return ()
+        lower = [ratio for ratio in self.lower_ratios if ratio < arm.ratio]
+        return growing(self.steps, self.random_steps, [*lower, arm.ratio])
 
 
 PRESETS = {

@@ -30,11 +30,14 @@ class Recipe(FallingRecipe):
     Args:
         keys, values: different tokens of each kind.
         fewest, most: pairs of a context; each key occurs once in it.
+        length, filler: tokens of a context, and different tokens of the third kind, among which its pairs then lie at
+            random places; 0 and 0: pairs alone.
         base_steps, base_rate: of the training on the full context that the arms of a seed share.
         memory_factor: learning rate of the gists' own parameters, over that of the others.
         dim, layers, heads, rope_theta, weight_std: of the decoder; its first embeddings are three times as large as its
             other weights.
         gated: whether its layers' maps have a gate, as Llama's and Gemma's do.
+        alone: whether each key is asked by itself; otherwise they follow each other in one text.
         eval_contexts, test_contexts: at every evaluation, and of each split at the end.
     """
 
@@ -48,6 +51,8 @@ class Recipe(FallingRecipe):
     values: int = 8
     fewest: int = 15
     most: int = 15
+    length: int = 0
+    filler: int = 0
     base_steps: int = 1500
     base_rate: float = 2e-3
     memory_factor: float = 3.0
@@ -57,6 +62,7 @@ class Recipe(FallingRecipe):
     rope_theta: float = 100.0
     weight_std: float = 0.1
     gated: bool = False
+    alone: bool = True
     eval_contexts: int = 256
     test_contexts: int = 1024
 
@@ -66,11 +72,21 @@ class Recipe(FallingRecipe):
             raise ValueError(
                 f"fewest, most: expected 1 <= fewest <= most <= keys, got {self.fewest}, {self.most} and {self.keys}"
             )
+        if self.length and (self.length < 2 * self.most or not self.filler):
+            raise ValueError(
+                f"length, filler: expected at least the tokens of {self.most} pairs and a token to lie among them, got "
+                f"{self.length} and {self.filler}"
+            )
 
     @property
     def bos(self) -> int:
         """The token before a context."""
         return self.keys + self.values
+
+    @property
+    def vocabulary(self) -> int:
+        """Keys, values, the token before a context, and filler, in this order."""
+        return self.bos + 1 + self.filler
 
 
 PRESETS = {
@@ -85,7 +101,7 @@ class Pairs(NamedTuple):
     """Contexts of keys and values in turn, and the keys in another order with their values.
 
     Args:
-        contexts: int64 [B, 2 n].
+        contexts: int64 [B, 2 n], or [B, length] with filler.
         keys, answers: int64 [B, n]; answers count from the first value.
     """
 
@@ -102,15 +118,29 @@ def draw(recipe: Recipe, split: str, *numbers: int, rows: int) -> Pairs:
     answers = random.integers(recipe.values, size=(rows, count))
     order = random.permuted(np.tile(np.arange(count), (rows, 1)), axis=1)
     contexts = np.stack([keys, recipe.keys + answers], -1).reshape(rows, -1)
+    if recipe.length:
+        contexts = _among_filler(contexts, recipe, random)
     asked, expected = (np.take_along_axis(array, order, 1) for array in (keys, answers))
     return Pairs(*(torch.from_numpy(array) for array in (contexts, asked, expected)))
+
+
+def _among_filler(pairs: np.ndarray, recipe: Recipe, random: np.random.Generator) -> np.ndarray:
+    """[B, length] of pairs [B, 2 n]: the pairs in their order, each whole, at random places among filler."""
+    rows, count = len(pairs), pairs.shape[1] // 2
+    contexts = recipe.bos + 1 + random.integers(recipe.filler, size=(rows, recipe.length))
+    # A pair is one of length - n items; those before it have one token more each where they are pairs.
+    items = np.tile(np.arange(recipe.length - count), (rows, 1))
+    places = np.sort(random.permuted(items, axis=1)[:, :count], 1) + np.arange(count)
+    np.put_along_axis(contexts, places, pairs[:, ::2], 1)
+    np.put_along_axis(contexts, places + 1, pairs[:, 1::2], 1)
+    return contexts
 
 
 def fresh_model(recipe: Recipe, seed: int) -> PreTrainedModel:
     """The untrained decoder of a seed: a Llama, whose layers have a gate or not."""
     torch.manual_seed(seed)
     sizes: dict[str, Any] = {
-        "vocab_size": recipe.bos + 1, "hidden_size": recipe.dim, "intermediate_size": 2 * recipe.dim,
+        "vocab_size": recipe.vocabulary, "hidden_size": recipe.dim, "intermediate_size": 2 * recipe.dim,
         "num_hidden_layers": recipe.layers, "num_attention_heads": recipe.heads, "max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "initializer_range": recipe.weight_std,
         "rope_parameters": {"rope_type": "default", "rope_theta": recipe.rope_theta}, "bos_token_id": recipe.bos,
