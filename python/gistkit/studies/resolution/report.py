@@ -28,6 +28,7 @@ TITLES = {
     "seqpe-bias": "SeqPE AttnBias",
     "seqpe-mul-no-delta": "SeqPE AttnMul without L_delta",
     "seqpe-mul-no-ood": "SeqPE AttnMul without L_OOD",
+    "seqpe-mul-no-delta-no-ood": "SeqPE AttnMul without both losses",
 }
 PAPER_GRIDS = (14, 20, 24, 28, 32, 40, 42)
 # SeqPE, Tables III, V and IV: accuracy in percent of ViT-S on ImageNet-1k, patches of 16 pixels, by grid.
@@ -42,6 +43,7 @@ PAPER = {
     "seqpe-bias": (80.8, 80.9, 80.1, 79.2),
     "seqpe-mul-no-delta": (81.3, 81.3, 79.3, 76.1),
     "seqpe-mul-no-ood": (81.0, 81.2, 80.7, 80.0),
+    "seqpe-mul-no-delta-no-ood": (81.1, 81.2, 79.7, 77.1),
 }
 
 

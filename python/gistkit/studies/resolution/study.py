@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.nn import IMAGE_ENCODINGS, PositionEncoding, ViT, grid_positions, position_encoding
-from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe, without_losses
 from gistkit.studies.resolution.images import Images, Split, random_crops, resize
 
-# Arms that train SeqPE without one of its losses.
-ABLATIONS = {"seqpe-mul-no-delta": {"contrastive_weight": 0.0}, "seqpe-mul-no-ood": {"ood_weight": 0.0}}
+# Arms that train SeqPE without one of its losses, or without both.
+ABLATIONS = without_losses("seqpe-mul")
 ARMS = (*IMAGE_ENCODINGS, *ABLATIONS)
 
 
@@ -116,7 +116,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """A position encoding by its name, or SeqPE without one of its losses."""
+    """A position encoding by its name, or SeqPE without some of its losses."""
 
     name: str
 
