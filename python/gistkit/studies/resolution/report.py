@@ -77,8 +77,8 @@ def paper_rows() -> list[list[str]]:
     return rows
 
 
-def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
-    """Accuracy against the size, ours and the paper's."""
+def figures(runs: Sequence[Run], split: str = "test", *, with_paper: bool = True) -> dict[str, Figure]:
+    """Accuracy against the size, ours and, where it has such figures, the paper's."""
     from gistkit.studies.extrapolation.figures import Panel, draw_sizes
 
     arms = by_arm(runs)
@@ -90,11 +90,13 @@ def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
         }
         for arm, arm_runs in arms.items()
     }
-    paper = {
-        TITLES[arm]: {grid / PAPER_GRIDS[0]: [figure] for grid, figure in zip(PAPER_GRIDS, PAPER[arm], strict=False)}
-        for arm in arms
-    }
-    panels = [Panel("accuracy (%)", accuracies), Panel("paper: ViT-S on ImageNet", paper)]
+    panels = [Panel("accuracy (%)", accuracies)]
+    if with_paper:
+        paper = {
+            TITLES[arm]: {grid / PAPER_GRIDS[0]: [value] for grid, value in zip(PAPER_GRIDS, PAPER[arm], strict=False)}
+            for arm in arms
+        }
+        panels.append(Panel("paper: ViT-S on ImageNet", paper))
     return {"resolution": draw_sizes(panels, "Image classifiers at larger sizes than they were trained at")}
 
 
