@@ -119,7 +119,7 @@ PRESETS = {
     "short": Recipe(),
     # A minute a run; images keep their size on a larger canvas.
     "canvas": Recipe(
-        steps=600, warmup=50, eval_every=300, layers=2, max_position=20, grids=(6, 8, 9, 12, 18), window_positions=16,
+        steps=1000, warmup=50, layers=2, max_position=20, grids=(6, 8, 9, 12, 18), window_positions=16,
         object_grid=4, crop=1.0,
     ),
     # ViT-S and the schedule of the paper, without its mixtures of images and its randomly chosen distortions.
@@ -201,9 +201,9 @@ class Classifier(Learner[ViT]):
         return self.place_images(pixels, grid, self.corners(len(rows), grid, generator)), rows.labels.to(self.device)
 
     def corners(self, count: int, grid: int, generator: torch.Generator) -> Tensor:
-        """Random places of so many images in a grid, int64 [count, 2]: row and column of the first pixel."""
-        free = grid * self.recipe.patch - self.recipe.image_size(grid)
-        return torch.randint(0, free + 1, (count, 2), generator=generator)
+        """Random places of so many images, in whole patches: int64 [count, 2], row and column of the first pixel."""
+        free = grid - (self.recipe.object_grid or grid)
+        return self.recipe.patch * torch.randint(0, free + 1, (count, 2), generator=generator)
 
     def place_images(self, pixels: Tensor, grid: int, corners: Tensor) -> Tensor:
         """Images of their size as a grid of so many patches on a side."""
