@@ -164,8 +164,8 @@ class Documents:
         return np.concatenate([document, [ord("\n")], questions.flatten()]).astype(np.uint8)
 
 
-# A minute or two a run on a CPU, and two to four for the language model of a new arm and seed.
-PRESETS = {"documents": Recipe(steps=400, batch=32, learning_rate=2e-3, warmup=25, eval_every=100)}
+# Two minutes a run on a CPU, and two to four for the language model of a new arm and seed.
+PRESETS = {"documents": Recipe(steps=600, batch=32, learning_rate=2e-3, warmup=25, eval_every=150)}
 
 
 def train(
