@@ -109,7 +109,7 @@ def test_the_loss_of_a_step_is_that_of_the_task_and_of_its_positions(corpus, nam
     assert main.shape == (3, 8) and len({int(row[0]) for row in main}) > 1
     logits = torch.stack([one.model(ids[None], row)[0] for ids, row in zip(inputs, main, strict=True)])
     expected = cross_entropy(logits.flatten(0, 1), labels.flatten())
-    assert (drawn.pivots is None) == name.endswith("no-delta") and (drawn.teacher is None) == name.endswith("no-ood")
+    assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
     if drawn.pivots is not None:
         expected = expected + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
     if drawn.teacher is not None:
@@ -194,7 +194,7 @@ def test_bfloat16_changes_figures_a_little(corpus, tmp_path):
         (lambda: dataclasses.replace(RECIPE, longest=3), r"longest: expected a power of two, got 3"),
         (lambda: dataclasses.replace(RECIPE, longest=8), r"longest: expected at most 60 positions, got 8 x 8"),
         (lambda: dataclasses.replace(RECIPE, digits=1), r"longest: expected at most 10 positions, got 4 x 8"),
-        (lambda: Arm("seqpe"), r"name: expected one of nope, .*seqpe-bias-no-ood, got 'seqpe'"),
+        (lambda: Arm("seqpe"), r"name: expected one of nope, .*seqpe-bias-no-delta-no-ood, got 'seqpe'"),
     ],
 )
 def test_bad_recipes_and_arms_are_named(call, message):

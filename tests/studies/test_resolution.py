@@ -14,12 +14,13 @@ from torch.nn.functional import cross_entropy, interpolate
 from gistkit import cli
 from gistkit.nn import grid_positions
 from gistkit.nn.seqpe import contrastive_loss, ood_loss
-from gistkit.studies import results
-from gistkit.studies.registry import read
+from gistkit.studies import results, shown
+from gistkit.studies.pages import committed
+from gistkit.studies.registry import find, read
 from gistkit.studies.resolution import images as image_sets
 from gistkit.studies.resolution import report
 from gistkit.studies.resolution import study as resolution
-from gistkit.studies.resolution.images import PARTS, load_images, random_crops, resize
+from gistkit.studies.resolution.images import PARTS, load_images, on_canvas, random_crops, resize
 from gistkit.studies.resolution.study import ABLATIONS, ARMS, Arm, Classifier, arms
 from tests.helpers.study_runs import Bar, check_resumes
 
@@ -171,6 +172,17 @@ def test_resized_images_keep_what_is_where():
     assert resize(torch.eye(8)[None, None], 4).sum() * 4 == pytest.approx(8, rel=0.1)
 
 
+def test_images_keep_their_size_where_they_are_put():
+    pictures = torch.rand(3, 2, 4, 4, generator=torch.Generator().manual_seed(0))
+    corners, blank = torch.tensor([[0, 0], [3, 1], [2, 3]]), torch.tensor([-1.0, -2.0])
+    canvas = on_canvas(pictures, 7, corners, blank)
+    assert canvas.shape == (3, 2, 7, 7)
+    for picture, found, (row, column) in zip(pictures, canvas, corners.tolist(), strict=True):
+        expected = blank.view(2, 1, 1).repeat(1, 7, 7)
+        expected[:, row : row + 4, column : column + 4] = picture
+        assert torch.equal(found, expected)
+
+
 def classifier(images, name, seed=0, **changes):
     return Classifier(dataclasses.replace(RECIPE, **changes), Arm(name), images, seed)
 
@@ -186,6 +198,60 @@ def test_batches_are_of_their_seed_and_step(images):
     for picture, label in zip(whole, labels, strict=True):
         distances = (known - picture).abs().amax((1, 2, 3))
         assert distances.min() < 1e-4 and images.train.labels[distances.argmin()] == label
+
+
+def found_at(canvas, pictures, blank):
+    """Which of the pictures [n, channels, side, side] is on a canvas of blank pixels, and its corner."""
+    side = pictures.shape[-1]
+    rows, columns = ((canvas - blank.view(-1, 1, 1)).abs().amax(0) > 1e-5).nonzero().T
+    last = canvas.shape[-1] - side
+    for row in range(max(0, int(rows.max()) - side + 1), min(last, int(rows.min())) + 1):
+        for column in range(max(0, int(columns.max()) - side + 1), min(last, int(columns.min())) + 1):
+            part = canvas[:, row : row + side, column : column + side]
+            same = (pictures - part).abs().amax((1, 2, 3)) < 1e-4
+            if same.any():
+                return int(same.nonzero()[0]), (row, column)
+    raise AssertionError("none of the pictures is there")
+
+
+def test_on_a_canvas_images_are_whole_and_somewhere(images):
+    one = classifier(images, "nope", object_grid=2, grids=(3, 4, 6), patch=3, crop=1.0, batch=40)
+    known = images.standard(images.train.images)
+    pixels, labels = one.batch(3)
+    assert pixels.shape == (40, 1, 9, 9)
+    found = [found_at(canvas, known, images.blank) for canvas in pixels]
+    assert [int(images.train.labels[index]) for index, _ in found] == labels.tolist()
+    corners = {corner for _, corner in found}
+    # In whole patches, of which one is free.
+    assert corners == {(0, 0), (0, 3), (3, 0), (3, 3)}
+    assert all(map(torch.equal, one.batch(3), (pixels, labels)))
+
+
+def test_figures_on_a_canvas_are_those_of_single_images_at_the_same_places(images):
+    one, other = (
+        classifier(images, name, seed, object_grid=2, patch=3) for seed, name in enumerate(("nope", "learned-2d"))
+    )
+    seen = []
+    for learner in (one, other):
+        learner.place_images = lambda pixels, grid, corners, own=learner.place_images: (
+            seen.append((grid, corners)) or own(pixels, grid, corners)
+        )
+    for grid in (3, 6):
+        loss = 0.0
+        found = one.measure(images.test, grid)
+        corners = torch.cat([corners for _, corners in seen])
+        seen.clear()
+        assert len(corners.unique(dim=0)) >= min(9, (grid - 1) ** 2) and corners.max() == 3 * grid - 6
+        assert not (corners % 3).any()
+        for picture, label, (row, column) in zip(images.test.images, images.test.labels, corners.tolist(), strict=True):
+            canvas = images.blank.view(1, 1, 1, 1).repeat(1, 1, 3 * grid, 3 * grid)
+            canvas[..., row : row + 6, column : column + 6] = images.standard(picture[None])
+            with torch.no_grad():
+                loss += float(cross_entropy(one.model.eval()(canvas), label[None]))
+        assert found[0] == pytest.approx(loss / 20, abs=1e-5)
+        other.measure(images.test, grid)
+        assert torch.equal(torch.cat([places for _, places in seen]), corners)
+        seen.clear()
 
 
 @pytest.mark.parametrize("name", ["learned-2d", "rope-2d-mix", "seqpe-mul", "seqpe-bias"])
@@ -222,7 +288,7 @@ def test_the_loss_of_a_step_is_that_of_the_classes_and_of_its_positions(images, 
     assert all(torch.equal(rows - rows[0], grid_positions(3, 3)) for rows in main)
     logits = torch.stack([one.model(picture[None], rows)[0] for picture, rows in zip(pixels, main, strict=True)])
     expected = cross_entropy(logits, labels, label_smoothing=0.1)
-    assert (drawn.pivots is None) == name.endswith("no-delta") and (drawn.teacher is None) == name.endswith("no-ood")
+    assert (drawn.pivots is None) == ("no-delta" in name) and (drawn.teacher is None) == name.endswith("no-ood")
     if drawn.pivots is not None:
         expected = expected + 0.1 * contrastive_loss(of(drawn.pivots), of(drawn.candidates), drawn.positive)
     if drawn.teacher is not None:
@@ -266,6 +332,8 @@ def test_a_patch_fits_the_images(images, tmp_path):
     write(tmp_path, size=(6, 28))
     assert bare.fitted(load_images(tmp_path)).patch == 10
     assert dataclasses.replace(bare, grids=(8, 10)).fitted(images).size == 16
+    small = dataclasses.replace(bare, grids=(8, 10), object_grid=2).fitted(images)
+    assert (small.patch, small.size, small.image_size(8), small.image_size(10)) == (3, 24, 6, 6)
 
 
 @pytest.mark.parametrize(
@@ -275,8 +343,9 @@ def test_a_patch_fits_the_images(images, tmp_path):
         (lambda: dataclasses.replace(RECIPE, grids=()), r"grids: expected ascending sizes .*, got \(\)"),
         (lambda: dataclasses.replace(RECIPE, grids=(3, 13)), r"grids: expected at most 12 patches on a side, got 13"),
         (lambda: dataclasses.replace(RECIPE, digits=1, grids=(3, 11)), r"grids: expected at most 10 patches"),
+        (lambda: dataclasses.replace(RECIPE, object_grid=4), r"object_grid: expected at most 3 patches .*, got 4"),
         (lambda: dataclasses.replace(RECIPE, crop=0.0), r"crop: expected above 0 and at most 1, got 0.0"),
-        (lambda: Arm("seqpe"), r"name: expected one of nope, .*seqpe-mul-no-ood, got 'seqpe'"),
+        (lambda: Arm("seqpe"), r"name: expected one of nope, .*seqpe-mul-no-delta-no-ood, got 'seqpe'"),
     ],
 )
 def test_bad_recipes_and_arms_are_named(call, message):
@@ -361,6 +430,23 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     assert read(out / "results.jsonl") == found
     assert cli.main(["study", "resolution", "--data", str(tmp_path / "nowhere")]) == 2
     assert "expected digits, fashion-mnist or a folder" in capsys.readouterr().err
+
+
+def test_a_canvas_is_another_table_of_the_same_file_without_the_papers(tmp_path, capsys, monkeypatch):
+    write(tmp_path / "set")
+    for name, preset in (("short", RECIPE), ("canvas", dataclasses.replace(RECIPE, object_grid=2))):
+        monkeypatch.setitem(resolution.PRESETS, name, dataclasses.replace(preset, steps=1, patch=3))
+        arguments = ["study", "resolution", "--preset", name, "--data", str(tmp_path / "set"), "--encodings", "nope"]
+        assert cli.main([*arguments, "--out", str(tmp_path / name), "--save", str(tmp_path)]) == 0
+        printed = capsys.readouterr().out
+        assert ("paper: ViT-S on ImageNet" in printed) == (name == "short")
+    path = tmp_path / "resolution-set-short.jsonl"
+    assert [one.recipe.object_grid for one in read(path)] == [0, 2]
+    assert set(shown.draw(path)) == {"resolution", "canvas-resolution"}
+    groups = committed(tmp_path, "resolution")
+    page = find("resolution").page(groups)
+    assert page.count("paper: ViT-S on ImageNet") == 1 and "set on a canvas (ours)" in page
+    assert "in which 6 x 6 are the image's at every size" in page
 
 
 def test_every_arm_has_a_title():

@@ -44,7 +44,7 @@ COMMITTED: dict[str, tuple[set[str], str | None]] = {
     "nuggets-quick": (NUGGETS, "nuggets table"),
     "length-short": ({"length"}, None),
     "retrieval-short": ({"retrieval"}, None),
-    "resolution-digits-short": ({"resolution"}, None),
+    "resolution-digits-short": ({"resolution", "canvas-resolution"}, None),
     "voco-digits-quick": ({"accuracy", "curves"}, None),
     "greedy": (set(), "greedy table"),
 }

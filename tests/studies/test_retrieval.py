@@ -1,4 +1,4 @@
-"""The study `retrieval`: its sequences, its figures, its report and command."""
+"""The study `retrieval`: its sequences and documents, its figures, its report and command."""
 
 import dataclasses
 import math
@@ -10,12 +10,15 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from gistkit import cli
-from gistkit.studies import results
+from gistkit.studies import results, shown
 from gistkit.studies.extrapolation.student import ARMS, IGNORE, Arm, Student
-from gistkit.studies.registry import read
-from gistkit.studies.retrieval import report
+from gistkit.studies.length import study as length
+from gistkit.studies.pages import committed
+from gistkit.studies.registry import find, read
+from gistkit.studies.retrieval import documents, report
 from gistkit.studies.retrieval import study as retrieval
 from gistkit.studies.retrieval.study import Facts
+from gistkit.train import load_corpus
 from tests.helpers.study_runs import Bar, check_resumes
 
 RECIPE = retrieval.Recipe(
@@ -130,7 +133,7 @@ def test_the_smallest_length_is_all_facts_and_questions():
 
 
 def test_presets_are_tested_at_eight_times_their_length():
-    for recipe in retrieval.PRESETS.values():
+    for recipe in find("retrieval").presets.values():
         assert recipe.lengths[-1] == 8 * recipe.length
 
 
@@ -174,7 +177,7 @@ def test_results_are_read_as_written_and_drawn(runs, tmp_path):
 
 
 def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(retrieval.PRESETS, "quick", dataclasses.replace(RECIPE, steps=2))
+    monkeypatch.setitem(find("retrieval").presets, "quick", dataclasses.replace(RECIPE, steps=2))
     names = "rope-1e6,seqpe-bias,seqpe-bias-no-ood"
     arguments = ["study", "retrieval", "--preset", "quick", "--encodings", names, "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
@@ -187,3 +190,129 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     runs = [one.run for one in read(tmp_path / "results.jsonl")]
     assert [run.arm for run in runs] == names.split(",") and (tmp_path / "retrieval.png").exists()
     assert set(report.PAPER) <= set(ARMS)
+
+
+BASE = length.Recipe(
+    steps=3, batch=3, warmup=2, eval_every=3, length=48, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
+    max_position=99, digits=2, pivots=4, candidates=5, windows=3, window_positions=4, eval_tokens=96, test_tokens=96,
+)  # fmt: skip
+DOCUMENTS = documents.Recipe(
+    steps=4, batch=5, warmup=2, eval_every=2, model=BASE, shortest=16, longest=2, letters=5, facts=4, questions=3,
+    eval_rows=6, test_rows=5,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return load_corpus()
+
+
+def check_document(inputs, labels, text, facts):
+    """Reads a row byte by byte: text with `facts` facts, and questions about them."""
+    whole = bytes([*inputs.tolist(), int(labels[-1])])
+    document, _, questions = whole.rpartition(b"\n")
+    asked = re.findall(rb"([A-E])(\d)", questions)
+    assert b"".join(map(b"".join, asked)) == questions and len(dict(asked)) == len(asked) == min(facts, 3)
+    # The labels are the answers, each behind its question.
+    wanted = [IGNORE] * (len(document) + 1) + [byte if at % 2 else IGNORE for at, byte in enumerate(questions)]
+    assert [IGNORE, *labels.tolist()] == wanted
+    found = [byte - 128 for byte in document if byte >= 128]
+    about = {b"%c" % (65 + fact // 10): b"%d" % (fact % 10) for fact in found}
+    assert len(found) == len(about) == facts and all(about[letter] == digit for letter, digit in asked)
+    # Without its facts it is a passage of the text, but for bytes that facts are written with.
+    assert re.sub(rb"[\x80-\xff] ", b"", document) in re.sub(rb"[\x80-\xff]", b"?", text)
+
+
+@pytest.mark.parametrize("size", [48, 96])
+def test_documents_are_held_out_text_with_facts_that_are_asked_for(corpus, size):
+    data, text = documents.Documents(corpus, DOCUMENTS, 0), bytes(corpus.splits()["held_out"].tolist())
+    inputs, labels = data.split("held_out", size, 40)
+    assert inputs.shape == labels.shape == (40, size)
+    for row, wanted in zip(inputs, labels, strict=True):
+        check_document(row, wanted, text, 4)
+    assert not torch.equal(data.split("test", size, 40)[0], inputs)
+    assert torch.equal(documents.Documents(corpus, DOCUMENTS, 1).split("held_out", size, 40)[0], inputs)
+
+
+def test_documents_of_training_grow_with_the_steps_and_have_fewer_facts(corpus):
+    recipe = dataclasses.replace(DOCUMENTS, steps=200)
+    one, again, other = (documents.Documents(corpus, recipe, seed) for seed in (0, 0, 1))
+    text = bytes(corpus.train.tolist())
+    sizes = {step: one(step)[0].shape[1] for step in range(200)}
+    assert sizes[0] == 16 and max(sizes[step] for step in range(50)) <= 32
+    assert {min(sizes[step] for step in range(100, 200)), max(sizes.values())} <= {16, 17, 18, 47, 48}
+    counts = set()
+    for step in range(80, 120):
+        inputs, labels = one(step)
+        assert len(inputs) == 5 and all(map(torch.equal, again(step), (inputs, labels)))
+        counts.add(int((labels[0] != IGNORE).sum()))
+    assert counts == {1, 2, 3} and not torch.equal(other(0)[0], one(0)[0])
+    inputs, labels = one(0)
+    for row, wanted in zip(inputs, labels, strict=True):
+        check_document(row, wanted, text, int((labels[0] != IGNORE).sum()))
+
+
+def tune(corpus, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **changes):
+    recipe = dataclasses.replace(DOCUMENTS, **changes)
+    return documents.train(recipe, Arm(name), seed, corpus, out, resume=resume, bar=bar or Bar())
+
+
+def test_an_interrupted_fine_tuning_resumes_to_the_same_result(corpus, tmp_path):
+    tune(corpus, tmp_path)
+    whole = check_resumes(partial(tune, corpus, tmp_path))
+    assert [step for step, *_ in whole.curve] == [0, 2, 4]
+    assert list(whole.held_out) == list(whole.test) == ["48", "96"] and whole.held_out != whole.test
+    with pytest.raises(ValueError, match=r"the saved run differs in data"):
+        tune(corpus, tmp_path, resume=True, facts=3)
+
+
+def test_the_models_that_are_fine_tuned_are_those_of_the_study_length(corpus, tmp_path):
+    length.train(BASE, Arm("alibi"), 0, corpus, tmp_path / "length", bar=Bar())
+    before = (tmp_path / "length" / "alibi-0.safetensors").read_bytes()
+    run = tune(corpus, tmp_path, "alibi")
+    assert (tmp_path / "length" / "alibi-0.safetensors").read_bytes() == before
+    base, _ = length.fit(BASE, Arm("alibi"), 0, corpus, tmp_path / "length", device="cpu", resume=True, bar=Bar())
+    data = documents.Documents(corpus, DOCUMENTS, 0)
+    found = retrieval.measure(base, data, "held_out", 48, 6)
+    assert run.curve[0] == (0, found["loss"], found["exact"])
+    untrained = Student(BASE, Arm("alibi"), 256, 0)
+    assert retrieval.measure(untrained, data, "held_out", 48, 6)["loss"] != pytest.approx(found["loss"], rel=1e-5)
+    # Where there is none it is trained first, to the same result.
+    alone = tune(corpus, tmp_path / "alone", "alibi")
+    assert (alone.curve, alone.test) == (run.curve, run.test)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"facts": 6}, r"facts: expected at least 3 questions and at most 5 letters, got 6"),
+        ({"letters": 13}, r"letters: expected at most 12, got 13"),
+        ({"shortest": 5}, r"shortest: expected room for a fact, and for 4 in the 48 bytes of model, got 5"),
+        ({"letters": 12, "facts": 12}, r"shortest: expected room .*, and for 12 in the 48 bytes of model, got 16"),
+    ],
+)
+def test_bad_recipes_of_documents_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(DOCUMENTS, **changes)
+
+
+def test_documents_are_another_table_of_the_same_file(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(find("retrieval").presets, "short", dataclasses.replace(RECIPE, steps=1))
+    monkeypatch.setitem(find("retrieval").presets, "documents", dataclasses.replace(DOCUMENTS, steps=1))
+    for preset in ("short", "documents"):
+        arguments = ["study", "retrieval", "--preset", preset, "--encodings", "nope", "--save", str(tmp_path)]
+        assert cli.main([*arguments, "--out", str(tmp_path / preset)]) == 0
+    assert "Documents with 4 facts, a byte each: fine-tuned on 48 bytes, tested at up to 96" in (
+        capsys.readouterr().out
+    )
+    path = tmp_path / "retrieval-short.jsonl"
+    assert [one.recipe for one in read(path)] == [dataclasses.replace(one, steps=1) for one in (RECIPE, DOCUMENTS)]
+    assert set(shown.draw(path)) == {"retrieval", "documents-retrieval"}
+    page = find("retrieval").page(committed(tmp_path, "retrieval"))
+    assert (
+        page.count("paper: RULER SQuAD") == 1 and "| documents, exact " in page and "| documents, perplexity " in page
+    )
+    assert "1 steps of 5 x 48 bytes at most, after 3 of the language model" in page
+    (tmp_path / "a.txt").write_text("text")
+    assert cli.main(["study", "retrieval", "--text", str(tmp_path / "a.txt"), "--out", str(tmp_path / "other")]) == 2
+    assert "--text: expected none but with --preset documents" in capsys.readouterr().err

@@ -26,6 +26,8 @@ STYLE: dict[str, dict[str, Any]] = {
     "SeqPE AttnMul": {"color": COLOURS["purple"], "linestyle": "--", "marker": "h"},
     "SeqPE AttnBias": {"color": COLOURS["blue"], "linestyle": "-", "marker": "o"},
     "SeqPE AttnBias without L_delta": {"color": COLOURS["black"], "linestyle": ":", "marker": "o"},
+    "SeqPE AttnBias without both losses": {"color": COLOURS["black"], "linestyle": "-.", "marker": "o"},
+    "SeqPE AttnMul without both losses": {"color": COLOURS["black"], "linestyle": "-.", "marker": "h"},
     "SeqPE AttnMul without L_delta": {"color": COLOURS["black"], "linestyle": ":", "marker": "h"},
     "SeqPE AttnMul without L_OOD": {"color": COLOURS["black"], "linestyle": "--", "marker": "h"},
     "SeqPE AttnBias without L_OOD": {"color": COLOURS["black"], "linestyle": "--", "marker": "o"},

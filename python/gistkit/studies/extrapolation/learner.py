@@ -80,6 +80,12 @@ class PositionRecipe(StudyRecipe):
         return {"std": std, "encoder": encoder} | ({"mul_start": self.mul_start} if arm == "seqpe-mul" else {})
 
 
+def without_losses(arm: str) -> dict[str, dict[str, float]]:
+    """The weights of SeqPE's losses in the arms of its ablation (SeqPE, Table IV), by name."""
+    delta, ood = {"contrastive_weight": 0.0}, {"ood_weight": 0.0}
+    return {f"{arm}-no-delta": delta, f"{arm}-no-ood": ood, f"{arm}-no-delta-no-ood": delta | ood}
+
+
 class StepPositions(NamedTuple):
     """The positions of a step's sequences, SeqPE's embeddings of them, and SeqPE's losses.
 

@@ -21,6 +21,7 @@ TITLES = {
     "seqpe-bias": "SeqPE AttnBias",
     "seqpe-bias-no-delta": "SeqPE AttnBias without L_delta",
     "seqpe-bias-no-ood": "SeqPE AttnBias without L_OOD",
+    "seqpe-bias-no-delta-no-ood": "SeqPE AttnBias without both losses",
 }
 Lines = dict[str, dict[float, list[float]]]
 

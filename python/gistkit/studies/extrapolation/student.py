@@ -15,11 +15,11 @@ from torch.nn.functional import cross_entropy
 from gistkit._checks import IGNORE
 from gistkit.nn import GPT, TEXT_ENCODINGS, PositionEncoding, position_encoding
 from gistkit.nn.models.block import Style
-from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe, without_losses
 from gistkit.studies.fitting import Progress
 
-# Arms that train SeqPE without one of its losses.
-ABLATIONS = {"seqpe-bias-no-delta": {"contrastive_weight": 0.0}, "seqpe-bias-no-ood": {"ood_weight": 0.0}}
+# Arms that train SeqPE without one of its losses, or without both.
+ABLATIONS = without_losses("seqpe-bias")
 ARMS = (*TEXT_ENCODINGS, *ABLATIONS)
 
 
@@ -64,7 +64,7 @@ class Sizes(PositionRecipe):
 
 @dataclass(frozen=True)
 class Arm:
-    """A position encoding by its name, or SeqPE without one of its losses."""
+    """A position encoding by its name, or SeqPE without some of its losses."""
 
     name: str
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.studies.extrapolation.student import Arm, Sizes, Student
+from gistkit.studies.fitting import Progress
 from gistkit.train.data import Corpus
 
 
@@ -134,10 +135,21 @@ def train(
     bar: Any,
 ) -> Run:
     """Trains and measures one arm and seed; `out` gets its state at every evaluation, from which it can resume."""
+    student, progress = fit(recipe, arm, seed, corpus, out, device=device, resume=resume, bar=bar)
+    run = Run(arm.name, seed, progress.curve, seconds=progress.seconds, parameters=student.parameters)
+    for split, text in corpus.splits().items():
+        loss_by_length = losses(student, text, recipe.lengths, recipe.test_tokens)
+        setattr(run, split, {str(length): loss for length, loss in loss_by_length.items()})
+    return run
+
+
+def fit(
+    recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, *, device: str, resume: bool, bar: Any
+) -> tuple[Student, Progress]:
+    """The trained language model of an arm and seed; arguments as of `train`."""
     texts = LengthTexts(corpus, recipe, seed)
     vocabulary = 256 if corpus.tokenizer is None else len(corpus.tokenizer)
     student = Student(recipe, arm, vocabulary, seed, device)
-    run = Run(arm.name, seed, parameters=student.parameters)
     ends = (recipe.lengths[0], recipe.lengths[-1])
 
     def figures() -> tuple[float, float]:
@@ -145,9 +157,4 @@ def train(
         return held_out[ends[0]], held_out[ends[1]]
 
     state = out / f"{arm.name}-{seed}.safetensors"
-    progress = student.train(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)
-    run.curve, run.seconds = progress.curve, progress.seconds
-    for split in ("held_out", "test"):
-        loss_by_length = losses(student, texts.splits[split], recipe.lengths, recipe.test_tokens)
-        setattr(run, split, {str(length): loss for length, loss in loss_by_length.items()})
-    return run
+    return student, student.train(texts, figures, state, {"text": corpus.digest}, resume=resume, bar=bar)

@@ -35,7 +35,8 @@ class ResolutionStudy(Study):
         parser.add_argument(
             "--preset", choices=PRESETS, default="short",
             help="quick: seconds a run; short: trained on a grid of 8 x 8 patches and tested on up to 24 x 24, minutes "
-            "a run on a CPU; paper: ViT-S, trained on 224 x 224 pixels, on a GPU (default: %(default)s)",
+            "a run on a CPU; canvas, ours: images keep their size on a canvas of 6 x 6 to 18 x 18 patches, a minute a "
+            "run; paper: ViT-S, trained on 224 x 224 pixels, on a GPU (default: %(default)s)",
         )  # fmt: skip
         parser.add_argument(
             "--data", default="digits",
@@ -55,7 +56,9 @@ class ResolutionStudy(Study):
             f"{len(images.train)} training images, {images.digest}"
         )
         study_jobs = jobs(arms(options.encodings), options.seeds)
-        return StudyPlan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{options.preset}")
+        # A variant shares the results file of the preset that it belongs to.
+        file = "short" if self.variant(recipe) else options.preset
+        return StudyPlan(recipe, study_jobs, about, images, f"{Path(options.data).name}-{file}")
 
     def arm_name(self, run: Run) -> str:
         return run.arm
@@ -63,11 +66,14 @@ class ResolutionStudy(Study):
     def small(self, recipe: Recipe) -> bool:
         return recipe.dim <= 128
 
+    def variant(self, recipe: Recipe) -> str:
+        return "canvas" if recipe.object_grid else ""
+
     def recipe_of(self, values: dict[str, Any]) -> Recipe:
         return Recipe(**values | {"grids": tuple(values["grids"])})
 
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
-        return f"{format_table(report.table_rows(runs))}\n\n{format_table(report.paper_rows())}"
+        return "\n\n".join(map(format_table, [report.table_rows(runs), *_paper(recipe)]))
 
     def report(self, runs: Sequence[Run], plan: StudyPlan) -> str:
         return (
@@ -76,20 +82,25 @@ class ResolutionStudy(Study):
         )
 
     def page(self, groups: Sequence[Sequence[SavedRun]]) -> str:
-        tables = []
+        tables: list[str] = []
+        paper: list[list[list[str]]] = []
         for group in groups:
             recipe = group[0].recipe
+            paper = paper or _paper(recipe)
             rows = drop_column(report.table_rows(runs(group)), "training")
             rows[0][0] = group[0].source.split()[-1]
             how = f"{recipe.steps} steps of {recipe.batch} images of {recipe.size} x {recipe.size} pixels"
+            if recipe.object_grid:
+                rows[0][0] += " on a canvas (ours)"
+                how += f", in which {recipe.image_size(0)} x {recipe.image_size(0)} are the image's at every size"
             tables.append(
                 f"{format_table(rows)}\n\nAccuracy in percent, images on which nothing was chosen; {how}. "
                 f"{machine_caption(group)}."
             )
-        return "\n\n".join([*tables, format_table(report.paper_rows())])
+        return "\n\n".join([*tables, *map(format_table, paper)])
 
     def figures(self, runs: Sequence[Run], recipe: Recipe) -> Mapping[str, Figure]:
-        return report.figures(runs)
+        return report.figures(runs, with_paper=not self.variant(recipe))
 
     def more_pictures(self, plan: StudyPlan, out: Path) -> list[Path]:
         embedded = dict.fromkeys(
@@ -97,6 +108,11 @@ class ResolutionStudy(Study):
         )
         states = {arm: path for arm in embedded if (path := out / f"{arm}-0.safetensors").exists()}
         return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)] if states else []
+
+
+def _paper(recipe: Recipe) -> list[list[list[str]]]:
+    """The paper's rows beside what the paper does too."""
+    return [] if recipe.object_grid else [report.paper_rows()]
 
 
 STUDY = ResolutionStudy()

@@ -74,6 +74,11 @@ class Images:
         """Classes of the training images."""
         return int(self.train.labels.max()) + 1
 
+    @property
+    def blank(self) -> Tensor:
+        """[channels]: a black pixel as `standard` has it."""
+        return -self.mean / self.deviation
+
     def standard(self, images: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """float32 [n, channels, height, width] of stored images, each channel of mean 0 and deviation 1."""
         planes = images.to(device).unsqueeze(-1) if images.dim() == 3 else images.to(device)
@@ -150,6 +155,28 @@ def resize(images: Tensor, size: int) -> Tensor:
     if images.shape[-2:] == (size, size):
         return images
     return F.interpolate(images, size=(size, size), mode="bilinear", align_corners=False, antialias=True)
+
+
+def on_canvas(images: Tensor, size: int, corners: Tensor, blank: Tensor) -> Tensor:
+    """Images that keep their size, each somewhere on a larger canvas.
+
+    Args:
+        images: [n, channels, side, side].
+        size: pixels of a side of the canvas, at least `side`.
+        corners: int64 [n, 2], the row and the column of each image's first pixel, from 0 to size - side.
+        blank: [channels], the pixels around.
+
+    Returns:
+        [n, channels, size, size].
+    """
+    count, channels, side, _ = images.shape
+    canvas = blank.to(images).view(1, -1, 1, 1).expand(count, channels, size, size).clone()
+    rows, columns = (
+        corners[:, axis, None].to(images.device) + torch.arange(side, device=images.device) for axis in (0, 1)
+    )
+    each = torch.arange(count, device=images.device).view(-1, 1, 1)
+    canvas[each, :, rows[:, :, None], columns[:, None, :]] = images.movedim(1, -1)
+    return canvas
 
 
 def _digits() -> Images:

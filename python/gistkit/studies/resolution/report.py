@@ -28,6 +28,7 @@ TITLES = {
     "seqpe-bias": "SeqPE AttnBias",
     "seqpe-mul-no-delta": "SeqPE AttnMul without L_delta",
     "seqpe-mul-no-ood": "SeqPE AttnMul without L_OOD",
+    "seqpe-mul-no-delta-no-ood": "SeqPE AttnMul without both losses",
 }
 PAPER_GRIDS = (14, 20, 24, 28, 32, 40, 42)
 # SeqPE, Tables III, V and IV: accuracy in percent of ViT-S on ImageNet-1k, patches of 16 pixels, by grid.
@@ -42,6 +43,7 @@ PAPER = {
     "seqpe-bias": (80.8, 80.9, 80.1, 79.2),
     "seqpe-mul-no-delta": (81.3, 81.3, 79.3, 76.1),
     "seqpe-mul-no-ood": (81.0, 81.2, 80.7, 80.0),
+    "seqpe-mul-no-delta-no-ood": (81.1, 81.2, 79.7, 77.1),
 }
 
 
@@ -75,8 +77,8 @@ def paper_rows() -> list[list[str]]:
     return rows
 
 
-def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
-    """Accuracy against the size, ours and the paper's."""
+def figures(runs: Sequence[Run], split: str = "test", *, with_paper: bool = True) -> dict[str, Figure]:
+    """Accuracy against the size, ours and, where it has such figures, the paper's."""
     from gistkit.studies.extrapolation.figures import Panel, draw_sizes
 
     arms = by_arm(runs)
@@ -88,11 +90,13 @@ def figures(runs: Sequence[Run], split: str = "test") -> dict[str, Figure]:
         }
         for arm, arm_runs in arms.items()
     }
-    paper = {
-        TITLES[arm]: {grid / PAPER_GRIDS[0]: [figure] for grid, figure in zip(PAPER_GRIDS, PAPER[arm], strict=False)}
-        for arm in arms
-    }
-    panels = [Panel("accuracy (%)", accuracies), Panel("paper: ViT-S on ImageNet", paper)]
+    panels = [Panel("accuracy (%)", accuracies)]
+    if with_paper:
+        paper = {
+            TITLES[arm]: {grid / PAPER_GRIDS[0]: [value] for grid, value in zip(PAPER_GRIDS, PAPER[arm], strict=False)}
+            for arm in arms
+        }
+        panels.append(Panel("paper: ViT-S on ImageNet", paper))
     return {"resolution": draw_sizes(panels, "Image classifiers at larger sizes than they were trained at")}
 
 

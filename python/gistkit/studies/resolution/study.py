@@ -2,7 +2,8 @@
 
 Images are resized and patches are not, so that the grid of patches grows. All arms have the same model, steps, batches
 and test images (SeqPE: Transformer with Sequential Position Encoding, Section 4.3 and Table III; there the model is
-ViT-S on ImageNet-1k).
+ViT-S on ImageNet-1k). The preset `canvas` is not the paper's: there images keep their size, and stand anywhere on a
+canvas that grows.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.nn import IMAGE_ENCODINGS, PositionEncoding, ViT, grid_positions, position_encoding
-from gistkit.studies.extrapolation.learner import Learner, PositionRecipe
-from gistkit.studies.resolution.images import Images, Split, random_crops, resize
+from gistkit.studies.extrapolation.learner import Learner, PositionRecipe, without_losses
+from gistkit.studies.resolution.images import Images, Split, on_canvas, random_crops, resize
 
-# Arms that train SeqPE without one of its losses.
-ABLATIONS = {"seqpe-mul-no-delta": {"contrastive_weight": 0.0}, "seqpe-mul-no-ood": {"ood_weight": 0.0}}
+# Arms that train SeqPE without one of its losses, or without both.
+ABLATIONS = without_losses("seqpe-mul")
 ARMS = (*IMAGE_ENCODINGS, *ABLATIONS)
 
 
@@ -33,6 +34,7 @@ class Recipe(PositionRecipe):
     Args:
         grids: patches on a side, first in training and then in tests, ascending.
         patch: pixels on a side of a patch; 0: so that the images of training are at least as large as the set's.
+        object_grid: patches on a side of an image that stands anywhere on a blank canvas of `grids`; 0: images fill it.
         crop: of `random_crops`, the least share of an image that a crop keeps.
         flip: mirrors half of the training images.
         smoothing: of labels.
@@ -59,6 +61,7 @@ class Recipe(PositionRecipe):
     windows: int = 8
     grids: tuple[int, ...] = (8, 10, 12, 16, 24)
     patch: int = 0
+    object_grid: int = 0
     crop: float = 0.1
     flip: bool = False
     smoothing: float = 0.0
@@ -75,6 +78,11 @@ class Recipe(PositionRecipe):
                 f"grids: expected at most {min(self.max_position, self.base**self.digits)} patches on a side, "
                 f"got {self.grids[-1]}"
             )
+        if not 0 <= self.object_grid <= self.grids[0]:
+            raise ValueError(
+                f"object_grid: expected at most {self.grids[0]} patches on a side, those of training, or 0, got "
+                f"{self.object_grid}"
+            )
         if not 0 < self.crop <= 1:
             raise ValueError(f"crop: expected above 0 and at most 1, got {self.crop}")
 
@@ -82,6 +90,10 @@ class Recipe(PositionRecipe):
     def size(self) -> int:
         """Pixels on a side of training images."""
         return self.grids[0] * self.patch
+
+    def image_size(self, grid: int) -> int:
+        """Pixels on a side of an image in a grid of so many patches."""
+        return (self.object_grid or grid) * self.patch
 
     def ratio(self, grid: int) -> float:
         """How much larger than in training."""
@@ -92,7 +104,9 @@ class Recipe(PositionRecipe):
         if self.patch:
             return self
         # A patch of one pixel would show nothing of edges.
-        return replace(self, patch=max(2, math.ceil(max(images.train.images.shape[1:3]) / self.grids[0])))
+        return replace(
+            self, patch=max(2, math.ceil(max(images.train.images.shape[1:3]) / (self.object_grid or self.grids[0])))
+        )
 
 
 PRESETS = {
@@ -103,6 +117,11 @@ PRESETS = {
     ),
     # A few minutes a run.
     "short": Recipe(),
+    # A minute a run; images keep their size on a larger canvas.
+    "canvas": Recipe(
+        steps=1000, warmup=50, layers=2, max_position=20, grids=(6, 8, 9, 12, 18), window_positions=16,
+        object_grid=4, crop=1.0,
+    ),
     # ViT-S and the schedule of the paper, without its mixtures of images and its randomly chosen distortions.
     "paper": Recipe(
         steps=500_000, batch=1024, learning_rate=1e-3, warmup=6250, weight_decay=0.05, eval_every=5000, dim=384,
@@ -116,7 +135,7 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Arm:
-    """A position encoding by its name, or SeqPE without one of its losses."""
+    """A position encoding by its name, or SeqPE without some of its losses."""
 
     name: str
 
@@ -176,8 +195,21 @@ class Classifier(Learner[ViT]):
         generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
         rows = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
         pixels = self.images.standard(rows.images, self.device)
-        pixels = random_crops(pixels, self.recipe.size, self.recipe.crop, generator, flip=self.recipe.flip)
-        return pixels, rows.labels.to(self.device)
+        grid = self.recipe.grids[0]
+        size = self.recipe.image_size(grid)
+        pixels = random_crops(pixels, size, self.recipe.crop, generator, flip=self.recipe.flip)
+        return self.place_images(pixels, grid, self.corners(len(rows), grid, generator)), rows.labels.to(self.device)
+
+    def corners(self, count: int, grid: int, generator: torch.Generator) -> Tensor:
+        """Random places of so many images, in whole patches: int64 [count, 2], row and column of the first pixel."""
+        free = grid - (self.recipe.object_grid or grid)
+        return self.recipe.patch * torch.randint(0, free + 1, (count, 2), generator=generator)
+
+    def place_images(self, pixels: Tensor, grid: int, corners: Tensor) -> Tensor:
+        """Images of their size as a grid of so many patches on a side."""
+        if not self.recipe.object_grid:
+            return pixels
+        return on_canvas(pixels, grid * self.recipe.patch, corners, self.images.blank)
 
     def loss(self, step: int) -> Tensor:
         """The loss of a step: that of its classes, and SeqPE's two."""
@@ -189,24 +221,35 @@ class Classifier(Learner[ViT]):
         return cross_entropy(logits.float(), labels, label_smoothing=self.recipe.smoothing) + loss
 
     @torch.no_grad()
-    def logits(self, images: Tensor, grid: int) -> Tensor:
-        """float32 logits [n, classes] of stored images, as a grid of so many patches on a side."""
+    def logits(self, images: Tensor, grid: int, corners: Tensor | None = None) -> Tensor:
+        """float32 logits [n, classes] of stored images, as a grid of so many patches on a side.
+
+        Args:
+            corners: where they are, if they keep their size; None: in the first corner.
+        """
         self.model.eval()
-        pixels = resize(self.images.standard(images, self.device), grid * self.recipe.patch)
+        pixels = resize(self.images.standard(images, self.device), self.recipe.image_size(grid))
+        if corners is None:
+            corners = torch.zeros(len(images), 2, dtype=torch.int64)
+        pixels = self.place_images(pixels, grid, corners)
         # Positions are encoded in full precision.
         embeddings = None if self.encoder is None else self.encoder(grid_positions(grid, grid))
         with self.precision():
             return self.model(pixels, embeddings=embeddings).float()
 
     def measure(self, split: Split, grid: int) -> tuple[float, float]:
-        """(Loss in nats, accuracy) of a split's images on a grid."""
+        """(Loss in nats, accuracy) of a split's images on a grid, at the same places for all arms and seeds."""
         loss = correct = 0.0
         # As many patches at a time as four batches of training have.
         rows = max(1, 4 * self.recipe.batch * self.recipe.grids[0] ** 2 // grid**2)
+        corners = self.corners(len(split), grid, torch.Generator().manual_seed(grid))
         with self.model.position.frozen():
             for start in range(0, len(split), rows):
                 part = split[start : start + rows]
-                logits, labels = self.logits(part.images, grid), part.labels.to(self.device)
+                logits, labels = (
+                    self.logits(part.images, grid, corners[start : start + rows]),
+                    part.labels.to(self.device),
+                )
                 loss += float(cross_entropy(logits, labels, reduction="sum"))
                 correct += float((logits.argmax(-1) == labels).sum())
         return loss / len(split), correct / len(split)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -153,8 +153,17 @@ def _seed(numbers: Sequence[int]) -> int:
     return int(np.random.SeedSequence(list(numbers)).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
+class Sequences(Protocol):
+    """Sequences by split, with a question and its answer in each last two tokens of `recipe.questions`."""
+
+    @property
+    def recipe(self) -> Any: ...
+
+    def split(self, name: str, length: int, rows: int) -> tuple[Tensor, Tensor]: ...
+
+
 @torch.no_grad()
-def measure(student: Student, data: Facts, split: str, length: int, rows: int) -> dict[str, float]:
+def measure(student: Student, data: Sequences, split: str, length: int, rows: int) -> dict[str, float]:
     """{"loss", "exact"} of the answers in `rows` sequences of a split at a length."""
     inputs, labels = data.split(split, length, rows)
     last = 2 * data.recipe.questions - 1
