@@ -91,5 +91,5 @@ def test_sizes_are_checked():
     for sizes in ({"fewest": 0}, {"most": 33}, {"fewest": 16}):
         with pytest.raises(ValueError, match="fewest, most: expected 1 <= fewest <= most <= keys, got"):
             Recipe(**sizes)
-    assert PRESETS["quick"].learning_rate_at(0) == 1e-3 / 50 and PRESETS["quick"].learning_rate_at(900) == 5e-4
+    assert PRESETS["quick"].learning_rate_at(0) == 1e-3 / 50 and PRESETS["quick"].learning_rate_at(1800) == 5e-4
     assert isinstance(draw(RECIPE, "test", 0, rows=1), Pairs)

@@ -38,7 +38,7 @@ COMMITTED: dict[str, tuple[set[str], str | None]] = {
     "pooling": (set(), "pooling table"),
     "in-place-short": ({"ratios", "curves"}, "in-place table"),
     "in-place-quick": ({"ratios", "curves"}, "in-place table"),
-    "pairs-quick": ({"ratios", "curves"}, "pairs table"),
+    "pairs-quick": ({"ratios", "curves", "gated-text-ratios", "gated-text-curves"}, "pairs table"),
     "facts-quick": ({"curves"}, "facts table"),
     "nuggets-short": (NUGGETS, "nuggets table"),
     "nuggets-quick": (NUGGETS, "nuggets table"),

@@ -35,7 +35,7 @@ class PairsStudy(Study):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             "--preset", choices=PRESETS, default="quick",
-            help="quick: contexts of 30 tokens, some 15 minutes of a core a seed; varied: of 16 to 40 tokens (default: "
+            help="quick: contexts of 30 tokens, some 30 minutes of a core a seed; varied: of 16 to 40 tokens (default: "
             "%(default)s)",
         )  # fmt: skip
         # Here gists learn to pool by training alone.
@@ -44,11 +44,14 @@ class PairsStudy(Study):
         add_names(parser, "--methods", choices, METHODS, f"; there are also {', '.join(others)}")
         ratios = [str(ratio) for ratio in RATIOS]
         add_names(parser, "--ratios", ratios, ratios)
-        parser.add_argument("--gated", action="store_true", help="layers with gates, as Llama's: gists learn later")
+        parser.add_argument("--gated", action="store_true", help="layers with gates, as Llama's")
+        parser.add_argument(
+            "--one-text", action="store_true", help="the keys are one text, in place of each being asked alone"
+        )
         add_runs(parser)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        recipe = replace(self.recipe_for(options), gated=options.gated)
+        recipe = replace(self.recipe_for(options), gated=options.gated, alone=not options.one_text)
         study_arms = arms(options.methods, [int(ratio) for ratio in options.ratios])
         about = (
             f"Contexts of {recipe.fewest} to {recipe.most} pairs of {recipe.keys} keys and {recipe.values} values, "
@@ -64,7 +67,7 @@ class PairsStudy(Study):
         return recipe.dim <= 128
 
     def variant(self, recipe: Recipe) -> str:
-        return "gated" if recipe.gated else ""
+        return "-".join(["gated"] * recipe.gated + ["text"] * (not recipe.alone))
 
     def table(self, runs: Sequence[Run], recipe: Recipe) -> str:
         return format_table(report.table_rows(runs, "test"))
@@ -86,7 +89,7 @@ class PairsStudy(Study):
                 f"{self.table(runs(group), recipe)}\n\nLoss in nats an answer among {recipe.values}, and the share of "
                 f"right answers, on contexts on which nothing was chosen; {length} tokens; {recipe.steps} steps of "
                 f"{recipe.batch} after {recipe.base_steps} on the full context that the arms share"
-                f"{', layers with gates' if recipe.gated else ''}. "
+                f"{', layers with gates' if recipe.gated else ''}{'' if recipe.alone else ', keys in one text'}. "
                 f"{machine_caption(group)}."
             )
         return "\n\n".join(tables)

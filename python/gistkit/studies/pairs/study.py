@@ -41,7 +41,7 @@ class Recipe(FallingRecipe):
         eval_contexts, test_contexts: at every evaluation, and of each split at the end.
     """
 
-    steps: int = 1000
+    steps: int = 2000
     batch: int = 32
     learning_rate: float = 1e-3
     warmup: int = 50
@@ -90,7 +90,7 @@ class Recipe(FallingRecipe):
 
 
 PRESETS = {
-    # Contexts of 30 tokens; a minute of a core for each arm.
+    # Contexts of 30 tokens; two minutes of a core for each arm.
     "quick": Recipe(),
     # Contexts of 16 to 40 tokens.
     "varied": Recipe(fewest=8, most=20),
