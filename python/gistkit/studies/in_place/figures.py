@@ -70,11 +70,13 @@ def draw_curves(curves: Mapping[tuple[str, int], Sequence[Sequence[tuple[int, fl
     figure = Picture(figsize=(1.6 + 2.7 * len(ratios), 3.7), layout="constrained")
     grid = figure.subplots(1, len(ratios), squeeze=False, sharey=True)[0]
     lines: dict[str, Any] = {}
+    # Before the first step losses may be so large that the others could not be told apart.
+    later = [loss for seeds in curves.values() for curve in seeds for _, loss, _ in curve[1:] or curve]
     for axes, ratio in zip(grid, ratios, strict=True):
         for (method, arm_ratio), seeds in curves.items():
             if method in LEVEL or arm_ratio == ratio:
                 lines[method] = _line(axes, method, seeds)
-        axes.set(xlabel="training step", ylim=(0, None))
+        axes.set(xlabel="training step", ylim=(0, 1.1 * max(later, default=1.0)))
         axes.set_title(f"{ratio}x", loc="left")
         tidy(axes)
     grid[0].set_ylabel("held-out loss (nats a token)")
