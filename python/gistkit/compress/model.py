@@ -58,6 +58,8 @@ class SharedModel:
             raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
         self.vocabulary = self.embed.weight.shape[0]
         self.windows = hf.sliding_windows(model)
+        # Key heads and head dim of each layer.
+        self.head_shapes: list[tuple[int, int]] = hf.head_shapes(self.config)
         self._use: Use = None
         self.adapters: Adapters | None = None
         self.copies: Copies | None = None
@@ -96,11 +98,6 @@ class SharedModel:
     def config(self) -> Any:
         """The text model's configuration."""
         return cast(Any, self.model).config.get_text_config()
-
-    @property
-    def head_shapes(self) -> list[tuple[int, int]]:
-        """Key heads and head dim of each layer."""
-        return hf.head_shapes(self.config)
 
     @property
     def device(self) -> torch.device:
