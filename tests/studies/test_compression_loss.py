@@ -13,7 +13,7 @@ from gistkit.studies.compression_loss import command, report
 from gistkit.studies.compression_loss.runs import Run, Texts, train
 from gistkit.studies.compression_loss.study import SETTINGS, Recipe, build_compressor
 from gistkit.studies.needles import as_batch
-from gistkit.studies.registry import read
+from gistkit.studies.registry import SavedRun, read
 from gistkit.train import load_corpus
 from tests.helpers.study_runs import Bar, outcome
 
@@ -166,6 +166,18 @@ def test_the_table_stands_beside_the_papers():
     assert with_cl[-paper:] == ["0.15", "-", "2.06", "-", "26.5", "24.3 h"] and neither[-paper:] == ["-"] * paper
     assert report.table_rows(RUNS[:1])[1][header.index("pretraining time")] == "-"
     assert report.PAPER.keys() < SETTINGS.keys()
+
+
+def test_times_of_different_machines_are_not_compared():
+    common = {"threads": 1, "instruction_set": "avx2", "torch": "2", "commit": "c"}
+    # The last run, of seed 1, is of another one.
+    machines = [{"processor": name, **common} for name in "AAAAAB"]
+    page = command.STUDY.page([[SavedRun(*saved) for saved in zip(RUNS, [RECIPE] * 6, machines, strict=True)]])
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")]
+    (header, _, *settings), (_, _, *gaps) = lines[:-4], lines[-4:]
+    times = {row[0]: row[header.index("pretraining time")] for row in settings}
+    assert times == {"without CL": "1.00", "without AE": "0.35", "without AE and CL": "0.25"}
+    assert gaps == [["seed 0", "+1.250", "-0.500", "+2.000", "+0.750"], ["seed 1", "+1.250", "-", "+1.500", "-"]]
 
 
 def test_the_picture_has_a_line_a_setting_by_steps_and_by_seconds():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,15 +39,19 @@ def by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {name: group for name, group in groups.items() if group}
 
 
-def table_rows(runs: Sequence[Run], split: str = "test") -> list[list[str]]:
+def table_rows(runs: Sequence[Run], split: str = "test", timed: Collection[int] | None = None) -> list[list[str]]:
     """Header and one row a setting: figures of "held_out" or "test"; several seeds give mean (lowest-highest).
 
     A loss that a setting does not pretrain with stands in brackets, and the compression loss, whose maps are then
-    untrained, is left out.
+    untrained, is left out. `timed`: the seeds whose times can be compared; None: all.
     """
     header = ["setting", "CL loss", "AE loss", "LM loss", "tuned: AE loss", "AE accuracy", "tuned: question loss"]
     rows = [[*header, "pretraining time", "seeds", *PAPER_HEADER]]
-    with_ae = {run.seed: pretraining_seconds(run) for run in runs if run.setting == WITH_AE}
+    with_ae = {
+        run.seed: pretraining_seconds(run)
+        for run in runs
+        if run.setting == WITH_AE and (timed is None or run.seed in timed)
+    }
     for name, group in by_setting(runs).items():
         losses = SETTINGS[name].losses
 
@@ -73,11 +77,11 @@ def table_rows(runs: Sequence[Run], split: str = "test") -> list[list[str]]:
     return rows
 
 
-def gap_rows(runs: Sequence[Run]) -> list[list[str]]:
+def gap_rows(runs: Sequence[Run], timed: Collection[int] | None = None) -> list[list[str]]:
     """Header and one row a seed that has two settings compared: AE losses less one another, nats a byte.
 
     First at the end of fine-tuning, after as many steps of both; then at equal time, where the sooner of the two ends.
-    "-" where a seed lacks a setting.
+    "-" where a seed lacks a setting, and at equal time if it is not among the `timed` (None: all are).
     """
     rows = [["AE loss", "LM+CL less LM+AE", "at equal time", "LM less LM+CL", "at equal time"]]
     groups = by_setting(runs)
@@ -88,7 +92,8 @@ def gap_rows(runs: Sequence[Run]) -> list[list[str]]:
         for first, second in pairs:
             if seed in found[first] and seed in found[second]:
                 two = found[first][seed], found[second][seed]
-                cells += [f"{gap(*two):+.3f}" for gap in (gap_at_end, gap_at_equal_time)]
+                comparable = timed is None or seed in timed
+                cells += [f"{gap_at_end(*two):+.3f}", f"{gap_at_equal_time(*two):+.3f}" if comparable else "-"]
             else:
                 cells += ["-", "-"]
         if set(cells) != {"-"}:
