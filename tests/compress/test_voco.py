@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from gistkit.compress import ICAE, AvgPool, Compressor, Memory, VoCo
+from gistkit.hf.cache import cache_of
 from tests.helpers.models import tiny_llama
 from tests.helpers.vision import IMAGE, PROMPTS, SIZES, Image, processed, processor, tiny_vision, whole, written_out
 
@@ -177,7 +178,7 @@ def test_generates_from_memory_tokens_alone(family, tmp_path):
     keys, visions = [], []
 
     def look(_, args, kwargs):
-        keys.append(kwargs["past_key_values"].layers[0].num_keys)
+        keys.append(cache_of(kwargs).layers[0].num_keys)
 
     handles = [
         compressor.model.get_decoder().register_forward_pre_hook(look, with_kwargs=True),

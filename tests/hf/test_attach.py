@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 import gistkit
 from gistkit.hf import KeptKeys, attach, first_layers
+from gistkit.hf.cache import CACHE
 from gistkit.layouts import causal_plan
 from tests.helpers.models import additive, double_angles, tiny_llama
 
@@ -198,7 +199,7 @@ def test_a_forward_of_the_instance_is_put_back():
 def test_a_static_cache_needs_a_plan():
     model = tiny_llama()
     cache = StaticCache(config=model.config, max_cache_len=12)
-    message = "past_key_values: expected a cache that grows, such as DynamicCache, or a plan"
+    message = f"{CACHE}: expected a cache that grows, such as DynamicCache, or a plan"
     with attach(model), pytest.raises(ValueError, match=message):
         model(torch.randint(0, 50, (1, 5)), past_key_values=cache, use_cache=True)
 

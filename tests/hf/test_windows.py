@@ -9,6 +9,7 @@ from transformers import DynamicCache
 
 import gistkit
 from gistkit.hf import attach, sliding_windows
+from gistkit.hf.cache import CACHE
 from gistkit.layouts import compile_batch
 from tests.helpers.models import OTHERS, double_angles, masked_logits, tiny
 
@@ -118,7 +119,7 @@ def test_a_cache_that_has_forgotten_keys_of_the_plan_is_refused(family):
     cache = DynamicCache(config=model.config)
     with attach(model):
         model(tokens(1, 9), plan=plan.rows(0, 9, num_keys=9), past_key_values=cache)
-        message = r"past_key_values: expected a cache that keeps the 10 keys.*DynamicCache\(\) made without a config"
+        message = rf"{CACHE}: expected a cache that keeps the 10 keys.*DynamicCache\(\) made without a config"
         with pytest.raises(ValueError, match=message):
             model(tokens(1, 1), plan=plan.rows(9, 10), past_key_values=cache)
 

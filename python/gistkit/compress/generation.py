@@ -175,9 +175,7 @@ def _hidden(
     first = plan.rows(0, rows, num_keys=keys + rows)
     out = inputs
     if rows:
-        out = compressor.lm.run(
-            compressor.reader, inputs_embeds=inputs, plan=first, past_key_values=cache
-        ).last_hidden_state
+        out = compressor.lm.run(compressor.reader, inputs_embeds=inputs, plan=first, cache=cache).last_hidden_state
     if not lead.shape[1]:
         out = torch.cat([compressor.last_of(memory)[:, None].to(out.dtype), out], 1)
     yield out[torch.arange(batch), torch.tensor(last) + skip]
@@ -186,7 +184,7 @@ def _hidden(
         # Rows that have ended are fed any token.
         fed = answer[-1].clamp(0, compressor.lm.vocabulary - 1)[:, None]
         new = compressor.lm.embedded(compressor.reader, fed)
-        out = compressor.lm.run(compressor.reader, inputs_embeds=new, plan=step, past_key_values=cache)
+        out = compressor.lm.run(compressor.reader, inputs_embeds=new, plan=step, cache=cache)
         yield out.last_hidden_state[:, 0]
 
 

@@ -18,6 +18,7 @@ from gistkit import hf, layouts
 from gistkit._checks import POSITIONS
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
+from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
@@ -153,13 +154,13 @@ class SharedModel:
         logits = self.head(self.readout(hidden_states)).float()
         return logits if self.softcap is None else self.softcap * torch.tanh(logits / self.softcap)
 
-    def run(self, use: Use, **inputs: Any) -> Any:
-        """One pass of the decoder stack; arguments and result are the model's.
+    def run(self, use: Use, cache: MemoryCache | None = None, **inputs: Any) -> Any:
+        """One pass of the decoder stack with a cache, or without; other arguments and the result are the model's.
 
         `use` is the role whose adapter the pass runs with, or {role: rows}, or None for the base model.
         """
         with self.using(use):
-            return self.decoder(use_cache="past_key_values" in inputs, **inputs)
+            return self.decoder(use_cache=cache is not None, **inputs, **({} if cache is None else {CACHE: cache}))
 
     def embedded(self, use: Use, ids: Tensor) -> Tensor:
         """Input embeddings [B, N, d] of ids with the adapters of `use`, as in `run`: LoRA may be on embeddings."""

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
+from gistkit.hf.cache import CACHE, cache_of
 from gistkit.hf.carry import Carried, carry, layers_of
 from gistkit.hf.keep import Keeper, Layers, LlamaRope, Rope
 from gistkit.hf.parts import FAMILIES, Family, Parts, find_parts
@@ -199,10 +200,10 @@ def attach(model: Model) -> Iterator[Model]:
       `position_ids` is given. Layers with a sliding window use the plan for their width, so compile it with
       `windows=sliding_windows(model)`, unless all its tokens lie within the window. Without a plan attention is plain
       causal, within each layer's window.
-    - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys and those of
-      `past_key_values`; num_keys of the plan counts them.
+    - memory: (key, value) a layer, [B or 1, Hk, K, D], which come before the layer's own keys and those of the
+      cache; num_keys of the plan counts them.
     - keep: a `Keeper`, such as `KeptKeys`. Its `store` gets each layer's own rotated keys and values (with those of
-      `past_key_values`), and its `leave` the hidden states before and after each layer.
+      the cache), and its `leave` the hidden states before and after each layer.
     - key_bias: [B or 1, Hq or 1, keys], float32 (float64 for a float64 model), added to the logits of each key in every
       layer, as by `ops.attention`; it counts all keys, memory and cache too.
     - extend: a function of (layer index, key, value), called in every layer with all its rotated keys and values
@@ -301,7 +302,7 @@ def _check_and_place(
             "output_attentions: expected False under gistkit.hf.attach, whose attention makes no weights, got True; "
             "gistkit.inspect.AttentionRecorder records attention maps"
         )
-    plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), kwargs.get("past_key_values")
+    plan, memory, cache = kwargs.get("plan"), kwargs.get("memory"), cache_of(kwargs)
     layers = decoder.config.num_hidden_layers
     if memory is not None and len(memory) != layers:
         raise ValueError(f"memory: expected (key, value) for each of {layers} layers, got {len(memory)}")
@@ -316,7 +317,7 @@ def _check_and_place(
     if plan is None:
         if getattr(cache, "is_compileable", False):
             raise ValueError(
-                "past_key_values: expected a cache that grows, such as DynamicCache, or a plan, got a static cache "
+                f"{CACHE}: expected a cache that grows, such as DynamicCache, or a plan, got a static cache "
                 "without a plan: which of its keys are filled is not known"
             )
         return args, kwargs
@@ -401,9 +402,9 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor, float],
         attention_mask: int | None = None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
+        cache = kwargs.pop(CACHE, None)
         batch, length, _ = hidden_states.shape
         heads = (batch, length, -1, self.head_dim)
         query = self.q_proj(hidden_states).view(heads).transpose(1, 2)
@@ -414,8 +415,8 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
 
         position_ids, inv_freq, factor = position_embeddings
         query, key = ops.rope(query, key, position_ids, inv_freq, scaling=factor)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
 
         out, _ = attention(
             self,
@@ -536,7 +537,7 @@ def _layer_plan(plan: Plan | None, window: int | None, query: Tensor, key: Tenso
         return plan
     if plan.num_keys > key.shape[2]:
         raise ValueError(
-            f"past_key_values: expected a cache that keeps the {plan.num_keys} keys of the plan in sliding-window "
+            f"{CACHE}: expected a cache that keeps the {plan.num_keys} keys of the plan in sliding-window "
             f"layers too, such as DynamicCache() made without a config, got {key.shape[2]} keys"
         )
     cut = plan.windowed.get(window)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import LlamaModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+# The argument of models and layers that is a cache. Transformers 5.24 renamed it; models take the old name until 5.40.
+CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 _LEAST_ROOM = 64
 
 
@@ -152,8 +156,15 @@ class MemoryCache(Cache):
         return cast(MemoryLayer, self.layers[layer_idx]).num_keys
 
 
+def cache_of(kwargs: Mapping[str, Any]) -> Any:
+    """The cache that a model is called with, under either name; None: there is none."""
+    return kwargs.get(CACHE, kwargs.get("past_key_values"))
+
+
 def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, capacity: int = 0) -> MemoryCache:
-    """A cache for `model(..., past_key_values=...)` that starts with a memory, which it never changes.
+    """A cache for a transformers model that starts with a memory, which it never changes.
+
+    Models take it as `cache`, before transformers 5.24 as `past_key_values`.
 
     Position ids continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
     same memory. Layers with a sliding window keep all their keys too, so a plan must say what they see.

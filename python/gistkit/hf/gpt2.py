@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
 from gistkit.hf.attach import attach, attention, checkpoints_reentrantly, decoder_of, forwards
+from gistkit.hf.cache import CACHE, cache_of
 from gistkit.layouts import Plan
 from gistkit.nn import PositionEncoding
 
@@ -28,7 +29,7 @@ def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model
     such as those of `SeqPERegularizer`. Otherwise SeqPE's encoder reads the position ids on the CPU. Ids that are given
     there, or not given, reach it as they are; those on a GPU, of a plan on one too, are copied, which waits for it.
 
-    `past_key_values` hold keys with their positions, so `generate` and passes in chunks are exact; a cache belongs to
+    A cache holds keys with their positions, so `generate` and passes in chunks are exact; it belongs to
     the encoding that filled it. In `generate` the encoding is frozen: it computes each position once. Rows of a batch
     may be padded at either end, as `attention_mask` says. As in transformers' GPT-2, a row padded on the left has the
     positions of an unpadded row only if `position_ids` says so, as in `generate`. Training, the backward pass of
@@ -101,7 +102,7 @@ def _prepare(position: PositionEncoding) -> Callable[..., tuple[Any, dict[str, A
             # Transformers raises the error.
             return args, kwargs
         batch, count = tokens.shape[:2]
-        cache = kwargs.get("past_key_values")
+        cache = cache_of(kwargs)
         keys = count if cache is None else cache.get_mask_sizes(count, 0)[0]
         new_kwargs = dict(kwargs)
         position_ids = kwargs.get("position_ids")
@@ -149,15 +150,15 @@ def _attention(position: PositionEncoding) -> Callable[..., tuple[Tensor, None]]
     def forward(
         self: Any,
         hidden_states: Tensor,
-        past_key_values: Any = None,
         attention_mask: Tensor | None = None,
         encoded: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
+        cache = kwargs.pop(CACHE, None)
         query, key, value = self.c_attn(hidden_states).unflatten(-1, (3, -1, self.head_dim)).transpose(1, 3).unbind(2)
         query, key = position(query, key, encoded, self.layer_idx)
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, self.layer_idx)
+        if cache is not None:
+            key, value = cache.update(key, value, self.layer_idx)
         out, _ = attention(
             self,
             query,
@@ -196,7 +197,7 @@ def _key_positions(position_ids: Tensor, keys: int) -> Tensor:
         return position_ids
     if bool((position_ids.diff() != 1).any()):
         raise ValueError(
-            "position_ids: expected to grow by 1 behind past_key_values for an encoding with a bias of each key, got "
+            "position_ids: expected to grow by 1 behind a cache for an encoding with a bias of each key, got "
             f"{position_ids.tolist()}"
         )
     steps = torch.arange(-earlier, 0, device=position_ids.device)

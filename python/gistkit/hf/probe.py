@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from gistkit._messages import one_line
-from gistkit.hf.cache import memory_cache
+from gistkit.hf.cache import CACHE, memory_cache
 from gistkit.hf.carry import layers_of
 from gistkit.hf.keep import Keeper, KeptKeys, Rope
 from gistkit.hf.parts import find_parts
@@ -168,7 +168,7 @@ def hidden(model: PreTrainedModel, ids: Tensor | None, **inputs: Any) -> Tensor:
     """The last hidden states of a decoder, without a cache unless one is given."""
     if ids is not None:
         inputs["input_ids"] = ids
-    return model(**{"use_cache": "past_key_values" in inputs} | inputs).last_hidden_state  # type: ignore[no-any-return]
+    return model(**{"use_cache": CACHE in inputs} | inputs).last_hidden_state  # type: ignore[no-any-return]
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
@@ -308,7 +308,7 @@ def _reads_keys(model: PreTrainedModel, own: _Own, widths: tuple[int, ...]) -> s
         return "its keys and values differ in shape"
     for inputs in (
         {"memory": keep.layers},
-        {"past_key_values": memory_cache(keep.layers, _FIRST)},
+        {CACHE: memory_cache(keep.layers, _FIRST)},
     ):
         try:
             read = hidden(model, own.ids[:, _FIRST:], plan=rest, **inputs)

@@ -16,6 +16,7 @@ from gistkit.hf.keep import Keeper
 
 # What a layer gets in a pass that another pass of it must not read.
 _OF_THE_PASS = {
+    "cache",
     "past_key_values",
     "past_key_value",
     "layer_past",

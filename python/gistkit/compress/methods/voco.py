@@ -257,7 +257,7 @@ class VoCo(Compressor):
         slots = self.memory_embeddings.to(embedded.dtype).expand(rows.batch_size, -1, -1)
         inputs = torch.cat([merged, slots], 1).take_along_dim(batch.sources[..., None], 1)
         keep = hf.KeptKeys(batch.kept)
-        own: dict[str, Tensor] = {}
+        own: dict[str, Any] = {}
         if batch.plan.positions is not None and batch.plan.positions.dim() == 3:
             own["position_ids"] = batch.plan.positions.expand(-1, rows.batch_size, -1)
         out = self.lm.run(TEXT, inputs_embeds=inputs, plan=batch.plan, keep=keep, **own)

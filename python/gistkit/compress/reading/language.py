@@ -155,7 +155,7 @@ class Stream(ABC):
         cache = self._cache
         use = self._roles(stays)
         inputs = compressor.lm.embedded(use, tokens[:, None])
-        out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, past_key_values=cache.cache, keep=cache.keeper())
+        out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, cache=cache.cache, keep=cache.keeper())
         self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]

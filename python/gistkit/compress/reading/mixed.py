@@ -199,7 +199,7 @@ class NuggetStream(Stream):
         self._scored.clear(self.ends)
         plan = self._scored.plan(self.ends, compressor.lm.windows)
         with compressor.lower_layers():
-            out = compressor.lm.run(None, inputs_embeds=inputs, plan=plan, past_key_values=self._scored.cache)
+            out = compressor.lm.run(None, inputs_embeds=inputs, plan=plan, cache=self._scored.cache)
         self._scored.add(self.ends, [False] * len(self.ends))
         scores: Tensor = compressor.scorer(out.last_hidden_state)
         return scores[:, 0]
