@@ -203,7 +203,7 @@ def config_of(name, **settings):
             {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2},
             "the encoder-decoder T5",
         ),
-        ("GPTJForCausalLM", {"n_embd": 48, "n_head": 4, "n_layer": 1, "rotary_dim": 4}, "GPTJ.* with attention of its"),
+        ("BloomForCausalLM", {"n_head": 4, "n_layer": 1}, "BloomForCausalLM with attention of its own"),
         ("MambaForCausalLM", {"state_size": 4}, "MambaForCausalLM with attention of its own"),
         ("BertModel", {}, "BertModel, whose attention is not causal"),
         ("Gemma3ForCausalLM", {"head_dim": 16, "use_bidirectional_attention": True}, "is not causal or reads"),
