@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from gistkit.compress import ICAE, AvgPool, Compressor, Memory, VoCo
-from gistkit.hf.cache import cache_of
+from gistkit.hf.attach import cache_of
 from tests.helpers.models import tiny_llama
 from tests.helpers.vision import IMAGE, PROMPTS, SIZES, Image, processed, processor, tiny_vision, whole, written_out
 

@@ -19,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.modeling_rope_utils import dynamic_rope_update
 
 from gistkit import ops
-from gistkit.hf.cache import CACHE, cache_of
+from gistkit.hf.cache import CACHE
 from gistkit.hf.carry import Carried, carry, layers_of
 from gistkit.hf.keep import Keeper, Layers, LlamaRope, Rope
 from gistkit.hf.parts import FAMILIES, Family, Parts, find_parts
@@ -335,6 +335,11 @@ def _check_and_place(
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
+
+
+def cache_of(kwargs: Mapping[str, Any]) -> Any:
+    """The cache that a model is called with, under either name; None: there is none."""
+    return kwargs.get(CACHE, kwargs.get("past_key_values"))
 
 
 def _llama_rope(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Rope:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any, cast
 
@@ -154,11 +154,6 @@ class MemoryCache(Cache):
     def get_query_offset(self, layer_idx: int = 0) -> int:
         """The number of keys: transformers' masks count keys, while positions count tokens."""
         return cast(MemoryLayer, self.layers[layer_idx]).num_keys
-
-
-def cache_of(kwargs: Mapping[str, Any]) -> Any:
-    """The cache that a model is called with, under either name; None: there is none."""
-    return kwargs.get(CACHE, kwargs.get("past_key_values"))
 
 
 def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, capacity: int = 0) -> MemoryCache:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 
-from gistkit.hf.attach import attach, attention, checkpoints_reentrantly, decoder_of, forwards
-from gistkit.hf.cache import CACHE, cache_of
+from gistkit.hf.attach import attach, attention, cache_of, checkpoints_reentrantly, decoder_of, forwards
+from gistkit.hf.cache import CACHE
 from gistkit.layouts import Plan
 from gistkit.nn import PositionEncoding
 
