@@ -43,7 +43,7 @@ COMMITTED: dict[str, tuple[set[str], str | None]] = {
     "nuggets-short": (NUGGETS, "nuggets table"),
     "nuggets-quick": (NUGGETS, "nuggets table"),
     "length-short": ({"length"}, None),
-    "retrieval-short": ({"retrieval"}, None),
+    "retrieval-short": ({"retrieval", "documents-retrieval"}, None),
     "resolution-digits-short": ({"resolution", "canvas-resolution"}, None),
     "voco-digits-quick": ({"accuracy", "curves"}, None),
     "greedy": (set(), "greedy table"),
