@@ -69,6 +69,7 @@ bench: $(VENV)/installed
 	$(BIN)/python benchmarks/attention.py --save --study dodo $(ARGS)
 	$(BIN)/python benchmarks/attention.py --save --torch-isa avx2 $(ARGS)
 	$(BIN)/python benchmarks/seqpe.py --save $(ARGS)
+	$(BIN)/python benchmarks/seqpe.py --save --frozen $(ARGS)
 	$(BIN)/python benchmarks/host.py
 	$(BIN)/python benchmarks/demo.py $(filter --quick,$(ARGS))
 ifeq ($(filter --quick,$(ARGS)),)

@@ -107,6 +107,13 @@ def streaming_table(path: Path) -> str:
     )
 
 
+def suite(folder: Path, name: str) -> Path | None:
+    """A suite's file of the machine, or of the first other one that has it."""
+    return next(
+        (path for path in (folder / f"{name}.json", *sorted(RESULTS.glob(f"*/{name}.json"))) if path.exists()), None
+    )
+
+
 def speed_table(machine: str) -> str:
     """A machine's figures: attention at the base point and rope on long texts, and of other suites what is there."""
     folder = RESULTS / machine
@@ -139,9 +146,10 @@ def speed_table(machine: str) -> str:
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
     if (seqpe := folder / "seqpe.json").exists():
-        encoder, table = r"seqpe (\d.*), d 768 float32, (.*)", r"seqpe (table, .*), d 768 float32, (.*)"
+        encoder = r"seqpe (\d.*), d 768 float32, (.*)"
         tables.append(timing_table(seqpe, "SeqPE's encoder, 2 layers, d 768", encoder))
-        tables.append(timing_table(seqpe, "SeqPE in eval mode, d 768 (as it was before `frozen`)", table))
+    if frozen := suite(folder, "seqpe-frozen"):
+        tables.append(timing_table(frozen, "SeqPE frozen, d 768: look-ups", r"seqpe frozen, (.*), d 768 float32"))
     if (seqpe_memory := folder / "seqpe-memory.json").exists():
         tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
     if (compressor := folder / "compressor.json").exists():

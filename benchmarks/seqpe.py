@@ -2,7 +2,8 @@
 
 The paper's text encoder: width 768, 12 heads, 2 layers, 5 decimal digits, float32. Positions 0 .. 16383, as a text has
 them, and 2048 drawn below 20,000, as the losses' samplers do. The trie is planned within the time that is measured.
---memory measures instead the peak of one forward + backward, each contender in a fresh process (Linux only).
+--frozen measures look-ups in a frozen encoder instead, and --memory the peak of one forward + backward, each contender
+in a fresh process (Linux only).
 """
 
 from __future__ import annotations
@@ -77,15 +78,21 @@ def table_forms(count: int) -> harness.Forms:
 
 
 def cases(quick: bool) -> Iterator[harness.Case]:
-    """Both sets of positions, forward and with backward, and look-ups; the small set alone if quick."""
+    """Both sets of positions, forward and with backward; the small set alone if quick."""
     for name in SETS[1:] if quick else SETS:
         for backward in (False, True):
             passes = "forward + backward" if backward else "forward"
             # Of the training that reads positions, forward as it stands in it would keep what backward needs.
             facts = {"positions": name, "dim": DIM, "pass": passes}
             yield harness.Case(f"seqpe {name}, d {DIM} float32, {passes}", partial(forms, name, backward), facts=facts)
-    for count in (512, 4096):
-        yield harness.Case(f"seqpe table, {count} positions, d {DIM} float32, lookup", partial(table_forms, count))
+
+
+def lookups() -> list[harness.Case]:
+    """Few and many positions of a frozen encoder."""
+    return [
+        harness.Case(f"seqpe frozen, {count} positions, d {DIM} float32", partial(table_forms, count))
+        for count in (512, 4096)
+    ]
 
 
 def peak_mib(form: str) -> float:
@@ -116,10 +123,11 @@ def measure_memory(threads: int) -> list[dict[str, object]]:
 
 
 def main() -> None:
-    """Runs all cases; of the small set and look-ups alone if quick."""
+    """Runs all cases; those of the small set alone if quick."""
     parser = harness.parser(__doc__, "python benchmarks/seqpe.py --quick")
     parser.add_argument("--memory", action="store_true", help="measure peak memory instead of times")
     parser.add_argument("--form", choices=FORMS, help="one contender's peak, measured here: what --memory runs")
+    parser.add_argument("--frozen", action="store_true", help="measure look-ups in a frozen encoder instead")
     options = parser.parse_args()
     if options.form:
         torch.set_num_threads(options.threads)
@@ -129,6 +137,8 @@ def main() -> None:
         rows = measure_memory(options.threads)
         if path := harness.output("seqpe-memory", options):
             harness.write(path, {"suite": "seqpe-memory", "machine": found, "mebibytes": rows})
+    elif options.frozen:
+        harness.run("seqpe-frozen", lookups(), options)
     else:
         harness.run("seqpe", list(cases(options.quick)), options, seconds=8, least=3)
 
