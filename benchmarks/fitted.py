@@ -13,18 +13,21 @@ from gistkit.hf.smollm2 import load_smollm2
 PRESET = "smollm2-small"
 
 
-def fitted(folder: Path, method: str, recipe: Mapping[str, Any], compressor: Mapping[str, Any]) -> Compressor:
+def fitted(
+    folder: Path, method: str, recipe: Mapping[str, Any], compressor: Mapping[str, Any], precision: str = "no"
+) -> Compressor:
     """The trained compressor, from `folder` where training left it there; training that was interrupted goes on.
 
     Args:
         folder: of the run.
         method: of `gistkit.compress.METHODS`.
         recipe, compressor: changes to `PRESET`, see `gistkit.train.run`.
+        precision: "no" or "bf16", see `gistkit.train.Trainer`.
     """
     if not (folder / "compressor").is_dir():
         model, tokenizer = load_smollm2()
         train.run(
             model, tokenizer, folder, method=method, preset=PRESET, recipe=recipe, compressor=compressor,
-            resume=folder.exists(), cpu=True, eval_every=None, save_every=60,
+            resume=folder.exists(), cpu=True, eval_every=None, save_every=60, precision=precision,
         )  # fmt: skip
     return Compressor.from_pretrained(folder / "compressor", load_smollm2()[0]).eval()

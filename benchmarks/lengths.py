@@ -57,6 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", default=",".join(ARMS), help="comma-separated (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=360, help="of training (default: %(default)s)")
+    parser.add_argument("--precision", choices=("no", "bf16"), default="no", help="of training (default: %(default)s)")
     parser.add_argument("--contexts", type=int, default=48, help="held-out ones a length (default: %(default)s)")
     parser.add_argument("--work", type=Path, default=Path("runs/lengths"), help="for states (default: %(default)s)")
     parser.add_argument("--draw", type=Path, metavar="FILE", help="make no runs; draw those that are there")
@@ -78,7 +79,8 @@ def main() -> int:
             continue
         method, given = ARMS[arm]
         recipe = {"steps": options.steps, **PASSAGES}
-        compressor = fitted.fitted(options.work / f"{arm}-{options.steps}", method, recipe, {**given, "losses": ["ae"]})
+        folder = options.work / f"{arm}-{options.steps}"
+        compressor = fitted.fitted(folder, method, recipe, {**given, "losses": ["ae"]}, precision=options.precision)
         found = bleu_by_length(compressor, contexts, LENGTHS, tokenizer=tokenizer)
         content = {
             "arm": arm,
@@ -86,7 +88,7 @@ def main() -> int:
             "title": compressor.title,
             "machine": harness.environment(),
             "text": [corpus.name, corpus.digest],
-            "training": {"preset": fitted.PRESET, **recipe},
+            "training": {"preset": fitted.PRESET, **recipe, "precision": options.precision},
             "lengths": [asdict(one) for one in found],
         }
         with RESULTS.open("a") as file:

@@ -38,7 +38,8 @@ def lengths_table() -> str:
     batch = find_preset(training["preset"]).recipe.batch
     return (
         f"{table}\n\nSmolLM2-135M with LoRA, {training['steps']} steps of {batch} contexts of "
-        f"{training['min_length'] // 2} to {training['max_length'] // 2} tokens; {contexts} held-out ones a length. "
+        f"{training['min_length'] // 2} to {training['max_length'] // 2} tokens"
+        f"{' in bfloat16' if training.get('precision') == 'bf16' else ''}; {contexts} held-out ones a length. "
         f"{machines_line([run['machine'] for run in found])}."
     )
 
