@@ -88,6 +88,7 @@ def test_stages_are_checked():
         ({"lengths": (32, 16, 64)}, "lengths: expected ascending"),
         ({"lengths": (0, 64)}, "lengths: expected ascending"),
         ({"match_embeddings": True}, "match_embeddings: expected it with method icae alone, got method x500"),
+        ({"dtype": "float16"}, "dtype: expected one of float32, bfloat16, got .float16."),
     ]:
         with pytest.raises(ValueError, match=message):
             smollm2.recipe("short", **changes)

@@ -16,12 +16,16 @@ from gistkit.studies.epl.command import STUDIED, Epl
 from gistkit.studies.options import add_names, add_text, jobs, seeds_of
 from gistkit.studies.pages import drop_column, machine_caption, runs, seeds
 from gistkit.studies.registry import SavedRun
-from gistkit.studies.smollm2.study import CARRIERS, PRESETS, Recipe, build_compressor, recipe, tokenizer
+from gistkit.studies.smollm2.study import CARRIERS, DTYPES, PRESETS, Recipe, build_compressor, recipe, tokenizer
 from gistkit.studies.study import StudyPlan
 from gistkit.train.data import load_corpus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+# What options change of a preset.
+CHANGEABLE = ("method", "match_embeddings", "dtype", "learning_rate")
 
 
 class SmolLM2(Epl):
@@ -44,14 +48,17 @@ class SmolLM2(Epl):
         )  # fmt: skip
         add_names(parser, "--layouts", SCHEMES, STUDIED)
         add_text(parser)
+        parser.add_argument(
+            "--dtype", choices=DTYPES,
+            help="of the frozen model; bfloat16 is faster on processors that multiply in it (default: float32)",
+        )  # fmt: skip
         parser.add_argument("--learning-rate", type=number(1e-9, 1.0), help="default: the preset's")
         parser.add_argument(
             "--seeds", type=seeds_of, default=1, metavar="N", help="seeds 0 to N-1 (default: %(default)s)"
         )
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        names = ("method", "match_embeddings", "learning_rate")
-        changes = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+        changes = {name: getattr(options, name) for name in CHANGEABLE if getattr(options, name) is not None}
         run_recipe = recipe(options.preset, **changes)
         corpus = load_corpus(options.text, tokenizer=tokenizer(run_recipe))
         about = (
@@ -70,7 +77,8 @@ class SmolLM2(Epl):
     def variant(self, recipe: Any) -> str:
         stages = "-staged" if recipe.lengths else ""
         matched = "-matched" if recipe.match_embeddings else ""
-        return f"{recipe.method}{matched}{stages}-{recipe.learning_rate:g}"
+        dtype = "" if recipe.dtype == DTYPES[0] else f"-{recipe.dtype}"
+        return f"{recipe.method}{matched}{stages}{dtype}-{recipe.learning_rate:g}"
 
     def without_maps(self, run: reconstruction.Run) -> reconstruction.Run:
         return replace(run, attention=run.attention[-1:])
@@ -95,15 +103,14 @@ class SmolLM2(Epl):
             tables.append(
                 f"{format_table(drop_column(rows, 'training'))}\n\nHeld-out, {recipe.steps} steps of {recipe.batch} x "
                 f"{recipe.chunk} tokens, {recipe.chunk // recipe.ratio} memory tokens, {seeds(group)}"
-                f"{_stages(recipe)}. "
+                f"{_stages(recipe)}{'' if recipe.dtype == DTYPES[0] else f', {recipe.dtype}'}. "
                 f"{machine_caption(group)}."
             )
         return "\n\n".join(tables)
 
     def preset(self, run_recipe: Recipe) -> str:
         """The preset of a recipe."""
-        changeable = ("method", "match_embeddings", "learning_rate")
-        options = {name: getattr(run_recipe, name) for name in changeable}
+        options = {name: getattr(run_recipe, name) for name in CHANGEABLE}
         return next((name for name in PRESETS if recipe(name, **options) == run_recipe), "other")
 
     def figures(self, runs: Sequence[reconstruction.Run], recipe: Any) -> Mapping[str, Figure]:

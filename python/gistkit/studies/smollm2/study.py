@@ -22,12 +22,12 @@ from gistkit.studies.reconstruction import ReconstructionRecipe
 
 @dataclass(frozen=True)
 class Recipe(ReconstructionRecipe):
-    """Everything that determines a run except its layout and seed; memory tokens and adapter train, in fp32.
+    """Everything that determines a run except its layout and seed; memory tokens and adapter train, in float32.
 
     Args:
         method: "x500" or "icae".
         rank: of the encoder's LoRA.
-        dtype: of the model.
+        dtype: of the frozen model, "float32" or "bfloat16".
         match_embeddings: see `ICAE`.
         lengths: context tokens in stages of as many steps each, ascending to `chunk`: memory tokens first stand for few
             tokens each, and then for more. (): `chunk` in all steps.
@@ -58,6 +58,8 @@ class Recipe(ReconstructionRecipe):
         object.__setattr__(self, "lengths", tuple(self.lengths))
         if self.lengths and (self.lengths[0] < 1 or list(self.lengths) != sorted({*self.lengths, self.chunk})):
             raise ValueError(f"lengths: expected ascending numbers up to chunk, {self.chunk}, got {self.lengths}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
         if self.match_embeddings and self.method != "icae":
             raise ValueError(f"match_embeddings: expected it with method icae alone, got method {self.method}")
 
@@ -75,6 +77,7 @@ class Recipe(ReconstructionRecipe):
 
 
 CARRIERS = ("x500", "icae")
+DTYPES = ("float32", "bfloat16")
 LONG = Recipe(chunk=510, ratio=5)
 PAPER = replace(LONG, batch=16, steps=20_000, learning_rate=1e-4, warmup=300, weight_decay=0.1, rank=128)
 PRESETS = {
