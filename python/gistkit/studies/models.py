@@ -16,10 +16,11 @@ from gistkit.hf.smollm2 import load_smollm2
 
 def add_preset(parser: argparse.ArgumentParser, presets: Mapping[str, object], paper: str = "") -> None:
     """--preset. `paper`: what else the preset "paper" is."""
+    long = "long: the same for more steps, ten minutes an arm; " if "long" in presets else ""
     parser.add_argument(
         "--preset", choices=presets, default="quick",
-        help="quick: a small model from scratch; short: SmolLM2-135M, minutes a run on a CPU; paper: SmolLM2-135M "
-        f"on a GPU{paper} (default: %(default)s)",
+        help=f"quick: a small model from scratch; {long}short: SmolLM2-135M, minutes a run on a CPU; paper: "
+        f"SmolLM2-135M on a GPU{paper} (default: %(default)s)",
     )  # fmt: skip
 
 

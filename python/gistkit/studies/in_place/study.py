@@ -9,7 +9,7 @@ SQuAD's and others).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -56,12 +56,15 @@ class Recipe(StudyRecipe):
     final_questions: int = 48
 
 
+QUICK = Recipe(
+    model="small", steps=300, base_steps=3000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
+    min_length=40, max_length=80, lines=0, cue=6, eval_every=50, eval_questions=64, final_questions=256,
+)  # fmt: skip
 PRESETS = {
     # A model trained from scratch: minutes for the base of a seed and for each of its arms.
-    "quick": Recipe(
-        model="small", steps=300, base_steps=3000, batch=16, learning_rate=2e-3, warmup=30, weight_decay=0.1,
-        min_length=40, max_length=80, lines=0, cue=6, eval_every=50, eval_questions=64, final_questions=256,
-    ),
+    "quick": QUICK,
+    # The same with enough steps for gists to learn to pool; some ten minutes of a core an arm.
+    "long": replace(QUICK, steps=4000, eval_every=250),
     # A few minutes a run on two cores.
     "short": Recipe(),
     # Contexts of SQuAD's size, for a GPU.
