@@ -1,7 +1,6 @@
 """gistkit: context compression and position layouts for transformers."""
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from gistkit.ops.pool import window_pool
     from gistkit.ops.rope import rerotate, rope
 
-__version__ = version("gistkit")
+__version__ = "0.1.0"
 # What needs no package but torch and NumPy, so that `from gistkit import *` works everywhere.
 __all__ = [
     "Layout",
@@ -52,4 +51,4 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *_PACKAGES, *(name for name in globals() if name not in _HELPERS)})
 
 
-_HELPERS = ("Any", "TYPE_CHECKING", "_HELPERS", "_PACKAGES", "import_module", "version")
+_HELPERS = ("Any", "TYPE_CHECKING", "_HELPERS", "_PACKAGES", "import_module")
