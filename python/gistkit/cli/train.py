@@ -30,8 +30,8 @@ example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segm
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
 RECIPE = (
-    "steps", "batch", "learning_rate", "warmup", "weight_decay", "clip", "memory_factor", "min_length", "max_length",
-    "seed",
+    "steps", "batch", "learning_rate", "warmup", "decay", "weight_decay", "clip", "memory_factor", "min_length",
+    "max_length", "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
@@ -139,6 +139,7 @@ def _add_recipe(group: Any) -> None:
         ("batch", positive, "passages a step"),
         ("learning-rate", number(0), "of AdamW, constant after the warm-up"),
         ("warmup", whole(), "steps of linear warm-up"),
+        ("decay", number(0, 1), "share of the steps at the end in which the learning rate falls linearly to 0"),
         ("weight-decay", number(0), "of AdamW"),
         ("clip", number(0), "largest norm of the gradient"),
         ("memory-factor", number(0), "learning rate of gists' own parameters over that of the others"),

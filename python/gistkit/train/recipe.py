@@ -21,8 +21,9 @@ class Recipe:
     Args:
         steps: updates of the weights.
         batch: rows of a step over all processes and accumulated passes.
-        learning_rate: of AdamW, constant once warmed up.
+        learning_rate: of AdamW, constant once warmed up, and until it falls.
         warmup: steps over which the learning rate grows linearly from learning_rate / warmup; 0: none.
+        decay: share of the steps, 0 to 1, at whose end the learning rate has fallen linearly to 0; 0: it stays.
         betas: of AdamW.
         weight_decay: of AdamW, on parameters with two or more axes alone.
         clip: largest norm of the gradient.
@@ -36,6 +37,7 @@ class Recipe:
     batch: int = 16
     learning_rate: float = 1e-4
     warmup: int = 300
+    decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 2.0
@@ -53,12 +55,15 @@ class Recipe:
         for name in ("learning_rate", "clip", "memory_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
+        if not 0 <= self.decay <= 1:
+            raise ValueError(f"decay: expected a share from 0 to 1, got {self.decay}")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay: expected a number of at least 0, got {self.weight_decay}")
 
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, ..."""
-        return warmed_up(self.learning_rate, step, self.warmup)
+        falling = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
+        return warmed_up(self.learning_rate, step, self.warmup) * min(1.0, falling)
 
     def optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[Group]) -> torch.optim.AdamW:
         """AdamW over `parameters`, or over groups of them with a learning rate each."""

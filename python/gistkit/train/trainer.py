@@ -150,9 +150,10 @@ class Trainer:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The JSON values that determine the losses, without the number of steps."""
+        """The JSON values that determine the losses; the number of steps is one where the learning rate falls."""
         recipe = asdict(self.recipe)
-        del recipe["steps"]
+        if not self.recipe.decay:
+            del recipe["steps"], recipe["decay"]
         stages = {"stages": [asdict(stage) for stage in self.stages]} if self.stages else {}
         return {
             "recipe": recipe,

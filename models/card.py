@@ -1,0 +1,65 @@
+"""The card of a trained compressor: what it is, what it was trained on and how, and its figures, from its history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from text import OUT as TEXT
+
+from gistkit.evaluate.report import format_table
+
+
+def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> None:
+    """Writes README.md into a model's folder.
+
+    Args:
+        folder: of the model.
+        name: of the model.
+        model, sittings: see `make.Model` and `make.Sitting`.
+    """
+    found = json.loads((TEXT / "text.json").read_text())
+    packages = ", ".join(f"{package} {version}" for package, version in found["packages"].items())
+    settings = ", ".join(f"{key} {value}" for key, value in model.settings.items())
+    rows = [["steps", "tokens", "hours", "held-out loss in nats a token", "machine", "commit"]]
+    for one in sittings:
+        losses = ", ".join(f"{loss} {value:.3f}" for loss, value in one.held_out.items() if loss != "loss")
+        machine = one.machine
+        where = f"{machine['processor']}, {machine['threads']} threads, {machine['instruction_set']}"
+        span = f"{one.first} to {one.last}"
+        rows.append(
+            [span, f"{one.tokens / 1e6:.2f}M", f"{one.seconds / 3600:.2f}", losses or "-", where, machine["commit"]]
+        )
+    hours, tokens = (sum(getattr(one, key) for one in sittings) for key in ("seconds", "tokens"))
+    stages = "; ".join(
+        f"{stage.steps} steps of {', '.join(f'{weight:g} x {loss}' for loss, weight in stage.losses.items())} on "
+        f"contexts of {stage.shortest} to {stage.longest} tokens"
+        for stage in model.stages
+    )
+    text = f"""# {name}
+
+A compressor of SmolLM2-135M-Instruct: {model.method}, {settings}. Its adapter (rank {model.rank} on queries, keys,
+values and outputs) and its memory tokens were trained; the model itself is as it was. Weights in bfloat16.
+
+    gistkit compress report.txt -o report.gist
+    gistkit ask report.gist "Who signed it?"
+
+## Training
+
+{tokens / 1e6:.1f} million tokens in {hours / 3600:.1f} hours of one core. Batches of {model.batch} contexts; learning
+rate {model.learning_rate:g} after {model.warmup} steps of warm-up, falling in the last {model.decay:.0%} of each
+sitting; {model.precision} autocast. Stages: {stages}.
+
+{format_table(rows)}
+
+## Data
+
+Pages of Debian's documentation packages, read where apt puts them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
+{sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, each as a whole, and homebank-data
+is not trained on at all. Each context has a made-up fact in it, about which a question is asked.
+
+`python models/make.py {name} --steps N` goes on with it.
+"""
+    (folder / "README.md").write_text(text)

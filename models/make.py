@@ -1,0 +1,262 @@
+"""Trains the compressors of this folder: a number of steps at a sitting, from where the last one ended.
+
+A sitting that is interrupted (Ctrl-C) ends after its step; the same command goes on with it, to the bit while its
+checkpoint in runs/models is there, and else from the weights in this folder. Each sitting writes the weights in
+bfloat16, a line of history.jsonl, and the card.
+
+example: OMP_NUM_THREADS=1 python models/make.py smollm2-x500-4x --steps 2500
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from card import write_card
+from passages import Passages
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from text import OUT as TEXT
+from text import write as write_text
+
+from gistkit._signals import Interrupted
+from gistkit.compress import METHODS, Compressor
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit.info import machine
+from gistkit.train import Corpus, Recipe, Trainer, load_corpus, read_metrics
+
+FOLDER = Path(__file__).resolve().parent
+RUNS = FOLDER.parent / "runs" / "models"
+MAPS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What is trained on for a number of steps.
+
+    Args:
+        steps: so many, following the stage before; the last stage goes on as long as one likes.
+        losses: of the compressor, with their weights.
+        shortest, longest: tokens of a context.
+        continuation: tokens behind it, at most.
+    """
+
+    steps: int
+    losses: Mapping[str, float]
+    shortest: int
+    longest: int
+    continuation: int = 64
+
+
+@dataclass(frozen=True)
+class Model:
+    """A compressor of SmolLM2-135M and how it is trained.
+
+    Args:
+        method, settings: of `gistkit.compress.METHODS`, and its arguments.
+        rank: of LoRA on queries, keys, values and outputs.
+        stages: one after another.
+        batch, learning_rate, warmup, decay: of `Recipe`, for each sitting: every one ends with a falling learning rate,
+            so that its weights can be used.
+    """
+
+    method: str
+    settings: Mapping[str, Any]
+    stages: Sequence[Stage]
+    rank: int = 16
+    batch: int = 4
+    learning_rate: float = 2e-3
+    warmup: int = 50
+    decay: float = 0.25
+    precision: str = "bf16"
+
+
+RECONSTRUCT = Stage(1000, {"ae": 1.0}, 32, 128)
+ALL = Stage(30_000, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 128)
+MODELS = {
+    "smollm2-x500-4x": Model(
+        "x500", {"chunk": 128, "ratio": 4, "layout": "epl"}, (RECONSTRUCT, ALL)
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Sitting:
+    """A line of history.jsonl: the steps [first, last) of those up to `until`, and what they gave.
+
+    Args:
+        first, last, until: counted over all sittings; `last` is below `until` in one that was interrupted.
+        tokens: of contexts, continuations and questions read.
+        seconds: of training.
+        held_out: losses at the end, by name, in nats a token.
+        measured: see `measure.py`; {} where nothing was.
+        machine: processor, versions, commit.
+    """
+
+    first: int
+    last: int
+    until: int
+    tokens: int = 0
+    seconds: float = 0.0
+    held_out: dict[str, float] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)
+
+
+def history(folder: Path) -> list[Sitting]:
+    """The sittings of a model so far."""
+    path = folder / "history.jsonl"
+    return [Sitting(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def manuals() -> Corpus:
+    """The corpus: pages are written first where none are there. Their token ids are kept beside them."""
+    if not (TEXT / "text.json").exists():
+        write_text()
+    tokenizer = load_smollm2()[1]
+    kept = RUNS / "tokens.npz"
+    if kept.exists() and kept.stat().st_mtime > (TEXT / "text.json").stat().st_mtime:
+        with np.load(kept) as arrays:
+            train, held_out = (torch.from_numpy(arrays[name]) for name in ("train", "held_out"))
+            return Corpus(str(arrays["name"]), train, held_out, str(arrays["digest"]), tokenizer)
+    corpus = load_corpus(TEXT / "manuals", tokenizer=tokenizer, progress=True)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    np.savez(kept, train=corpus.train, held_out=corpus.held_out, name=corpus.name, digest=corpus.digest)
+    return corpus
+
+
+def new_compressor(model: Model) -> Compressor:
+    """The untrained compressor, the same at every call."""
+    torch.manual_seed(0)
+    lora = LoraConfig(r=model.rank, lora_alpha=2 * model.rank, target_modules=MAPS)
+    return METHODS[model.method](load_smollm2()[0], losses=("ae",), lora=lora, **model.settings)  # type: ignore[no-any-return]
+
+
+def save(compressor: Compressor, folder: Path) -> None:
+    """Writes a compressor with its trained weights in bfloat16."""
+    compressor.save_pretrained(folder)
+    for path in folder.rglob("*.safetensors"):
+        half = {
+            name: tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+            for name, tensor in load_file(path).items()
+        }
+        save_file(half, path, metadata={"format": "pt"})
+
+
+def commit() -> str:
+    """The commit of the sources, with a mark if they differ from it."""
+    run = lambda *words: subprocess.run(  # noqa: E731
+        ["git", *words], cwd=FOLDER, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    changed = "+changes" if run("status", "--porcelain", "--", "../csrc", "../python", "*.py") else ""
+    return (run("rev-parse", "--short=10", "HEAD") or "unknown") + changed
+
+
+def parts(stages: Sequence[Stage], first: int, until: int) -> list[tuple[Stage, int]]:
+    """The stages of the steps [first, until), each with its number of them."""
+    found, start = [], 0
+    for index, stage in enumerate(stages):
+        end = until if index == len(stages) - 1 else start + stage.steps
+        count = min(until, end) - max(first, start)
+        if count > 0:
+            found.append((stage, count))
+        start = end
+    return found
+
+
+def sit(name: str, steps: int) -> Sitting:
+    """Trains for a sitting, or to the end of the last one if that was interrupted; writes what it gave."""
+    model, folder = MODELS[name], FOLDER / name
+    before = history(folder)
+    work = RUNS / name
+    if before and before[-1].last < before[-1].until and (work / f"{before[-1].first}").exists():
+        now = before.pop()
+        now.last = now.first
+    else:
+        first = before[-1].last if before else 0
+        now = Sitting(first, first, first + steps)
+    corpus = manuals()
+    start = folder if before else None
+    compressor = new_compressor(model) if start is None else Compressor.from_pretrained(start, load_smollm2()[0])
+    now.machine = {**machine(), "commit": commit()}
+    now.tokens, now.seconds = 0, 0.0
+    interrupted = None
+    sections = parts(model.stages, now.first, now.until)
+    for index, (stage, count) in enumerate(sections):
+        out = work / f"{now.first}" / f"{index}"
+        compressor.set_losses(dict(stage.losses))
+        recipe = Recipe(
+            steps=count, batch=model.batch, learning_rate=model.learning_rate, warmup=model.warmup,
+            decay=model.decay if index == len(sections) - 1 else 0.0, weight_decay=0.0, seed=now.first + index,
+        )  # fmt: skip
+        passages = Passages(corpus, stage, model.batch, recipe.seed)
+        trainer = Trainer(
+            compressor, passages, recipe, out, precision=model.precision, cpu=not torch.cuda.is_available(),
+            eval_every=250, held_out=32, save_every=10**9,
+        )  # fmt: skip
+        try:
+            # A part that had ended before only loads its last checkpoint.
+            now.held_out = trainer.train(resume=out.exists()).held_out
+        except Interrupted as error:
+            interrupted = error
+        steps_done = [record for record in read_metrics(out / "metrics.jsonl") if "seconds" in record]
+        now.last += len(steps_done)
+        now.seconds += steps_done[-1]["seconds"]
+        now.tokens += round(sum(record["tokens_per_second"] * seconds for record, seconds in timed(steps_done)))
+        if interrupted is not None:
+            break
+    partial = folder.with_name(f"{name}.new")
+    shutil.rmtree(partial, ignore_errors=True)
+    save(compressor, partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    lines = [*before, now]
+    write_history(folder, lines)
+    write_card(folder, name, model, lines)
+    if interrupted is not None:
+        raise interrupted
+    return now
+
+
+def timed(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], float]]:
+    """Each step's record with the seconds that it took."""
+    before = 0.0
+    for record in records:
+        yield record, record["seconds"] - before
+        before = record["seconds"]
+
+
+def write_history(folder: Path, lines: Sequence[Sitting]) -> None:
+    """Writes history.jsonl, a line a sitting."""
+    text = "".join(json.dumps(vars(line), separators=(",", ":")) + "\n" for line in lines)
+    (folder / "history.jsonl").write_text(text)
+
+
+def main() -> int:
+    """Trains one of the models for a sitting."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("--steps", type=int, default=2500, help="of the sitting (default: %(default)s)")
+    options = parser.parse_args()
+    start = time.monotonic()
+    try:
+        found = sit(options.model, options.steps)
+    except Interrupted as error:
+        print(f"{error}; the weights are in {FOLDER / options.model}", file=sys.stderr)
+        return 128 + error.number
+    print(json.dumps(vars(found)), f"{(time.monotonic() - start) / 60:.1f} minutes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""Facts put into passages, and questions about them: what the compressors learn to answer from.
+
+A fact is a sentence of ours, of made-up names, numbers and codes, between two sentences of a manual. Nothing but the
+passage tells the answer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+NAMES = (
+    "Ada", "Adam", "Alice", "Amir", "Anna", "Ben", "Carla", "Chen", "Clara", "Dana", "David", "Elena", "Emil", "Eva",
+    "Felix", "Fatima", "Greta", "Hugo", "Ida", "Ines", "Ivan", "Jana", "Jonas", "Julia", "Karim", "Kira", "Lars",
+    "Lena", "Leo", "Lucia", "Mara", "Marco", "Maria", "Mina", "Nadia", "Nils", "Nora", "Olga", "Oscar", "Paul",
+    "Petra", "Rosa", "Samir", "Sara", "Simon", "Sofia", "Tariq", "Tom", "Vera", "Viktor", "Yuki", "Zoe",
+)  # fmt: skip
+SURNAMES = (
+    "Abel", "Bauer", "Bell", "Bianchi", "Carter", "Castro", "Dietz", "Dubois", "Egan", "Fischer", "Flores", "Frank",
+    "Garcia", "Grant", "Hahn", "Hayes", "Ito", "Jansen", "Kaya", "Keller", "Klein", "Kovac", "Lang", "Larsen",
+    "Lopez", "Marsh", "Meyer", "Moreau", "Nash", "Nowak", "Okoye", "Olsen", "Park", "Perez", "Petrov", "Quinn",
+    "Rossi", "Sato", "Schmidt", "Silva", "Singh", "Stone", "Tanaka", "Torres", "Ueda", "Vogel", "Walsh", "Weber",
+    "Wolf", "Young", "Zhang",
+)  # fmt: skip
+CITIES = (
+    "Oslo", "Lisbon", "Vienna", "Dublin", "Prague", "Geneva", "Athens", "Madrid", "Warsaw", "Helsinki", "Nairobi",
+    "Lima", "Cairo", "Osaka", "Quito", "Hanoi", "Porto", "Turin", "Leeds", "Bergen", "Zagreb", "Riga", "Tunis",
+    "Accra",
+)  # fmt: skip
+PLACES = (
+    "archive", "backup server", "library", "printer", "workshop", "north gate", "laboratory", "warehouse",
+    "main office", "test bench", "mail room", "reading room", "data center", "garage", "meeting room", "old mill",
+    "harbor office", "greenhouse", "storage room", "studio", "canteen",
+)  # fmt: skip
+PROJECTS = (
+    "survey", "bridge project", "summer course", "winter course", "pilot study", "annual report", "safety review",
+    "network upgrade", "new catalog", "field trip", "spring festival", "training program", "archive move", "audit",
+)  # fmt: skip
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November",
+    "December",
+)  # fmt: skip
+COLOURS = ["red", "blue", "green", "yellow", "black", "white", "orange", "purple", "brown", "grey", "silver", "pink"]
+
+
+class Fact(NamedTuple):
+    """A sentence, a question about it, and the answer."""
+
+    sentence: str
+    question: str
+    answer: str
+
+
+def draw_fact(random: np.random.Generator) -> Fact:
+    """A fact of one of several forms."""
+    pick = lambda values: str(values[int(random.integers(len(values)))])  # noqa: E731
+    place, project = pick(PLACES), pick(PROJECTS)
+    person, city = f"{pick(NAMES)} {pick(SURNAMES)}", pick(CITIES)
+    number, few = str(int(random.integers(100, 10000))), str(int(random.integers(2, 100)))
+    letters = "".join(chr(65 + int(letter)) for letter in random.integers(26, size=2))
+    code = f"{letters}-{int(random.integers(100, 1000))}"
+    date = f"{int(random.integers(1, 29))} {pick(MONTHS)}"
+    colour = pick(COLOURS)
+    forms = (
+        Fact(f"The access code of the {place} is {number}.", f"What is the access code of the {place}?", number),
+        Fact(f"The serial number of the {place} is {code}.", f"What is the serial number of the {place}?", code),
+        Fact(f"{person} is in charge of the {project}.", f"Who is in charge of the {project}?", person),
+        Fact(f"The {project} was started by {person}.", f"Who started the {project}?", person),
+        Fact(f"The {project} takes place in {city}.", f"Where does the {project} take place?", city),
+        Fact(f"The {project} ends on {date}.", f"When does the {project} end?", date),
+        Fact(f"There are {few} chairs in the {place}.", f"How many chairs are in the {place}?", few),
+        Fact(f"The budget of the {project} is {number} dollars.", f"What is the budget of the {project}?",
+             f"{number} dollars"),
+        Fact(f"The door of the {place} is {colour}.", f"What color is the door of the {place}?", colour),
+        Fact(f"The key of the {place} is kept by {person}.", f"Who keeps the key of the {place}?", person),
+    )  # fmt: skip
+    return forms[int(random.integers(len(forms)))]
+
+
+def plant(passage: list[int], sentence: list[int], ends: set[int], random: np.random.Generator) -> list[int]:
+    """Token ids of a passage with a sentence in it, behind one of its sentences if it has a whole one.
+
+    Args:
+        passage, sentence: token ids.
+        ends: the ids that end a sentence.
+        random: decides where.
+    """
+    places = [index + 1 for index, token in enumerate(passage) if token in ends] or [0, len(passage)]
+    at = places[int(random.integers(len(places)))]
+    return [*passage[:at], *sentence, *passage[at:]]
