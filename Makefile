@@ -15,7 +15,7 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-SOURCES := $(shell find csrc python -type f -not -name '*.pyc') CMakeLists.txt pyproject.toml README.md
+SOURCES := $(shell find csrc python models/*/ -type f -not -name '*.pyc' 2> /dev/null) CMakeLists.txt pyproject.toml README.md
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 

@@ -14,6 +14,7 @@ from gistkit.options.models import (
     IMAGES,
     METHODS,
     add_model,
+    add_trained,
     load_compressor,
     load_model,
     new_compressor,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 # The token ids of a question's prompt, as one row.
 Prompts = Callable[[str], list[list[int]]]
 EXAMPLES = """\
-example: gistkit ask report.gist "Who wrote it?" "When?" --model smollm2 --compressor runs/x500
+example: gistkit ask report.gist "Who wrote it?" "When?"
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
@@ -46,7 +47,7 @@ def add(commands: Any) -> None:
         help="another memory to read after the first; may be repeated",
     )  # fmt: skip
     add_model(parser)
-    parser.add_argument("--compressor", type=path, metavar="FOLDER", help="the compressor that made the memory")
+    add_trained(parser, "the one that comes with gistkit and may have made the memory")
     parser.add_argument(
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
@@ -86,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if images and arguments.template is not None:
         raise ValueError(f"--template: expected none for {paths[0]}, a memory of images, got {arguments.template!r}")
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
-    compressor = _compressor(arguments.compressor, model, memories[0])
+    compressor = _compressor(arguments, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
     for memory_path, memory in zip(paths, memories, strict=True):
         try:
@@ -139,11 +140,16 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     return prompt_ids
 
 
-def _compressor(folder: Path | None, model: PreTrainedModel, memory: Memory) -> Compressor:
-    if folder is not None:
-        return load_compressor(folder, model)
-    warn_untrained()
+def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory) -> Compressor:
+    if arguments.compressor is not None:
+        return load_compressor(arguments.compressor, model)
+    from gistkit.compress.named import default_for, may_have_made
+
     source = memory.source
+    name = default_for(arguments.model)
+    if name is not None and may_have_made(name, source):
+        return load_compressor(Path(name), model)
+    warn_untrained()
     if source.method not in METHODS:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
     if source.layout in LAYOUTS:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
 
 EXAMPLES = """\
-example: gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
+example: gistkit compress report.txt -o report.gist
 example: gistkit compress notes/ --glob '**/*.md' -o memories/ --model ./llama --ratio 10
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""

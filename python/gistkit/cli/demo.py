@@ -38,5 +38,5 @@ def _run(options: argparse.Namespace) -> int:
         raise ValueError(f"--steps: expected it with --model tiny alone, got {options.steps}")
     options.study, options.preset = "smollm2", options.preset or "short"
     # What the preset says.
-    options.method = options.match_embeddings = options.learning_rate = None
+    options.method = options.match_embeddings = options.dtype = options.learning_rate = None
     return study.run(options)

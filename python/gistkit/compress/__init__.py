@@ -9,6 +9,7 @@ from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
 from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
 from gistkit.compress.methods.voco import VoCo
+from gistkit.compress.named import trained
 from gistkit.compress.reading import READERS, language_model
 from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
@@ -44,4 +45,5 @@ __all__ = [
     "language_model",
     "start_as_means",
     "token_loss",
+    "trained",
 ]

@@ -31,6 +31,7 @@ from gistkit.compress.losses import (
 from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
 from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
+from gistkit.compress.named import find
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
 from gistkit.hf.attach import ModuleSnapshot
@@ -532,7 +533,7 @@ class Compressor(nn.Module, ABC):
         its files and the model before memory is asked for.
 
         Args:
-            folder: what `save_pretrained` wrote.
+            folder: what `save_pretrained` wrote, or the name of a compressor that comes with gistkit, see `trained`.
             model: the base model; None if the folder holds it (a compressor without LoRA).
             allow_regex: the adapters may select modules by regular expressions, as a `LoraConfig` of one's own may; a
                 hostile one never ends.
@@ -541,7 +542,7 @@ class Compressor(nn.Module, ABC):
             FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
                 The model is then as it was.
         """
-        return cast(Compressor, load_compressor(cls, Path(folder), model, allow_regex))
+        return cast(Compressor, load_compressor(cls, find(folder), model, allow_regex))
 
     def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
         if ids is None:

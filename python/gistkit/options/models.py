@@ -29,18 +29,19 @@ SEED = 0
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """--model, --dtype and --device."""
-    add_model_name(parser)
+    add_model_name(parser, "smollm2")
     add_dtype(parser)
     add_device(parser)
 
 
-def add_model_name(parser: argparse.ArgumentParser) -> None:
-    """--model."""
+def add_model_name(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """--model; required where there is no default."""
     parser.add_argument(
         "--model",
-        required=True,
+        default=default,
+        required=default is None,
         help="smollm2, or the folder or hub name of a transformers decoder model; for images, "
-        "of a vision-language model",
+        f"of a vision-language model{'' if default is None else f' (default: {default})'}",
     )
 
 
@@ -97,9 +98,12 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
         raise ValueError(f"--model: expected {kind} that transformers loads, got {name!r}: {reason[0]}") from error
 
 
-def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") -> None:
+TRAINED = "the one that comes with gistkit for the model, or else an untrained one"
+
+
+def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> None:
     """--compressor, or the arguments of an untrained one."""
-    parser.add_argument("--compressor", type=path, metavar="FOLDER", help=f"trained compressor (default: {default})")
+    add_trained(parser, default)
     parser.add_argument(
         "--method", choices=METHODS, help="of an untrained compressor (default: x500; voco, the only one, for images)"
     )
@@ -107,6 +111,14 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = "untrained") 
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")
     parser.add_argument("--chunk", type=positive, help="chunk size in tokens, untrained (default: 510)")
     add_option(parser)
+
+
+def add_trained(parser: Any, default: str) -> None:
+    """--compressor."""
+    parser.add_argument(
+        "--compressor", type=path, metavar="FOLDER",
+        help=f"trained compressor, or the name of one that comes with gistkit (default: {default})",
+    )  # fmt: skip
 
 
 def add_option(parser: Any) -> None:
@@ -141,11 +153,13 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
 
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
-    """The trained compressor saved in `folder`, around `model`, in eval mode."""
-    from gistkit.compress import Compressor
+    """The trained compressor saved in `folder`, or of that name, around `model`, in eval mode."""
+    from gistkit.compress import Compressor, trained
+    from gistkit.compress.named import find
 
-    if not folder.is_dir():
-        raise FileNotFoundError(f"--compressor: expected a folder with a trained compressor, got {folder}")
+    if not find(folder).is_dir():
+        names = " or ".join(["a folder with a trained compressor", *trained()])
+        raise FileNotFoundError(f"--compressor: expected {names}, got {folder}")
     with model_errors():
         return Compressor.from_pretrained(folder, model).eval().to(model.device)
 
@@ -170,13 +184,20 @@ def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, processor: Any = None) -> Compressor:
     """The compressor of the arguments of `add_compressor`; an untrained one comes with a warning.
 
+    Where nothing is asked for, it is the trained one that comes with gistkit for the model.
+
     With the processor of a vision-language model it is one of images.
     """
+    from gistkit.compress.named import default_for
+
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)
     wanted = "texts" if processor is None else f"images, {IMAGES}"
     if "method" in settings and (settings["method"] == IMAGES) != (processor is not None):
         raise ValueError(f"--method: expected one for {wanted}, got {settings['method']}")
+    name = default_for(arguments.model) if not settings and processor is None else None
+    if arguments.compressor is None and name is not None:
+        return load_compressor(Path(name), model)
     if arguments.compressor is None:
         warn_untrained()
         if processor is not None:

@@ -1,0 +1,71 @@
+"""Trained compressors that come with gistkit: by name, and as the default of the commands that compress and ask."""
+
+import shutil
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+from gistkit import cli
+from gistkit.compress import Compressor, Memory, named, trained
+from gistkit.evaluate.data import QUESTION
+from tests.cli.test_cli import expected, folder, load, report, run  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+NAME = "tiny-x500-5x"
+
+
+@pytest.fixture
+def place(folder, tmp_path, monkeypatch):  # noqa: F811
+    """A folder of trained compressors with one in it, the default of the small model."""
+    place = tmp_path / "trained"
+    shutil.copytree(folder / "x500", place / NAME)
+    (place / "not-one").mkdir()
+    monkeypatch.setattr(named, "PLACES", (tmp_path / "none", place))
+    monkeypatch.setattr(named, "DEFAULTS", {str(folder): NAME})
+    return place
+
+
+def test_names_stand_for_folders(folder, place):  # noqa: F811
+    assert trained() == {NAME: place / NAME}
+    model = load(folder)[0].model
+    assert Compressor.from_pretrained(NAME, model).own_fingerprint() == load(folder)[0].own_fingerprint()
+    with pytest.raises(FileNotFoundError, match="other: expected a folder with compressor"):
+        Compressor.from_pretrained("other", model)
+
+
+def test_a_folder_comes_before_a_name(folder, place, tmp_path, monkeypatch):  # noqa: F811
+    shutil.copytree(folder / "icae", tmp_path / NAME)
+    monkeypatch.chdir(tmp_path)
+    assert Compressor.from_pretrained(NAME, load(folder)[0].model).method == "icae"
+
+
+def test_commands_take_it_without_being_told(folder, place, run, report):  # noqa: F811
+    memory = report.with_suffix(".gist")
+    status, _, complaints = run("compress", report)
+    assert status == 0 and "UNTRAINED" not in complaints
+    maker = load(folder)[0]
+    assert Memory.load(memory).maker == maker.own_fingerprint()
+    status, shown, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 12)
+    answer = expected(folder, QUESTION.format(question="Who asks?"))
+    assert status == 0 and shown == answer + "\n" and "warning" not in complaints
+    # By its name too.
+    assert run("ask", memory, "Who asks?", "--max-new-tokens", 12, "--compressor", NAME)[1] == shown
+
+
+def test_what_is_asked_for_is_not_replaced(folder, place, run, report):  # noqa: F811
+    memory = report.with_suffix(".gist")
+    status, _, complaints = run("compress", report, "--ratio", 4, "--chunk", 20)
+    assert status == 0 and "UNTRAINED" in complaints
+    # An untrained one of other sizes made the memory: it is made again.
+    status, _, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 2)
+    assert status == 0 and "UNTRAINED" in complaints
+    # One of the same sizes may have: its weights tell.
+    assert run("compress", report, "--ratio", 5, "--chunk", 20, "--method", "x500")[0] == 0
+    assert "expected one that this compressor made" in run("ask", memory, "Who asks?", "--max-new-tokens", 2)[2]
+
+
+def test_a_name_that_is_none(folder, place, report, capsys):  # noqa: F811
+    assert cli.main(["compress", str(report), "--model", str(folder), "--compressor", "other"]) == 2
+    assert f"--compressor: expected a folder with a trained compressor or {NAME}, got other" in capsys.readouterr().err
