@@ -11,6 +11,18 @@ from text import OUT as TEXT
 
 from gistkit.evaluate.report import format_table
 
+HEADINGS = {
+    "bleu4": "BLEU-4 of reconstruction",
+    "accuracy": "tokens right",
+    "none": "perplexity of what follows: no context",
+    "memory": "behind the memory",
+    "full": "full context",
+    "way": "share of the way",
+    "facts_none": "exact answers about facts: no context",
+    "facts": "behind the memory",
+    "facts_full": "full context",
+}
+
 
 def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> None:
     """Writes README.md into a model's folder.
@@ -32,6 +44,7 @@ def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> 
         rows.append(
             [span, f"{one.tokens / 1e6:.2f}M", f"{one.seconds / 3600:.2f}", losses or "-", where, machine["commit"]]
         )
+    measured = next((one.measured for one in reversed(sittings) if one.measured), {})
     hours, tokens = (sum(getattr(one, key) for one in sittings) for key in ("seconds", "tokens"))
     stages = "; ".join(
         f"{stage.steps} steps of {', '.join(f'{weight:g} x {loss}' for loss, weight in stage.losses.items())} on "
@@ -54,7 +67,7 @@ sitting; {model.precision} autocast. Stages: {stages}.
 
 {format_table(rows)}
 
-## Data
+{_figures(measured)}## Data
 
 Pages of Debian's documentation packages, read where apt puts them ({sum(found["bytes"].values()) / 1e6:.0f} MB,
 {sum(found["pages"].values())} pages): {packages}. A tenth of the pages is held out, each as a whole, and homebank-data
@@ -63,3 +76,13 @@ is not trained on at all. Each context has a made-up fact in it, about which a q
 `python models/make.py {name} --steps N` goes on with it.
 """
     (folder / "README.md").write_text(text)
+
+
+def _figures(measured: dict[str, dict[str, float]]) -> str:
+    if not measured:
+        return ""
+    rows = [["held-out contexts of 128 tokens", *HEADINGS.values()]]
+    names = {"manuals": "pages of the manuals", "other": "another domain"}
+    for domain, figures in measured.items():
+        rows.append([names[domain], *(f"{figures[name]:.3g}" for name in HEADINGS)])
+    return f"## Figures\n\n{format_table(rows)}\n\n"

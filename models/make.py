@@ -20,20 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from card import write_card
+from measure import measured
 from passages import Passages
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from text import OUT as TEXT
-from text import write as write_text
+from texts import manuals
 
 from gistkit._signals import Interrupted
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine
-from gistkit.train import Corpus, Recipe, Trainer, load_corpus, read_metrics
+from gistkit.train import Recipe, Trainer, read_metrics
 
 FOLDER = Path(__file__).resolve().parent
 RUNS = FOLDER.parent / "runs" / "models"
@@ -99,7 +98,7 @@ class Sitting:
         tokens: of contexts, continuations and questions read.
         seconds: of training.
         held_out: losses at the end, by name, in nats a token.
-        measured: see `measure.py`; {} where nothing was.
+        measured: figures by domain, see `measure`; {} where nothing was measured.
         machine: processor, versions, commit.
     """
 
@@ -117,22 +116,6 @@ def history(folder: Path) -> list[Sitting]:
     """The sittings of a model so far."""
     path = folder / "history.jsonl"
     return [Sitting(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def manuals() -> Corpus:
-    """The corpus: pages are written first where none are there. Their token ids are kept beside them."""
-    if not (TEXT / "text.json").exists():
-        write_text()
-    tokenizer = load_smollm2()[1]
-    kept = RUNS / "tokens.npz"
-    if kept.exists() and kept.stat().st_mtime > (TEXT / "text.json").stat().st_mtime:
-        with np.load(kept) as arrays:
-            train, held_out = (torch.from_numpy(arrays[name]) for name in ("train", "held_out"))
-            return Corpus(str(arrays["name"]), train, held_out, str(arrays["digest"]), tokenizer)
-    corpus = load_corpus(TEXT / "manuals", tokenizer=tokenizer, progress=True)
-    RUNS.mkdir(parents=True, exist_ok=True)
-    np.savez(kept, train=corpus.train, held_out=corpus.held_out, name=corpus.name, digest=corpus.digest)
-    return corpus
 
 
 def new_compressor(model: Model) -> Compressor:
@@ -174,8 +157,14 @@ def parts(stages: Sequence[Stage], first: int, until: int) -> list[tuple[Stage, 
     return found
 
 
-def sit(name: str, steps: int) -> Sitting:
-    """Trains for a sitting, or to the end of the last one if that was interrupted; writes what it gave."""
+def sit(name: str, steps: int, contexts: int) -> Sitting:
+    """Trains for a sitting, or to the end of the last one if that was interrupted; writes what it gave.
+
+    Args:
+        name: of `MODELS`.
+        steps: of a new sitting.
+        contexts: that a whole sitting is measured on, in each domain; 0: it is not.
+    """
     model, folder = MODELS[name], FOLDER / name
     before = history(folder)
     work = RUNS / name
@@ -199,7 +188,7 @@ def sit(name: str, steps: int) -> Sitting:
             steps=count, batch=model.batch, learning_rate=model.learning_rate, warmup=model.warmup,
             decay=model.decay if index == len(sections) - 1 else 0.0, weight_decay=0.0, seed=now.first + index,
         )  # fmt: skip
-        passages = Passages(corpus, stage, model.batch, recipe.seed)
+        passages = Passages(corpus, stage.shortest, stage.longest, stage.continuation, model.batch, recipe.seed)
         trainer = Trainer(
             compressor, passages, recipe, out, precision=model.precision, cpu=not torch.cuda.is_available(),
             eval_every=250, held_out=32, save_every=10**9,
@@ -215,6 +204,8 @@ def sit(name: str, steps: int) -> Sitting:
         now.tokens += round(sum(record["tokens_per_second"] * seconds for record, seconds in timed(steps_done)))
         if interrupted is not None:
             break
+    if contexts and interrupted is None:
+        now.measured = measured(compressor.eval(), contexts)
     partial = folder.with_name(f"{name}.new")
     shutil.rmtree(partial, ignore_errors=True)
     save(compressor, partial)
@@ -247,10 +238,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--steps", type=int, default=2500, help="of the sitting (default: %(default)s)")
+    parser.add_argument(
+        "--contexts", type=int, default=64, help="to measure it on in each domain; 0: none (default: %(default)s)"
+    )
     options = parser.parse_args()
     start = time.monotonic()
     try:
-        found = sit(options.model, options.steps)
+        found = sit(options.model, options.steps, options.contexts)
     except Interrupted as error:
         print(f"{error}; the weights are in {FOLDER / options.model}", file=sys.stderr)
         return 128 + error.number

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,27 +15,21 @@ from gistkit.train import Batches, Corpus
 from gistkit.train.batches import Batch
 
 
-class Lengths(Protocol):
-    """Tokens of a context, at least and at most, and of what follows it at most."""
-
-    shortest: int
-    longest: int
-    continuation: int
-
-
 class Passages(Batches):
     """Contexts of one length a step, each with a made-up fact, its continuation, and a question with its answer.
 
     Args:
         corpus: of a tokenizer.
-        lengths: of contexts, drawn evenly from `shortest` to `longest`.
+        shortest, longest: tokens of a context, drawn evenly.
+        continuation: tokens that follow it.
         size: rows of a batch.
         seed: at least 0.
     """
 
-    def __init__(self, corpus: Corpus, lengths: Lengths, size: int, seed: int) -> None:
-        self.corpus, self.lengths, self.size, self.seed = corpus, lengths, size, seed
-        corpus.check(lengths.longest + lengths.continuation)
+    def __init__(self, corpus: Corpus, shortest: int, longest: int, continuation: int, size: int, seed: int) -> None:
+        self.corpus, self.size, self.seed = corpus, size, seed
+        self.shortest, self.longest, self.continuation = shortest, longest, continuation
+        corpus.check(longest + continuation)
         tokenizer = corpus.tokenizer
         # Of a sentence: a full stop before a space or a new line.
         self._ends = {index for index in range(len(tokenizer)) if tokenizer.decode([index]).rstrip("\n") == "."}
@@ -44,23 +38,23 @@ class Passages(Batches):
     def __call__(self, step: int) -> Batch:
         """{"input_ids": [B, n], "continuation_ids": [B, m], "question_ids": [B, q], "answer_ids": [B, a]}."""
         random = np.random.default_rng([self.seed, step])
-        length = int(random.integers(self.lengths.shortest, self.lengths.longest + 1))
-        whole = length + self.lengths.continuation
+        length = int(random.integers(self.shortest, self.longest + 1))
+        whole = length + self.continuation
         starts = random.integers(0, self.corpus.train.numel() - whole + 1, self.size)
         return self._batch(self.corpus.passages(starts, whole), length, random)
 
     def held_out(self, rows: int) -> list[Batch]:
         """Held-out passages with contexts of the greatest length."""
         random = np.random.default_rng([self.seed, 1 << 40])
-        whole = self.lengths.longest + self.lengths.continuation
+        whole = self.longest + self.continuation
         passages = self.corpus.chunks(whole, count=rows)
-        return [self._batch(part, self.lengths.longest, random) for part in passages.split(self.size)]
+        return [self._batch(part, self.longest, random) for part in passages.split(self.size)]
 
     @property
     def identity(self) -> dict[str, Any]:
         """The corpus, the lengths and the seed."""
-        lengths = {name: getattr(self.lengths, name) for name in ("shortest", "longest", "continuation")}
-        return {"text": self.corpus.digest, "size": self.size, "seed": self.seed, **lengths}
+        lengths = [self.shortest, self.longest, self.continuation]
+        return {"text": self.corpus.digest, "lengths": lengths, "size": self.size, "seed": self.seed}
 
     def _batch(self, passages: Tensor, length: int, random: np.random.Generator) -> Batch:
         contexts, continuations, questions, answers = [], [], [], []
@@ -69,7 +63,7 @@ class Passages(Batches):
             sentence = self._ids(f" {fact.sentence}")
             cut = length - len(sentence)
             contexts.append(plant(row[:cut], sentence, self._ends, random))
-            continuations.append(row[cut : cut + self.lengths.continuation])
+            continuations.append(row[cut : cut + self.continuation])
             questions.append(self._ids(QUESTION.format(question=fact.question)))
             answers.append([*self._ids(fact.answer), self._end])
         return {

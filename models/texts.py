@@ -1,0 +1,37 @@
+"""The corpora of the trained compressors: token ids of the manuals' pages, and of those of another domain."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from text import OUT as TEXT
+from text import write
+
+from gistkit.hf.smollm2 import load_smollm2
+from gistkit.train import Corpus, load_corpus
+
+KEPT = TEXT.with_name("tokens.npz")
+
+
+def manuals() -> Corpus:
+    """The manuals, of which a tenth of the pages is held out; pages are written first where none are there.
+
+    Their token ids are kept beside them.
+    """
+    if not (TEXT / "text.json").exists():
+        write()
+    tokenizer = load_smollm2()[1]
+    if KEPT.exists() and KEPT.stat().st_mtime > (TEXT / "text.json").stat().st_mtime:
+        with np.load(KEPT) as arrays:
+            train, held_out = (torch.from_numpy(arrays[name]) for name in ("train", "held_out"))
+            return Corpus(str(arrays["name"]), train, held_out, str(arrays["digest"]), tokenizer)
+    corpus = load_corpus(TEXT / "manuals", tokenizer=tokenizer, progress=True)
+    np.savez(KEPT, train=corpus.train, held_out=corpus.held_out, name=corpus.name, digest=corpus.digest)
+    return corpus
+
+
+def other_domain() -> Corpus:
+    """The pages of another domain, none of which is trained on: all are held out."""
+    corpus = load_corpus(TEXT / "other", tokenizer=load_smollm2()[1])
+    whole = torch.cat([corpus.held_out, corpus.train])
+    return Corpus(corpus.name, whole, whole, corpus.digest, corpus.tokenizer)

@@ -1,0 +1,217 @@
+"""What makes the trained compressors: pages, passages with facts, sittings that go on, cards."""
+
+import json
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+pytest.importorskip("inscriptis", reason="the models extra is not installed")
+pytest.importorskip("sacrebleu", reason="the evaluate extra is not installed")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))
+
+import card
+import make
+import measure
+import text
+from passages import Passages
+from questions import draw_fact, plant
+
+from gistkit._signals import Interrupted
+from gistkit.compress import Compressor
+from gistkit.train import Corpus
+from tests.cli.test_cli import small_llama
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+SENTENCE = "The scheduler keeps every task in its queue until a worker asks for one. "
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """Bytes as token ids."""
+    words = "".join(SENTENCE.replace("task", f"task {number}") for number in range(200))
+    ids = torch.tensor(byte_tokenizer()(words)["input_ids"], dtype=torch.int32)
+    return Corpus("made up", ids[: len(ids) // 2], ids[len(ids) // 2 :], "0123", byte_tokenizer())
+
+
+def test_a_page_is_its_own_text():
+    paragraphs = "".join(f"<p>Paragraph {number} is about the queue of tasks and how a worker takes one.</p>" * 3
+                         for number in range(9))  # fmt: skip
+    body = f"<nav>Home, next, previous</nav><div class='body'><h1>Queues</h1>{paragraphs}<script>x = 1</script></div>"
+    page = f"<html><head><title>t</title></head><body><p>Aside.</p>{body}<div class='footer'>2020</div></body></html>"
+    found = text.page_text(page.encode())
+    assert found.splitlines()[0].strip() == "Queues" and found.count("Paragraph") == 27
+    for other in ("Home", "Aside", "x = 1", "2020"):
+        assert other not in found
+    # Too short, and hardly words.
+    assert text.page_text(b"<html><body><p>Little.</p></body></html>") == ""
+    assert text.page_text(f"<html><body>{'<p>0x12 == 44 --</p>' * 200}</body></html>".encode()) == ""
+    assert text.page_text(b"") == ""
+
+
+def test_a_package_that_is_missing_is_named():
+    # Where there is no dpkg, that says so itself.
+    with pytest.raises(FileNotFoundError, match=r"no-such-package: expected Debian's package|dpkg-query"):
+        list(text.pages("no-such-package", ".*"))
+
+
+def test_facts_have_their_answers_in_them():
+    random = np.random.default_rng(0)
+    facts = [draw_fact(random) for _ in range(300)]
+    assert len({fact.question.split()[0] for fact in facts}) >= 4 and len(set(facts)) > 250
+    for fact in facts:
+        assert fact.answer in fact.sentence and fact.answer not in fact.question and fact.question.endswith("?")
+
+
+def test_a_sentence_is_put_behind_a_sentence():
+    random = np.random.default_rng(0)
+    passage = [5, 6, 0, 7, 8, 0, 9]
+    found = {tuple(plant(passage, [1, 2], {0}, random)) for _ in range(50)}
+    assert found == {(5, 6, 0, 1, 2, 7, 8, 0, 9), (5, 6, 0, 7, 8, 0, 1, 2, 9)}
+    # Without an end of a sentence at either end.
+    assert {tuple(plant([5, 6], [1], {0}, random)) for _ in range(50)} == {(1, 5, 6), (5, 6, 1)}
+
+
+def test_passages_are_a_context_with_a_fact_what_follows_and_a_question(corpus):
+    batches = Passages(corpus, 100, 140, 30, 3, 7)
+    decode = lambda row: corpus.tokenizer.decode([token for token in row if 0 <= token < 256])  # noqa: E731
+    whole = decode(corpus.train.tolist())
+    lengths = set()
+    for step in range(12):
+        batch = batches(step)
+        lengths.add(batch["input_ids"].shape[1])
+        for row in zip(*(tensor.tolist() for tensor in batch.values()), strict=True):
+            context, after, question, answer = map(decode, row)
+            # Taken out again, the fact leaves a passage of the text that goes on with the continuation.
+            places = [
+                (start, end)
+                for start in range(len(context))
+                for end in range(start + 15, min(start + 80, len(context)) + 1)
+                if answer in context[start:end] and context[:start] + context[end:] + after in whole
+            ]
+            assert places, (context, after)
+            asked = question.partition("### Question:\n")[2].partition("\n")[0]
+            assert asked.endswith("?") and len(after) == 30
+    assert lengths <= set(range(100, 141)) and len(lengths) > 5
+    again = Passages(corpus, 100, 140, 30, 3, 7)(5)
+    assert all(torch.equal(tensor, batches(5)[name]) for name, tensor in again.items())
+    assert batches.identity != Passages(corpus, 100, 140, 30, 3, 8).identity
+    held_out = batches.held_out(5)
+    assert [len(batch["input_ids"]) for batch in held_out] == [3, 2]
+    assert all(batch["input_ids"].shape[1] == 140 for batch in held_out)
+
+
+def test_the_stages_of_a_sitting():
+    first, second = make.Stage(10, {"ae": 1.0}, 8, 16), make.Stage(20, {"lm": 1.0}, 8, 16)
+    assert make.parts((first, second), 0, 5) == [(first, 5)]
+    assert make.parts((first, second), 5, 15) == [(first, 5), (second, 5)]
+    # The last stage goes on.
+    assert make.parts((first, second), 25, 100) == [(second, 75)]
+
+
+@pytest.fixture
+def place(corpus, tmp_path, monkeypatch):
+    """A folder for models with one of the small model's in it, in two stages of 4 steps each."""
+    stages = (
+        make.Stage(4, {"ae": 1.0}, 70, 90, 10),
+        make.Stage(4, {"ae": 1.0, "lm": 0.5, "qa": 0.5}, 70, 90, 10),
+    )
+    settings = {"chunk": 30, "ratio": 5, "layout": "epl"}
+    model = make.Model("x500", settings, stages, rank=2, batch=2, warmup=1, precision="no")
+    monkeypatch.setattr(make, "MODELS", {"tiny": model})
+    monkeypatch.setattr(make, "FOLDER", tmp_path / "models")
+    monkeypatch.setattr(make, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(make, "manuals", lambda: corpus)
+    monkeypatch.setattr(make, "load_smollm2", lambda: (small_llama(), byte_tokenizer()))
+    (tmp_path / "models" / "tiny").parent.mkdir()
+    found = {"packages": {"some-doc": "1.0"}, "pages": {"some-doc": 2}, "bytes": {"some-doc": 10**6}}
+    (tmp_path / "text.json").write_text(json.dumps(found))
+    monkeypatch.setattr(card, "TEXT", tmp_path)
+    return tmp_path
+
+
+def weights(folder):
+    compressor = Compressor.from_pretrained(folder, small_llama())
+    return {name: parameter.detach().clone() for name, parameter in compressor.trainable()}
+
+
+def test_sittings_go_on(place):
+    folder = place / "models" / "tiny"
+    first = make.sit("tiny", 3, 0)
+    assert (first.first, first.last, first.until) == (0, 3, 3) and set(first.held_out) == {"loss", "ae"}
+    before = weights(folder)
+    # Through the end of the first stage.
+    second = make.sit("tiny", 3, 0)
+    assert (second.first, second.last) == (3, 6) and set(second.held_out) == {"loss", "ae", "lm", "qa"}
+    assert second.tokens > 0 and second.seconds > 0
+    after = weights(folder)
+    assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
+    # In bfloat16, as saved.
+    assert all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in after.values())
+    lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [(line["first"], line["last"]) for line in lines] == [(0, 3), (3, 6)]
+    page = (folder / "README.md").read_text()
+    assert "some-doc 1.0" in page and "| 0 to 3" in page and "| 3 to 6" in page
+
+
+def test_an_interrupted_sitting_ends_as_a_whole_one(place, monkeypatch):
+    make.sit("tiny", 6, 0)
+    whole = weights(place / "models" / "tiny")
+    model = make.MODELS["tiny"]
+    monkeypatch.setattr(make, "MODELS", {"cut": model})
+    count = 0
+    call = Passages.__call__
+
+    def interrupted(self, step):
+        nonlocal count
+        count += 1
+        if count == 5:
+            signal.raise_signal(signal.SIGINT)
+        return call(self, step)
+
+    monkeypatch.setattr(Passages, "__call__", interrupted)
+    with pytest.raises(Interrupted):
+        make.sit("cut", 6, 0)
+    (line,) = make.history(place / "models" / "cut")
+    assert (line.first, line.last, line.until) == (0, 5, 6) and weights(place / "models" / "cut")
+    # The length of the interrupted sitting counts.
+    found = make.sit("cut", 99, 0)
+    assert (found.first, found.last, found.until) == (0, 6, 6) and len(make.history(place / "models" / "cut")) == 1
+    again = weights(place / "models" / "cut")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_elsewhere_an_interrupted_sitting_goes_on_from_its_weights(place, monkeypatch):
+    folder = place / "models" / "tiny"
+    make.sit("tiny", 3, 0)
+    lines = make.history(folder)
+    make.write_history(folder, [replace(lines[0], until=10)])
+    # On another machine there are no checkpoints.
+    monkeypatch.setattr(make, "RUNS", place / "elsewhere")
+    found = make.sit("tiny", 2, 0)
+    assert (found.first, found.last, found.until) == (3, 5, 5) and len(make.history(folder)) == 2
+
+
+def test_what_is_measured(place, corpus, monkeypatch):
+    make.sit("tiny", 2, 0)
+    compressor = Compressor.from_pretrained(place / "models" / "tiny", small_llama()).eval()
+    monkeypatch.setattr(measure, "CONTEXT", 90)
+    monkeypatch.setattr(measure, "FOLLOWING", 20)
+    figures = measure.measure(compressor, corpus, 4, progress=False)
+    assert set(figures) == set(card.HEADINGS)
+    none, memory, full = (figures[name] for name in ("none", "memory", "full"))
+    assert figures["way"] == pytest.approx((none - memory) / (none - full)) and min(none, memory, full) > 1
+    assert 0 <= figures["bleu4"] <= 100 and 0 <= figures["accuracy"] <= 1
+    made = make.Model("x500", {"chunk": 30}, ())
+    machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
+    sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
+    card.write_card(place / "models" / "tiny", "tiny", made, [sitting])
+    assert f"{figures['memory']:.3g}" in (place / "models" / "tiny" / "README.md").read_text()
