@@ -53,7 +53,7 @@ def version_of(tensor: Tensor) -> int | None:
 
 
 def made_on_gpu(spans: Tensor, num_keys: int) -> bool:
-    """Whether the lists of spans [B or 1, Nq, S, 2] on a GPU are made there, without a wait; `lists_on` makes others."""
+    """Whether the lists of spans [B or 1, Nq, S, 2] on a GPU are made there, which waits for nothing."""
     batch, rows, _, _ = spans.shape
     query_tiles, key_tiles = max(1, -(-rows // TILE_QUERIES)), max(1, -(-num_keys // TILE_KEYS))
     return batch * max(query_tiles, key_tiles) <= MOST_LISTS and batch * query_tiles * key_tiles <= MOST_TILES
