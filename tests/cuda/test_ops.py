@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import gistkit
 from gistkit import Plan, layouts
+from gistkit.layouts import lists
 from gistkit.ops import reference
 from gistkit.ops._library import CUDA_LIBRARY
 from tests.helpers import nonfinite
@@ -181,6 +182,21 @@ def test_malformed_spans_mean_their_union(device: str, dtype: torch.dtype, queri
     for spans in zip(*rows, strict=True):
         plan = Plan(torch.tensor(spans, dtype=torch.int32, device=device)[index][None].contiguous(), 300)
         found.append(results(heads, plan))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@grid("dtype,queries", DTYPES, [3, 300])
+def test_lists_of_the_device_are_those_of_the_host(
+    device: str, dtype: torch.dtype, queries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = torch.randint(-9, 310, (2, queries, 3, 2), dtype=torch.int32)
+    spans[:, 1::4] = 0
+    spans = spans.to(device)
+    heads = [torch.randn(2, 2, n, 64, device=device, dtype=dtype) for n in (queries, 300, 300)]
+    found = []
+    for most in (lists.MOST_TILES, 0):
+        monkeypatch.setattr(lists, "MOST_TILES", most)
+        found.append(results(heads, Plan(spans, 300)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 

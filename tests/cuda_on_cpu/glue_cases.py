@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
 from gistkit import Plan, _gpu, layouts
+from gistkit.layouts import lists
 from gistkit.nn import DigitTrie
 from gistkit.ops import reference
 
@@ -103,10 +104,8 @@ def cases() -> dict[str, Case]:
 
 def listed(plan: Plan) -> Plan:
     """As moved from another device: with lists."""
-    from gistkit.layouts.lists import lists_on
-
     plan = Plan(plan.spans.clone(), plan.num_keys)
-    plan._keep(lists_on(plan.spans, plan.num_keys, plan.spans))
+    plan._keep(lists.lists_on(plan.spans, plan.num_keys, plan.spans))
     return plan
 
 
@@ -147,6 +146,62 @@ def other_spans() -> dict[str, list[float]]:
     for name, its in plans.items():
         ours, plain = (results(lambda *x, f=form, p=its: f(*x, p), [query, key, value]) for form in FORMS)
         found[name] = [float((a.float() - b.float()).abs().max()) for a, b in zip(ours, plain, strict=True)]
+    return found
+
+
+def on_the_host() -> dict[str, dict[str, Any]]:
+    """Plans whose lists are too many to be made on the device: errors, launches, and whether lists are kept."""
+    lists.MOST_TILES = 0
+    g = torch.Generator().manual_seed(1)
+    messy = torch.randint(-9, 310, (2, 200, 3, 2), generator=g, dtype=torch.int32)
+    messy[:, 40:60] = 0
+    plans = {
+        "messy": Plan(messy, 300),
+        "shared": Plan(messy[1:].contiguous(), 300),
+        "causal": Plan(layouts.causal(150).compile().spans, 150),
+        "nothing is seen": Plan(torch.zeros(1, 70, 1, 2, dtype=torch.int32), 70),
+        "no queries": Plan(torch.zeros(2, 0, 1, 2, dtype=torch.int32), 70),
+        "no keys": Plan(torch.zeros(2, 70, 1, 2, dtype=torch.int32), 0),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, plan in plans.items():
+        sizes = ((4, plan.num_queries), (2, plan.num_keys), (2, plan.num_keys))
+        inputs = [leaf(2, count, rows, 32) for count, rows in sizes]
+        glue.calls()
+        ours, plain = (results(lambda *x, f=form, p=plan: f(*x, p), inputs) for form in FORMS)
+        pairs = zip(ours, plain, strict=True)
+        errors = [float((a - b).abs().max()) for a, b in pairs if a.numel()]
+        kept = plan._lists
+        gistkit.attention(*inputs, plan)
+        launched = [call.removeprefix("launch ") for call in glue.calls() if call.startswith("launch ")]
+        found[name] = {"errors": errors, "launches": launched, "kept": plan._lists is kept and kept is not None}
+    return found
+
+
+def bounds() -> dict[str, dict[str, Any]]:
+    """At the bounds of what the device makes and one key beyond: whether lists are made there, or refused; bytes."""
+    glue.dry(True)
+    found: dict[str, dict[str, Any]] = {}
+    for name, (batch, rows, keys) in {"tiles": (1, 2**19, 2**18), "lists": (2**17, 1, 64)}.items():
+        begin = torch.arange(rows, dtype=torch.int32) // 2
+        spans = torch.stack([begin, begin + 50], -1)[None, :, None].expand(batch, -1, -1, -1).contiguous()
+        for where, more in (("at", 0), ("beyond", 1)):
+            plan, inputs = Plan(spans, keys + more), [leaf(batch, 1, n, 1) for n in (rows, keys + more, keys + more)]
+            case: dict[str, Any] = {}
+            glue.calls()
+            out = gistkit.attention(*inputs, plan)
+            case["device"] = "launch key_lists" in glue.calls()
+            case["bytes"] = plan._lists.tiles.numel() * 4
+            torch.autograd.grad(out.sum(), inputs)
+            _gpu.capturing = lambda: True
+            try:
+                gistkit.attention(*inputs, Plan(spans, keys + more))
+                case["refused"] = ""
+            except RuntimeError as error:
+                case["refused"] = str(error)
+            gistkit.attention(*inputs, plan)
+            _gpu.capturing = lambda: False
+            found[f"{name} {where}"] = case
     return found
 
 

@@ -39,6 +39,25 @@ def test_no_lists_of_other_spans() -> None:
         assert all(error < 0.15 for error in errors), (name, errors)
 
 
+def test_lists_beyond_the_bounds_are_made_on_the_host() -> None:
+    found_plans = found("on_the_host")
+    assert len(found_plans) == 6
+    for name, case in found_plans.items():
+        assert all(error < 1e-4 for error in case["errors"]), (name, case["errors"])
+        assert case["kept"] and not LISTS & set(case["launches"]), name
+    assert any(case["launches"] for case in found_plans.values())
+
+
+def test_bounds_of_lists_that_the_device_makes() -> None:
+    cases = found("bounds")
+    for name in ("tiles", "lists"):
+        assert cases[f"{name} at"]["device"] and not cases[f"{name} at"]["refused"]
+        assert not cases[f"{name} beyond"]["device"] and "Plan.to" in cases[f"{name} beyond"]["refused"]
+    # In both directions, the grid; beyond, 4 numbers a list, two entries at most, and room for one more list.
+    assert cases["tiles at"]["bytes"] >= 2 * 4 * 2**24
+    assert cases["tiles beyond"]["bytes"] <= 2 * 4 * (4 * 4097 + 2 * 4097 + 4097)
+
+
 def test_a_graph_holds_no_lists_that_a_call_may_replace() -> None:
     assert found("captured") == {"brought": [True, True, True], "made": [False, False, True]}
 

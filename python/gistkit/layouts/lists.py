@@ -11,6 +11,12 @@ from torch import Tensor
 from gistkit import _gpu
 from gistkit._compiled import planner as _planner
 
+# Rows of queries and keys of a tile (csrc/common/attention.h).
+TILE_QUERIES, TILE_KEYS = 128, 64
+# A GPU makes lists itself up to so many tiles of the grid, which is the memory that entries take there, and so many
+# lists of a side, in which the work of their order is quadratic. csrc/glue/attention.cpp has the same bounds.
+MOST_TILES, MOST_LISTS = 2**24, 2**17
+
 
 @dataclass(frozen=True, eq=False)
 class TileLists:
@@ -44,6 +50,13 @@ class TileLists:
 def version_of(tensor: Tensor) -> int | None:
     """How often a tensor was changed in place; None for one made in inference mode."""
     return None if tensor.is_inference() else tensor._version
+
+
+def made_on_gpu(spans: Tensor, num_keys: int) -> bool:
+    """Whether the lists of spans [B or 1, Nq, S, 2] on a GPU are made there, which waits for nothing."""
+    batch, rows, _, _ = spans.shape
+    query_tiles, key_tiles = max(1, -(-rows // TILE_QUERIES)), max(1, -(-num_keys // TILE_KEYS))
+    return batch * max(query_tiles, key_tiles) <= MOST_LISTS and batch * query_tiles * key_tiles <= MOST_TILES
 
 
 def lists_on(spans: Tensor, num_keys: int, moved: Tensor) -> TileLists:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from gistkit import _gpu
-from gistkit.layouts.lists import TileLists, version_of
+from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
 from gistkit.layouts.plan import Plan
 from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
 from gistkit.ops._autograd import differentiable
@@ -41,7 +41,9 @@ def attention(
     Under `torch.autocast` float32 and half inputs are cast as scaled_dot_product_attention's are. Deterministic: the
     same bits for any number of threads, and on GPUs of one model (with few queries, how the keys are shared out follows
     the number of multiprocessors). On a GPU nothing waits: `Plan.to` makes the lists of tiles that are visited, and a
-    plan that was made there gets its lists in its first call.
+    plan that was made there gets its lists in its first call. That call waits where the mask has more than 2**24 tiles
+    of 128 x 64, seen or not, or more than 2**17 of them on a side, summed over the plan's sequences: it copies the
+    spans to the CPU and makes lists there, as long as what is visible.
 
     Args:
         query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
@@ -65,6 +67,8 @@ def attention(
     Raises:
         TypeError: a dtype is not supported or the dtypes differ.
         ValueError: shapes, devices, head counts or the plan's lengths do not fit, or softcap is not positive.
+        RuntimeError: under `torch.compile`, or while a CUDA graph is captured, a plan that was made on a GPU has no
+            lists yet and is beyond these bounds. `Plan.to`, or one call before, gives it lists.
     """
     if torch._C._is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
@@ -117,6 +121,9 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
     # A graph outlives lists that a later call may replace: it takes those that came with the plan, or makes its own.
     if (kept is None or kept.stream is not None) and _gpu.capturing():
         return spans, None
+    if kept is None and not made_on_gpu(spans, plan.num_keys):
+        kept = lists_on(spans.cpu(), plan.num_keys, spans)
+        plan._keep(kept)
     if kept is None:
         ordered, tiles = _TILES(spans, plan.num_keys, gradient)
         kept = TileLists(spans, version_of(spans), ordered, tiles, _gpu.stream_of(spans))
@@ -264,7 +271,9 @@ def _empty_gradient(t: Tensor) -> Tensor:
 @torch.library.register_fake("gistkit::attention_tiles")
 def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tensor]:
     batch, rows, _, _ = spans.shape
-    query_tiles, key_tiles = (torch.sym_max(1, (n + size - 1) // size) for n, size in ((rows, 128), (num_keys, 64)))
+    query_tiles, key_tiles = (
+        torch.sym_max(1, (n + size - 1) // size) for n, size in ((rows, TILE_QUERIES), (num_keys, TILE_KEYS))
+    )
     width = 4 * batch * torch.sym_max(query_tiles, key_tiles) + batch * query_tiles * key_tiles
     return torch.empty_like(spans), spans.new_empty((2 if both else 1, (width + 1) // 2 * 2))
 
