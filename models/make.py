@@ -80,7 +80,7 @@ class Model:
     precision: str = "bf16"
 
 
-RECONSTRUCT = Stage(1000, {"ae": 1.0}, 32, 128)
+RECONSTRUCT = Stage(600, {"ae": 1.0}, 32, 128)
 ALL = Stage(30_000, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 128)
 MODELS = {
     "smollm2-x500-4x": Model(
