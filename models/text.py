@@ -3,7 +3,7 @@
 Nothing of it is kept in this repository. The packages' HTML is read where apt has put it, and every page with enough
 text becomes a file. The pages of one package, another domain, are in a folder of their own, and no training reads them.
 
-example: sudo apt-get install --no-install-recommends $(python models/text.py --packages) && python models/text.py
+example: python models/text.py --packages   # for apt-get install --no-install-recommends; then python models/text.py
 """
 
 from __future__ import annotations
