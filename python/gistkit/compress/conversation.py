@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import Streamer, chooser, new_cache, stop_ids, write
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
-from gistkit.hf.cache import MemoryCache
+from gistkit.hf.cache import MemoryCache, MemoryLayer
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import Plan
 
@@ -220,6 +220,6 @@ class Conversation:
     def _cut(self, tokens: int) -> None:
         """Drops from the cache what it has read of the text beyond the first `tokens`."""
         if self._cache is not None and tokens < self._read:
-            for layer in self._cache.layers:
+            for layer in cast("list[MemoryLayer]", self._cache.layers):
                 layer.crop(tokens - self._read)
             self._read = tokens
