@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from gistkit.options.texts import read_contents
 
 if TYPE_CHECKING:
-    from gistkit.compress import Conversation, Memory
+    from gistkit.ask import Conversation
+    from gistkit.compress import Memory
 
 # The token ids of a question's prompt; the last token of the answer before it, None for the first question.
 Prompts = Callable[[str, "int | None"], list[int]]
@@ -60,7 +61,7 @@ class Answers:
         return before + 1 - conversation.turns
 
     def _print_sources(self) -> None:
-        from gistkit.compress import sources
+        from gistkit.ask import sources
 
         for passage in sources(self.conversation):
             memory = self.conversation.memories[passage.document]

@@ -94,7 +94,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from gistkit.compress import Conversation, Memory
+    from gistkit.ask import Conversation
+    from gistkit.compress import Memory
     from gistkit.evaluate.data import QUESTION
 
     template = QUESTION if arguments.template is None else arguments.template
@@ -147,7 +148,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:
     """The token ids of a question in its template, or in the model's chat template."""
-    from gistkit.evaluate.turns import Turns, chat_turns
+    from gistkit.ask.turns import Turns, chat_turns
 
     try:
         turns = chat_turns(tokenizer) if chat else Turns(template, template)
@@ -162,7 +163,7 @@ def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:
 
 def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     """The token ids of a question in the chat template, behind whatever image."""
-    from gistkit.evaluate.turns import Turns, later_turn
+    from gistkit.ask.turns import Turns, later_turn
     from gistkit.hf.chat import blank, image_prompt
 
     before, _ = compressor.split(image_prompt(processor, [blank()]))

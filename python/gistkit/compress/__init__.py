@@ -1,7 +1,6 @@
 """Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
 
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.conversation import Conversation
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
 from gistkit.compress.methods.avgpool import AvgPool, NoContext
@@ -16,7 +15,6 @@ from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
 from gistkit.compress.reading.recent import Recent
-from gistkit.compress.sources import Passage, sources
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]
@@ -32,7 +30,6 @@ __all__ = [
     "CompressionHead",
     "Compressive",
     "Compressor",
-    "Conversation",
     "Dodo",
     "FiveHundredX",
     "Gist",
@@ -42,12 +39,10 @@ __all__ = [
     "Memory",
     "MixedResolution",
     "NoContext",
-    "Passage",
     "Recent",
     "Source",
     "VoCo",
     "language_model",
-    "sources",
     "start_as_means",
     "token_loss",
     "trained",

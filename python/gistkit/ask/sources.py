@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gistkit._checks import whole
-from gistkit.compress.conversation import Conversation
+from gistkit.ask.conversation import Conversation
 
 
 @dataclass(frozen=True)

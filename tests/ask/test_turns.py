@@ -2,7 +2,7 @@
 
 import pytest
 
-from gistkit.evaluate.turns import Turns, chat_turns, later_turn
+from gistkit.ask.turns import Turns, chat_turns, later_turn
 from tests.helpers.models import byte_tokenizer
 
 # As ChatML has them, with a system message of its own; as Llama 2 has them, with a first token.

@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from gistkit.compress import Conversation, FiveHundredX, NoContext, Passage, sources
-from gistkit.compress.sources import best_passages, context_attention
+from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
+from gistkit.compress import FiveHundredX, NoContext
 from gistkit.hf.cache import CACHE
 from gistkit.layouts.positions import upl
-from tests.compress.test_conversation import METHODS, encoded, ids, made
+from tests.ask.test_conversation import METHODS, encoded, ids, made
 from tests.helpers.models import tiny_llama
 
 
@@ -94,7 +94,7 @@ def dense(compressor, memory, prompt, answer):
 @pytest.mark.parametrize("context", [17, 26])
 @pytest.mark.parametrize("name", ["icae", "x500"])
 def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
-    monkeypatch.setattr("gistkit.compress.conversation.ROWS", 3)
+    monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
     compressor = made(name)
     memory = encoded(compressor, context)
     conversation = Conversation(compressor, memory)

@@ -5,7 +5,8 @@ import warnings
 import pytest
 import torch
 
-from gistkit.compress import ICAE, AvgPool, Conversation, Dodo, FiveHundredX, GistPool, VoCo
+from gistkit.ask import Conversation
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, VoCo
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import tiny_llama
 from tests.helpers.vision import tiny_vision
