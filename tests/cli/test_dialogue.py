@@ -220,7 +220,7 @@ def test_sources_of_one_question(folder, memory, run, report, tmp_path):
     assert {name for name, *_ in places} == {str(memory), str(tmp_path / "b.gist")}
 
 
-def test_the_chat_template_stands_behind_the_memory(folder, memory, tmp_path, run, capsys):
+def test_a_message_of_the_chat_template_goes_on_behind_the_memory(folder, memory, tmp_path, run, capsys):
     chatty = tmp_path / "chatty"
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(chatty)
     tokenizer = byte_tokenizer()
@@ -228,7 +228,7 @@ def test_the_chat_template_stands_behind_the_memory(folder, memory, tmp_path, ru
     tokenizer.save_pretrained(chatty)
     words = ["--compressor", folder / "x500", "--max-new-tokens", 6, "--chat"]
     status = cli.main([str(word) for word in ("ask", memory, "Who?", *words, "--model", chatty)])
-    shape = lambda question: f"<s>be brief</s><user>{question}<end>\n<assistant>"  # noqa: E731
+    shape = lambda question: f"\n{question}<end>\n<assistant>"  # noqa: E731
     answer = generated(folder, ["Who?"], 6, shape)[0]
     assert status == 0 and capsys.readouterr().out == answer != generated(folder, ["Who?"], 6)[0]
     status, _, complaints = run("ask", memory, "Who?", *words)

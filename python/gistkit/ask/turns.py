@@ -36,16 +36,16 @@ class Turns(NamedTuple):
 def chat_turns(tokenizer: Any) -> Turns:
     """The turns of a tokenizer's chat template.
 
-    Nothing of it precedes a memory, which was compressed without a chat: the whole template, a system message too where
-    it writes one, follows the memory.
+    The memory is the user's document, with which the first message begins: the question follows it in a line of its
+    own, and what the template ends a message with. What the template writes before a message, such as a system message,
+    would have to precede the memory, and is left out.
 
     Raises:
         ValueError: if there is no chat template, or it changes messages or takes no second question.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError(f"tokenizer: expected one with a chat template, got {type(tokenizer).__name__} without")
-    markers = chat_markers(tokenizer)
-    return Turns(f"{markers.open}{QUESTION}{markers.close}", later_turn(tokenizer, [_message("user", "?")], str))
+    return Turns(f"\n{QUESTION}{chat_markers(tokenizer).close}", later_turn(tokenizer, [_message("user", "?")], str))
 
 
 def later_turn(processor: Any, first: list[dict[str, Any]], content: Callable[[str], Any]) -> str:

@@ -66,7 +66,7 @@ def add(commands: Any) -> None:
     )
     around.add_argument(
         "--chat", action="store_true",
-        help="the model's own chat template around questions, all of it behind the memory",
+        help="the model's own chat template; the text is the beginning of the first message, which the question ends",
     )  # fmt: skip
     parser.add_argument(
         "--sources", action="store_true",
