@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gistkit import ask as ask
     from gistkit import compress as compress
     from gistkit import evaluate as evaluate
     from gistkit import hf as hf
@@ -32,7 +33,7 @@ __all__ = [
     "rope",
     "window_pool",
 ]
-_PACKAGES = ("compress", "evaluate", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
+_PACKAGES = ("ask", "compress", "evaluate", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
 
 
 # Loaded at first use, so that gistkit.info can report a compiled part that does not load.

@@ -91,9 +91,19 @@ def test_the_seqpe_example_trains_and_is_equal_to_the_plain_form():
     assert names["longer"].shape == (8, 240)
 
 
+def test_the_conversation_example_reads_on_and_names_passages():
+    names = {}
+    exec(BLOCKS[7], names)
+    conversation, first, second = (names[name] for name in ("conversation", "first", "second"))
+    assert conversation.turns == 2 and len(conversation.text) == 9 + 7 + len(first) + len(second)
+    passages = names["passages"]
+    assert len(passages) == 3 and all(passage.end - passage.start == 40 for passage in passages)
+    assert passages[0].share >= passages[1].share >= passages[2].share > 0
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 7, "a new example needs a test of what it claims"
+    assert block < 8, "a new example needs a test of what it claims"
 
 
 @pytest.mark.slow

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.cli.answers import Answers, Prompts, text_ids
+from gistkit.cli.dialogue import converse
 from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,
@@ -27,12 +29,12 @@ if TYPE_CHECKING:
 
     from gistkit.compress import Compressor, Memory
 
-# The token ids of a question's prompt, as one row.
-Prompts = Callable[[str], list[list[int]]]
 EXAMPLES = """\
 example: gistkit ask report.gist "Who wrote it?" "When?"
 example: gistkit ask report.gist --with appendix.gist --model ./llama --compressor runs/x500 < questions.txt
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
+example: gistkit ask report.gist "Who wrote it?" --sources --text report.txt
+example: gistkit ask report.gist --text report.txt
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
 
 
@@ -41,7 +43,11 @@ def add(commands: Any) -> None:
     parser = add_command(commands, "ask", _run, "ask a compressed text or image", EXAMPLES)
     parser.set_defaults(words="questions")
     parser.add_argument("memory", type=path, help="memory file that gistkit compress wrote")
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help="default: the lines of standard input")
+    parser.add_argument(
+        "questions", nargs="*", metavar="QUESTION",
+        help="each is asked by itself (default: a conversation in a terminal; otherwise the lines of standard input, "
+        "each by itself)",
+    )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
         help="another memory to read after the first; may be repeated",
@@ -52,11 +58,24 @@ def add(commands: Any) -> None:
         "--task", choices=("qa", "lm", "ae"), default="qa",
         help="qa: answer questions; lm: continue the text; ae: reconstruct it (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument(
+    around = parser.add_mutually_exclusive_group()
+    around.add_argument(
         "--template",
         help="text around a {question}, as in training (default: ### Question: and ### Answer: lines; of "
         "an image, the model's own chat template)",
     )
+    around.add_argument(
+        "--chat", action="store_true",
+        help="the model's own chat template; the text is the beginning of the first message, which the question ends",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sources", action="store_true",
+        help="after each answer, the parts of the text that it attended to most; it may rest on others too",
+    )  # fmt: skip
+    parser.add_argument(
+        "--text", dest="texts", type=path, action="append", default=[], metavar="FILE",
+        help="the text that the memory was made from, whose passages sources then show; once for each memory",
+    )  # fmt: skip
     parser.add_argument("--max-new-tokens", type=positive, default=256, help="default: %(default)s")
     parser.add_argument("--temperature", type=number(0), help="0 is greedy (default: 0, or 1 with --top-p)")
     parser.add_argument("--top-p", type=number(0, 1), help="sample from the likeliest tokens of this total probability")
@@ -67,9 +86,15 @@ def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
     if arguments.task != "qa" and arguments.questions:
         raise ValueError(f"QUESTION: expected none with --task {arguments.task}, got {arguments.questions[0]!r}")
+    if arguments.task != "qa" and arguments.sources:
+        raise ValueError(f"--sources: expected none with --task {arguments.task}, which has no question")
+    in_terminal = arguments.task == "qa" and not arguments.questions and sys.stdin.isatty() and sys.stdout.isatty()
+    if arguments.texts and not (arguments.sources or in_terminal):
+        raise ValueError("--text: expected --sources beside it, got none")
 
     import torch
 
+    from gistkit.ask import Conversation
     from gistkit.compress import Memory
     from gistkit.evaluate.data import QUESTION
 
@@ -86,7 +111,12 @@ def _run(arguments: argparse.Namespace) -> int:
     images = memories[0].source.method == IMAGES
     if images and arguments.template is not None:
         raise ValueError(f"--template: expected none for {paths[0]}, a memory of images, got {arguments.template!r}")
+    if images and (arguments.sources or arguments.texts):
+        name = "--sources" if arguments.sources else "--text"
+        raise ValueError(f"{name}: expected none for {paths[0]}, a memory of images, which has no text")
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
+    names = list(map(str, paths))
+    texts = text_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
     compressor = _compressor(arguments, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
     for memory_path, memory in zip(paths, memories, strict=True):
@@ -94,38 +124,60 @@ def _run(arguments: argparse.Namespace) -> int:
             compressor.check_readable(memory)
         except ValueError as error:
             raise ValueError(f"{memory_path}: {str(error).removeprefix('memory: ')}") from error
-    memory_to_read = compressor.join(memories) if len(memories) > 1 else memories[0]
-    answer = Answer(arguments, compressor, tokenizer.tokenizer if images else tokenizer, memory_to_read)
+    words = tokenizer.tokenizer if images else tokenizer
+    settings = _settings(arguments, compressor, words)
     with torch.no_grad():
         if arguments.task != "qa":
-            answer.stream(None)
+            _stream(arguments.task, compressor, words, memories, settings)
             return 0
-        prompt_ids = _image_prompts(compressor, tokenizer) if images else _text_prompts(tokenizer, template)
+        prompts = (
+            _image_prompts(compressor, tokenizer) if images else _text_prompts(tokenizer, template, arguments.chat)
+        )
+        conversation = Conversation(compressor, *memories)
+        answers = Answers(conversation, words, prompts, settings, names, texts, arguments.sources)
+        if in_terminal:
+            converse(answers)
+            return 0
         for question in _questions(arguments):
             if len(arguments.questions) != 1:
                 print(f"> {question}", flush=True)
-            answer.stream(prompt_ids(question))
+            conversation.new()
+            answers.answer(question)
     return 0
 
 
-def _text_prompts(tokenizer: Any, template: str) -> Prompts:
-    """The token ids of a question in its template."""
+def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:
+    """The token ids of a question in its template, or in the model's chat template."""
+    from gistkit.ask.turns import Turns, chat_turns
 
-    def prompt_ids(question: str) -> list[list[int]]:
-        return [tokenizer(template.replace("{question}", question), add_special_tokens=False)["input_ids"]]
+    try:
+        turns = chat_turns(tokenizer) if chat else Turns(template, template)
+    except ValueError as error:
+        raise ValueError(f"--chat: {error}") from error
+
+    def prompt_ids(question: str, before: int | None) -> list[int]:
+        return turns.ids(tokenizer, question, before)
 
     return prompt_ids
 
 
 def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     """The token ids of a question in the chat template, behind whatever image."""
+    from gistkit.ask.turns import Turns, later_turn
     from gistkit.hf.chat import blank, image_prompt
 
     before, _ = compressor.split(image_prompt(processor, [blank()]))
 
-    def prompt_ids(question: str) -> list[list[int]]:
+    def content(text: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text}]
+
+    def prompt_ids(question: str, last: int | None) -> list[int]:
+        if last is not None:
+            shown = [{"role": "user", "content": [{"type": "image"}, *content("?")]}]
+            later = later_turn(processor, shown, content)
+            return Turns(later, later).ids(processor.tokenizer, question, last)
         try:
-            context, texts = compressor.split(image_prompt(processor, [blank()], question))
+            context, (text,) = compressor.split(image_prompt(processor, [blank()], question))
         except ValueError as error:
             raise ValueError(
                 f"QUESTION: expected a text that the model's processor reads, got {question!r}: {error}"
@@ -135,7 +187,7 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
                 "QUESTION: expected a text without image tokens, in a chat template that puts it behind the image and "
                 f"its gap, got {question!r}"
             )
-        return texts  # type: ignore[no-any-return]
+        return text  # type: ignore[no-any-return]
 
     return prompt_ids
 
@@ -175,31 +227,31 @@ def _questions(arguments: argparse.Namespace) -> Iterator[str]:
             yield question
 
 
-class Answer:
-    """Generates from one memory, printing tokens as they come."""
+def _settings(arguments: argparse.Namespace, compressor: Compressor, tokenizer: Any) -> dict[str, Any]:
+    """How tokens are chosen, as arguments of `generate`."""
+    import torch
 
-    def __init__(self, arguments: argparse.Namespace, compressor: Compressor, tokenizer: Any, memory: Memory) -> None:
-        import torch
+    from gistkit.evaluate.runner import end_tokens
 
-        from gistkit.evaluate.runner import end_tokens
+    temperature = arguments.temperature
+    if temperature is None:
+        temperature = 0.0 if arguments.top_p is None else 1.0
+    return {
+        "max_new_tokens": arguments.max_new_tokens,
+        "stop_tokens": end_tokens(compressor.model, tokenizer),
+        "do_sample": temperature > 0,
+        "temperature": temperature or 1.0,
+        "top_p": arguments.top_p,
+        "generator": torch.Generator(compressor.model.device).manual_seed(arguments.seed),
+    }
 
-        self.compressor, self.tokenizer, self.memory = compressor, tokenizer, memory
-        temperature = arguments.temperature
-        if temperature is None:
-            temperature = 0.0 if arguments.top_p is None else 1.0
-        self.settings = {
-            "task": arguments.task,
-            "max_new_tokens": arguments.max_new_tokens,
-            "stop_tokens": end_tokens(compressor.model, tokenizer),
-            "do_sample": temperature > 0,
-            "temperature": temperature or 1.0,
-            "top_p": arguments.top_p,
-            "generator": torch.Generator(compressor.model.device).manual_seed(arguments.seed),
-        }
 
-    def stream(self, prompt_ids: list[list[int]] | None) -> None:
-        """Prints the text that follows the memory and the prompt, if there is one."""
-        from transformers import TextStreamer
+def _stream(
+    task: Any, compressor: Compressor, tokenizer: Any, memories: list[Memory], settings: dict[str, Any]
+) -> None:
+    """Prints what follows the memories: their continuation, or their reconstruction."""
+    from transformers import TextStreamer
 
-        streamer = TextStreamer(self.tokenizer, skip_special_tokens=True)
-        self.compressor.generate(self.memory, prompt_ids, streamer=streamer, **self.settings)
+    memory = compressor.join(memories) if len(memories) > 1 else memories[0]
+    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    compressor.generate(memory, task=task, streamer=streamer, **settings)

@@ -182,6 +182,16 @@ class Compressor(nn.Module, ABC):
         """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
         return torch.arange(memory.num_tokens).repeat(memory.batch_size, 1), memory.lengths
 
+    def stands_for(self, memory: Memory) -> Tensor:
+        """The context tokens that each memory token stands for, as [start, end), int64 [B, K, 2] on the CPU.
+
+        (0, 0) for those that stand for none: BOS, and padding.
+
+        Raises:
+            ValueError: if the memory is of images.
+        """
+        raise ValueError(f"memory: expected one of a text, got one of method {memory.source.method!r}")
+
     @property
     def ratio(self) -> float:
         """Context tokens a memory token stands for, L / M."""

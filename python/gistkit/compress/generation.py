@@ -15,6 +15,7 @@ from gistkit._checks import POSITIONS, whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
 from gistkit.compress.tokens import Rows, check_rows, pad
+from gistkit.hf.cache import MemoryCache
 from gistkit.layouts import Plan
 
 
@@ -162,11 +163,7 @@ def _hidden(
         remainder.ids.shape[1] + length if length else previous
         for previous, length in zip(remainder.lengths, prompt.lengths, strict=True)
     ]
-    start = max(memory.starts)
-    if memory.layers is None:
-        cache = hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=plan.num_queries)
-    else:
-        cache = hf.memory_cache(memory.layers, start, capacity=plan.num_queries)
+    cache = new_cache(compressor, memory, plan.num_queries)
     skip = 0
     if memory.embeddings is not None:
         skip = memory.num_tokens
@@ -186,6 +183,14 @@ def _hidden(
         new = compressor.lm.embedded(compressor.reader, fed)
         out = compressor.lm.run(compressor.reader, inputs_embeds=new, plan=step, cache=cache)
         yield out.last_hidden_state[:, 0]
+
+
+def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> MemoryCache:
+    """A cache with the memory's keys, or empty where the memory is embeddings, for `capacity` more rows."""
+    start = max(memory.starts)
+    if memory.layers is None:
+        return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=capacity)
+    return hf.memory_cache(memory.layers, start, capacity=capacity)
 
 
 def chooser(

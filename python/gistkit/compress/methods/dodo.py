@@ -278,6 +278,16 @@ class Dodo(InPlace):
         )
         return memory, hidden_states
 
+    def stands_for(self, memory: Memory) -> Tensor:
+        """See `Compressor.stands_for`: a nugget stands for itself and the tokens since the nugget before it."""
+        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+        for row, length in enumerate(memory.lengths):
+            # Positions count BOS, also where it is no token of the context.
+            own_bos = int(memory.starts[row] == memory.context_lengths[row])
+            ends = memory.positions[row, 1:length] + own_bos
+            spans[row, 1:length] = torch.stack([F.pad(ends[:-1], (1, 0), value=own_bos), ends], -1)
+        return spans
+
     @property
     def _encoder(self) -> Use:
         if not self.separate:

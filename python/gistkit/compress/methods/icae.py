@@ -160,6 +160,18 @@ class ChunkCompressor(Compressor):
         )
         return memory, hidden_states
 
+    def stands_for(self, memory: Memory) -> Tensor:
+        """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
+        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+        part = torch.arange(self.memory_tokens)
+        for row, context in zip(spans, memory.context_lengths, strict=True):
+            for index, start in enumerate(range(0, context, self.chunk)):
+                length = min(self.chunk, context - start)
+                tokens = row[index * self.memory_tokens :][: self.memory_tokens]
+                tokens[:, 0] = start + part * length // self.memory_tokens
+                tokens[:, 1] = start - (-(part + 1) * length // self.memory_tokens)
+        return spans
+
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
         """[B, 1, d], the learned [AE] or [LM] token."""
         embedding = self.task_embeddings["ae" if task == "ae" else "lm"]

@@ -256,6 +256,22 @@ class InPlace(Compressor):
             text_ordinals.append(int(layout.ordinals[-1]))
         return ordinals, tuple(text_ordinals)
 
+    def stands_for(self, memory: Memory) -> Tensor:
+        """See `Compressor.stands_for`: a compressed token stands for its window, and BOS for nothing."""
+        spans = torch.zeros(memory.batch_size, memory.num_tokens, 2, dtype=torch.int64)
+        for row, (length, context) in enumerate(zip(memory.lengths, memory.context_lengths, strict=True)):
+            first = self._own_bos(memory, row)
+            starts = first + torch.arange(length - 1) * self.chunk
+            spans[row, 1:length] = torch.stack([starts, (starts + self.chunk).clamp(max=context)], -1)
+        return spans
+
+    def _own_bos(self, memory: Memory, row: int) -> int:
+        """1 if the row's context began with BOS, which is then one of its tokens, else 0."""
+        if self.builder is None:
+            raise TypeError(f"{self.method}: expected a method with a layout of its own for each length of a context")
+        # The text's first position tells how many tokens stood between BOS and it.
+        return int(int(self.builder(memory.context_lengths[row]).positions[-1]) != memory.starts[row])
+
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses; BOS is not counted."""
         return tuple(window + has_bos for has_bos in self._begins_with_bos(rows))

@@ -1,0 +1,225 @@
+"""Conversation: several questions to one memory, each read behind the questions and answers before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from gistkit._checks import POSITIONS, whole
+from gistkit.compress.compressor import Compressor
+from gistkit.compress.generation import Streamer, chooser, new_cache, stop_ids, write
+from gistkit.compress.memory import Memory, check_memory
+from gistkit.compress.tokens import Rows, check_rows
+from gistkit.hf.cache import MemoryCache, MemoryLayer
+from gistkit.inspect import AttentionRecorder
+from gistkit.layouts import Plan
+
+# Rows of an answer whose attention is in memory at a time, in all layers.
+ROWS = 32
+
+
+class Conversation:
+    """Questions and answers behind one memory. The cache goes on from turn to turn, so that only new tokens are read.
+
+    The model reads [memory][task token, if any][rest behind the window][prompt][answer][prompt][answer]..., as
+    `generate` with the task "qa" reads one prompt; the first answer is the same. When the next turn would pass the
+    model's `max_position_embeddings`, the oldest turns go and the others are read again.
+
+        conversation = Conversation(compressor, Memory.load("report.gist"))
+        answer = conversation.reply(tokenizer("Who wrote it?"), stop_tokens=[tokenizer.eos_token_id])
+        answer = conversation.reply(tokenizer("And when?"), stop_tokens=[tokenizer.eos_token_id])
+
+    Args:
+        compressor: what made the memories.
+        memories: at least one, each of one row; several are one context, as in `Compressor.join`.
+
+    Raises:
+        TypeError, ValueError: if there is none, or one has several rows or cannot be read by `compressor`.
+    """
+
+    def __init__(self, compressor: Compressor, *memories: Memory) -> None:
+        if not memories:
+            raise ValueError("memories: expected at least one, got none")
+        for memory in memories:
+            check_memory(memory)
+            if memory.batch_size != 1:
+                raise ValueError(f"memories: expected the memory of one text in each, got {memory.batch_size} rows")
+        memory = compressor.join(memories) if len(memories) > 1 else memories[0]
+        compressor.check_readable(memory)
+        self.compressor, self.memories = compressor, memories
+        self.memory = memory.to(dtype=compressor.embed.weight.dtype)
+        self._lead = compressor.task_embedding("qa", memory).shape[1]
+        self._text = list(memory.rest[0])
+        # Tokens of each turn; those of the last answer, and whether its last one is a stop token.
+        self._turns: list[int] = []
+        self._answer, self._ended = 0, False
+        # The cache has read that many tokens of the text.
+        self._cache: MemoryCache | None = None
+        self._read = 0
+
+    @property
+    def text(self) -> list[int]:
+        """Ids of the tokens behind the memory: those behind the window, then prompts and answers."""
+        return list(self._text)
+
+    @property
+    def rest(self) -> slice:
+        """The keys, in `attention`, of the document's tokens behind the compressor's window."""
+        start = self.memory.num_tokens + self._lead
+        return slice(start, start + len(self.memory.rest[0]))
+
+    @property
+    def turns(self) -> int:
+        """Number of turns, a question and its answer each, that the next question is read behind."""
+        return len(self._turns)
+
+    def new(self) -> None:
+        """Begins again; the memory, once read, stays in the cache."""
+        self._forget(len(self._turns))
+
+    def make_room(self, tokens: int) -> int:
+        """Lets the oldest turns go until `tokens` more fit into the model's positions; returns how many went.
+
+        None go where the model has no such limit. `reply` calls it, so only what is to be said of it needs it.
+        """
+        whole("tokens", tokens, high=POSITIONS)
+        limit = getattr(self.compressor.config, "max_position_embeddings", None)
+        if limit is None:
+            return 0
+        excess = self.memory.starts[0] + self._lead + len(self._text) + tokens - limit
+        freed = [0, *accumulate(self._turns)]
+        count = next((turns for turns, size in enumerate(freed) if size >= excess), len(self._turns))
+        if count:
+            self._forget(count)
+        return count
+
+    @torch.no_grad()
+    def reply(
+        self,
+        prompt_ids: Any,
+        *,
+        max_new_tokens: int = 256,
+        do_sample: bool = False,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop_tokens: int | Iterable[int] = (),
+        streamer: Streamer | None = None,
+        generator: torch.Generator | None = None,
+        stopped: Callable[[], Any] = lambda: False,
+    ) -> Tensor:
+        """The answer to a prompt, int64 [n] with 1 <= n <= max_new_tokens; both become part of the conversation.
+
+        An error or Ctrl-C inside leaves the conversation as it was before the prompt.
+
+        Args:
+            prompt_ids: int64 [T] or [1, T], a list of ids or a tokenizer's output, T >= 1.
+            stopped: asked after each token; the answer ends with the tokens so far once it returns something true.
+            others: as in `gistkit.compress.generation.generate`.
+        """
+        whole("max_new_tokens", max_new_tokens, high=POSITIONS)
+        choose, stops = chooser(do_sample, temperature, top_k, top_p, generator), stop_ids(stop_tokens)
+        prompt = self.compressor.rows("prompt_ids", prompt_ids, shortest=1)
+        check_rows("prompt_ids", prompt, 1)
+        self.make_room(prompt.lengths[0] + max_new_tokens)
+        before, lm = len(self._text), self.compressor.lm
+        self._text += prompt.lists()[0]
+        answer: list[Tensor] = []
+        try:
+            with lm.using(self.compressor.reader), lm.without_checkpointing():
+                states = self._states(max_new_tokens, answer, stopped)
+                tokens = write(lm, states, answer, choose, stops, 0, streamer)[0]
+        except BaseException:
+            # A pass that was broken off may have left layers of different lengths.
+            self._cache, self._read = None, 0
+            del self._text[before:]
+            raise
+        self._text[before + prompt.lengths[0] :] = tokens.tolist()
+        self._answer, self._ended = len(tokens), int(tokens[-1]) in stops
+        self._turns.append(len(self._text) - before)
+        return tokens
+
+    @torch.no_grad()
+    def attention(self) -> Tensor:
+        """Attention of the last answer to each key, float64 [keys]: summed over its tokens, mean of heads and layers.
+
+        A token's attention is that of the row that predicts it; a stop token at the end does not count. Keys are the
+        memory, the task token and the text. The answer is read a second time, in passes of a few rows under an
+        `AttentionRecorder`: `reply` itself is not recorded, and as fast as without.
+
+        Raises:
+            ValueError: if there is no answer yet.
+        """
+        if not self._turns:
+            raise ValueError("attention: expected a conversation with an answer, got none yet")
+        # The row before a token predicts it.
+        start = len(self._text) - self._answer - 1
+        end = len(self._text) - 1 - self._ended
+        self._cut(start)
+        plan = self._plan(len(self._text))
+        total = torch.zeros(plan.num_keys, dtype=torch.float64)
+        lm = self.compressor.lm
+        with lm.using(self.compressor.reader), lm.without_checkpointing():
+            if self._read < start:
+                self._feed(plan, start)
+            while self._read < end:
+                rows = min(ROWS, end - self._read)
+                with AttentionRecorder(rows=slice(-rows, None), batch=[0], reduce="mean") as recorder:
+                    self._feed(plan, self._read + rows)
+                for layer in recorder.maps:
+                    weights = layer.weights[0, 0].double().sum(0)
+                    total[: len(weights)] += weights / len(recorder.maps)
+        return total
+
+    def _states(self, count: int, answer: list[Tensor], stopped: Callable[[], Any]) -> Iterator[Tensor]:
+        """Yields the hidden state [1, d] that predicts each next token; `answer` holds the tokens chosen so far."""
+        plan = self._plan(len(self._text) + count - 1)
+        yield self._feed(plan, len(self._text))
+        for _ in range(count - 1):
+            if stopped():
+                return
+            self._text.append(int(answer[-1]))
+            yield self._feed(plan, len(self._text))
+
+    def _plan(self, tokens: int) -> Plan:
+        """The plan of the memory and that many tokens of text."""
+        text = Rows(torch.zeros(1, tokens, dtype=torch.int64), (tokens,))
+        return self.compressor.reading_plan(self.memory, "qa", (text,), "max_new_tokens")
+
+    def _feed(self, plan: Plan, end: int) -> Tensor:
+        """Reads the text up to `end`; the hidden state [1, d] of its last token."""
+        compressor, memory = self.compressor, self.memory
+        lm = compressor.lm
+        # Models may choose tokens for which they have no embedding.
+        ids = torch.tensor([self._text[self._read : end]], device=lm.device).clamp(0, lm.vocabulary - 1)
+        inputs = lm.embedded(compressor.reader, ids)
+        beside = self._lead + (0 if memory.embeddings is None else memory.num_tokens)
+        first = beside + self._read
+        if self._cache is None:
+            self._cache, first = new_cache(compressor, memory, plan.num_queries), 0
+            held = [] if memory.embeddings is None else [memory.embeddings.to(inputs.dtype)]
+            inputs = torch.cat([*held, compressor.task_embedding("qa", memory), inputs], 1)
+        keys = plan.num_keys - plan.num_queries
+        rows = plan.rows(first, beside + end, num_keys=keys + beside + end)
+        out = lm.run(compressor.reader, inputs_embeds=inputs, plan=rows, cache=self._cache)
+        self._read = end
+        hidden_states: Tensor = out.last_hidden_state
+        return hidden_states[:, -1]
+
+    def _forget(self, turns: int) -> None:
+        """Lets the oldest turns go; what was read behind them is read again."""
+        start = len(self._text) - sum(self._turns)
+        self._cut(start)
+        del self._text[start : start + sum(self._turns[:turns])]
+        del self._turns[:turns]
+
+    def _cut(self, tokens: int) -> None:
+        """Drops from the cache what it has read of the text beyond the first `tokens`."""
+        if self._cache is not None and tokens < self._read:
+            for layer in cast("list[MemoryLayer]", self._cache.layers):
+                layer.crop(tokens - self._read)
+            self._read = tokens

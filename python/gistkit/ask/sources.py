@@ -1,0 +1,92 @@
+"""sources: the passages of a document that an answer rests on, by its attention to the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gistkit._checks import whole
+from gistkit.ask.conversation import Conversation
+
+
+@dataclass(frozen=True)
+class Passage:
+    """Some tokens of a document, and how much an answer attended to them.
+
+    Args:
+        document: number of the memory, of those that the conversation is about.
+        start, end: the tokens [start, end) of its text.
+        share: of the attention to all documents.
+    """
+
+    document: int
+    start: int
+    end: int
+    share: float
+
+
+def sources(conversation: Conversation, count: int = 3, length: int = 64) -> list[Passage]:
+    """The passages that the last answer of a conversation attended to most, the first one most.
+
+    Attention to a memory token is spread evenly over the context tokens that it stands for
+    (`Compressor.stands_for`); attention to BOS, the task token, questions and answers is left out. It is summed over
+    the answer's tokens, as a mean of all heads and layers. Attention says what was read, which need not be what the
+    answer was made from.
+
+    Args:
+        conversation: with an answer at least, about memories of texts.
+        count: passages at most.
+        length: tokens of a passage; a shorter document is one.
+
+    Raises:
+        ValueError: if there is no answer, or a memory is not of a text.
+    """
+    return best_passages(context_attention(conversation), count, length)
+
+
+def context_attention(conversation: Conversation) -> list[Tensor]:
+    """Attention of the last answer to each token of each document, float64 [tokens], see `sources`."""
+    memories = conversation.memories
+    spans = [conversation.compressor.stands_for(memory)[0] for memory in memories]
+    attention = conversation.attention()
+    column, found = 0, []
+    for memory, memory_spans in zip(memories, spans, strict=True):
+        start, end = memory_spans.unbind(-1)
+        size = (end - start).clamp(min=1)
+        share = attention[column : column + len(size)] / size * (end > start)
+        change = torch.zeros(memory.context_lengths[0] + 1, dtype=torch.float64)
+        change.index_add_(0, start, share).index_add_(0, end, -share)
+        found.append(change.cumsum(0)[:-1].clamp(min=0))
+        column += len(size)
+    # What stood behind the compressor's window is read as it is.
+    rest = conversation.rest
+    found[-1] = torch.cat([found[-1], attention[rest]])
+    return found
+
+
+def best_passages(weights: Sequence[Tensor], count: int = 3, length: int = 64) -> list[Passage]:
+    """The windows of `length` tokens with the greatest sums, which do not overlap; the greatest first.
+
+    Args:
+        weights: [tokens] of each document, at least 0.
+        count, length: as in `sources`.
+    """
+    whole("count", count)
+    whole("length", length)
+    total = sum(float(document.sum()) for document in weights)
+    widths = [min(length, len(document)) for document in weights]
+    sums = [document.double().unfold(0, width, 1).sum(-1) for document, width in zip(weights, widths, strict=True)]
+    passages: list[Passage] = []
+    while len(passages) < count:
+        best = max(range(len(sums)), key=lambda document: float(sums[document].max()))
+        start = int(sums[best].argmax())
+        weight = float(sums[best][start])
+        # Of spreading and summing, rounding is left.
+        if not weight > 1e-9 * total:
+            break
+        passages.append(Passage(best, start, start + widths[best], weight / total))
+        sums[best][max(0, start - widths[best] + 1) : start + widths[best]] = 0
+    return passages

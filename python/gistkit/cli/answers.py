@@ -1,0 +1,102 @@
+"""Questions to one memory, whose answers are printed as they come, with their sources where these are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gistkit.options.texts import read_contents
+
+if TYPE_CHECKING:
+    from gistkit.ask import Conversation
+    from gistkit.compress import Memory
+
+# The token ids of a question's prompt; the last token of the answer before it, None for the first question.
+Prompts = Callable[[str, "int | None"], list[int]]
+
+
+class Answers:
+    """A conversation on standard output.
+
+    Args:
+        conversation: which answers go on.
+        tokenizer: of the model.
+        prompts: see `Prompts`.
+        settings: of `Conversation.reply`.
+        names: of the memories.
+        texts: token ids of each memory's text, for its passages; empty: there are none.
+        sources: whether sources follow each answer.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation,
+        tokenizer: Any,
+        prompts: Prompts,
+        settings: dict[str, Any],
+        names: Sequence[str],
+        texts: Sequence[list[int]] = (),
+        sources: bool = False,
+    ) -> None:
+        self.conversation, self.tokenizer, self.prompts, self.settings = conversation, tokenizer, prompts, settings
+        self.names, self.texts, self.sources = names, texts, sources
+
+    def answer(self, question: str, stopped: Callable[[], Any] = lambda: False) -> int:
+        """Prints the answer and perhaps its sources; returns how many of the oldest turns went for it.
+
+        Args:
+            question: a text.
+            stopped: asked after each token; the answer ends once it returns something true.
+        """
+        from transformers import TextStreamer
+
+        conversation = self.conversation
+        before = conversation.turns
+        prompt = self.prompts(question, conversation.text[-1] if before else None)
+        streamer = TextStreamer(self.tokenizer, skip_special_tokens=True)
+        conversation.reply(prompt, streamer=streamer, stopped=stopped, **self.settings)
+        if self.sources and not stopped():
+            self._print_sources()
+        return before + 1 - conversation.turns
+
+    def _print_sources(self) -> None:
+        from gistkit.ask import sources
+
+        for passage in sources(self.conversation):
+            memory = self.conversation.memories[passage.document]
+            name = f"{self.names[passage.document]}, " if len(self.names) > 1 else ""
+            size = memory.context_lengths[0] + len(memory.rest[0])
+            text = ""
+            if self.texts:
+                words = self.tokenizer.decode(self.texts[passage.document][passage.start : passage.end])
+                text = f": {printable(words)}"
+            print(f"  [{name}tokens {passage.start} to {passage.end} of {size}, {passage.share:.0%}]{text}", flush=True)
+
+
+def printable(text: str) -> str:
+    """A text in one line, without characters that a terminal obeys."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+
+
+def text_ids(
+    paths: Sequence[Path], names: Sequence[str], memories: Sequence[Memory], tokenizer: Any
+) -> list[list[int]]:
+    """The token ids of the texts of memories, as `gistkit compress` makes them.
+
+    Raises:
+        ValueError: if there is not one text for each memory, or one has another number of tokens than its memory.
+    """
+    if len(paths) != len(memories):
+        raise ValueError(f"--text: expected the text of each of {len(memories)} memories, got {len(paths)}")
+    rows = []
+    for path, name, memory in zip(paths, names, memories, strict=True):
+        (text,) = read_contents([str(path)], "*")
+        ids = list(tokenizer(text, verbose=False)["input_ids"])
+        size = memory.context_lengths[0] + len(memory.rest[0])
+        if len(ids) != size:
+            raise ValueError(
+                f"--text: expected the text that {name} was made from, {size} tokens, got {path}, {len(ids)} tokens"
+            )
+        rows.append(ids)
+    return rows

@@ -1,0 +1,187 @@
+"""Sources of an answer: what memory tokens stand for, attention computed densely, and the passages of a text."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from gistkit.ask import Conversation, Passage, best_passages, context_attention, sources
+from gistkit.compress import FiveHundredX, NoContext
+from gistkit.hf.cache import CACHE
+from gistkit.layouts.positions import upl
+from tests.ask.test_conversation import METHODS, encoded, ids, made
+from tests.helpers.models import tiny_llama
+
+
+def spans(compressor, context):
+    return compressor.stands_for(compressor.encode([context]))[0].tolist()
+
+
+@pytest.mark.parametrize("name", ["icae", "x500", "x500 upl"])
+def test_a_memory_token_stands_for_its_part_of_its_chunk(name):
+    compressor = made(name)
+    # Chunks of 8 tokens with two memory tokens each, the last one of 3.
+    assert spans(compressor, ids(19)) == [[0, 4], [4, 8], [8, 12], [12, 16], [16, 18], [17, 19]]
+    assert spans(compressor, ids(1)) == [[0, 1], [0, 1]]
+    # Behind the window of 20 tokens nothing is compressed.
+    assert spans(compressor, ids(26)) == spans(compressor, ids(20))
+
+
+@pytest.mark.parametrize("length", [1, 5, 7, 12])
+def test_parts_hold_the_positions_of_epl(length):
+    compressor = FiveHundredX(tiny_llama(), chunk=12, ratio=2.4, lora=None)
+    found = spans(compressor, ids(length))
+    for (start, end), position in zip(found, upl(1, length, 5).tolist(), strict=True):
+        assert start + 1 <= position <= end
+    assert found[0][0] == 0 and found[-1][1] == length
+
+
+@pytest.mark.parametrize("name", ["gistpool", "avgpool"])
+def test_a_gist_stands_for_its_window_and_bos_for_nothing(name):
+    compressor = made(name)
+    assert spans(compressor, ids(9)) == [[0, 0], [0, 4], [4, 8], [8, 9]]
+    # A BOS of the context's own is its first token.
+    assert spans(compressor, [1, *ids(9)]) == [[0, 0], [1, 5], [5, 9], [9, 10]]
+
+
+def test_without_context_nothing_stands_for_it():
+    assert spans(NoContext(tiny_llama(), bos_token=1, lora=None), ids(9)) == [[0, 0]]
+
+
+def test_a_nugget_stands_for_what_follows_the_one_before():
+    compressor = made("dodo")
+    memory = compressor.encode([ids(9)])
+    # Position ids count BOS.
+    nuggets = [position - 1 for position in memory.positions[0].tolist()[1:]]
+    found = spans(compressor, ids(9))
+    assert found[0] == [0, 0] and [end - 1 for _, end in found[1:]] == nuggets
+    assert [start for start, _ in found[1:]] == [0, *(nugget + 1 for nugget in nuggets[:-1])] and found[-1][1] == 9
+    assert [[a + 1, b + 1] for a, b in found[1:]] == spans(compressor, [1, *ids(9)])[1:]
+
+
+def test_padding_stands_for_nothing():
+    for name in METHODS:
+        compressor = made(name)
+        memory = compressor.encode([ids(3), ids(19)])
+        found = compressor.stands_for(memory)
+        for row, count in enumerate((3, 19)):
+            assert found[row, : memory.lengths[row]].tolist() == spans(compressor, ids(count))
+            assert not found[row, memory.lengths[row] :].any()
+
+
+def dense(compressor, memory, prompt, answer):
+    """Attention [keys] of the rows before each answer token, by transformers' own eager attention with all weights."""
+    model = compressor.model
+    text = [*memory.rest[0], *prompt, *answer[:-1]]
+    lead = compressor.task_embedding("qa", memory)
+    inputs = torch.cat([lead, compressor.embed(torch.tensor([text]))], 1)
+    cache = None
+    positions = memory.starts[0] + torch.arange(inputs.shape[1])
+    if memory.layers is None:
+        inputs = torch.cat([memory.embeddings, inputs], 1)
+        positions = torch.cat([memory.positions[0], positions])
+    else:
+        cache = DynamicCache()
+        for layer, (key, value) in enumerate(memory.layers):
+            cache.update(key.clone(), value.clone(), layer)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        out = model.model(inputs_embeds=inputs, position_ids=positions[None], output_attentions=True, **{CACHE: cache})
+    model.set_attn_implementation("sdpa")
+    weights = torch.stack(out.attentions).mean((0, 1, 2))
+    return weights[-len(answer) :].sum(0)
+
+
+@pytest.mark.parametrize("context", [17, 26])
+@pytest.mark.parametrize("name", ["icae", "x500"])
+def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
+    monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
+    compressor = made(name)
+    memory = encoded(compressor, context)
+    conversation = Conversation(compressor, memory)
+    first = conversation.reply(ids(4), max_new_tokens=3).tolist()
+    answer = conversation.reply(ids(5, seed=1), max_new_tokens=7).tolist()
+    expected = dense(compressor, memory, ids(4) + first + ids(5, seed=1), answer)
+    found = conversation.attention()
+    # Eager attention has its softmax in single precision.
+    torch.testing.assert_close(found[: len(expected)], expected, rtol=1e-5, atol=1e-6)
+    assert float(found.sum()) == pytest.approx(7, abs=1e-6) and not found[len(expected) :].any()
+
+    # By hand: each memory token's share over the tokens it stands for, and what is behind the window as it is.
+    weights = torch.zeros(context, dtype=torch.float64)
+    for (start, end), share in zip(compressor.stands_for(memory)[0].tolist(), expected.tolist(), strict=False):
+        for token in range(start, end):
+            weights[token] += share / (end - start)
+    rest = memory.num_tokens + 1
+    weights[memory.context_lengths[0] :] = expected[rest : rest + len(memory.rest[0])]
+    (by_token,) = context_attention(conversation)
+    torch.testing.assert_close(by_token, weights, rtol=1e-5, atol=1e-6)
+    passages = sources(conversation, count=2, length=5)
+    sums = [float(weights[start : start + 5].sum()) for start in range(context - 4)]
+    assert passages[0].start == max(range(len(sums)), key=sums.__getitem__)
+    assert passages[0].share == pytest.approx(max(sums) / float(weights.sum()), abs=1e-5)
+
+
+def test_a_stop_token_does_not_count():
+    compressor = made("x500")
+    memory = encoded(compressor)
+    conversation = Conversation(compressor, memory)
+    free = conversation.reply(ids(4), max_new_tokens=6).tolist()
+    stop = next(token for token in free if token != free[0])
+    end = free.index(stop)
+    conversation.new()
+    conversation.reply(ids(4), max_new_tokens=6, stop_tokens=stop)
+    assert float(conversation.attention().sum()) == pytest.approx(end, abs=1e-9)
+
+
+def one_minded(**settings):
+    """A compressor whose queries all ask for the same thing, in the slowest pair of rotated dimensions of each head."""
+    torch.manual_seed(0)
+    model = tiny_llama(attention_bias=True)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.q_proj.bias.view(4, 12)[:, [5, 11]] = 30.0
+    return FiveHundredX(model, chunk=12, ratio=6, lora=None, **settings).eval()
+
+
+def planted(memory, token):
+    """The memory with keys at `token` that such queries match."""
+    for key, _ in memory.layers:
+        key[:, :, token] = 0
+        key[:, :, token, [5, 11]] = 30.0
+    return memory
+
+
+@pytest.mark.parametrize("token", [0, 3, 5])
+def test_a_planted_key_is_the_source(token):
+    compressor = one_minded()
+    conversation = Conversation(compressor, planted(encoded(compressor, 36), token))
+    conversation.reply(ids(4), max_new_tokens=5)
+    first = sources(conversation, length=6)[0]
+    assert (first.document, first.start, first.end) == (0, 6 * token, 6 * token + 6) and first.share > 0.95
+
+
+def test_a_planted_key_of_the_second_document_is_its_source():
+    compressor = one_minded(layout="dpl")
+    conversation = Conversation(compressor, encoded(compressor, 15), planted(encoded(compressor, 24, seed=1), 2))
+    conversation.reply(ids(4), max_new_tokens=5)
+    assert [len(weights) for weights in context_attention(conversation)] == [15, 24]
+    first = sources(conversation, length=6)[0]
+    assert (first.document, first.start, first.end) == (1, 12, 18) and first.share > 0.95
+
+
+def test_passages_are_the_heaviest_windows_without_overlap():
+    weights = torch.tensor([0, 1, 4, 4, 1, 0, 0, 2, 0, 0.0])
+    assert best_passages([weights], 3, 2) == [
+        Passage(0, 2, 4, 8 / 12),
+        Passage(0, 6, 8, 2 / 12),
+        Passage(0, 0, 2, 1 / 12),
+    ]
+    # A passage is of one document, and a short document is one.
+    assert best_passages([torch.tensor([3.0]), torch.tensor([2, 0, 0, 2.0])], 9, 3) == [
+        Passage(0, 0, 1, 3 / 7),
+        Passage(1, 0, 3, 2 / 7),
+    ]
+    assert best_passages([torch.zeros(4)]) == []
+    for settings in ({"count": 0}, {"length": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(settings))}: expected a whole number >= 1, got 0"):
+            best_passages([weights], **settings)

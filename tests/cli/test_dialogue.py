@@ -1,0 +1,266 @@
+"""`gistkit ask` in a terminal: a conversation, what interrupts it, its commands and its sources."""
+
+import builtins
+import re
+import signal
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from gistkit import cli
+from gistkit._signals import Interrupted
+from gistkit.ask import Conversation, sources
+from gistkit.cli.answers import Answers
+from gistkit.cli.dialogue import converse
+from gistkit.evaluate.data import QUESTION
+from gistkit.options.models import new_compressor
+from tests.cli import test_cli
+from tests.cli.test_cli import TEXT, load, small_llama
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+folder, run, report = test_cli.folder, test_cli.run, test_cli.report
+CHAT = (
+    "{% if messages[0].role != 'system' %}<s>be brief</s>{% endif %}{% for m in messages %}"
+    "<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def memory(run, folder, report):
+    run("compress", report, "--compressor", folder / "x500")
+    return report.with_suffix(".gist")
+
+
+def prompt(question):
+    return QUESTION.replace("{question}", question)
+
+
+def generated(folder, questions, tokens, shape=prompt):
+    """The answers to questions of one conversation, as the Python API gives them with all of it as the prompt."""
+    compressor, tokenizer = load(folder)
+    memory = compressor.encode([tokenizer(TEXT)["input_ids"]])
+    text, answers = [], []
+    for question in questions:
+        text += tokenizer(shape(question))["input_ids"]
+        made = compressor.generate(memory, [text], task="qa", max_new_tokens=tokens, stop_tokens=[256])[0].tolist()
+        text += made
+        answers.append(tokenizer.decode(made, skip_special_tokens=True) + "\n")
+    return answers
+
+
+def shown_sources(folder, question, tokens=6, text=None):
+    """The lines that show the sources of one answer."""
+    compressor, tokenizer = load(folder)
+    conversation = Conversation(compressor, compressor.encode([tokenizer(TEXT)["input_ids"]]))
+    conversation.reply(tokenizer(prompt(question))["input_ids"], max_new_tokens=tokens, stop_tokens=[256])
+    lines = []
+    for passage in sources(conversation):
+        words = "" if text is None else f": {' '.join(text[passage.start : passage.end].split())}"
+        place = f"tokens {passage.start} to {passage.end} of {len(TEXT)}, {passage.share:.0%}"
+        lines.append(f"  [{place}]{words}\n")
+    assert lines
+    return "".join(lines)
+
+
+def test_a_conversation_in_a_terminal(folder, memory):
+    from tests.helpers.terminal import Terminal
+
+    answers = generated(folder, ["Who?", "When?"], 6)
+    words = ("--model", folder, "--compressor", folder / "x500", "--max-new-tokens", 6)
+    with Terminal("-m", "gistkit.cli", "ask", memory, *words) as terminal:
+
+        def answer():
+            """What is shown behind the line of a question, to the next prompt."""
+            return terminal.until("\n> ").partition("\n")[2] + "\n"
+
+        assert "A question a line; /help lists commands, and Ctrl-D ends." in terminal.until("> ")
+        # Lines are edited: the letter before the cursor is taken back.
+        terminal.send("Whyx\x7f\x7fo?\n")
+        assert answer() == answers[0]
+        # Ctrl-C drops a line that is half written.
+        terminal.send("half\x03")
+        terminal.until("\n> ")
+        terminal.send("When?\n")
+        assert answer() == answers[1]
+        terminal.send("/new\n")
+        assert "A new conversation on the same memory." in terminal.until("\n> ")
+        terminal.send("/sources on\n")
+        terminal.until("> ")
+        terminal.send("Who?\n")
+        assert answer() == answers[0] + shown_sources(folder, "Who?")
+        terminal.send("\x04")
+        assert terminal.status() == 0
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory):
+    """A model that ends no answer, and a memory."""
+    root = tmp_path_factory.mktemp("endless")
+    model, tokenizer = small_llama(max_position_embeddings=10**6), byte_tokenizer()
+    model.config.eos_token_id = model.generation_config.eos_token_id = None
+    torch.nn.init.zeros_(model.lm_head.weight)
+    tokenizer.eos_token = None
+    model.save_pretrained(root)
+    tokenizer.save_pretrained(root)
+    compressor = new_compressor(AutoModelForCausalLM.from_pretrained(root), "x500", chunk=20, ratio=5, lora=4)
+    compressor.save_pretrained(root / "x500")
+    compressor.encode([tokenizer(TEXT)["input_ids"]]).save(root / "a.gist")
+    return root
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
+def test_ctrl_c_stops_an_answer_and_not_the_conversation(number, endless):
+    from tests.helpers.terminal import Terminal
+
+    words = ("--model", endless, "--compressor", endless / "x500", "--max-new-tokens", 200_000, "--temperature", 1)
+    with Terminal("-m", "gistkit.cli", "ask", endless / "a.gist", *words) as terminal:
+        terminal.until("> ")
+        for _ in range(2):
+            terminal.send("Who?\n")
+            terminal.until("Who?")
+            # Words come while the answer is written: each is followed by a space.
+            for _ in range(3):
+                terminal.until(" ")
+            if number == signal.SIGINT:
+                terminal.send("\x03")
+                terminal.until("\n> ")
+        if number == signal.SIGINT:
+            terminal.send("/quit\n")
+            assert terminal.status() == 0
+        else:
+            terminal.process.send_signal(number)
+            assert terminal.status() == 143 and "gistkit: terminated" in terminal.shown
+
+
+class Lines:
+    """Stands for `input`: gives lines, or raises what is no line."""
+
+    def __init__(self, *lines):
+        self.lines = iter(lines)
+
+    def __call__(self, _):
+        line = next(self.lines, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return line
+
+
+@pytest.fixture
+def talk(folder, monkeypatch, capsys):
+    """A conversation of lines: (standard output, standard error, what answered)."""
+
+    def call(*lines, limit=None, **settings):
+        compressor, tokenizer = load(folder)
+        if limit is not None:
+            compressor.model.config.max_position_embeddings = limit
+        conversation = Conversation(compressor, compressor.encode([tokenizer(TEXT)["input_ids"]]))
+        ids = lambda question, _: tokenizer(prompt(question))["input_ids"]  # noqa: E731
+        settings = {"max_new_tokens": 6, "stop_tokens": [256]} | settings
+        answers = Answers(conversation, tokenizer, ids, settings, ["report.gist"])
+        monkeypatch.setattr(builtins, "input", Lines(*lines))
+        converse(answers)
+        shown = capsys.readouterr()
+        return shown.out, shown.err.partition("Ctrl-D ends.\n")[2], answers
+
+    return call
+
+
+def test_commands(talk):
+    shown, told, answers = talk(
+        "/help", "/sources", "/sources on", "/sources", "", "/wrong", "/sources no", "/quit", "Who?"
+    )
+    lines = told.splitlines()
+    assert shown == "" and answers.sources and answers.conversation.turns == 0
+    assert [line.split()[0] for line in lines[1:5]] == ["/sources", "/new", "/help", "/quit"]
+    assert lines[6:] == [
+        "Sources are off.",
+        "Sources are on.",
+        "gistkit: expected a command that /help lists, got '/wrong'",
+        "gistkit: expected a command that /help lists, got '/sources no'",
+    ]
+    # What only begins with a slash is a question.
+    assert talk("/etc/passwd is what?", "/exit")[2].conversation.turns == 1
+
+
+def test_mistakes_are_told_and_the_conversation_goes_on(talk, folder):
+    wrong = UnicodeDecodeError("utf-8", b"\xe9", 0, 1, "invalid")
+    shown, told, answers = talk("\udcff", wrong, KeyboardInterrupt(), "Who?")
+    lines = told.splitlines()
+    assert lines[0] == "gistkit: QUESTION: expected UTF-8 text, got '\\udcff'" and len(lines) == 2
+    assert lines[1].startswith("gistkit: QUESTION: expected a text of the terminal's encoding, got another: ")
+    assert shown == f"\n{generated(folder, ['Who?'], 6)[0]}\n" and answers.conversation.turns == 1
+    with pytest.raises(Interrupted):
+        talk(Interrupted(signal.SIGTERM))
+
+
+def test_turns_that_go_are_told(talk):
+    limit = len(TEXT) + 1 + 2 * (len(prompt("Who?")) + 6)
+    _, told, answers = talk(*["Who?"] * 3, limit=limit)
+    assert told == "The model's window is full: the oldest turn is gone.\n" and answers.conversation.turns == 2
+    _, told, answers = talk("Who?", "Who?", "Who wrote all of this?", limit=limit)
+    assert told == "The model's window is full: the oldest 2 turns are gone.\n" and answers.conversation.turns == 1
+
+
+def test_sources_of_one_question(folder, memory, run, report, tmp_path):
+    words = ("--compressor", folder / "x500", "--max-new-tokens", 6)
+    answer = generated(folder, ["Who?"], 6)[0]
+    status, shown, _ = run("ask", memory, "Who?", *words, "--sources")
+    assert status == 0 and shown == answer + shown_sources(folder, "Who?")
+    status, shown, _ = run("ask", memory, "Who?", *words, "--sources", "--text", report)
+    assert status == 0 and shown == answer + shown_sources(folder, "Who?", text=TEXT)
+    # Of several memories each is named, and questions on lines have their own sources.
+    (tmp_path / "b.txt").write_text("\x1b[31mred\x1b[0m " * 9)
+    run("compress", tmp_path / "b.txt", *words[:2])
+    both = ("--with", tmp_path / "b.gist", "--text", report, "--text", tmp_path / "b.txt")
+    status, shown, _ = run("ask", memory, *words, *both, "--sources", stdin="Who?\nWhen?")
+    places = re.findall(r"^  \[(\S+), tokens (\d+) to (\d+) of (\d+), \d+%\]: ", shown, re.M)
+    assert status == 0 and 4 <= len(places) <= 6 and "\x1b" not in shown.replace(answer, "")
+    assert {name for name, *_ in places} == {str(memory), str(tmp_path / "b.gist")}
+
+
+def test_a_message_of_the_chat_template_goes_on_behind_the_memory(folder, memory, tmp_path, run, capsys):
+    chatty = tmp_path / "chatty"
+    AutoModelForCausalLM.from_pretrained(folder).save_pretrained(chatty)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(chatty)
+    words = ["--compressor", folder / "x500", "--max-new-tokens", 6, "--chat"]
+    status = cli.main([str(word) for word in ("ask", memory, "Who?", *words, "--model", chatty)])
+    shape = lambda question: f"\n{question}<end>\n<assistant>"  # noqa: E731
+    answer = generated(folder, ["Who?"], 6, shape)[0]
+    assert status == 0 and capsys.readouterr().out == answer != generated(folder, ["Who?"], 6)[0]
+    status, _, complaints = run("ask", memory, "Who?", *words)
+    told = "gistkit: --chat: tokenizer: expected one with a chat template, got "
+    assert status == 2 and complaints.splitlines()[-1].startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--task", "ae", "--sources"], "--sources: expected none with --task ae, which has no question"),
+        (["Who?", "--text", "x"], "--text: expected --sources beside it, got none"),
+        (["Who?", "--sources", "--text", "{tmp}/none.txt"], "none.txt: expected a text file"),
+        (
+            ["Who?", "--sources", "--text", "{tmp}/other.txt"],
+            f"--text: expected the text that {{tmp}}/report.gist was made from, {len(TEXT)} tokens, got "
+            "{tmp}/other.txt, 5 tokens",
+        ),
+        (
+            ["Who?", "--sources", "--text", "{tmp}/other.txt", "--text", "{tmp}/other.txt"],
+            "--text: expected the text of each of 1 memories, got 2",
+        ),
+    ],
+)
+def test_mistakes_in_options(words, message, folder, memory, run, tmp_path):
+    (tmp_path / "other.txt").write_text("short")
+    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
+    status, shown, complaints = run("ask", memory, *words, "--compressor", folder / "x500")
+    assert status == 2 and not shown and message.replace("{tmp}", str(tmp_path)) in complaints.splitlines()[-1]
+
+
+def test_two_templates_are_refused(run, memory, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("ask", memory, "Who?", "--chat", "--template", "{question}")
+    assert stop.value.code == 2 and "not allowed with argument" in capsys.readouterr().err
