@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from gistkit import cli
-from gistkit.compress import Compressor, Memory, named, trained
+from gistkit import _trained, cli
+from gistkit.compress import Compressor, Memory, trained
 from gistkit.evaluate.data import QUESTION
 from tests.cli.test_cli import expected, folder, load, report, run  # noqa: F401
 
@@ -22,8 +22,8 @@ def place(folder, tmp_path, monkeypatch):  # noqa: F811
     place = tmp_path / "trained"
     shutil.copytree(folder / "x500", place / NAME)
     (place / "not-one").mkdir()
-    monkeypatch.setattr(named, "PLACES", (tmp_path / "none", place))
-    monkeypatch.setattr(named, "DEFAULTS", {str(folder): NAME})
+    monkeypatch.setattr(_trained, "PLACES", (tmp_path / "none", place))
+    monkeypatch.setattr(_trained, "DEFAULTS", {str(folder): NAME})
     return place
 
 

@@ -19,6 +19,7 @@ from gistkit.options.models import (
     add_trained,
     load_compressor,
     load_model,
+    may_have_made,
     new_compressor,
     warn_untrained,
 )
@@ -195,7 +196,7 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
 def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory) -> Compressor:
     if arguments.compressor is not None:
         return load_compressor(arguments.compressor, model)
-    from gistkit.compress.named import default_for, may_have_made
+    from gistkit._trained import default_for
 
     source = memory.source
     name = default_for(arguments.model)

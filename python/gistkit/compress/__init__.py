@@ -1,5 +1,6 @@
 """Compressors for Hugging Face decoders: one file a method, over one interface (`pip install gistkit[hf]`)."""
 
+from gistkit._trained import trained
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
@@ -9,7 +10,6 @@ from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
 from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
 from gistkit.compress.methods.voco import VoCo
-from gistkit.compress.named import trained
 from gistkit.compress.reading import READERS, language_model
 from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit._checks import IGNORE, POSITIONS, whole
+from gistkit._trained import find
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
 from gistkit.compress.losses import (
@@ -31,7 +32,6 @@ from gistkit.compress.losses import (
 from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
 from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
-from gistkit.compress.named import find
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
 from gistkit.hf.attach import ModuleSnapshot

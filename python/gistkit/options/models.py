@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from gistkit.compress import Compressor
+    from gistkit.compress import Compressor, Source
 
 DTYPES = ("float32", "bfloat16", "float16")
 METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "no_context", "voco")
@@ -154,14 +154,24 @@ def with_options(settings: dict[str, Any], options: Sequence[tuple[str, Any]]) -
 
 def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
     """The trained compressor saved in `folder`, or of that name, around `model`, in eval mode."""
+    from gistkit._trained import find
     from gistkit.compress import Compressor, trained
-    from gistkit.compress.named import find
 
     if not find(folder).is_dir():
         names = " or ".join(["a folder with a trained compressor", *trained()])
         raise FileNotFoundError(f"--compressor: expected {names}, got {folder}")
     with model_errors():
         return Compressor.from_pretrained(folder, model).eval().to(model.device)
+
+
+def may_have_made(name: str, source: Source) -> bool:
+    """Whether the trained compressor of a name is of the method, the layout and the sizes that made a memory."""
+    from gistkit._trained import SETTINGS, find
+
+    content = json.loads((find(name) / SETTINGS).read_text())
+    made = {"chunk": source.chunk, "ratio": source.ratio, "layout": source.layout}
+    settings = content["settings"]
+    return content["method"] == source.method and all(settings.get(key) == value for key, value in made.items())
 
 
 def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any) -> Compressor:
@@ -188,7 +198,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
 
     With the processor of a vision-language model it is one of images.
     """
-    from gistkit.compress.named import default_for
+    from gistkit._trained import default_for
 
     settings = {name: getattr(arguments, name) for name in ("method", "layout", "ratio", "chunk")}
     settings = with_options({name: value for name, value in settings.items() if value is not None}, arguments.option)

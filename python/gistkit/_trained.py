@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from gistkit.compress.memory import Source
 
 # In an installed package, and in the sources.
-PLACES = (Path(__file__).parents[1] / "trained", Path(__file__).parents[3] / "models")
+PLACES = (Path(__file__).parent / "trained", Path(__file__).parents[2] / "models")
 # The one that commands take where none is named, for a model as `--model` names it.
 DEFAULTS: Mapping[str, str] = {"smollm2": "smollm2-x500-4x"}
 SETTINGS = "compressor.json"
@@ -38,11 +33,3 @@ def default_for(model: str) -> str | None:
     """The name of the trained compressor for a model by its name, None if there is none."""
     name = DEFAULTS.get(model)
     return name if name in trained() else None
-
-
-def may_have_made(name: str, source: Source) -> bool:
-    """Whether a trained compressor is of the method, the layout and the sizes that made a memory."""
-    content = json.loads((trained()[name] / SETTINGS).read_text())
-    made = {"chunk": source.chunk, "ratio": source.ratio, "layout": source.layout}
-    settings = content["settings"]
-    return content["method"] == source.method and all(settings.get(key) == value for key, value in made.items())
