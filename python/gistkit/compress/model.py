@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from gistkit import hf, layouts
 from gistkit._checks import POSITIONS
+from gistkit.compress.folded import FoldedMap, foldable
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
@@ -232,6 +233,10 @@ class SharedModel:
             finally:
                 self._use = before
 
+    def folded(self, role: str | None) -> AbstractContextManager[None]:
+        """Inside, the adapter of a role is part of the weights it is on; see `Adapters.folded`."""
+        return nullcontext() if self.adapters is None or role is None else self.adapters.folded(role)
+
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:
         """Inside a pass by role, the layers' maps use those of `role` for all rows."""
@@ -432,6 +437,14 @@ class Adapters:
             yield
         finally:
             self._set(before)
+
+    @contextmanager
+    def folded(self, role: str) -> Iterator[None]:
+        """Inside, passes of one role without gradients run on copies of the maps with its adapter added into them."""
+        name = self.names.get(role)
+        layers = [] if name is None else [layer for layer in self._layers if foldable(layer, name)]
+        with forwards({layer: FoldedMap(layer, cast(str, name)) for layer in layers}):
+            yield
 
     @contextmanager
     def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:
