@@ -102,7 +102,7 @@ def compressors(model: PreTrainedModel) -> dict[str, Compressor]:
 
 
 def from_memory(stack: ExitStack, compressor: Compressor, ids: Tensor, room: int) -> Contender:
-    """A compressor's memory of `ids` [1, n] but for BOS and the last token, which is the first that reads the memory."""
+    """A compressor's memory of `ids` [1, n] but for BOS and the last token, which is the first to read the memory."""
     memory, answer = compressor.encode(ids[:, 1:-1]), list[Tensor]()
     stack.enter_context(compressor.using(compressor.reader))
     prompt = compressor.rows("ids", ids[:, -1:])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
-from gistkit.compress.folded import FoldedMap, foldable
+from gistkit.nn.folded import FoldedMap, foldable
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
 

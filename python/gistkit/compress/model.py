@@ -16,13 +16,13 @@ from transformers.pytorch_utils import Conv1D
 
 from gistkit import hf, layouts
 from gistkit._checks import POSITIONS
-from gistkit.compress.folded import FoldedMap, foldable
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
+from gistkit.nn.folded import FoldedMap, foldable
 from gistkit.nn.roles import LowRankTokens, TokenMap
 
 if TYPE_CHECKING:
