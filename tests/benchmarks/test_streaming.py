@@ -32,15 +32,16 @@ def text(tokens):
 def test_each_contender_reads_on_as_one_pass_does():
     plain, own = model(), model()
     mixed = streaming.readers(plain, ["strided", "learned"], torch.randint(2, 50, (1, 400)))
+    memories = streaming.compressors(plain)
     ids = text(330)
     with ExitStack() as stack, torch.no_grad():
-        found = streaming.start(stack, mixed, plain, own, ids[:, :300], 30)
+        found = streaming.start(stack, mixed, memories, plain, own, ids[:, :300], 30)
         for token in ids[0, 300:].split(1):
             logits = {name: contender.step(token) for name, contender in found.items()}
         sizes = {name: contender.nbytes() for name, contender in found.items()}
         assert own.config._attn_implementation == "gistkit" and plain.config._attn_implementation == "sdpa"
     assert own.config._attn_implementation == "sdpa"
-    assert list(logits) == [*mixed, streaming.THEIRS, streaming.OURS]
+    assert list(logits) == [*mixed, *memories, streaming.THEIRS, streaming.OURS]
     everything = plain(ids).logits[:, -1]
     for name in (streaming.THEIRS, streaming.OURS):
         torch.testing.assert_close(logits[name], everything, rtol=1e-3, atol=1e-3)
@@ -48,11 +49,20 @@ def test_each_contender_reads_on_as_one_pass_does():
         wanted = reader.compressor.logits(reader.hidden(reader.rows(ids))[:, -1])
         torch.testing.assert_close(logits[name], wanted, rtol=1e-3, atol=1e-3)
         assert (logits[name] - everything).abs().max() > 0.05
+    for name, compressor in memories.items():
+        memory = compressor.encode(ids[:, 1:299])
+        wanted = compressor.logits(compressor.decode(memory, "lm", ids[:, 299:])[:, -1])
+        torch.testing.assert_close(logits[name], wanted, rtol=1e-3, atol=1e-3)
+        assert (logits[name] - everything).abs().max() > 0.05
     config = plain.config
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
     assert sizes[streaming.THEIRS] == sizes[streaming.OURS] == 330 * token
     # What token 329 sees of: its segment and the three before, from 224 on, every tenth token before them, and BOS.
     assert sizes["gistkit, mixed resolution, strided"] == len({0, *range(10, 330, 10), *range(224, 330)}) * token
+    for name, compressor in memories.items():
+        assert sizes[name] == (compressor.encode(ids[:, 1:299]).num_tokens + 31) * token
+    # A segment and the three before, BOS, and means.
+    assert sizes["gistkit, Compressive"] == (1 + 330 - 224 + 224 // streaming.MEMORY_RATIO) * token
     # All three layers are scored with, so that the recent tokens are there twice.
     assert sizes["gistkit, mixed resolution, learned"] > 2 * (1 + 330 - 224) * token
 
@@ -105,7 +115,7 @@ def results():
         for tokens, mean in zip((256, 4096), both, strict=True)
     ]
     machine = {"processor": "some", "threads": 2, "instruction_set": "avx2", "torch": "2", "commit": "abc"}
-    sizes = {"ratio": 10, "tau": 128, "segment": 32, "window": 64}
+    sizes = {"ratio": 10, "tau": 128, "segment": 32, "memory_ratio": 8, "dtype": "float32", "window": 64}
     return {"suite": "streaming", "machine": machine, **sizes, "milliseconds": streaming.growth(rows[::-1])}
 
 
@@ -131,7 +141,9 @@ def test_the_table_has_a_row_a_length_and_how_the_last_compares(tmp_path):
         "after 4096": ["21 ms, 16 MiB", "25 ms, 16 MiB"],
         "4096 to 256": ["1.05 x", "2.50 x"],
     }
-    assert below.startswith("Mean of 64 tokens around each length; nuggets 10x, tau 128, segment 32, untrained. some")
+    assert below.startswith(
+        "Mean of 64 tokens around each length; nuggets 10x, means and memories 8x, tau 128, segment 32, untrained. some"
+    )
 
 
 def test_the_picture_shows_each_contender_in_both_panels(tmp_path):
@@ -149,7 +161,7 @@ def test_the_picture_shows_each_contender_in_both_panels(tmp_path):
 
 
 def test_without_the_weights_the_text_is_bytes(monkeypatch):
-    def missing():
+    def missing(dtype):
         raise ImportError("none")
 
     monkeypatch.setattr(streaming, "load_smollm2", missing)

@@ -271,6 +271,26 @@ def test_memory_is_bounded_by_means_and_the_recent_tokens():
         assert stream.states[0] <= 1 + count / 4 + 8
 
 
+@POOLS
+def test_a_segments_tokens_are_written_in_place_and_streams_share_nothing(pool):
+    reader = make(tau=8, segment=4, ratio=4, pool=pool)
+    ids = tokens(2, 40)
+    one, other = (reader.start(ids[:1, :20]) for _ in range(2))
+    wanted = reader.hidden(reader.rows(ids[:1])), reader.hidden(reader.rows(torch.cat([ids[:1, :20], ids[1:, 20:]], 1)))
+    for at in range(20, 40):
+        for stream, row, all_of_it in zip((one, other), ids, wanted, strict=True):
+            before = memory_of(stream)
+            torch.testing.assert_close(stream.step(row[None, at]), all_of_it[:, at + 1], rtol=1e-9, atol=1e-9)
+            # Memory is new for the first token, and where position at + 1 begins a segment.
+            assert at == 20 or (at + 1) % 4 == 0 or memory_of(stream) == before, at
+        assert not {*memory_of(one)} & {*memory_of(other)}
+
+
+def memory_of(stream):
+    """Where the keys, and hidden states, of a stream's cache lie."""
+    return [key.data_ptr() for key, _ in stream._cache._held()]
+
+
 def test_greedy_generation_is_what_one_pass_predicts():
     reader = make()
     prompts = [tokens(17).tolist(), tokens(4).tolist()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import index
 from typing import Any, Protocol
 
@@ -102,7 +102,7 @@ def generate(
         memory = memory.to(dtype=compressor.lm.embed.weight.dtype)
     answer: list[Tensor] = []
     with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
-        states = _hidden(compressor, memory, task, prompt, max_new_tokens, answer)
+        states = hidden_states(compressor, memory, task, prompt, max_new_tokens, answer)
         return write(compressor.lm, states, answer, choose, stop_ids(stop_tokens), pad_token, streamer)
 
 
@@ -125,8 +125,8 @@ def write(
     """
     stop = torch.tensor(stops, dtype=torch.int64, device=model.device)
     ended = torch.zeros((), dtype=torch.bool, device=model.device)
-    for hidden_states in states:
-        token = choose(model.logits(hidden_states)).masked_fill(ended, pad_token)
+    for state in states:
+        token = choose(model.logits(state)).masked_fill(ended, pad_token)
         answer.append(token)
         if streamer is not None:
             streamer.put(token.cpu())
@@ -145,10 +145,17 @@ def stop_ids(stop_tokens: int | Iterable[int]) -> list[int]:
         raise TypeError(f"stop_tokens: expected token ids, got {stop_tokens!r}") from error
 
 
-def _hidden(
+def hidden_states(
     compressor: MemoryReader, memory: Memory, task: Task, prompt: Rows, count: int, answer: list[Tensor]
-) -> Any:
-    """Yields the hidden state [B, d] that predicts each next token; `answer` holds the tokens chosen so far."""
+) -> Iterator[Tensor]:
+    """Yields the hidden state [B, d] that predicts each next token, inside `compressor.lm.using(compressor.reader)`.
+
+    Args:
+        memory, task: as in `generate`, on the model's device and in its dtype.
+        prompt: checked, of the memory's rows.
+        count: number of states at most.
+        answer: the tokens [B] chosen so far; its last one is read before the next state.
+    """
     batch = memory.batch_size
     remainder = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
     # The last new token is not fed.

@@ -22,6 +22,7 @@ from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
+from gistkit.nn.folded import FoldedMap, foldable
 from gistkit.nn.roles import LowRankTokens, TokenMap
 
 if TYPE_CHECKING:
@@ -232,6 +233,10 @@ class SharedModel:
             finally:
                 self._use = before
 
+    def folded(self, role: str | None) -> AbstractContextManager[None]:
+        """Inside, the adapter of a role is part of the weights it is on; see `Adapters.folded`."""
+        return nullcontext() if self.adapters is None or role is None else self.adapters.folded(role)
+
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:
         """Inside a pass by role, the layers' maps use those of `role` for all rows."""
@@ -432,6 +437,14 @@ class Adapters:
             yield
         finally:
             self._set(before)
+
+    @contextmanager
+    def folded(self, role: str) -> Iterator[None]:
+        """Inside, passes of one role without gradients run on copies of the maps with its adapter added into them."""
+        name = self.names.get(role)
+        layers = [] if name is None else [layer for layer in self._layers if foldable(layer, name)]
+        with forwards({layer: FoldedMap(layer, cast(str, name)) for layer in layers}):
+            yield
 
     @contextmanager
     def _by_rows(self, use: str | Mapping[str, slice] | tuple[str, ...]) -> Iterator[None]:

@@ -65,10 +65,8 @@ class StreamCache:
         layers, remaining = self._remaining(firsts)
         self.firsts = firsts
         self.old, self.new = [[position for _, position in row] for row in remaining], [[] for _ in remaining]
-        index = padded([[column for column, _ in row] for row in remaining], device=layers[0][0].device)[
-            :, None, :, None
-        ]
-        self._put([(key.take_along_dim(index, 2), value.take_along_dim(index, 2)) for key, value in layers])
+        index = padded([[column for column, _ in row] for row in remaining], device=layers[0][0].device)
+        self._put([(_columns_of(key, index), _columns_of(value, index)) for key, value in layers])
 
     def plan(self, positions: Sequence[int], windows: Iterable[int]) -> Plan:
         """The plan of one new token in each row, at these positions, which sees the cached keys and itself."""
@@ -125,3 +123,12 @@ class StreamCache:
     def _put(self, layers: Layers) -> None:
         self.cache = hf.memory_cache(layers, 0, capacity=self.room)
         self.width = self.cache.get_query_offset()
+
+
+def _columns_of(tensor: Tensor, index: Tensor) -> Tensor:
+    """Columns [B, K] of a tensor [B, H, N, D], each copied as a whole, which a gather by element does not."""
+    batch, heads, _, dim = tensor.shape
+    out = tensor.new_empty((batch, heads, index.shape[1], dim))
+    for row in range(batch):
+        torch.index_select(tensor[row], 1, index[row], out=out[row])
+    return out

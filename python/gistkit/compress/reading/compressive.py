@@ -248,7 +248,6 @@ class HiddenMeanCache(MeanCache):
     def __init__(self, reader: Compressive, kept: LayerInputs, ends: Sequence[int]) -> None:
         self.decoder_layers = [kept.inputs[layer_idx][1:] for layer_idx in sorted(kept.inputs)]
         self._step: LayerInputs | None = None
-        self.inputs: list[Tensor] = []
         # An input is handled as a key without a value.
         inputs = [(states, states[..., :0]) for states in kept.columns]
         super().__init__(reader, [*kept.close(), *inputs], ends)
@@ -256,7 +255,7 @@ class HiddenMeanCache(MeanCache):
     @property
     def nbytes(self) -> int:
         """Bytes of the cached keys, values and hidden states, padding included."""
-        return super().nbytes + sum(states.nbytes for states in self.inputs)
+        return super().nbytes + sum(states.nbytes for states, _ in self.inputs.held)
 
     def keeper(self) -> hf.Keeper:
         """Collects the inputs of the layers at a new token."""
@@ -267,30 +266,31 @@ class HiddenMeanCache(MeanCache):
         """Records that the tokens of the plan were read, and their inputs."""
         super().add(positions, stay)
         if self._step is not None:
-            new = self._step.columns
-            self.inputs = [torch.cat(pair, 2) for pair in zip(self.inputs, new, strict=True)]
+            for layer_idx, states in enumerate(self._step.columns):
+                self.inputs.update(states, states[..., :0], layer_idx)
             self._step = None
 
     def _held(self) -> Layers:
-        return [*super()._held(), *((states, states[..., :0]) for states in self.inputs)]
+        return [*super()._held(), *self.inputs.held]
 
     def _put(self, layers: Layers) -> None:
         count = len(self.decoder_layers)
         super()._put(layers[:count])
-        self.inputs = [states for states, _ in layers[count:]]
+        self.inputs = hf.memory_cache(layers[count:], 0, capacity=self.room)
 
     def _append(self, layers: Layers, index: Tensor, position_ids: Tensor, bounds: Tensor, middle: Tensor) -> Layers:
         count = len(self.decoder_layers)
         extended, inputs = [], []
         with self.reader.compressor.using(TEXT):
-            for (key, value), (states, nothing), (layer, rope) in zip(
+            for (key, value), (states, _), (layer, rope) in zip(
                 layers[:count], layers[count:], self.decoder_layers, strict=True
             ):
                 means = ops.window_pool(states[:, 0].take_along_dim(index[:, 0], 1), windows=bounds)
                 made_key, made_value = rope.project(layer, means, middle)
                 extended.append((torch.cat([key, made_key], 2), torch.cat([value, made_value], 2)))
                 # A mean is never pooled again.
-                inputs.append((torch.cat([states, means[:, None]], 2), nothing))
+                states = torch.cat([states, means[:, None]], 2)
+                inputs.append((states, states[..., :0]))
         return [*extended, *inputs]
 
 

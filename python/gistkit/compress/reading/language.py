@@ -154,8 +154,10 @@ class Stream(ABC):
         plan = self._cache.plan(self.ends, compressor.lm.windows)
         cache = self._cache
         use = self._roles(stays)
-        inputs = compressor.lm.embedded(use, tokens[:, None])
-        out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, cache=cache.cache, keep=cache.keeper())
+        # Open for both, so that adapters are switched once a token.
+        with compressor.using(use):
+            inputs = compressor.lm.embedded(use, tokens[:, None])
+            out = compressor.lm.run(use, inputs_embeds=inputs, plan=plan, cache=cache.cache, keep=cache.keeper())
         self._cache.add(self.ends, stays)
         self.ends = [end + 1 for end in self.ends]
         self.last = out.last_hidden_state[:, 0]

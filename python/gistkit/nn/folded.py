@@ -1,0 +1,49 @@
+"""FoldedMap: a linear map with its LoRA adapter added into the weight, for passes without gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class FoldedMap:
+    """The forward of PEFT's layer around a linear map, as one product W + s B A (LoRA, arXiv 2106.09685, Section 4.1).
+
+    It serves passes in eval mode and without gradients in which the adapter alone is active; others pass to the layer.
+
+    Args:
+        layer: PEFT's layer, one that `foldable` says yes to.
+        adapter: PEFT's name of the adapter.
+    """
+
+    def __init__(self, layer: Any, adapter: str) -> None:
+        self._layer, self._adapters, self._plain = layer, [adapter], layer.forward
+        base = layer.base_layer.weight
+        # Rounded once, to the weights' dtype.
+        dtype = torch.promote_types(base.dtype, torch.float32)
+        parts = (base, layer.lora_B[adapter].weight, layer.lora_A[adapter].weight)
+        with torch.no_grad(), torch.autocast(base.device.type, enabled=False):
+            wide = torch.addmm(*(part.to(dtype) for part in parts), alpha=layer.scaling[adapter])
+            self._weight = wide.to(base.dtype)
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The map of x [.., in], as [.., out]."""
+        layer = self._layer
+        alone = layer._active_adapter == self._adapters and not layer._disable_adapters
+        if not alone or layer.training or torch.is_grad_enabled():
+            return self._plain(x, *args, **kwargs)  # type: ignore[no-any-return]
+        return F.linear(x, self._weight, layer.base_layer.bias)
+
+
+def foldable(layer: Any, adapter: str) -> bool:
+    """Whether PEFT's layer is plain LoRA on an `nn.Linear` with this adapter."""
+    return (
+        type(getattr(layer, "base_layer", None)) is nn.Linear
+        and adapter in getattr(layer, "lora_A", ())
+        and adapter not in layer.lora_variant
+        and layer.lora_B[adapter].bias is None
+        and not layer.merged
+    )

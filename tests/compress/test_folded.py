@@ -1,0 +1,146 @@
+"""Adapters folded into the weights of their maps: the same numbers as beside them, and only where they apply."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
+from gistkit.nn.folded import FoldedMap, foldable
+from tests.helpers.in_place_oracle import unsettle
+from tests.helpers.models import tiny, tiny_llama
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def counted(compressor):
+    """The number of products with LoRA's first factors, in a list that grows."""
+    calls = []
+    for layer in compressor.adapters._layers:
+        for down in layer.lora_A.values():
+            down.register_forward_hook(lambda *_: calls.append(1))
+    return calls
+
+
+def gistpool(**options):
+    return unsettle(GistPool(tiny_llama(), ratio=3, lora=2, bos_token=BOS, **options).double()).eval()
+
+
+READERS = {
+    "recent": lambda model: MixedResolution(
+        unsettle(Dodo(model, ratio=3, selection="none", layer=1, lora=2, bos_token=BOS).double()), tau=6, segment=3
+    ),
+    "strided": lambda model: MixedResolution(
+        unsettle(Dodo(model, ratio=3, selection="strided", layer=1, lora=2, bos_token=BOS).double()), tau=6, segment=3
+    ),
+    "means": lambda model: Compressive(
+        unsettle(AvgPool(model, ratio=3, lora=2, bos_token=BOS).double()), tau=6, segment=3
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("reader", "family"),
+    # The maps of a GPT-2 are none that are folded.
+    [*product(READERS, ["llama", "qwen3"]), ("means", "gpt2")],
+)
+def test_a_stream_reads_on_as_one_pass_with_adapters_beside_the_maps(reader, family):
+    reader = READERS[reader](tiny(family))
+    reader.compressor.eval()
+    ids = tokens(2, 26)
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start(ids[:, :7])
+    with reader.compressor.folded():
+        for at in range(7, 26):
+            torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
+
+
+def test_the_readers_tokens_pass_no_adapter_and_others_do():
+    reader = READERS["means"](tiny_llama())
+    reader.compressor.eval()
+    ids, calls = tokens(1, 20), counted(reader.compressor)
+    stream = reader.start(ids)
+    assert calls
+    calls.clear()
+    with reader.compressor.folded():
+        stream.step(ids[:, 0])
+        assert not calls
+        reader.compressor.train()
+        stream.step(ids[:, 0])
+    assert calls
+
+
+def test_a_memory_is_made_and_read_as_before():
+    compressor = gistpool()
+    ids, question = tokens(2, 13), tokens(2, 4)
+    with torch.no_grad():
+        memory = compressor.encode(ids)
+        wanted, answer = compressor.decode(memory, "lm", question), compressor.generate(memory, max_new_tokens=9)
+        with compressor.folded():
+            calls = counted(compressor)
+            got, again = compressor.decode(memory, "lm", question), compressor.generate(memory, max_new_tokens=9)
+            assert not calls
+            # The gists' adapter is another one: the memory is the same to the bit.
+            for (key, value), (its_key, its_value) in zip(memory.layers, compressor.encode(ids).layers, strict=True):
+                torch.testing.assert_close(its_key, key, **TOLERANCE)
+                torch.testing.assert_close(its_value, value, **TOLERANCE)
+            assert calls
+    torch.testing.assert_close(got, wanted, **TOLERANCE)
+    assert torch.equal(again, answer)
+
+
+def test_gradients_are_those_beside_the_maps():
+    compressor = gistpool()
+    memory, question = compressor.encode(tokens(1, 9)), tokens(1, 4)
+    compressor.decode(memory, "lm", question).square().sum().backward()
+    wanted = {name: parameter.grad for name, parameter in compressor.trainable()}
+    compressor.zero_grad()
+    with compressor.folded():
+        compressor.decode(memory, "lm", question).square().sum().backward()
+    for name, parameter in compressor.trainable():
+        assert (parameter.grad is None) == (wanted[name] is None)
+        if parameter.grad is not None:
+            assert torch.equal(parameter.grad, wanted[name]), name
+
+
+def test_afterwards_the_model_is_as_it_was_and_parameters_count_again():
+    compressor = gistpool()
+    before = [vars(module).get("forward") for module in compressor.model.modules()]
+    memory, question = compressor.encode(tokens(1, 9)), tokens(1, 4)
+    with torch.no_grad():
+        with compressor.folded():
+            old = compressor.decode(memory, "lm", question)
+        assert [vars(module).get("forward") for module in compressor.model.modules()] == before
+        for _, parameter in compressor.trainable():
+            parameter.mul_(2)
+        new = compressor.decode(memory, "lm", question)
+        with compressor.folded():
+            torch.testing.assert_close(compressor.decode(memory, "lm", question), new, **TOLERANCE)
+    assert (new - old).abs().max() > 1e-3
+
+
+def test_a_reader_without_adapter_has_nothing_to_fold():
+    compressor = FiveHundredX(tiny_llama(), chunk=6, ratio=3, lora=2)
+    before = dict(vars(compressor.model))
+    with compressor.folded():
+        assert vars(compressor.model) == before
+        assert not any("forward" in vars(layer) for layer in compressor.adapters._layers)
+
+
+def test_a_folded_weight_is_rounded_once():
+    compressor = unsettle(GistPool(tiny_llama().bfloat16(), ratio=3, lora=2, bos_token=BOS))
+    name = compressor.adapters.names["text"]
+    layers = [layer for layer in compressor.adapters._layers if foldable(layer, name)]
+    assert layers
+    for layer in layers:
+        base, down, up = layer.base_layer.weight, layer.lora_A[name].weight, layer.lora_B[name].weight
+        wanted = base.double() + layer.scaling[name] * up.double() @ down.double()
+        got = FoldedMap(layer, name)._weight
+        assert got.dtype == torch.bfloat16
+        # Half a unit in the last place of 8 bits, and what float32's sum adds.
+        assert ((got.double() - wanted).abs() <= wanted.abs() * (2**-8 + 1e-5) + 1e-6).all()
