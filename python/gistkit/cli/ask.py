@@ -127,7 +127,7 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{memory_path}: {str(error).removeprefix('memory: ')}") from error
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
-    with torch.no_grad():
+    with torch.no_grad(), compressor.folded():
         if arguments.task != "qa":
             _stream(arguments.task, compressor, words, memories, settings)
             return 0
