@@ -266,6 +266,15 @@ def test_questions_pad_and_go_round():
         QuestionAnswering([Example("a")], None, 1)
 
 
+def test_a_learning_rate_falls_at_the_end():
+    recipe = Recipe(steps=100, learning_rate=1.0, warmup=10, decay=0.2)
+    rates = [recipe.learning_rate_at(step) for step in (0, 9, 50, 80, 90, 99, 100)]
+    assert rates == pytest.approx([0.1, 1.0, 1.0, 1.0, 0.5, 0.05, 0.0])
+    # From the first step on.
+    rates = [dataclasses.replace(recipe, decay=1.0).learning_rate_at(step) for step in (4, 20, 75)]
+    assert rates == pytest.approx([0.5 * 0.96, 0.8, 0.25])
+
+
 def test_schedules_are_the_papers():
     recipe = Recipe()
     assert [recipe.learning_rate_at(step) for step in (0, 149, 299, 300, 19_999)] == pytest.approx(
@@ -283,6 +292,8 @@ def test_schedules_are_the_papers():
         ({"steps": 0}, "steps: expected at least 1, got 0"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a number above 0, got nan"),
         ({"max_length": 5}, "max_length: expected at least min_length, 510, got 5"),
+        ({"decay": 1.5}, "decay: expected a share from 0 to 1, got 1.5"),
+        ({"decay": float("nan")}, "decay: expected a share from 0 to 1, got nan"),
     ]:
         with pytest.raises(ValueError, match=message):
             Recipe(**change)

@@ -367,3 +367,17 @@ def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
         for role in ("text", "memory")
     }
     assert steps["text"] == pytest.approx(1e-3, rel=1e-2) and steps["memory"] == pytest.approx(4e-3, rel=1e-2)
+
+
+def test_steps_count_where_the_learning_rate_falls(tmp_path):
+    """A run may go on for more steps than it was begun with, unless its learning rate has begun to fall for them."""
+
+    def made(**changes):
+        recipe = dataclasses.replace(RECIPE, **changes)
+        return Trainer(make_compressor(), make_batches(), recipe, tmp_path, cpu=True, progress=False, eval_every=None)
+
+    assert made(steps=2).identity == made(steps=4).identity
+    assert made(steps=2, decay=0.5).identity not in (made(steps=4, decay=0.5).identity, made(steps=2).identity)
+    made(steps=2, decay=0.5).train()
+    with pytest.raises(ValueError, match="step-00000002"):
+        made(steps=4, decay=0.5).train(resume=True)
