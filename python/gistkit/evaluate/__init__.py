@@ -3,7 +3,7 @@
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
 from gistkit.evaluate.baselines import FullContext
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
-from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
+from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
@@ -26,6 +26,7 @@ from gistkit.evaluate.prompts import (
     question_prompt,
     question_template,
     sentence_summary_prompt,
+    summary_template,
     word_summary_prompt,
 )
 from gistkit.evaluate.reading import read_on
@@ -57,6 +58,7 @@ __all__ = [
     "contains_answer",
     "evaluate",
     "exact_match",
+    "iter_questions",
     "load_questions",
     "normalise_answer",
     "normalise_output",
@@ -70,6 +72,7 @@ __all__ = [
     "rougel_f1",
     "run",
     "sentence_summary_prompt",
+    "summary_template",
     "token_f1",
     "token_losses",
     "token_texts",
