@@ -88,7 +88,7 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="expected a file or a folder"):
         load_corpus(tmp_path / "none.txt")
     (tmp_path / "none").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"expected \.txt, \.md, \.rst files in"):
+    with pytest.raises(FileNotFoundError, match=r"expected \.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens files in"):
         load_corpus(tmp_path / "none")
 
 

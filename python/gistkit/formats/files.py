@@ -131,6 +131,11 @@ def records(path: Path) -> Iterator[tuple[str, Any]]:
         for index, value in members(path):
             yield f"{path}, [{index}]", value
         return
+    yield from json_lines(path)
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where it stands, value) of each line that is not empty; errors as in `records`."""
     for number, line in lines(path):
         if line.strip():
             where = f"{path}, line {number}"
