@@ -262,6 +262,8 @@ def test_race_and_stories_are_folders(tmp_path):
         written(tmp_path / f"RACE/{split}/middle/2.txt", RACE | {"article": split})
     assert [each[0] for each in asked(tmp_path / "RACE", "validation")] == [RACE["article"]] * 2 + ["dev"] * 2
     assert len(asked(tmp_path / "RACE")) == 8
+    # One split alone is that, whichever is asked for.
+    assert len(asked(tmp_path / "RACE" / "train", "validation")) == 4
     story = "It rained .\n\nThe mill stood .\n\n@highlight\n\nRain fell\n\n@highlight\n\nA mill stood\n"
     written(tmp_path / "cnn/stories/a.story", story)
     written(tmp_path / "cnn/stories/b.story", "\n@highlight\n\nNothing\n")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import sys
 import types
 from pydoc_data.topics import topics
@@ -286,3 +287,41 @@ def test_schedules_are_the_papers():
     ]:
         with pytest.raises(ValueError, match=message):
             Recipe(**change)
+
+
+def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_path):
+    def examples(name, count):
+        return (
+            Example(f"{name} {number // 2}.", question=f"Which {number}?", answers=(f"{name}", "other"))
+            for number in range(count)
+        )
+
+    sets = {"a": 40, "b": 24}
+    plain = QuestionAnswering({name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1)
+    mapped = QuestionAnswering(
+        {name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1, folder=tmp_path / "ids"
+    )
+    assert list((tmp_path / "ids").iterdir()) == [] and plain.identity == mapped.identity
+    for step in (9, 0, 3):
+        assert all(torch.equal(plain(step)[name], mapped(step)[name]) for name in plain(step))
+
+    def contexts(batches):
+        return [bytes(token for token in row if token) for batch in batches for row in batch["input_ids"].tolist()]
+
+    # Of 20 contexts 2, and of 12 one, with both their questions, in the order of the files.
+    held_out = [b"a 18.", b"a 18.", b"a 19.", b"a 19.", b"b 11.", b"b 11."]
+    assert contexts(plain.held_out(99)) == held_out
+    epoch = contexts(plain(step) for step in range(58 // 4 + 1))[:58]
+    expected = [f"{name} {number // 2}.".encode() for name, count in sets.items() for number in range(count)]
+    assert sorted(epoch) == sorted(each for each in expected if each not in held_out)
+    # What tells runs apart is the hash of all rows, as one list.
+    rows = [
+        (list(f"{name} {number // 2}.".encode()), list(f"Which {number}?".encode()), list(name.encode()))
+        for name, count in sets.items()
+        for number in range(count)
+    ]
+    assert plain.identity["questions"] == hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
+    with pytest.raises(ValueError, match="b: expected at least 2 different contexts, one to hold out, got 1"):
+        QuestionAnswering({"a": examples("a", 9), "b": examples("b", 2)}, None, 4)
+    with pytest.raises(ValueError, match=r"b\[0\]: expected a question with an answer, got none"):
+        QuestionAnswering({"a": examples("a", 9), "b": [Example("x")]}, None, 4)

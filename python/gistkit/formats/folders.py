@@ -37,6 +37,10 @@ def folder_questions(folder: Path, split: str | None = None) -> Iterator[Asked]:
     - RACE: SPLIT/high/N.txt and SPLIT/middle/N.txt, a JSON object each.
     - CNN/DailyMail: X.story, an article and its highlights.
 
+    Args:
+        folder: the folder.
+        split: "train", "validation" or "test", where there are folders or rows of these names; None: all.
+
     Raises:
         FileNotFoundError: if it has no such files, or none of this split.
         ValueError: as `gistkit.formats.read_questions`.
@@ -48,19 +52,19 @@ def folder_questions(folder: Path, split: str | None = None) -> Iterator[Asked]:
     if kind == "narrativeqa":
         yield from _narrativeqa(folder, names)
         return
-    found = False
-    for file in sorted(_files_of(folder, kind)):
-        if split is not None and not set(names) & set(file.relative_to(folder).parts):
-            continue
-        found = True
+    every = sorted(_files_of(folder, kind))
+    # Without folders of splits there is one.
+    if any(not set(split_names(None)).isdisjoint(file.relative_to(folder).parts) for file in every):
+        every = [file for file in every if not set(names).isdisjoint(file.relative_to(folder).parts)]
+    if not every:
+        raise FileNotFoundError(f"{folder}: expected files in a folder {' or '.join(names)}, got none")
+    for file in every:
         if kind == "fairytaleqa":
             yield from _fairytaleqa(file)
         elif kind == "race":
             yield from of_records([(str(file), _object(file))])
         else:
             yield from _story(file)
-    if not found:
-        raise FileNotFoundError(f"{folder}: expected files in a folder {' or '.join(names)}, got none")
 
 
 def _kind(folder: Path) -> str | None:
