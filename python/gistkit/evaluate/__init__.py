@@ -33,6 +33,7 @@ from gistkit.evaluate.reading import read_on
 from gistkit.evaluate.report import ExampleResult as Result
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
+from gistkit.evaluate.sets import SetReports, run_sets
 from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_texts, token_types
@@ -49,6 +50,7 @@ __all__ = [
     "Report",
     "Result",
     "Row",
+    "SetReports",
     "SummaryContext",
     "bleu4",
     "bleu_by_length",
@@ -71,6 +73,7 @@ __all__ = [
     "rouge2_f1",
     "rougel_f1",
     "run",
+    "run_sets",
     "sentence_summary_prompt",
     "summary_template",
     "token_f1",

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 # What a compressed file begins with, whatever its name is.
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -50,7 +50,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
         raw.seek(0)
         if start.startswith(GZIP):
             with gzip.open(raw) as file, _undamaged(path, "gzip"):
-                yield file
+                yield cast(IO[bytes], file)
         elif start == ZSTD:
             try:
                 import zstandard
@@ -97,9 +97,10 @@ class _Frames(io.RawIOBase):
 
 @contextmanager
 def _undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None]:
+    damage: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, *errors)
     try:
         yield
-    except (EOFError, zlib.error, gzip.BadGzipFile, *errors) as error:
+    except damage as error:
         raise ValueError(f"{path}: expected whole {name} data, got damaged data ({error})") from error
 
 
@@ -221,7 +222,7 @@ class _Document:
         """The next character, one of those expected."""
         got = self.peek()
         if not got or got not in expected:
-            raise self.error(f"{' or '.join(expected)}, got {got!r}" if got else f"{' or '.join(expected)}, got the end")
+            raise self.error(f"{' or '.join(expected)}, got {repr(got) if got else 'the end of the file'}")
         self.at += 1
         return got
 

@@ -148,7 +148,8 @@ def _race(row: _Fields) -> Iterator[Asked]:
     questions, letters = row.texts("questions"), row.texts("answers")
     options = row.values.get("options")
     if not isinstance(options, list) or not len(options) == len(questions) == len(letters):
-        raise row.error("options", f"a list of options for each of {len(questions)} questions and {len(letters)} answers")
+        expected = f"a list of options for each of {len(questions)} questions and {len(letters)} answers"
+        raise row.error("options", expected)
     for index, (question, choices, letter) in enumerate(zip(questions, options, letters, strict=True)):
         fields = {"question": question, "options": choices, "answer": letter}
         yield _choice(_Fields(f"{row.where}, 'questions'[{index}]", fields), article)

@@ -25,6 +25,8 @@ SEPARATOR = b"\n\n"
 PIECE = 1 << 19
 # Texts of so many bytes or more, or of an unknown size, are kept as files of ids where there is a folder for them.
 LARGE = 1 << 26
+# The name of such a folder in that of a run, or beside the file of an evaluation.
+CACHE = "data"
 PARTS = (TRAIN, HELD, TEST)
 
 
@@ -149,7 +151,7 @@ def load_corpus(
         documents = file_documents(Path(text), reading.enough, streaming=limit is not None)
     small = min(size for size in (documents.size, limit and 4 * limit, LARGE) if size is not None) < LARGE
     if cache is None or small:
-        about = reading.read(documents, {})
+        about: Mapping[str, Any] = reading.read(documents, {})
         arrays: Mapping[str, np.ndarray] = reading.arrays
     elif (key := tokenizer_key(tokenizer)) is None or documents.key is None:
         # Nothing tells whether what was written before is of the same text.

@@ -75,14 +75,9 @@ class QuestionAnswering(Batches):
             held_out: list[int] = []
             for name, several in (examples if isinstance(examples, Mapping) else {"examples": examples}).items():
                 first = rows.contexts
-                for index, example in enumerate(tqdm(several, desc="tokenising", unit="question", disable=not progress)):
-                    if example.question is None or not example.answers:
-                        raise ValueError(f"{name}[{index}]: expected a question with an answer, got none")
-                    context = _ids(tokenizer, example.context, special=True)[:max_context]
-                    answer = _ids(tokenizer, example.answers[0])
-                    if not context or not answer:
-                        raise ValueError(f"{name}[{index}]: expected a context and an answer of at least 1 token, got none")
-                    rows.add(Question(context, _ids(tokenizer, example.question), answer + end))
+                bar = tqdm(several, desc="tokenising", unit="question", disable=not progress)
+                for index, example in enumerate(bar):
+                    rows.add(_tokenised(f"{name}[{index}]", example, tokenizer, max_context, end))
                 count = rows.contexts - first
                 if count < 2:
                     raise ValueError(f"{name}: expected at least 2 different contexts, one to hold out, got {count}")
@@ -108,6 +103,16 @@ class QuestionAnswering(Batches):
     def identity(self) -> dict[str, Any]:
         """The questions and the seed."""
         return {"questions": self._digest, "size": self.size, "seed": self.seed}
+
+
+def _tokenised(name: str, example: Example, tokenizer: Any, max_context: int | None, end: tuple[int, ...]) -> Question:
+    if example.question is None or not example.answers:
+        raise ValueError(f"{name}: expected a question with an answer, got none")
+    context = _ids(tokenizer, example.context, special=True)[:max_context]
+    answer = _ids(tokenizer, example.answers[0])
+    if not context or not answer:
+        raise ValueError(f"{name}: expected a context and an answer of at least 1 token, got none")
+    return Question(context, _ids(tokenizer, example.question), answer + end)
 
 
 class _Rows:

@@ -76,7 +76,7 @@ def tokenizer_key(tokenizer: Any) -> str | None:
 
 
 def kept(
-    folder: Path, values: object, names: tuple[str, ...], read: Callable[[dict[str, IO[bytes]]], Mapping[str, Any]]
+    folder: Path, values: object, names: tuple[str, ...], read: Callable[[Mapping[str, IO[bytes]]], Mapping[str, Any]]
 ) -> Parts:
     """Streams of ids that were written before, or else are written now; of several processes one writes them.
 
