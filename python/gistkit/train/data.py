@@ -23,7 +23,7 @@ from gistkit.train.stored import IdStore, kept, tokenizer_key
 SEPARATOR = b"\n\n"
 # Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
 PIECE = 1 << 19
-# Texts of so many bytes or more, or of an unknown size, are kept as files of ids where there is a folder for them.
+# Texts of about so many bytes or more, or of an unknown size, are kept as files of ids where there is a folder for them.
 LARGE = 1 << 26
 # The name of such a folder in that of a run, or beside the file of an evaluation.
 CACHE = "data"
@@ -127,7 +127,7 @@ def load_corpus(
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
         limit: training ids to keep; reading stops soon after them, a dataset is streamed, and of held-out documents so
             many are read as make a tenth of all. None: all.
-        cache: folder for the ids of texts from 64 MiB on, and of those whose size is not known, which are then mapped
+        cache: folder for the ids of texts from about 64 MiB on, and of datasets without a limit, which are then mapped
             and not in memory. They are written once: the same files with the same tokenizer of transformers are not
             read again. None: memory.
         progress: whether to show a progress bar.
@@ -149,7 +149,7 @@ def load_corpus(
         documents = topics()
     else:
         documents = file_documents(Path(text), reading.enough, streaming=limit is not None)
-    small = min(size for size in (documents.size, limit and 4 * limit, LARGE) if size is not None) < LARGE
+    small = min(size for size in (documents.about, limit and 4 * limit, LARGE) if size is not None) < LARGE
     if cache is None or small:
         about: Mapping[str, Any] = reading.read(documents, {})
         arrays: Mapping[str, np.ndarray] = reading.arrays

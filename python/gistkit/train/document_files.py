@@ -16,6 +16,8 @@ SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
 # A file is read in pieces of so many bytes.
 PIECE = 1 << 22
+# Bytes of text that a compressed byte stands for, at most about.
+COMPRESSED = 8
 # How the name of a file or of its folder begins, where it is an official split: train/, val.jsonl.zst, wiki.test.raw.
 SPLIT = re.compile(r"(?:wiki\.)?(train|validation|valid|val|dev|test)(?![a-z])")
 SPLITS = {"valid": "validation", "val": "validation", "dev": "validation"}
@@ -43,13 +45,15 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Do
     key = _key(path, chosen)
     if files.suffix_of(chosen[0]) in JSON_LINES + WIKITEXT:
         splits = _splits(path, chosen)
-        size = None if any(map(files.is_compressed, chosen)) else sum(file.stat().st_size for file in chosen)
-        return Documents(path.name, row_documents(path.name, splits, enough, streaming=streaming), size, key)
+        size = sum(file.stat().st_size for file in chosen)
+        known, about = (None, size * COMPRESSED) if any(map(files.is_compressed, chosen)) else (size, size)
+        rows = row_documents(path.name, splits, enough, streaming=streaming)
+        return Documents(path.name, rows, known, about, key)
     if len(chosen) == 1:
         size = _size(chosen[0])
-        return Documents(path.name, _cut(chosen[0], size), size, key)
+        return Documents(path.name, _cut(chosen[0], size), size, size, key)
     sizes = [file.stat().st_size for file in chosen]
-    return Documents(path.name, _read_files(chosen, sizes, enough), sum(sizes), key)
+    return Documents(path.name, _read_files(chosen, sizes, enough), sum(sizes), sum(sizes), key)
 
 
 def _files_in(folder: Path) -> list[Path]:

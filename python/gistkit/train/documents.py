@@ -32,13 +32,14 @@ class Document(NamedTuple):
 class Documents(NamedTuple):
     """A text's name and documents, of which those to hold out come before those to train on.
 
-    `size` is in bytes, None if it is not known. `key` is equal only for equal texts, and known before they are read;
-    None: nothing is.
+    `size` is in bytes, None if it is not known, and `about` is a guess of it. `key` is equal only for equal texts, and
+    known before they are read; None: nothing is.
     """
 
     name: str
     documents: Iterator[Document]
     size: int | None
+    about: int | None = None
     key: str | None = None
 
 
@@ -52,7 +53,8 @@ def topics() -> Documents:
 
     documents = [(key, texts[key].encode()) for key in sorted(texts)]
     cut = chain.from_iterable(_cut(key, document) for key, document in documents)
-    return Documents("pydoc_data.topics", cut, sum(len(document) for _, document in documents))
+    size = sum(len(document) for _, document in documents)
+    return Documents("pydoc_data.topics", cut, size, size)
 
 
 def dataset_documents(name: str, enough: Enough, *, streaming: bool) -> Documents:
