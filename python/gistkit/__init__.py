@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from gistkit import compress as compress
     from gistkit import evaluate as evaluate
     from gistkit import hf as hf
-    from gistkit import inspect, layouts, nn, ops
+    from gistkit import formats, inspect, layouts, nn, ops
     from gistkit import studies as studies
     from gistkit import train as train
     from gistkit import viz as viz
@@ -32,7 +32,7 @@ __all__ = [
     "rope",
     "window_pool",
 ]
-_PACKAGES = ("compress", "evaluate", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
+_PACKAGES = ("compress", "evaluate", "formats", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
 
 
 # Loaded at first use, so that gistkit.info can report a compiled part that does not load.
