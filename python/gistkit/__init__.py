@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gistkit import compress as compress
     from gistkit import evaluate as evaluate
+    from gistkit import formats as formats
     from gistkit import hf as hf
-    from gistkit import formats, inspect, layouts, nn, ops
+    from gistkit import inspect, layouts, nn, ops
     from gistkit import studies as studies
     from gistkit import train as train
     from gistkit import viz as viz

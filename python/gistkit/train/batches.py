@@ -87,13 +87,7 @@ class Pretraining(Batches):
     @property
     def identity(self) -> dict[str, Any]:
         """The corpus, the lengths and the seed."""
-        return {
-            "text": self.corpus.digest,
-            self.corpus.unit: self.corpus.train.numel(),
-            "size": self.size,
-            "lengths": [self.min_length, self.max_length],
-            "seed": self.seed,
-        }
+        return _identity(self, {"lengths": [self.min_length, self.max_length]})
 
 
 class Packed(Batches):
@@ -134,13 +128,13 @@ class Packed(Batches):
     @property
     def identity(self) -> dict[str, Any]:
         """The corpus, the length and the seed."""
-        return {
-            "text": self.corpus.digest,
-            self.corpus.unit: self.corpus.train.numel(),
-            "size": self.size,
-            "packed": self.length,
-            "seed": self.seed,
-        }
+        return _identity(self, {"packed": self.length})
+
+
+def _identity(batches: Pretraining | Packed, lengths: dict[str, Any]) -> dict[str, Any]:
+    corpus = batches.corpus
+    text = {"text": corpus.digest, corpus.unit: corpus.train.numel()}
+    return text | {"size": batches.size} | lengths | {"seed": batches.seed}
 
 
 def _halves(passages: Tensor) -> Batch:

@@ -23,7 +23,7 @@ from gistkit.train.stored import IdStore, kept, tokenizer_key
 SEPARATOR = b"\n\n"
 # Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
 PIECE = 1 << 19
-# Texts of about so many bytes or more, or of an unknown size, are kept as files of ids where there is a folder for them.
+# Texts of about so many bytes or more, or of an unknown size, are files of ids where there is a folder for them.
 LARGE = 1 << 26
 # The name of such a folder in that of a run, or beside the file of an evaluation.
 CACHE = "data"
