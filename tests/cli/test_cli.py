@@ -423,8 +423,10 @@ def test_the_sets_of_mrqa_from_training_to_a_table_with_both_means(folder, run, 
     mrqa(tmp_path / "dev" / "DROP.jsonl.gz", "DROP", 3)
     out, measured = tmp_path / "run", tmp_path / "mrqa.json"
     words = ("--preset", "finetune", "--batch", 2, "--steps", 2, "--lora", 2, "--chunk", 20, "--device", "cpu")
+    words += ("--validation", tmp_path / "dev" / "SQuAD.jsonl.gz", tmp_path / "dev" / "NewsQA.jsonl.gz")
     status, shown, complaints = run("train", "--questions", tmp_path / "train", "--out", out, *words)
     assert status == 0 and "2 steps, " in shown, complaints
+    assert run("train", "--validation", tmp_path / "dev", "--out", out, "--losses", "ae")[0] == 2
     words = ("--compressor", out / "compressor", "--examples", 3, "--tasks", "qa", "--baselines", "none")
     status, shown, complaints = run(
         "evaluate", *words, "--max-new-tokens", 3, "--questions", tmp_path / "dev", "--out", measured

@@ -49,6 +49,17 @@ def test_of_json_lines_the_first_documents_are_held_out_as_a_whole(tmp_path, suf
     assert text_of(limited.held_out) == DOCUMENTS[0]
 
 
+def test_what_is_held_out_may_be_read_alone(tmp_path):
+    path = json_lines(tmp_path / "a.jsonl", DOCUMENTS)
+    with path.open("a") as file:
+        file.write("this is no JSON\n")
+    corpus = load_corpus(path, held_out_only=True)
+    assert text_of(corpus.held_out) == "\n\n".join(DOCUMENTS[:3]) and corpus.train.numel() == 0
+    assert torch.equal(load_corpus(held_out_only=True).held_out, load_corpus().held_out)
+    with pytest.raises(ValueError, match="line 26: expected a JSON object"):
+        load_corpus(path)
+
+
 def test_json_lines_of_one_document_are_cut(tmp_path):
     corpus = load_corpus(json_lines(tmp_path / "a.jsonl", ["x" * 18 + "yz", ""]))
     assert (text_of(corpus.train), text_of(corpus.held_out)) == ("x" * 18, "yz")

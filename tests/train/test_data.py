@@ -309,8 +309,8 @@ def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_
     def contexts(batches):
         return [bytes(token for token in row if token) for batch in batches for row in batch["input_ids"].tolist()]
 
-    # Of 20 contexts 2, and of 12 one, with both their questions, in the order of the files.
-    held_out = [b"a 18.", b"a 18.", b"a 19.", b"a 19.", b"b 11.", b"b 11."]
+    # Of 20 contexts 2, and of 12 one, with both their questions; the sets take turns.
+    held_out = [b"a 18.", b"b 11.", b"a 18.", b"b 11.", b"a 19.", b"a 19."]
     assert contexts(plain.held_out(99)) == held_out
     epoch = contexts(plain(step) for step in range(58 // 4 + 1))[:58]
     expected = [f"{name} {number // 2}.".encode() for name, count in sets.items() for number in range(count)]
@@ -326,3 +326,24 @@ def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_
         QuestionAnswering({"a": examples("a", 9), "b": examples("b", 2)}, None, 4)
     with pytest.raises(ValueError, match=r"b\[0\]: expected a question with an answer, got none"):
         QuestionAnswering({"a": examples("a", 9), "b": [Example("x")]}, None, 4)
+
+
+def test_questions_that_are_held_out_may_have_files_of_their_own():
+    def examples(name, count):
+        return [Example(f"{name} {number}.", question="Which?", answers=(f"{number}",)) for number in range(count)]
+
+    batches = QuestionAnswering(
+        {"a": examples("a", 7)}, None, 2, validation={"a": examples("v", 3), "b": examples("w", 2)}
+    )
+    shown = [bytes(row) for batch in batches.held_out(9) for row in batch["input_ids"].tolist()]
+    assert shown == [b"v 0.", b"w 0.", b"v 1.", b"w 1.", b"v 2."]
+    epoch = [bytes(row) for step in range(7) for row in batches(step)["input_ids"].tolist()]
+    assert sorted(epoch[:7]) == sorted(epoch[7:]) == [f"a {number}.".encode() for number in range(7)]
+    # One context is enough, as all are trained on; the same rows divided in another way are other data.
+    other = QuestionAnswering(examples("a", 7) + examples("v", 3), None, 2, validation=examples("w", 2))
+    assert other.identity["questions"] == batches.identity["questions"] and other.identity != batches.identity
+    assert QuestionAnswering(examples("a", 1), None, 1, validation=examples("v", 1))(5)["input_ids"].shape == (1, 4)
+    with pytest.raises(ValueError, match="validation: expected at least 1 question, got none"):
+        QuestionAnswering(examples("a", 7), None, 2, validation=[])
+    with pytest.raises(ValueError, match="examples: expected at least 1 question, got none"):
+        QuestionAnswering([], None, 2, validation=examples("v", 3))

@@ -156,7 +156,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     reader = language_model(compressor, arguments.tau, arguments.segment)
     context = arguments.context or CONTEXT
     continuation = arguments.continuation or context
-    corpus = _corpus(arguments, tokenizer)
+    corpus = _corpus(arguments, tokenizer, held_out_only=False)
     rows = _passages(arguments, corpus, context + continuation)
     if arguments.tau >= len(rows[0]):
         raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
@@ -185,7 +185,7 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compres
 
     # Methods that compress in place have no chunks.
     context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
-    corpus = _corpus(arguments, tokenizer)
+    corpus = _corpus(arguments, tokenizer, held_out_only=True)
     if arguments.cloze:
         text = tokenizer.decode(corpus.held_out.tolist())
         return evaluate.cloze_questions(text, template=template)[: arguments.examples]
@@ -200,12 +200,14 @@ def _questions(source: Path, arguments: argparse.Namespace, templates: dict[str,
     return list(islice(evaluate.iter_questions(source, split=arguments.split, **templates), arguments.examples))
 
 
-def _corpus(arguments: argparse.Namespace, tokenizer: Any) -> Corpus:
+def _corpus(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: bool) -> Corpus:
     from gistkit import train
     from gistkit.train.data import CACHE
 
     cache = arguments.out.parent / CACHE
-    return train.load_corpus(arguments.text, tokenizer=tokenizer, cache=cache, progress=True)
+    return train.load_corpus(
+        arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, progress=True
+    )
 
 
 def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:

@@ -47,8 +47,8 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "packed", "questions", "split", "images", "limit", "tau", "segment", "gists_as_means",
-    "random_steps", "ratios", "scorer_rests",
+    "text", "dataset", "packed", "questions", "split", "validation", "images", "limit", "tau", "segment",
+    "gists_as_means", "random_steps", "ratios", "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
@@ -94,6 +94,13 @@ def _add_data(group: Any) -> None:
     )
     purpose = "for the losses qa and kl; with --images one file of image, question and answer, or in LLaVA's format"
     add_questions(group, f"{purpose}; otherwise", "train")
+    group.add_argument(
+        "--validation",
+        type=path,
+        metavar="FILE",
+        nargs="+",
+        help="files or folders of questions that are held out (default: the last tenth of the contexts of each set)",
+    )
     group.add_argument(
         "--images", type=path, metavar="FOLDER", help="the images of --questions, for the method voco, then the default"
     )

@@ -43,6 +43,7 @@ def run(
     packed: bool = False,
     questions: str | Path | Sequence[str | Path] | None = None,
     split: str = "train",
+    validation: str | Path | Sequence[str | Path] | None = None,
     images: str | Path | None = None,
     limit: int | None = None,
     tau: int | None = None,
@@ -74,6 +75,8 @@ def run(
         questions: files or folders for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a
             corpus. Several sets are one mixture.
         split: "train", "validation" or "test", of questions that have several.
+        validation: files or folders of questions that are held out; their split "validation", where they have several.
+            None: the last tenth of the contexts of each set.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
@@ -94,7 +97,7 @@ def run(
     schedule = _change(found_preset.recipe, recipe or {})
     defaults, changes = dict(found_preset.compressor), dict(compressor or {})
     losses = None
-    sources = () if questions is None else (questions,) if isinstance(questions, str | Path) else tuple(questions)
+    sources, held_out_sources = _several(questions), _several(validation)
     asked = ", ".join(map(str, sources)) or None
     if tau is not None:
         del defaults["losses"]
@@ -115,6 +118,8 @@ def run(
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
+    if held_out_sources and (asked is None or images is not None):
+        raise ValueError(f"validation: expected none without questions about texts, got {validation}")
     if images is not None and asked is None:
         raise ValueError(f"images: expected none without questions about them, got {images}")
     if method not in METHODS:
@@ -151,6 +156,10 @@ def run(
             schedule.batch,
             schedule.seed,
             max_context=schedule.max_length,
+            validation={
+                each.name: iter_questions(each.path, split="validation") for each in question_sets(held_out_sources)
+            }
+            or None,
             folder=out,
             progress=progress,
         )
@@ -159,6 +168,12 @@ def run(
         _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
+
+
+def _several(paths: str | Path | Sequence[str | Path] | None) -> tuple[str | Path, ...]:
+    if paths is None or isinstance(paths, str | Path):
+        return () if paths is None else (paths,)
+    return tuple(paths)
 
 
 def _stages(

@@ -106,6 +106,7 @@ def load_corpus(
     tokenizer: Any = None,
     limit: int | None = None,
     cache: str | Path | None = None,
+    held_out_only: bool = False,
     progress: bool = False,
 ) -> Corpus:
     """Reads and tokenises a text, one document or piece of one at a time.
@@ -130,6 +131,7 @@ def load_corpus(
         cache: folder for the ids of texts from about 64 MiB on, and of datasets without a limit, which are then mapped
             and not in memory. They are written once: the same files with the same tokenizer of transformers are not
             read again. None: memory.
+        held_out_only: whether nothing to train on is read of files and datasets; the digest is then of what is held out.
         progress: whether to show a progress bar.
 
     Raises:
@@ -142,7 +144,9 @@ def load_corpus(
         raise ValueError(f"dataset: expected none beside a text, got {dataset!r} and {str(text)!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1, got {limit}")
-    reading = _Reading(tokenizer, limit, progress)
+    # The topics alternate between their parts.
+    held_out_only = held_out_only and not (text is None and dataset is None)
+    reading = _Reading(tokenizer, limit, held_out_only, progress)
     if dataset is not None:
         documents = dataset_documents(dataset, reading.enough, streaming=limit is not None)
     elif text is None:
@@ -162,7 +166,9 @@ def load_corpus(
             about = reading.read(documents, files)
             arrays = reading.arrays
     else:
-        parts = kept(Path(cache), (documents.key, key, limit), PARTS, lambda files: reading.read(documents, files))
+        parts = kept(
+            Path(cache), (documents.key, key, limit, held_out_only), PARTS, lambda files: reading.read(documents, files)
+        )
         about, arrays = parts.about, parts.arrays
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
     return Corpus(
@@ -173,8 +179,8 @@ def load_corpus(
 class _Reading:
     """The parts of a text as ids, and what is known of them when they are read."""
 
-    def __init__(self, tokenizer: Any, limit: int | None, progress: bool) -> None:
-        self.tokenizer, self.limit, self.progress = tokenizer, limit, progress
+    def __init__(self, tokenizer: Any, limit: int | None, held_out_only: bool, progress: bool) -> None:
+        self.tokenizer, self.limit, self.held_out_only, self.progress = tokenizer, limit, held_out_only, progress
         self.streams: dict[str, _IdStream] = {}
 
     def enough(self, part: str) -> bool:
@@ -198,6 +204,8 @@ class _Reading:
             # The digest is of the training text first, which is read last.
             waiting = {part: stack.enter_context(tempfile.SpooledTemporaryFile(LARGE)) for part in (HELD, TEST)}
             for part, source, content, divided, continues in text.documents:
+                if part == TRAIN and self.held_out_only:
+                    break
                 stream = streams[part]
                 separator = SEPARATOR if stream.documents and not continues else b""
                 if part == TRAIN:

@@ -35,7 +35,7 @@ class Question:
 class QuestionAnswering(Batches):
     """Questions for the loss "qa". Every epoch goes once through the training questions, in its own order.
 
-    The last tenth of the contexts of each set, with all their questions, is held out.
+    Held out is the last tenth of the contexts of each set, with all their questions, or else questions of their own.
 
     Args:
         examples: such as from `gistkit.evaluate.iter_questions`: context, question and answers as text or token ids;
@@ -46,6 +46,7 @@ class QuestionAnswering(Batches):
         seed: at least 0.
         max_context: contexts are cut to this many tokens; None: never.
         end_token: id after every answer; None: the tokenizer's, if it has one.
+        validation: examples or sets of them that are held out; all others are trained on. None: the last tenth.
         folder: where the token ids go, into a file without a name, which is mapped; None: they stay in memory.
         progress: whether to show a progress bar.
     """
@@ -59,31 +60,53 @@ class QuestionAnswering(Batches):
         *,
         max_context: int | None = None,
         end_token: int | None = None,
+        validation: Iterable[Example] | Mapping[str, Iterable[Example]] | None = None,
         folder: str | Path | None = None,
         progress: bool = False,
     ) -> None:
         check_size(size, seed)
         if end_token is None:
             end_token = getattr(tokenizer, "eos_token_id", None)
-        end = () if end_token is None else (end_token,)
+        self._options = (tokenizer, max_context, () if end_token is None else (end_token,), progress)
         self.size, self.seed = size, seed
         with ExitStack() as stack:
             if folder is not None:
                 Path(folder).mkdir(parents=True, exist_ok=True)
             file = None if folder is None else stack.enter_context(tempfile.TemporaryFile(dir=folder))
             self._rows = rows = _Rows(IdStore(file))
+            # Where each set begins.
+            starts: list[int] = []
             held_out: list[int] = []
-            for name, several in (examples if isinstance(examples, Mapping) else {"examples": examples}).items():
-                first = rows.contexts
-                bar = tqdm(several, desc="tokenising", unit="question", disable=not progress)
-                for index, example in enumerate(bar):
-                    rows.add(_tokenised(f"{name}[{index}]", example, tokenizer, max_context, end))
-                count = rows.contexts - first
-                if count < 2:
+            for name, several in _sets("examples", examples):
+                starts.append(len(rows))
+                count = self._add(name, several)
+                if validation is not None and len(rows) == starts[-1]:
+                    raise ValueError(f"{name}: expected at least 1 question, got none")
+                if validation is None and count < 2:
                     raise ValueError(f"{name}: expected at least 2 different contexts, one to hold out, got {count}")
                 held_out += range(rows.contexts - max(1, int(count * HELD_OUT)), rows.contexts)
+            trained = len(rows)
+            for name, several in () if validation is None else _sets("validation", validation):
+                starts.append(len(rows))
+                self._add(name, several)
+                if len(rows) == starts[-1]:
+                    raise ValueError(f"{name}: expected at least 1 question, got none")
             self._digest = rows.finish()
-        self._train, self._held_out = rows.without(held_out)
+        if validation is None:
+            self._train, last = rows.without(held_out)
+        else:
+            self._train, last = np.arange(trained), np.arange(trained, len(rows))
+        self._validation = {} if validation is None else {"validation": len(last)}
+        self._held_out = _in_turn(last, starts)
+
+    def _add(self, name: str, examples: Iterable[Example]) -> int:
+        """Tokenises the examples of a set; the number of contexts that no set before had."""
+        tokenizer, max_context, end, progress = self._options
+        before = self._rows.contexts
+        bar = tqdm(examples, desc=f"tokenising {name}", unit="question", disable=not progress)
+        for index, example in enumerate(bar):
+            self._rows.add(_tokenised(f"{name}[{index}]", example, tokenizer, max_context, end))
+        return self._rows.contexts - before
 
     def __call__(self, step: int) -> Batch:
         """{"input_ids", "attention_mask": [B, p], "question_ids": [B, q], "answer_ids": [B, a]}, padded at the end."""
@@ -95,14 +118,27 @@ class QuestionAnswering(Batches):
         return collate([self._rows[self._train[orders[epoch][index]]] for epoch, index in epochs_and_indices])
 
     def held_out(self, rows: int) -> list[Batch]:
-        """Questions about the held-out contexts, in their own order."""
+        """Held-out questions, of several sets one each in turn, in their own order."""
         questions = [self._rows[index] for index in self._held_out[:rows]]
         return [collate(questions[start : start + self.size]) for start in range(0, len(questions), self.size)]
 
     @property
     def identity(self) -> dict[str, Any]:
         """The questions and the seed."""
-        return {"questions": self._digest, "size": self.size, "seed": self.seed}
+        return {"questions": self._digest, "size": self.size, "seed": self.seed} | self._validation
+
+
+def _sets(
+    name: str, examples: Iterable[Example] | Mapping[str, Iterable[Example]]
+) -> Iterable[tuple[str, Iterable[Example]]]:
+    return examples.items() if isinstance(examples, Mapping) else [(name, examples)]
+
+
+def _in_turn(indices: np.ndarray, starts: Sequence[int]) -> np.ndarray:
+    """Ascending indices in the order in which sets that begin at `starts` take turns."""
+    sets = np.searchsorted(starts, indices, side="right")
+    ranks = np.arange(len(indices)) - np.searchsorted(sets, sets)
+    return indices[np.lexsort((sets, ranks))]
 
 
 def _tokenised(name: str, example: Example, tokenizer: Any, max_context: int | None, end: tuple[int, ...]) -> Question:
@@ -125,6 +161,9 @@ class _Rows:
         self._contexts, self._questions = array("q"), array("q")
         self._digest = hashlib.sha256()
         self._ids = np.empty(0, np.int32)
+
+    def __len__(self) -> int:
+        return len(self._questions) // 4
 
     @property
     def contexts(self) -> int:
