@@ -131,7 +131,7 @@ def load_corpus(
         cache: folder for the ids of texts from about 64 MiB on, and of datasets without a limit, which are then mapped
             and not in memory. They are written once: the same files with the same tokenizer of transformers are not
             read again. None: memory.
-        held_out_only: whether nothing to train on is read of files and datasets; the digest is then of what is held out.
+        held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
         progress: whether to show a progress bar.
 
     Raises:
