@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from gistkit.formats import read_questions
 from gistkit.train import Packed, Pretraining, data, load_corpus
 from gistkit.train.order import shuffled
 from tests.helpers.models import byte_tokenizer
@@ -326,3 +327,20 @@ def test_packed_rows_are_the_text_cut_one_after_another(tmp_path):
         Packed(corpus, size, 1)
     with pytest.raises(ValueError, match="at least 100000 bytes in the held-out part"):
         Packed(corpus, size, 100_000)
+
+
+@pytest.mark.parametrize("limit", [None, 20])
+def test_the_package_datasets_reads_a_folder_of_its_own(tmp_path, monkeypatch, limit):
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    json_lines(tmp_path / "texts" / "train.jsonl", DOCUMENTS)
+    json_lines(tmp_path / "texts" / "test.jsonl", ["final"])
+    corpus = load_corpus(dataset=str(tmp_path / "texts"), limit=limit)
+    # Its only other split is what choices are made on.
+    assert text_of(corpus.held_out) == "final" and corpus.test is None
+    assert text_of(corpus.train) == "\n\n".join(DOCUMENTS)[:limit]
+    asked = {"context": "A mill.", "question": "What?", "answers": {"text": ["A mill"], "answer_start": [0]}}
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "validation.jsonl").write_text(json.dumps(asked))
+    (found,) = read_questions(f"hf:{tmp_path / 'asked'}", "validation")
+    assert found[1:] == ("A mill.", "What?", ("A mill",)) and found.where.endswith("validation[0]")
