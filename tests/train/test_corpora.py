@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from gistkit._signals import Interrupted
 from gistkit.formats import read_questions
-from gistkit.train import Packed, Pretraining, data, load_corpus
+from gistkit.train import Packed, Pretraining, data, load_corpus, read_metrics
 from gistkit.train.order import shuffled
 from tests.helpers.models import byte_tokenizer
+from tests.helpers.train_worker import RECIPE, numbers, train
 
 
 def text_of(ids):
@@ -344,3 +347,20 @@ def test_the_package_datasets_reads_a_folder_of_its_own(tmp_path, monkeypatch, l
     (tmp_path / "asked" / "validation.jsonl").write_text(json.dumps(asked))
     (found,) = read_questions(f"hf:{tmp_path / 'asked'}", "validation")
     assert found[1:] == ("A mill.", "What?", ("A mill",)) and found.where.endswith("validation[0]")
+
+
+def test_a_run_on_mapped_ids_resumes_bit_for_bit(tmp_path, large):
+    path, cache = json_lines(tmp_path / "a.jsonl", DOCUMENTS * 4), tmp_path / "cache"
+    train(tmp_path / "whole", batches=Packed(load_corpus(path), RECIPE.batch, 24))
+
+    class Stopped(Packed):
+        def __call__(self, step):
+            if step == 5:
+                signal.raise_signal(signal.SIGTERM)
+            return super().__call__(step)
+
+    with pytest.raises(Interrupted):
+        train(tmp_path / "stopped", batches=Stopped(load_corpus(path, cache=cache), RECIPE.batch, 24))
+    train(tmp_path / "stopped", batches=Packed(load_corpus(path, cache=cache), RECIPE.batch, 24), resume=True)
+    whole, stopped = (numbers(read_metrics(tmp_path / name / "metrics.jsonl")) for name in ("whole", "stopped"))
+    assert whole == stopped and len(whole) > RECIPE.steps
