@@ -93,17 +93,14 @@ def _domain(path: Path) -> str | None:
     """The domain of a file that begins with MRQA's header; its own name counts, where the header has no known one."""
     if path.is_dir():
         return None
-    start = files.head(path).lstrip()
-    if not start.startswith('{"header"'):
-        return None
     try:
-        header = json.loads(start.split("\n", 1)[0])["header"]
-    except (ValueError, RecursionError):
+        header = json.loads(files.head(path).lstrip().split("\n", 1)[0])["header"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     names = (header.get("dataset") if isinstance(header, dict) else None, path.name)
     for name in names:
         letters = "".join(filter(str.isalpha, str(name).lower()))
-        for start, domain in DOMAINS.items():
-            if letters.startswith(start):
+        for beginning, domain in DOMAINS.items():
+            if letters.startswith(beginning):
                 return domain
     return None
