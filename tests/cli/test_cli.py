@@ -1,6 +1,7 @@
 """The command `gistkit` on a small random model: compress, ask, and what is said of mistakes."""
 
 import argparse
+import gzip
 import io
 import json
 import re
@@ -403,6 +404,56 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
     memory = Memory.load(text.with_suffix(".gist"))
     assert memory.source.method == method and json.loads(memory.source.layout)[option[0]] == option[1]
     assert run("ask", text.with_suffix(".gist"), "Who?", *trained, "--max-new-tokens", 3)[0] == 0
+
+
+def mrqa(path, dataset, count):
+    """A file of MRQA: its header, and contexts with two questions each."""
+    lines = [{"header": {"dataset": dataset, "split": "dev"}}]
+    for number in range(count):
+        asked = [{"qid": f"{number}-{i}", "question": f"Which {i}?", "answers": [str(number)]} for i in range(2)]
+        lines.append({"id": "", "context": f"{dataset} {number} . {TEXT[:40]}", "qas": asked})
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+
+
+def test_the_sets_of_mrqa_from_training_to_a_table_with_both_means(folder, run, tmp_path):
+    for name in ("SQuAD", "NewsQA"):
+        mrqa(tmp_path / "train" / f"{name}.jsonl.gz", name, 4)
+        mrqa(tmp_path / "dev" / f"{name}.jsonl.gz", name, 3)
+    mrqa(tmp_path / "dev" / "DROP.jsonl.gz", "DROP", 3)
+    out, measured = tmp_path / "run", tmp_path / "mrqa.json"
+    words = ("--preset", "finetune", "--batch", 2, "--steps", 2, "--lora", 2, "--chunk", 20, "--device", "cpu")
+    words += ("--validation", tmp_path / "dev" / "SQuAD.jsonl.gz", tmp_path / "dev" / "NewsQA.jsonl.gz")
+    status, shown, complaints = run("train", "--questions", tmp_path / "train", "--out", out, *words)
+    assert status == 0 and "2 steps, " in shown, complaints
+    assert run("train", "--validation", tmp_path / "dev", "--out", out, "--losses", "ae")[0] == 2
+    words = ("--compressor", out / "compressor", "--examples", 3, "--tasks", "qa", "--baselines", "none")
+    status, shown, complaints = run(
+        "evaluate", *words, "--max-new-tokens", 3, "--questions", tmp_path / "dev", "--out", measured
+    )
+    assert status == 0, complaints
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in shown.splitlines() if line.startswith("| ")]
+    names = ["DROP", "NewsQA", "SQuAD", "mean of 2 in-domain", "mean of 1 out-of-domain"]
+    assert sorted({name for name, _ in rows[1:]}) == sorted(names)
+    assert [method for _, method in rows[1:3]] == ["NoContext", "FiveHundredX EPL 5x"]
+    content = json.loads(measured.read_text())
+    assert [each["name"] for each in content["sets"]] == names[:3]
+    assert all(each["rows"][0]["counts"]["qa_examples"] == 3 for each in content["sets"])
+    # One of them has the report of one set.
+    one = ("--max-new-tokens", 3, "--questions", tmp_path / "dev" / "DROP.jsonl.gz", "--out", measured)
+    assert run("evaluate", *words, *one)[0] == 0
+    assert json.loads(measured.read_text())["rows"] and "sets" not in json.loads(measured.read_text())
+
+
+def test_packed_rows_of_json_lines_are_trained_on(run, tmp_path):
+    lines = [json.dumps({"text": f"{TEXT} It is {number}."}) + "\n" for number in range(12)]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode()))
+    words = ("--text", tmp_path / "a.jsonl.gz", "--out", tmp_path / "run", "--steps", 2, "--batch", 2, "--chunk", 20)
+    words += ("--packed", "--min-length", 40, "--max-length", 40, "--losses", "ae,lm", "--lora", 2, "--device", "cpu")
+    status, shown, complaints = run("train", *words)
+    assert status == 0 and "2 steps, " in shown, complaints
+    # It is too small for files of its ids.
+    assert not (tmp_path / "run" / "data").exists()
 
 
 def test_a_scorer_learns_in_stages(run, folder, tmp_path, monkeypatch):

@@ -65,7 +65,7 @@ def graph_of(root):
 
 # Nothing imports what stands to its right, and pictures are for studies and commands alone.
 ORDER = [
-    *("_planner", "_compiled", "_gpu", "_checks", "_messages", "_files", "_signals", "_trained", "inspect"),
+    *("_planner", "_compiled", "_gpu", "_checks", "_messages", "_files", "_signals", "_trained", "inspect", "formats"),
     *("layouts", "ops", "gistkit", "info", "nn", "hf", "compress", "evaluate", "ask", "train", "options", "viz"),
     *("studies", "cli"),
 ]

@@ -118,8 +118,8 @@ def test_a_model_reads_the_turns_so_far(images, tmp_path):
         (PLAIN | {"image": "a\0.png"}, r"line 1: expected an image inside .*images, got 'a\\x00\.png'"),
         (PLAIN | {"answer": "who \ud800"}, r"line 1: expected text of whole characters, got 'who \\ud800'"),
         (PLAIN | {"answer": "an <image>"}, r"line 1: expected no <image> in an answer, got 'an <image>'"),
-        (b"\xff", r"data\.jsonl: expected UTF-8 text, got byte 0xff at 0"),
-        ("{", r"line 1: expected a JSON object, got '\{'"),
+        (b"\xff", r"data\.jsonl, line 1: expected UTF-8 text, got byte 0xff at 0"),
+        ("{", "line 1: expected a JSON object, got text that is not JSON"),
         ("", "expected at least one conversation, got none"),
     ],
 )

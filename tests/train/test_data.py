@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import sys
 import types
 from pydoc_data.topics import topics
@@ -88,7 +89,8 @@ def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match="expected a file or a folder"):
         load_corpus(tmp_path / "none.txt")
     (tmp_path / "none").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"expected \.txt, \.md, \.rst files in"):
+    kinds = r"\.txt, \.md, \.rst, \.jsonl, \.ndjson, \.raw, \.tokens"
+    with pytest.raises(FileNotFoundError, match=f"expected {kinds} files in"):
         load_corpus(tmp_path / "none")
 
 
@@ -297,3 +299,62 @@ def test_schedules_are_the_papers():
     ]:
         with pytest.raises(ValueError, match=message):
             Recipe(**change)
+
+
+def test_sets_of_questions_are_a_mixture_and_each_has_its_own_held_out_part(tmp_path):
+    def examples(name, count):
+        return (
+            Example(f"{name} {number // 2}.", question=f"Which {number}?", answers=(f"{name}", "other"))
+            for number in range(count)
+        )
+
+    sets = {"a": 40, "b": 24}
+    plain = QuestionAnswering({name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1)
+    mapped = QuestionAnswering(
+        {name: examples(name, count) for name, count in sets.items()}, None, 4, seed=1, folder=tmp_path / "ids"
+    )
+    assert list((tmp_path / "ids").iterdir()) == [] and plain.identity == mapped.identity
+    for step in (9, 0, 3):
+        assert all(torch.equal(plain(step)[name], mapped(step)[name]) for name in plain(step))
+
+    def contexts(batches):
+        return [bytes(token for token in row if token) for batch in batches for row in batch["input_ids"].tolist()]
+
+    # Of 20 contexts 2, and of 12 one, with both their questions; the sets take turns.
+    held_out = [b"a 18.", b"b 11.", b"a 18.", b"b 11.", b"a 19.", b"a 19."]
+    assert contexts(plain.held_out(99)) == held_out
+    epoch = contexts(plain(step) for step in range(58 // 4 + 1))[:58]
+    expected = [f"{name} {number // 2}.".encode() for name, count in sets.items() for number in range(count)]
+    assert sorted(epoch) == sorted(each for each in expected if each not in held_out)
+    # What tells runs apart is the hash of all rows, as one list.
+    rows = [
+        (list(f"{name} {number // 2}.".encode()), list(f"Which {number}?".encode()), list(name.encode()))
+        for name, count in sets.items()
+        for number in range(count)
+    ]
+    assert plain.identity["questions"] == hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:12]
+    with pytest.raises(ValueError, match="b: expected at least 2 different contexts, one to hold out, got 1"):
+        QuestionAnswering({"a": examples("a", 9), "b": examples("b", 2)}, None, 4)
+    with pytest.raises(ValueError, match=r"b\[0\]: expected a question with an answer, got none"):
+        QuestionAnswering({"a": examples("a", 9), "b": [Example("x")]}, None, 4)
+
+
+def test_questions_that_are_held_out_may_have_files_of_their_own():
+    def examples(name, count):
+        return [Example(f"{name} {number}.", question="Which?", answers=(f"{number}",)) for number in range(count)]
+
+    batches = QuestionAnswering(
+        {"a": examples("a", 7)}, None, 2, validation={"a": examples("v", 3), "b": examples("w", 2)}
+    )
+    shown = [bytes(row) for batch in batches.held_out(9) for row in batch["input_ids"].tolist()]
+    assert shown == [b"v 0.", b"w 0.", b"v 1.", b"w 1.", b"v 2."]
+    epoch = [bytes(row) for step in range(7) for row in batches(step)["input_ids"].tolist()]
+    assert sorted(epoch[:7]) == sorted(epoch[7:]) == [f"a {number}.".encode() for number in range(7)]
+    # One context is enough, as all are trained on; the same rows divided in another way are other data.
+    other = QuestionAnswering(examples("a", 7) + examples("v", 3), None, 2, validation=examples("w", 2))
+    assert other.identity["questions"] == batches.identity["questions"] and other.identity != batches.identity
+    assert QuestionAnswering(examples("a", 1), None, 1, validation=examples("v", 1))(5)["input_ids"].shape == (1, 4)
+    with pytest.raises(ValueError, match="validation: expected at least 1 question, got none"):
+        QuestionAnswering(examples("a", 7), None, 2, validation=[])
+    with pytest.raises(ValueError, match="examples: expected at least 1 question, got none"):
+        QuestionAnswering([], None, 2, validation=examples("v", 3))

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.options.arguments import add_command, device, names, path, positive
+from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor
-    from gistkit.evaluate import Example, Report
+    from gistkit.evaluate import Example, Report, SetReports
     from gistkit.train import Corpus
 
 EXAMPLES = """\
 example: gistkit evaluate --model smollm2 --compressor runs/small/compressor --out runs/small/evaluation.json
 example: gistkit evaluate --model ./llama --compressor runs/first/compressor --text book.txt --context 1020 --tasks lm
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full
+example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions mrqa/dev/ --out runs/qa/mrqa.json
 example: gistkit evaluate --model smollm2 --compressor runs/reader/compressor --tau 128 --context 960 --continuation 60
 example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary"""
 
@@ -32,14 +35,13 @@ def add(commands: Any) -> None:
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
-        "--text", type=path, help="text file or folder; its held-out part is measured (default: Python's topics)"
+        "--text",
+        type=path,
+        help="text file or folder, as for gistkit train; its held-out part is measured (default: Python's topics)",
     )
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
-    parser.add_argument(
-        "--questions",
-        type=path,
-        metavar="FILE",
-        help="JSON lines of context, question and answers, or a file of MRQA, in place of a text",
+    add_questions(
+        parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation"
     )
     parser.add_argument(
         "--prompt", choices=("plain", "dodo"), default="plain",
@@ -50,7 +52,9 @@ def add(commands: Any) -> None:
         "--context", type=positive, metavar="N", help="tokens of a context (default: one chunk; without chunks, 510)"
     )
     parser.add_argument("--continuation", type=positive, metavar="N", help="tokens after it (default: as the context)")
-    parser.add_argument("--examples", type=positive, default=64, metavar="N", help="at most (default: %(default)s)")
+    parser.add_argument(
+        "--examples", type=positive, default=64, metavar="N", help="at most, of each set (default: %(default)s)"
+    )
     parser.add_argument(
         "--tasks", type=names("ae", "lm", "qa"), help="some of ae,lm,qa (default: all that the text or questions allow)"
     )
@@ -96,6 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
 
     from gistkit import evaluate
+    from gistkit.formats import question_sets
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
@@ -103,18 +108,25 @@ def _run(arguments: argparse.Namespace) -> int:
     chat = arguments.prompt == "dodo" or "summary" in baselines
     markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
     template = evaluate.QUESTION if arguments.prompt == "plain" else evaluate.question_template(markers)
-    examples = _examples(arguments, tokenizer, compressor, template)
-    report = evaluate.run(
-        compressor,
-        tokenizer,
-        examples,
-        baselines=baselines,
-        tasks=arguments.tasks,
-        markers=markers,
-        batch_size=arguments.batch_size,
-        max_new_tokens=arguments.max_new_tokens,
-    )
-    return _show(report, arguments)
+    settings: dict[str, Any] = {
+        "baselines": baselines,
+        "tasks": arguments.tasks,
+        "markers": markers,
+        "batch_size": arguments.batch_size,
+        "max_new_tokens": arguments.max_new_tokens,
+    }
+    if arguments.questions is None:
+        examples = _examples(arguments, tokenizer, compressor, template)
+        return _show(evaluate.run(compressor, tokenizer, examples, **settings), arguments)
+    templates = {"template": template}
+    if arguments.prompt == "dodo":
+        templates["summary_template"] = evaluate.summary_template(markers)
+    chosen = question_sets(arguments.questions)
+    sets = {each.name: partial(_questions, each.path, arguments, templates) for each in chosen}
+    if len(sets) == 1:
+        return _show(evaluate.run(compressor, tokenizer, *(read() for read in sets.values()), **settings), arguments)
+    domains = {each.name: each.domain for each in chosen if each.domain is not None}
+    return _show(evaluate.run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
 
 
 def _read_on(arguments: argparse.Namespace) -> int:
@@ -122,7 +134,8 @@ def _read_on(arguments: argparse.Namespace) -> int:
     if arguments.tau is None:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
     for name, plain in (
-        ("questions", None), ("cloze", False), ("tasks", None), ("prompt", "plain"), ("max_new_tokens", None),
+        ("questions", None), ("split", "validation"), ("cloze", False),
+        ("tasks", None), ("prompt", "plain"), ("max_new_tokens", None),
         ("keep_examples", False),
     ):  # fmt: skip
         if getattr(arguments, name) != plain:
@@ -135,7 +148,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from gistkit import evaluate, train
+    from gistkit import evaluate
     from gistkit.compress import MixedResolution, language_model
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -143,7 +156,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     reader = language_model(compressor, arguments.tau, arguments.segment)
     context = arguments.context or CONTEXT
     continuation = arguments.continuation or context
-    corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
+    corpus = _corpus(arguments, tokenizer, held_out_only=False)
     rows = _passages(arguments, corpus, context + continuation)
     if arguments.tau >= len(rows[0]):
         raise ValueError(f"--tau: expected less than a passage, {len(rows[0])} tokens, got {arguments.tau}")
@@ -159,7 +172,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     return _show(report, arguments)
 
 
-def _show(report: Report, arguments: argparse.Namespace) -> int:
+def _show(report: Report | SetReports, arguments: argparse.Namespace) -> int:
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report.save(arguments.out, examples=arguments.keep_examples)
     print(report.table())
@@ -168,18 +181,33 @@ def _show(report: Report, arguments: argparse.Namespace) -> int:
 
 
 def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor, template: str) -> list[Example]:
-    from gistkit import evaluate, train
+    from gistkit import evaluate
 
-    if arguments.questions is not None:
-        return evaluate.load_questions(arguments.questions, template=template)[: arguments.examples]
     # Methods that compress in place have no chunks.
     context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
-    corpus = train.load_corpus(arguments.text, tokenizer=tokenizer, progress=True)
+    corpus = _corpus(arguments, tokenizer, held_out_only=True)
     if arguments.cloze:
         text = tokenizer.decode(corpus.held_out.tolist())
         return evaluate.cloze_questions(text, template=template)[: arguments.examples]
     rows = _passages(arguments, corpus, context + (arguments.continuation or context))
     return [evaluate.Example(row[:context], row[context:]) for row in rows]
+
+
+def _questions(source: Path, arguments: argparse.Namespace, templates: dict[str, str]) -> list[Example]:
+    """The first questions of a set; no more of it is read."""
+    from gistkit import evaluate
+
+    return list(islice(evaluate.iter_questions(source, split=arguments.split, **templates), arguments.examples))
+
+
+def _corpus(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: bool) -> Corpus:
+    from gistkit import train
+    from gistkit.train.data import CACHE
+
+    cache = arguments.out.parent / CACHE
+    return train.load_corpus(
+        arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, progress=True
+    )
 
 
 def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:

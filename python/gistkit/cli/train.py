@@ -7,7 +7,18 @@ import math
 from pathlib import Path
 from typing import Any
 
-from gistkit.options.arguments import LAYOUTS, add_command, add_device, device, number, path, positive, several, whole
+from gistkit.options.arguments import (
+    LAYOUTS,
+    add_command,
+    add_device,
+    add_questions,
+    device,
+    number,
+    path,
+    positive,
+    several,
+    whole,
+)
 from gistkit.options.models import (
     DTYPES,
     IMAGES,
@@ -23,6 +34,7 @@ from gistkit.options.outputs import check_folder
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
+example: gistkit train --model ./llama --text pile/ --packed --max-length 1020
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
 example: gistkit train --model ./llava --preset finetune --questions chats.jsonl --images photos/ --layout epl
@@ -35,8 +47,8 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "questions", "images", "limit", "tau", "segment", "gists_as_means", "random_steps", "ratios",
-    "scorer_rests",
+    "text", "dataset", "packed", "questions", "split", "validation", "images", "limit", "tau", "segment",
+    "gists_as_means", "random_steps", "ratios", "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
@@ -65,16 +77,29 @@ def add(commands: Any) -> None:
 
 def _add_data(group: Any) -> None:
     group.add_argument(
-        "--text", type=path, help="text file, or folder of .txt, .md and .rst (default: Python's topics)"
+        "--text",
+        type=path,
+        help="text file, or folder of .txt, .md and .rst; JSON lines with a text each, as the Pile and SlimPajama; or "
+        "WikiText's .raw or .tokens; plain, gzip or zstd; with official splits where names tell them (default: "
+        "Python's topics)",
     )
     group.add_argument("--dataset", metavar="NAME", help="of Hugging Face: owner/name or owner/name:configuration")
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N training tokens")
     group.add_argument(
-        "--questions",
+        "--packed",
+        action="store_true",
+        default=None,
+        help="cut the text into rows of --max-length, and go once through all of them in every epoch (default: "
+        "passages at random places, of random lengths)",
+    )
+    purpose = "for the losses qa and kl; with --images one file of image, question and answer, or in LLaVA's format"
+    add_questions(group, f"{purpose}; otherwise", "train")
+    group.add_argument(
+        "--validation",
         type=path,
         metavar="FILE",
-        help="JSON lines of context, question and answers, or a file of MRQA, for the losses qa and kl; with --images, "
-        "JSON lines of image, question and answer, or conversations in LLaVA's format",
+        nargs="+",
+        help="files or folders of questions that are held out (default: the last tenth of the contexts of each set)",
     )
     group.add_argument(
         "--images", type=path, metavar="FOLDER", help="the images of --questions, for the method voco, then the default"

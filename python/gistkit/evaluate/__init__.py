@@ -3,7 +3,7 @@
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
 from gistkit.evaluate.baselines import FullContext
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
-from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
+from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
@@ -26,12 +26,14 @@ from gistkit.evaluate.prompts import (
     question_prompt,
     question_template,
     sentence_summary_prompt,
+    summary_template,
     word_summary_prompt,
 )
 from gistkit.evaluate.reading import read_on
 from gistkit.evaluate.report import ExampleResult as Result
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.run import run
+from gistkit.evaluate.sets import SetReports, run_sets
 from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_texts, token_types
@@ -48,6 +50,7 @@ __all__ = [
     "Report",
     "Result",
     "Row",
+    "SetReports",
     "SummaryContext",
     "bleu4",
     "bleu_by_length",
@@ -57,6 +60,7 @@ __all__ = [
     "contains_answer",
     "evaluate",
     "exact_match",
+    "iter_questions",
     "load_questions",
     "normalise_answer",
     "normalise_output",
@@ -69,7 +73,9 @@ __all__ = [
     "rouge2_f1",
     "rougel_f1",
     "run",
+    "run_sets",
     "sentence_summary_prompt",
+    "summary_template",
     "token_f1",
     "token_losses",
     "token_texts",

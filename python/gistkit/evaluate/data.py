@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -14,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from gistkit.evaluate.metrics import normalise_answer
-from gistkit.evaluate.prompts import check_template, fill
+from gistkit.evaluate.prompts import SUMMARIZE, check_summary_template, check_template, fill
+from gistkit.formats import read_questions
 
 QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 TASKS = ("ae", "lm", "qa")
@@ -127,64 +127,54 @@ def _answers(name: str, example: Example, tokenizer: Any | None, required: bool)
     return tuple(answers)
 
 
-def load_questions(path: str | Path, *, template: str = QUESTION) -> list[Example]:
-    """Questions of a JSON-lines file: an object {"context", "question", "answers"} a line; empty lines are left out.
+def iter_questions(
+    path: str | Path, *, template: str = QUESTION, summary_template: str | None = None, split: str | None = None
+) -> Iterator[Example]:
+    """The examples of `load_questions`, one at a time: no more than one record is in memory."""
+    check_template(template)
+    if summary_template is not None:
+        check_summary_template(summary_template)
+    any_question = False
+    for asked in read_questions(path, split):
+        any_question = True
+        if asked.question is None and summary_template is not None:
+            prompt = fill(summary_template, asked.context)
+        else:
+            prompt = fill(template, asked.context, SUMMARIZE if asked.question is None else asked.question)
+        if not prompt.question:
+            raise ValueError(f"{asked.where}, 'question': expected a text where the template has no other, got ''")
+        yield Example(prompt.context, question=prompt.question, answers=asked.answers)
+    if not any_question:
+        raise ValueError(f"{path}: expected at least one question, got none")
 
-    A line may also be as in MRQA's files: {"context", "qas"} with a list of {"question", "answers"}, an example for
-    each; MRQA's line {"header"} is left out. A question may be empty, as for CNN/DailyMail, whose answers are
-    summaries; `template` then says what is asked for, such as
-    "{context}\\nPlease summarize the above document in one sentence.{question}".
+
+def load_questions(
+    path: str | Path, *, template: str = QUESTION, summary_template: str | None = None, split: str | None = None
+) -> list[Example]:
+    """Questions of a data set as it is published, or of JSON lines {"context", "question", "answers"}.
+
+    The formats are those of MRQA, SQuAD 1.1 and 2.0 (whose questions without an answer are left out), DROP, RACE,
+    NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail, plain, gzip or zstd: `gistkit.formats.questions` and
+    `gistkit.formats.folders` list them. A line that holds several questions is an example for each.
+
+    The answers of CNN/DailyMail are summaries: the question is "Please summarize the above document in one sentence."
+    A question of JSON lines may be empty; `template` then says what is asked for.
 
     Args:
-        path: the file, UTF-8.
+        path: the file, the folder of a data set, or "hf:owner/name" of the Hugging Face hub; see
+            `gistkit.formats.read_questions`.
         template: text with {question} in it, put between context and answer. If it has {context} too, the text before
             that precedes the context and is part of it, as in `question_template`.
+        summary_template: text with {context} in it, in place of `template` where a summary is asked for, such as from
+            `evaluate.summary_template`; None: `template`.
+        split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
+            "train" of a name.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file holds no question, or a line is not such an object; it names the line and the key.
+        ValueError: if there is no question, or a record is not as expected; it names the file, the line and the key.
     """
-    check_template(template)
-    examples = []
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8-sig").split("\n"), 1):
-        if not line.strip():
-            continue
-        line_name = f"{path}, line {number}"
-        try:
-            item = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise ValueError(f"{line_name}: expected a JSON object, got text that is not JSON: {error}") from error
-        if not isinstance(item, dict):
-            raise ValueError(f"{line_name}: expected a JSON object, got {type(item).__name__}")
-        if set(item) == {"header"}:
-            continue
-        context = item.get("context")
-        if not isinstance(context, str) or not context.strip():
-            raise ValueError(f"{line_name}, 'context': expected a text that is not empty, got {context!r}")
-        for name, question, answers in _line_questions(line_name, item):
-            prompt = fill(template, context, question)
-            if not prompt.question:
-                raise ValueError(f"{name}, 'question': expected a text where the template has no other, got ''")
-            examples.append(Example(prompt.context, question=prompt.question, answers=tuple(answers)))
-    if not examples:
-        raise ValueError(f"{path}: expected at least one question, got none")
-    return examples
-
-
-def _line_questions(line_name: str, item: dict[str, Any]) -> Iterator[tuple[str, str, list[str]]]:
-    """The questions of a line, each with its name in messages and its answers."""
-    questions = [(line_name, item)]
-    if "qas" in item:
-        if not isinstance(item["qas"], list) or not all(isinstance(question, dict) for question in item["qas"]):
-            raise ValueError(f"{line_name}, 'qas': expected a list of objects, got {item['qas']!r}")
-        questions = [(f"{line_name}, 'qas'[{index}]", question) for index, question in enumerate(item["qas"])]
-    for name, question in questions:
-        text, answers = question.get("question"), question.get("answers")
-        if not isinstance(text, str):
-            raise ValueError(f"{name}, 'question': expected a text, got {text!r}")
-        if not isinstance(answers, list) or not answers or not all(isinstance(answer, str) for answer in answers):
-            raise ValueError(f"{name}, 'answers': expected a list of at least one text, got {answers!r}")
-        yield name, text, answers
+    return list(iter_questions(path, template=template, summary_template=summary_template, split=split))
 
 
 def passages(tokens: Sequence[int] | Tensor, context: int, continuation: int = 0) -> list[Example]:

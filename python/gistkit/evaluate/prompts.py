@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 CONTEXT, QUESTION = "{context}", "{question}"
+SUMMARIZE = "Please summarize the above document in one sentence."
 
 
 class Markers(NamedTuple):
@@ -31,6 +32,12 @@ def fill(template: str, context: str, question: str = "") -> Prompt:
     return Prompt(before + context, after.replace(QUESTION, question))
 
 
+def check_summary_template(template: str) -> None:
+    """Raises a ValueError unless there is one {context}."""
+    if template.count(CONTEXT) != 1:
+        raise ValueError(f"summary_template: expected a text with {CONTEXT} once in it, got {template!r}")
+
+
 def check_template(template: str) -> None:
     """Raises a ValueError unless there is a {question}, and at most one {context}, which precedes it."""
     if QUESTION not in template:
@@ -54,10 +61,14 @@ def question_prompt(document: str, question: str, markers: Markers = INST) -> Pr
     return fill(question_template(markers), document, question)
 
 
+def summary_template(markers: Markers = INST) -> str:
+    """The prompt of a summary in one sentence, Appendix D.3, as a `summary_template` for `load_questions`."""
+    return f"{markers.open}{CONTEXT}\n{SUMMARIZE}{markers.close}"
+
+
 def sentence_summary_prompt(document: str, markers: Markers = INST) -> Prompt:
     """The prompt of a summary in one sentence, Appendix D.3."""
-    template = f"{markers.open}{CONTEXT}\nPlease summarize the above document in one sentence.{markers.close}"
-    return fill(template, document)
+    return fill(summary_template(markers), document)
 
 
 def word_summary_prompt(text: str, words: int, markers: Markers = INST) -> Prompt:

@@ -132,9 +132,9 @@ class Report:
 
     def save(self, path: str | Path, *, examples: bool = False) -> Path:
         """Writes JSON; an infinite perplexity becomes null, while its loss is written."""
-        finite = _finite(self.as_dict(examples=examples))
         path = Path(path)
-        write_text(path, json.dumps(finite, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        content = finite(self.as_dict(examples=examples))
+        write_text(path, json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
         return path
 
     @classmethod
@@ -164,14 +164,7 @@ class Report:
         """The figures as a Markdown table with aligned columns, a row a method."""
         columns = [column for column in COLUMNS if any(column[0] in row.metrics for row in self.rows)]
         lines = [["method", *(heading for _, heading, _ in columns)]]
-        for row in self.rows:
-            cells = [row.method]
-            for name, _, form in columns:
-                value = row.metrics.get(name)
-                scale = 1024 if name == "cache_bytes" else 1
-                cells.append("-" if value is None else form.format(value / scale))
-            lines.append(cells)
-        return format_table(lines)
+        return format_table([*lines, *(cells(row, columns) for row in self.rows)])
 
     def __str__(self) -> str:
         return self.table()
@@ -202,6 +195,16 @@ def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[st
     return metrics, counts
 
 
+def cells(row: Row, columns: Sequence[tuple[str, str, str]]) -> list[str]:
+    """The cells of a method in a table: its name, and its figures in some of `COLUMNS`."""
+    found = [row.method]
+    for name, _, form in columns:
+        value = row.metrics.get(name)
+        scale = 1024 if name == "cache_bytes" else 1
+        found.append("-" if value is None else form.format(value / scale))
+    return found
+
+
 def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Header and rows of cells as a Markdown table with aligned columns."""
     width = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -215,9 +218,10 @@ def _result(values: dict[str, Any]) -> ExampleResult:
     return ExampleResult(**values | ({} if answers is None else {"answers": tuple(answers)}))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value of dictionaries and lists as JSON has it: numbers that are not finite are None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

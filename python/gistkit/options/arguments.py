@@ -91,6 +91,20 @@ def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
     return convert
 
 
+def add_questions(group: Any, purpose: str, split: str) -> None:
+    """The options --questions and --split: `purpose` says what they are for, `split` is the default."""
+    group.add_argument(
+        "--questions", type=path, metavar="FILE", nargs="+",
+        help=f"files or folders of questions, {purpose}: JSON lines of context, question and answers, or MRQA, SQuAD, "
+        "DROP, RACE, NarrativeQA, FairytaleQA, Alpaca, PwC and CNN/DailyMail as they are published, plain, gzip or "
+        "zstd; or hf:owner/name of the Hugging Face hub",
+    )  # fmt: skip
+    group.add_argument(
+        "--split", choices=("train", "validation", "test"), default=split,
+        help="of --questions that are a folder or a name with several splits (default: %(default)s)",
+    )  # fmt: skip
+
+
 def several(kind: Callable[[str], Value]) -> Callable[[str], list[Value]]:
     """A kind of argument: comma-separated values of the kind `kind`, at least one and each once."""
 

@@ -50,7 +50,7 @@ with `MixedResolution.calibrate`):
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gistkit.train.batches import Batches, Pretraining
+from gistkit.train.batches import Batches, Packed, Pretraining
 from gistkit.train.checkpoint import restore
 from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
 from gistkit.train.data import Corpus, load_corpus
@@ -73,6 +73,7 @@ __all__ = [
     "Diverged",
     "ImageQuestion",
     "ImageQuestions",
+    "Packed",
     "Preset",
     "Pretraining",
     "QuestionAnswering",

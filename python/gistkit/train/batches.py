@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gistkit._checks import IGNORE
 from gistkit.train.data import Corpus
+from gistkit.train.order import shuffled
 
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
@@ -86,13 +87,54 @@ class Pretraining(Batches):
     @property
     def identity(self) -> dict[str, Any]:
         """The corpus, the lengths and the seed."""
-        return {
-            "text": self.corpus.digest,
-            self.corpus.unit: self.corpus.train.numel(),
-            "size": self.size,
-            "lengths": [self.min_length, self.max_length],
-            "seed": self.seed,
-        }
+        return _identity(self, {"lengths": [self.min_length, self.max_length]})
+
+
+class Packed(Batches):
+    """A corpus cut into rows one after another, without gaps and padding; every epoch goes once through all rows.
+
+    As language models are trained (SeqPE, section 4.1, on WikiText-103): documents are packed one behind another, and a
+    row may begin within one. The order is a shuffle by seed and epoch; the ids that no whole row is left for are not
+    trained on. Arguments as in `Pretraining`, with one length for all rows.
+
+    Args:
+        corpus: the text of the rows.
+        size: rows B of a batch.
+        length: of a row, context and continuation together, at least 2.
+        seed: at least 0.
+    """
+
+    def __init__(self, corpus: Corpus, size: int, length: int, seed: int = 0) -> None:
+        check_size(size, seed)
+        if length < 2:
+            raise ValueError(f"length: expected at least 2, got {length}")
+        corpus.check(length)
+        self.corpus, self.size, self.length, self.seed = corpus, size, length, seed
+        self.rows = corpus.train.numel() // length
+
+    def __call__(self, step: int) -> Batch:
+        """{"input_ids": [B, p], "continuation_ids": [B, length - p]}, p = floor(length / 2)."""
+        epochs, numbers = np.divmod(np.arange(step * self.size, (step + 1) * self.size), self.rows)
+        places = np.empty_like(numbers)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            places[chosen] = shuffled(numbers[chosen], self.rows, self.seed, int(epoch))
+        return _halves(self.corpus.passages(places * self.length, self.length))
+
+    def held_out(self, rows: int) -> list[Batch]:
+        """Held-out rows, which do not overlap."""
+        return [_halves(part) for part in self.corpus.chunks(self.length, count=rows).split(self.size)]
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The corpus, the length and the seed."""
+        return _identity(self, {"packed": self.length})
+
+
+def _identity(batches: Pretraining | Packed, lengths: dict[str, Any]) -> dict[str, Any]:
+    corpus = batches.corpus
+    text = {"text": corpus.digest, corpus.unit: corpus.train.numel()}
+    return text | {"size": batches.size} | lengths | {"seed": batches.seed}
 
 
 def _halves(passages: Tensor) -> Batch:

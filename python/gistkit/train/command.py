@@ -13,12 +13,13 @@ from transformers import PreTrainedModel
 
 from gistkit.compress import METHODS, Compressor, Dodo, VoCo, language_model, start_as_means
 from gistkit.compress.losses import check_losses
-from gistkit.evaluate import load_questions
+from gistkit.evaluate import iter_questions
+from gistkit.formats import question_sets
 from gistkit.hf.chat import tile_separators
 from gistkit.train import checkpoint
-from gistkit.train.batches import CONTEXT, MASK, Batches, Pretraining
+from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
-from gistkit.train.data import load_corpus
+from gistkit.train.data import CACHE, Corpus, load_corpus
 from gistkit.train.images import ImageQuestions
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
@@ -39,7 +40,10 @@ def run(
     start: str | Path | None = None,
     text: str | Path | None = None,
     dataset: str | None = None,
-    questions: str | Path | None = None,
+    packed: bool = False,
+    questions: str | Path | Sequence[str | Path] | None = None,
+    split: str = "train",
+    validation: str | Path | Sequence[str | Path] | None = None,
     images: str | Path | None = None,
     limit: int | None = None,
     tau: int | None = None,
@@ -67,7 +71,12 @@ def run(
         start: folder of a trained compressor to continue from; it determines method, layout and settings, except for
             the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
-        questions: JSON lines for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a corpus.
+        packed: whether the corpus is cut into rows of the recipe's max_length, see `Packed`; False: `Pretraining`.
+        questions: files or folders for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a
+            corpus. Several sets are one mixture.
+        split: "train", "validation" or "test", of questions that have several.
+        validation: files or folders of questions that are held out; their split "validation", where they have several.
+            None: the last tenth of the contexts of each set.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
@@ -88,17 +97,19 @@ def run(
     schedule = _change(found_preset.recipe, recipe or {})
     defaults, changes = dict(found_preset.compressor), dict(compressor or {})
     losses = None
+    sources, held_out_sources = _several(questions), _several(validation)
+    asked = ", ".join(map(str, sources)) or None
     if tau is not None:
         del defaults["losses"]
-        _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=questions)
+        _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=asked)
     elif segment is not None:
         raise ValueError(f"segment: expected none without tau, got {segment}")
     else:
         losses = changes.get("losses", defaults["losses"])
-        if {"qa", "kl"}.isdisjoint(check_losses(losses)) != (questions is None):
-            expectation = "a file for" if questions is None else "none without"
+        if {"qa", "kl"}.isdisjoint(check_losses(losses)) != (asked is None):
+            expectation = "a file for" if asked is None else "none without"
             raise ValueError(
-                f"questions: expected {expectation} the loss qa or kl, got {questions} with the losses {losses}"
+                f"questions: expected {expectation} the loss qa or kl, got {asked} with the losses {losses}"
             )
     if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
         raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
@@ -107,7 +118,9 @@ def run(
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
-    if images is not None and questions is None:
+    if held_out_sources and (asked is None or images is not None):
+        raise ValueError(f"validation: expected none without questions about texts, got {validation}")
+    if images is not None and asked is None:
         raise ValueError(f"images: expected none without questions about them, got {images}")
     if method not in METHODS:
         raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
@@ -128,20 +141,26 @@ def run(
     # One progress bar for all processes.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
-    if questions is None:
-        corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, progress=progress)
-        batches = Pretraining(corpus, schedule.batch, schedule.min_length, schedule.max_length, schedule.seed)
-    elif text is not None or dataset is not None:
-        raise ValueError("questions: expected no text or dataset beside them")
+    if asked is None:
+        cache = Path(out) / CACHE
+        corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, progress=progress)
+        batches = _passages(corpus, schedule, packed)
+    elif text is not None or dataset is not None or packed:
+        raise ValueError("questions: expected no text or dataset beside them, and no packed rows")
     elif images is not None:
-        batches = _image_questions(new_compressor, tokenizer, questions, images, schedule)
+        batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
         batches = QuestionAnswering(
-            load_questions(questions),
+            {each.name: iter_questions(each.path, split=split) for each in question_sets(sources)},
             tokenizer,
             schedule.batch,
             schedule.seed,
             max_context=schedule.max_length,
+            validation={
+                each.name: iter_questions(each.path, split="validation") for each in question_sets(held_out_sources)
+            }
+            or None,
+            folder=out,
             progress=progress,
         )
     # A resumed run has its maps in the checkpoint.
@@ -149,6 +168,12 @@ def run(
         _pool(new_compressor, batches, gists_as_means, progress)
     trainer = Trainer(trained, batches, schedule, out, progress=progress, stages=stages, **options)
     return trainer.train(resume=resume)
+
+
+def _several(paths: str | Path | Sequence[str | Path] | None) -> tuple[str | Path, ...]:
+    if paths is None or isinstance(paths, str | Path):
+        return () if paths is None else (paths,)
+    return tuple(paths)
 
 
 def _stages(
@@ -168,10 +193,18 @@ def _stages(
     return growing(steps, random_steps, ratios, scorer_rests=scorer_rests)
 
 
+def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:
+    if packed:
+        return Packed(corpus, recipe.batch, recipe.max_length, recipe.seed)
+    return Pretraining(corpus, recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+
+
 def _image_questions(
-    compressor: Any, processor: Any, questions: str | Path, images: str | Path, recipe: Recipe
+    compressor: Any, processor: Any, sources: Sequence[str | Path], images: str | Path, recipe: Recipe
 ) -> ImageQuestions:
-    examples = ConversationQuestions(load_conversations(questions, images), compressor, processor)
+    if len(sources) > 1:
+        raise ValueError(f"questions: expected one file beside images, got {len(sources)}")
+    examples = ConversationQuestions(load_conversations(sources[0], images), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.formats import records
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT, token_ids
 from gistkit.train.images import ImageQuestion
@@ -43,7 +44,7 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
     "image" is a file's name or a list of them. Every `<image>` is in the first question.
 
     Args:
-        path: of the file, in UTF-8.
+        path: of the file, in UTF-8; plain, gzip or zstd. One conversation at a time is read.
         images: the folder that the names of images are in; none leads out of it.
 
     Raises:
@@ -55,7 +56,7 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
         raise FileNotFoundError(f"{path}: expected a file of conversations about images, got none there")
     if not folder.is_dir():
         raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
-    found = [_conversation(where, values, folder) for where, values in _objects(path)]
+    found = [_conversation(where, values, folder) for where, values in records(path)]
     if not found:
         raise ValueError(f"{path}: expected at least one conversation, got none")
     return found
@@ -168,30 +169,6 @@ def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
             yield {"type": "text", "text": part.strip()}
         if file is not None:
             yield file
-
-
-def _objects(path: Path) -> Iterator[tuple[str, Any]]:
-    """(where it stands, the object) of every conversation in a file."""
-    try:
-        text = path.read_text("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#x} at {error.start}"
-        ) from error
-    if text.lstrip().startswith("["):
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: expected a JSON array or JSON lines, got neither ({error})") from error
-        for index, value in enumerate(values):
-            yield f"{path}, [{index}]", value
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"{path}, line {number}", json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}") from error
 
 
 def _conversation(where: str, values: Any, folder: Path) -> Conversation:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, dataset_documents, file_documents, topics
+from gistkit.train.document_files import file_documents
+from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, Documents, dataset_documents, topics
+from gistkit.train.stored import IdStore, kept, tokenizer_key
 
 # Documents are joined by an empty line.
 SEPARATOR = b"\n\n"
 # Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
 PIECE = 1 << 19
+# Texts of about so many bytes or more, or of an unknown size, are files of ids where there is a folder for them.
+LARGE = 1 << 26
+# The name of such a folder in that of a run, or beside the file of an evaluation.
+CACHE = "data"
+PARTS = (TRAIN, HELD, TEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,69 +105,133 @@ def load_corpus(
     dataset: str | None = None,
     tokenizer: Any = None,
     limit: int | None = None,
+    cache: str | Path | None = None,
+    held_out_only: bool = False,
     progress: bool = False,
 ) -> Corpus:
-    """Reads and tokenises a text.
+    """Reads and tokenises a text, one document or piece of one at a time.
 
-    Whole documents are held out, about a tenth of the text: of a folder, files at even distances; of a dataset, its
-    split "validation", or else "test", or else the first documents of its rows. One document is cut, and its last tenth
-    is held out. The documentation is one work too, of which the last tenth of every topic is held out: its held-out
-    text goes on with subjects, and not with passages, that were trained on.
+    Whole documents are held out, about a tenth of the text: of a folder of texts, files at even distances; of rows,
+    their official splits, or else the first documents. One document is cut, and its last tenth is held out. The
+    documentation is one work too, of which the last tenth of every topic is held out: its held-out text goes on with
+    subjects, and not with passages, that were trained on.
 
     Args:
-        text: a file, or a folder whose .txt, .md and .rst files are documents. With neither it nor `dataset`, the
-            text is `pydoc_data.topics`, 460 KB of English that comes with Python.
+        text: a file, or a folder, plain, gzip or zstd. Its .txt, .md and .rst files are documents. Rows of .jsonl files
+            are documents too, in the field "text", as in the Pile and SlimPajama; so are articles, from title to title,
+            of WikiText's .raw and .tokens files. Their official splits are told by names: `train/`, `val.jsonl.zst`,
+            `wiki.test.raw`. With neither a text nor `dataset`, it is `pydoc_data.topics`, 460 KB of English that comes
+            with Python.
         dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
-            column "text". A row is a document; in WikiText, whose rows are lines, an article is, from title to title.
-            Needs the package `datasets`.
+            column "text". A row is a document; in WikiText, whose rows are lines, an article is. Official splits are
+            "validation" and "test". Needs the package `datasets`.
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
         limit: training ids to keep; reading stops soon after them, a dataset is streamed, and of held-out documents so
             many are read as make a tenth of all. None: all.
+        cache: folder for the ids of texts from about 64 MiB on, and of datasets without a limit, which are then mapped
+            and not in memory. They are written once: the same files with the same tokenizer of transformers are not
+            read again. None: memory.
+        held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
         progress: whether to show a progress bar.
 
     Raises:
         FileNotFoundError: if there is no such file, or no text file in the folder.
-        ImportError: if `datasets` is needed and not installed.
-        ValueError: if the text is not UTF-8 (with a tokenizer), both `text` and `dataset` are given, or the dataset has
-            no split "train" or no column "text".
+        ImportError: if a package is missing: `datasets`, or `zstandard` for zstd.
+        ValueError: if the text is not UTF-8 (with a tokenizer), a row has no text (named with file and line), both
+            `text` and `dataset` are given, or the dataset has no split "train" or no column "text".
     """
     if text is not None and dataset is not None:
         raise ValueError(f"dataset: expected none beside a text, got {dataset!r} and {str(text)!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1, got {limit}")
-    streams = {part: _IdStream(tokenizer) for part in (TRAIN, HELD, TEST)}
-
-    def enough(part: str) -> bool:
-        if limit is None:
-            return False
-        streams[part].flush()
-        return streams[part].count >= limit * HELD_OUT / (1 - HELD_OUT)
-
+    # The topics alternate between their parts.
+    held_out_only = held_out_only and not (text is None and dataset is None)
+    reading = _Reading(tokenizer, limit, held_out_only, progress)
     if dataset is not None:
-        name, documents, size = dataset_documents(dataset, enough, streaming=limit is not None)
+        documents = dataset_documents(dataset, reading.enough, streaming=limit is not None)
+    elif text is None:
+        documents = topics()
     else:
-        name, documents, size = topics() if text is None else file_documents(Path(text), enough)
-    parts: dict[str, list[bytes]] = {HELD: [b"\0"], TEST: [b"\0"]}
-    digest = hashlib.sha256()
-    with tqdm(total=size, desc=f"reading {name}", unit="B", unit_scale=True, disable=not progress) as bar:
-        for part, source, content, divided in documents:
-            stream, separator = streams[part], SEPARATOR if streams[part].documents else b""
-            if part == TRAIN:
-                digest.update(separator + content)
-            else:
-                parts[part].append(separator + content)
-            if tokenizer is not None:
-                content = content + divided if part == TRAIN else content.removeprefix(divided)
-            stream.add(source, separator + content)
-            bar.update(len(content))
-            if limit is not None and streams[TRAIN].count >= limit:
-                break
-    digest.update(b"".join(parts[HELD]))
-    if streams[TEST].documents:
-        digest.update(b"".join(parts[TEST]))
-    train, held_out, test = (torch.from_numpy(stream.finish()) for stream in streams.values())
-    official_test = test if streams[TEST].documents else None
-    return Corpus(name, train[:limit], held_out, digest.hexdigest()[:12], tokenizer, official_test)
+        documents = file_documents(Path(text), reading.enough, streaming=limit is not None)
+    small = min(size for size in (documents.about, limit and 4 * limit, LARGE) if size is not None) < LARGE
+    if cache is None or small:
+        about: Mapping[str, Any] = reading.read(documents, {})
+        arrays: Mapping[str, np.ndarray] = reading.arrays
+    elif (key := tokenizer_key(tokenizer)) is None or documents.key is None:
+        # Nothing tells whether what was written before is of the same text.
+        Path(cache).mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            # The files have no name, and go when nothing maps them.
+            files = {part: stack.enter_context(tempfile.TemporaryFile(dir=cache)) for part in PARTS}
+            about = reading.read(documents, files)
+            arrays = reading.arrays
+    else:
+        parts = kept(
+            Path(cache), (documents.key, key, limit, held_out_only), PARTS, lambda files: reading.read(documents, files)
+        )
+        about, arrays = parts.about, parts.arrays
+    train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
+    return Corpus(
+        documents.name, train[:limit], held_out, about["digest"], tokenizer, test if about["official"] else None
+    )
+
+
+class _Reading:
+    """The parts of a text as ids, and what is known of them when they are read."""
+
+    def __init__(self, tokenizer: Any, limit: int | None, held_out_only: bool, progress: bool) -> None:
+        self.tokenizer, self.limit, self.held_out_only, self.progress = tokenizer, limit, held_out_only, progress
+        self.streams: dict[str, _IdStream] = {}
+
+    def enough(self, part: str) -> bool:
+        """Whether a part has as many ids as are wanted of it, at the end of a document."""
+        if self.limit is None:
+            return False
+        self.streams[part].flush()
+        return self.streams[part].store.count >= self.limit * HELD_OUT / (1 - HELD_OUT)
+
+    @property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The ids by part, after `read`."""
+        return {part: stream.store.finish() for part, stream in self.streams.items()}
+
+    def read(self, text: Documents, files: Mapping[str, IO[bytes]]) -> dict[str, Any]:
+        """Tokenises the text, into files by part or in memory; its digest, whether it has a test split, and sizes."""
+        self.streams = streams = {part: _IdStream(self.tokenizer, IdStore(files.get(part))) for part in PARTS}
+        digest = hashlib.sha256()
+        bar = tqdm(total=text.size, desc=f"reading {text.name}", unit="B", unit_scale=True, disable=not self.progress)
+        with bar, ExitStack() as stack:
+            # The digest is of the training text first, which is read last.
+            waiting = {part: stack.enter_context(tempfile.SpooledTemporaryFile(LARGE)) for part in (HELD, TEST)}
+            for part, source, content, divided, continues in text.documents:
+                if part == TRAIN and self.held_out_only:
+                    break
+                stream = streams[part]
+                separator = SEPARATOR if stream.documents and not continues else b""
+                if part == TRAIN:
+                    digest.update(separator + content)
+                else:
+                    waiting[part].write(separator + content)
+                if self.tokenizer is not None:
+                    content = content + divided if part == TRAIN else content.removeprefix(divided)
+                stream.add(source, separator + content)
+                bar.update(len(content))
+                if self.limit is not None and streams[TRAIN].store.count >= self.limit:
+                    break
+            for part in (HELD, TEST):
+                if part == HELD or streams[TEST].documents:
+                    digest.update(b"\0")
+                    waiting[part].seek(0)
+                    while block := waiting[part].read(1 << 20):
+                        digest.update(block)
+        for stream in streams.values():
+            stream.flush()
+        return {
+            "digest": digest.hexdigest()[:12],
+            "official": bool(streams[TEST].documents),
+            "dtypes": {part: stream.store.dtype.str for part, stream in streams.items()},
+            "counts": {part: stream.store.count for part, stream in streams.items()},
+        }
 
 
 def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
@@ -177,20 +251,18 @@ def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
 
 
 class _IdStream:
-    """Ids of texts one after another."""
+    """Ids of texts one after another, into a store."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.count = 0
+    def __init__(self, tokenizer: Any, store: IdStore) -> None:
+        self.tokenizer, self.store = tokenizer, store
         self.documents = 0
-        self._ids: list[np.ndarray] = []
         self._pending = ""
 
     def add(self, source: str, part: bytes) -> None:
         """Appends a part of the document `source`."""
         self.documents += 1
         if self.tokenizer is None:
-            self._append(np.frombuffer(bytearray(part), np.uint8))
+            self.store.append(np.frombuffer(bytearray(part), np.uint8))
             return
         try:
             text = self._pending + part.decode()
@@ -204,11 +276,6 @@ class _IdStream:
             start = end
         self._pending = text[start:]
 
-    def finish(self) -> np.ndarray:
-        """All ids."""
-        self.flush()
-        return np.concatenate(self._ids) if self._ids else np.empty(0, np.uint8)
-
     def flush(self) -> None:
         """Encodes what waits for more text."""
         if self._pending:
@@ -216,8 +283,4 @@ class _IdStream:
             self._pending = ""
 
     def _encode(self, text: str) -> None:
-        self._append(np.array(token_ids(self.tokenizer, text), np.int32))
-
-    def _append(self, ids: np.ndarray) -> None:
-        self._ids.append(ids)
-        self.count += len(ids)
+        self.store.append(np.array(token_ids(self.tokenizer, text), np.int32))

@@ -1,15 +1,15 @@
-"""Documents of a text, and which of them are held out: of Python's documentation, files, or a dataset."""
+"""Documents of a text, and which of them are held out: of Python's documentation, rows, or a dataset of the hub."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from gistkit.formats import hub
+
 HELD_OUT = 0.1
-SUFFIXES = (".txt", ".md", ".rst")
 TRAIN, HELD, TEST = "train", "held_out", "test"
 # The title of an article of WikiText, whose rows are lines; titles of its sections have more of these signs.
 TITLE = re.compile(r" = [^=\n](?:.*[^=\n])? = \n?")
@@ -19,21 +19,28 @@ class Document(NamedTuple):
     """A document, or what is trained on or held out of one: `part` is TRAIN, HELD or TEST, `source` names it.
 
     `divided` is the rest of a character within which the document was cut: the held-out content begins with it, and as
-    text it belongs to the training content.
+    text it belongs to the training content. A long document comes in pieces, of which all but the first `continue` it.
     """
 
     part: str
     source: str
     content: bytes
     divided: bytes = b""
+    continues: bool = False
 
 
 class Documents(NamedTuple):
-    """A text's name and documents, of which those to hold out come before those to train on; `size` in bytes."""
+    """A text's name and documents, of which those to hold out come before those to train on.
+
+    `size` is in bytes, None if it is not known, and `about` is a guess of it. `key` is equal only for equal texts, and
+    known before they are read; None: nothing is.
+    """
 
     name: str
     documents: Iterator[Document]
     size: int | None
+    about: int | None = None
+    key: str | None = None
 
 
 # Whether a part has as many tokens as are wanted of it.
@@ -46,25 +53,8 @@ def topics() -> Documents:
 
     documents = [(key, texts[key].encode()) for key in sorted(texts)]
     cut = chain.from_iterable(_cut(key, document) for key, document in documents)
-    return Documents("pydoc_data.topics", cut, sum(len(document) for _, document in documents))
-
-
-def file_documents(path: Path, enough: Enough) -> Documents:
-    """A file, cut; or the files of a folder, of which some are held out.
-
-    Raises:
-        FileNotFoundError: if there is no such file, or no text file in the folder.
-    """
-    if not path.exists():
-        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and file.is_file())
-        if not files:
-            raise FileNotFoundError(f"text: expected {', '.join(SUFFIXES)} files in {path}, got none")
-        files = [file for file in files if file.stat().st_size] or files[:1]
-    sizes = [file.stat().st_size for file in files]
-    return Documents(path.name, _read_files(files, sizes, enough), sum(sizes))
+    size = sum(len(document) for _, document in documents)
+    return Documents("pydoc_data.topics", cut, size, size)
 
 
 def dataset_documents(name: str, enough: Enough, *, streaming: bool) -> Documents:
@@ -74,21 +64,28 @@ def dataset_documents(name: str, enough: Enough, *, streaming: bool) -> Document
         ImportError: if `datasets` is not installed.
         ValueError: if there is no split "train", or no column "text".
     """
-    try:
-        from datasets import load_dataset
-    except ModuleNotFoundError as error:
-        raise ImportError(f"dataset {name!r} needs the package datasets; pip install datasets brings it") from error
-    path, _, configuration = name.partition(":")
-    splits = load_dataset(path, configuration or None, streaming=streaming)
+    splits = hub.load(name, streaming=streaming)
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
     columns = splits[TRAIN].column_names
     if columns is not None and "text" not in columns:
         raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
+    return Documents(name, row_documents(name, splits, enough, streaming=streaming), None)
+
+
+def row_documents(name: str, splits: Mapping[str, Any], enough: Enough, *, streaming: bool) -> Iterator[Document]:
+    """The documents of rows {"text"}: held out are the splits "validation" and "test", or the first of the others.
+
+    Args:
+        name: of the text.
+        splits: rows by "train", "validation" and "test"; only the first has to be there.
+        enough: see `Enough`.
+        streaming: whether the number of rows is not asked for, and `enough` says how many are held out.
+    """
     official = [split for split in ("validation", "test") if split in splits]
-    if not official:
-        return Documents(name, _hold_out_first(name, splits[TRAIN], enough, streaming=streaming), None)
-    return Documents(name, _official(name, splits, official, enough), None)
+    if official:
+        return _official(name, splits, official, enough)
+    return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
 
 
 def _cut(source: str, document: bytes) -> Iterator[Document]:
@@ -100,33 +97,7 @@ def _cut(source: str, document: bytes) -> Iterator[Document]:
     yield Document(TRAIN, source, document[:cut], document[cut:end])
 
 
-def _read_files(files: Sequence[Path], sizes: Sequence[int], enough: Enough) -> Iterator[Document]:
-    if len(files) == 1:
-        yield from _cut(str(files[0]), files[0].read_bytes())
-        return
-    held_out = _tenth(sizes)
-    for index in held_out:
-        yield Document(HELD, str(files[index]), files[index].read_bytes())
-        if enough(HELD):
-            break
-    for index, file in enumerate(files):
-        if index not in held_out:
-            yield Document(TRAIN, str(file), file.read_bytes())
-
-
-def _tenth(sizes: Sequence[int]) -> list[int]:
-    """Indices at even distances, of about a tenth of the whole size: at least one, not all. Sizes are above 0."""
-    chosen = []
-    missing = 0.0
-    for index, size in enumerate(sizes):
-        missing += HELD_OUT * size
-        if missing >= size / 2:
-            chosen.append(index)
-            missing -= size
-    return chosen or [min(range(len(sizes)), key=lambda index: abs(sizes[index] - missing))]
-
-
-def _official(name: str, splits: Any, official: Sequence[str], enough: Enough) -> Iterator[Document]:
+def _official(name: str, splits: Any, official: list[str], enough: Enough) -> Iterator[Document]:
     for part, split in zip((HELD, TEST), official, strict=False):
         for row, article in _articles(splits[split]):
             yield Document(part, f"{name}, {split}[{row}]", article)
@@ -179,5 +150,5 @@ def _articles(rows: Iterable[dict[str, str]]) -> Iterator[tuple[int, bytes]]:
         yield first, _joined(lines)
 
 
-def _joined(lines: Sequence[str]) -> bytes:
+def _joined(lines: list[str]) -> bytes:
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines).strip("\n").encode()

@@ -1,0 +1,283 @@
+"""Files of records, read one record at a time: JSON lines, one large JSON document, CSV; plain, gzip or zstd.
+
+Errors name the file and the line, or the place in the document.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, cast
+
+# What a compressed file begins with, whatever its name is.
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+COMPRESSED = (".gz", ".zst")
+# Characters that a JSON document is read by; a larger member is read by more and more.
+CHUNK = 1 << 16
+# An error of JSON so far from the end of what was read is one of the file.
+_CUT = 16
+
+
+def suffix_of(path: Path) -> str:
+    """The end of a file's name without that of its compression: ".jsonl" of "a.jsonl.zst"."""
+    return (path.with_suffix("") if path.suffix in COMPRESSED else path).suffix.lower()
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file is gzip or zstd, by its first bytes."""
+    with path.open("rb") as file:
+        return file.read(4).startswith((GZIP, ZSTD))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The bytes of a file, decompressed.
+
+    Raises:
+        OSError: if there is no such file, or it cannot be read.
+        ImportError: if it is zstd and the package zstandard is missing.
+        ValueError: if compressed data is damaged or ends early, here or while it is read.
+    """
+    with path.open("rb") as raw:
+        start = raw.read(4)
+        raw.seek(0)
+        if start.startswith(GZIP):
+            with gzip.open(raw) as file, _undamaged(path, "gzip"):
+                yield cast(IO[bytes], file)
+        elif start == ZSTD:
+            try:
+                import zstandard
+            except ModuleNotFoundError as error:
+                raise ImportError(f"{path}: zstd needs zstandard; pip install 'gistkit[zstd]' brings it") from error
+            with _undamaged(path, "zstd", zstandard.ZstdError):
+                yield io.BufferedReader(_Frames(raw, zstandard.ZstdDecompressor()), CHUNK)
+        else:
+            yield raw
+
+
+class _Frames(io.RawIOBase):
+    """What zstd frames hold, one after another, as the Pile's files have them.
+
+    zstandard's own reader takes a file that ends within a frame for a whole one.
+    """
+
+    def __init__(self, raw: IO[bytes], decompressor: Any) -> None:
+        self.raw, self.decompressor = raw, decompressor
+        self.frame: Any = None
+        self.coming = b""
+        self.content = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.content:
+            # Little at a time: a few bytes may stand for megabytes.
+            self.coming = self.coming or self.raw.read(4096)
+            if not self.coming:
+                if self.frame is not None:
+                    raise EOFError("the file ended within a frame")
+                return 0
+            self.frame = self.frame or self.decompressor.decompressobj()
+            self.content, self.coming = memoryview(self.frame.decompress(self.coming)), b""
+            if self.frame.eof:
+                self.coming, self.frame = self.frame.unused_data, None
+        part = self.content[: len(buffer)]
+        buffer[: len(part)] = part
+        self.content = self.content[len(part) :]
+        return len(part)
+
+
+@contextmanager
+def _undamaged(path: Path, name: str, *errors: type[Exception]) -> Iterator[None]:
+    damage: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, *errors)
+    try:
+        yield
+    except damage as error:
+        raise ValueError(f"{path}: expected whole {name} data, got damaged data ({error})") from error
+
+
+def lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(number, line with its end) of a file in UTF-8, from 1, without a byte order mark; "\\n" alone ends a line."""
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path}, line {number}: expected UTF-8 text, got byte {line[error.start]:#x} at {error.start}"
+                ) from error
+
+
+def head(path: Path, size: int = 4096) -> str:
+    """The first characters of a file, without a byte order mark; what is not UTF-8 is replaced."""
+    with opened(path) as file:
+        return file.read(size).decode("utf-8-sig", "replace")
+
+
+def records(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where it stands, value) of each JSON line, or of each member of a file that is a JSON array.
+
+    Raises:
+        ValueError: naming the file and the line of what is not JSON.
+    """
+    if head(path).lstrip().startswith("["):
+        for index, value in members(path):
+            yield f"{path}, [{index}]", value
+        return
+    yield from json_lines(path)
+
+
+def json_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where it stands, value) of each line that is not empty; errors as in `records`."""
+    for number, line in lines(path):
+        if line.strip():
+            where = f"{path}, line {number}"
+            try:
+                yield where, json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"{where}: expected a JSON object, got text that is not JSON: {error}") from error
+
+
+def members(path: Path, inside: str | None = None) -> Iterator[tuple[str | int, Any]]:
+    """(key or index, value) of each member of a JSON document, an object or an array, one at a time.
+
+    Args:
+        path: the file.
+        inside: a key of the document whose value is read in its place.
+
+    Raises:
+        ValueError: naming the file and the line of what is not JSON, or if `inside` is not there.
+    """
+    with opened(path) as file:
+        document = _Document(path, io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        found = False
+        for name in document.members():
+            if inside is None:
+                yield name, document.value()
+            elif name == inside:
+                found = True
+                for index in document.members():
+                    yield index, document.value()
+            else:
+                document.value()
+        if document.peek():
+            raise document.error(f"the end of the file, got {document.peek()!r}")
+        if inside is not None and not found:
+            raise ValueError(f"{path}: expected the key {inside!r}, got a document without it")
+
+
+def rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """(where it stands, {column: cell}) of each row of a CSV file with a header; a row may have several lines.
+
+    Raises:
+        ValueError: naming the line of a row that has not as many cells as the header.
+    """
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    with opened(path) as file:
+        reader = csv.reader(_decoded(path, io.TextIOWrapper(file, "utf-8-sig", newline="")))
+        columns = next(reader, [])
+        start = reader.line_num
+        for cells in reader:
+            where, start = f"{path}, line {start + 1}", reader.line_num
+            if cells and len(cells) != len(columns):
+                raise ValueError(f"{where}: expected {len(columns)} cells as in the header, got {len(cells)}")
+            if cells:
+                yield where, dict(zip(columns, cells, strict=True))
+
+
+def _decoded(path: Path, file: io.TextIOWrapper) -> Iterator[str]:
+    try:
+        yield from file
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected UTF-8 text, got byte {error.object[error.start]:#x} in it") from error
+
+
+class _Document:
+    """A JSON document that is read from its beginning on; what was read is forgotten."""
+
+    def __init__(self, path: Path, file: io.TextIOWrapper) -> None:
+        self.path, self.file = path, file
+        self.text, self.at, self.line = "", 0, 1
+        self.decode = json.JSONDecoder().raw_decode
+
+    def peek(self) -> str:
+        """The next character that is no space; "" at the end."""
+        while True:
+            while self.at < len(self.text):
+                if self.text[self.at] not in " \t\r\n":
+                    return self.text[self.at]
+                self.at += 1
+            if not self._fill():
+                return ""
+
+    def take(self, expected: str) -> str:
+        """The next character, one of those expected."""
+        got = self.peek()
+        if not got or got not in expected:
+            raise self.error(f"{' or '.join(expected)}, got {repr(got) if got else 'the end of the file'}")
+        self.at += 1
+        return got
+
+    def value(self) -> Any:
+        """The next value."""
+        self.peek()
+        while True:
+            try:
+                value, end = self.decode(self.text, self.at)
+            except RecursionError as error:
+                raise self.error("JSON, got objects inside each other too deep to read") from error
+            except json.JSONDecodeError as error:
+                # What is cut off at the end of what was read may go on.
+                broken = not error.msg.startswith("Unterminated string") and error.pos + _CUT < len(self.text)
+                if broken or not self._fill():
+                    self.at = min(error.pos, len(self.text))
+                    raise self.error(f"JSON, got text that is not: {error.msg}") from error
+                continue
+            # A number may go on.
+            if end < len(self.text) or not self._fill():
+                self.at = end
+                return value
+
+    def members(self) -> Iterator[str | int]:
+        """The key or the index of each member of the next value, which whoever asks has to read before the next."""
+        opening = self.take("[{")
+        closing = "]" if opening == "[" else "}"
+        if self.peek() == closing:
+            self.take(closing)
+            return
+        index = 0
+        while True:
+            name: str | int = index
+            if opening == "{":
+                if self.peek() != '"':
+                    raise self.error(f"a key, got {self.peek()!r}")
+                name = self.value()
+                self.take(":")
+            yield name
+            index += 1
+            if self.take("," + closing) == closing:
+                return
+
+    def error(self, expected: str) -> ValueError:
+        line = self.line + self.text.count("\n", 0, self.at)
+        return ValueError(f"{self.path}, line {line}: expected {expected}")
+
+    def _fill(self) -> bool:
+        """Reads on, as much as there is of an unread value at least; False at the end."""
+        try:
+            more = self.file.read(max(CHUNK, len(self.text) - self.at))
+        except UnicodeDecodeError as error:
+            raise self.error(f"UTF-8 text, got byte {error.object[error.start]:#x} behind it") from error
+        if not more:
+            return False
+        self.line += self.text.count("\n", 0, self.at)
+        self.text, self.at = self.text[self.at :] + more, 0
+        return True

@@ -1,0 +1,106 @@
+"""Sets of questions: the files, folders and names of the hub that hold them, and MRQA's domains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from gistkit.formats import files, hub
+from gistkit.formats.folders import folder_questions, is_one_set
+from gistkit.formats.questions import Asked, file_questions, of_records
+
+SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson")
+IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
+# MRQA's sets by the letters that their names begin with (Fisch et al., 2019); EPL's Tables 16 and 17.
+DOMAINS = {
+    **dict.fromkeys(("squad", "newsqa", "triviaqa", "searchqa", "hotpotqa", "naturalquestions"), IN_DOMAIN),
+    **dict.fromkeys(("bioasq", "drop", "duorc", "race", "relationextraction", "textbookqa"), OUT_OF_DOMAIN),
+}
+
+
+class QuestionSet(NamedTuple):
+    """A set of questions: its name, its file or folder, and for one of MRQA's files "in-domain" or "out-of-domain"."""
+
+    name: str
+    path: Path
+    domain: str | None = None
+
+
+def read_questions(path: str | Path, split: str | None = None) -> Iterator[Asked]:
+    """The questions of a set, one at a time.
+
+    Args:
+        path: a file (`gistkit.formats.questions` lists the formats), a folder that is one data set
+            (`gistkit.formats.folders`), or "hf:owner/name" or "hf:owner/name:configuration" of the Hugging Face hub,
+            whose rows are in one of these formats; that needs the package `datasets` and a network.
+        split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
+            "train" of a name.
+
+    Raises:
+        OSError: if there is no such file.
+        ImportError: if a package is missing that reads it.
+        ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
+    """
+    if (name := hub.name_of(path)) is not None:
+        yield from of_records(hub.rows(name, split or "train"))
+    elif Path(path).is_dir():
+        yield from folder_questions(Path(path), split)
+    else:
+        yield from file_questions(Path(path))
+
+
+def question_sets(paths: Sequence[str | Path]) -> list[QuestionSet]:
+    """The sets of files, folders and names as in `read_questions`; in a folder of several sets each file is one.
+
+    Raises:
+        FileNotFoundError: if a path is not there, or a folder has no file of questions.
+        ValueError: if two sets have the same name.
+    """
+    found: dict[str, QuestionSet] = {}
+    for root in map(Path, paths):
+        if (hub_name := hub.name_of(root)) is not None:
+            found[hub_name] = QuestionSet(hub_name, root)
+            continue
+        if not root.exists():
+            raise FileNotFoundError(f"{root}: expected a file of questions or a folder of them, got none there")
+        several = root.is_dir() and not is_one_set(root)
+        for path in _files(root) if several else [root]:
+            name = _name(path)
+            if name in found and several:
+                name = str(path.relative_to(root))
+            if name in found:
+                raise ValueError(f"questions: expected sets of different names, got {found[name].path} and {path}")
+            found[name] = QuestionSet(name, path, _domain(path))
+    return list(found.values())
+
+
+def _files(folder: Path) -> list[Path]:
+    chosen = sorted(path for path in folder.rglob("*") if path.is_file() and files.suffix_of(path) in SUFFIXES)
+    if not chosen:
+        raise FileNotFoundError(f"{folder}: expected {', '.join(SUFFIXES)} files of questions, got none")
+    return chosen
+
+
+def _name(path: Path) -> str:
+    if path.is_dir():
+        return path.resolve().name
+    return (path.with_suffix("") if path.suffix in files.COMPRESSED else path).stem
+
+
+def _domain(path: Path) -> str | None:
+    """The domain of a file that begins with MRQA's header; its own name counts, where the header has no known one."""
+    if path.is_dir():
+        return None
+    try:
+        header = json.loads(files.head(path).lstrip().split("\n", 1)[0])["header"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    names = (header.get("dataset") if isinstance(header, dict) else None, path.name)
+    for name in names:
+        letters = "".join(filter(str.isalpha, str(name).lower()))
+        for beginning, domain in DOMAINS.items():
+            if letters.startswith(beginning):
+                return domain
+    return None

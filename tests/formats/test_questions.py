@@ -1,0 +1,412 @@
+"""Questions in every format that data sets are published in: small files written by hand, and what is wrong in them."""
+
+import gzip
+import json
+
+import pytest
+
+from gistkit.evaluate import iter_questions, load_questions, summary_template
+from gistkit.evaluate.prompts import Markers
+from gistkit.formats import question_sets, read_questions
+
+TEMPLATE = "Q: {question} A:"
+
+
+def written(path, content):
+    """A file of JSON lines, of a JSON document, or of text as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, list):
+        content = "".join(json.dumps(row) + "\n" for row in content)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+def asked(path, split=None):
+    """(context, question, answers) of every question."""
+    return [each[1:] for each in read_questions(path, split)]
+
+
+MRQA = [
+    {"header": {"dataset": "HotpotQA", "split": "dev"}},
+    {
+        "id": "a",
+        "context": "The well is dry . [SEP] The mill stands still .",
+        "context_tokens": [["The", 0]],
+        "qas": [
+            {
+                "qid": "1",
+                "question": "What is dry ?",
+                "question_tokens": [["What", 0]],
+                "detected_answers": [{"text": "The well", "char_spans": [[0, 7]], "token_spans": [[0, 1]]}],
+                "answers": ["The well"],
+            },
+            {"qid": "2", "question": "What stands ?", "answers": ["The mill", "the mill"]},
+        ],
+    },
+]
+MRQA_ASKED = [
+    (MRQA[1]["context"], "What is dry ?", ("The well",)),
+    (MRQA[1]["context"], "What stands ?", ("The mill", "the mill")),
+]
+SQUAD = {
+    "version": "v2.0",
+    "data": [
+        {
+            "title": "Wells",
+            "paragraphs": [
+                {
+                    "context": "The well is dry since May.",
+                    "qas": [
+                        {
+                            "id": "1",
+                            "question": "Since when is it dry?",
+                            "answers": [{"text": text, "answer_start": 18} for text in ("May", "since May", "May")],
+                            "is_impossible": False,
+                        },
+                        {
+                            "id": "2",
+                            "question": "Who dug it?",
+                            "answers": [],
+                            "plausible_answers": [{"text": "May", "answer_start": 22}],
+                            "is_impossible": True,
+                        },
+                    ],
+                }
+            ],
+        },
+        {
+            "title": "Mills",
+            "paragraphs": [
+                {
+                    "context": "A mill grinds.",
+                    "qas": [{"id": "3", "question": "What grinds?", "answers": [{"text": "A mill"}]}],
+                }
+            ],
+        },
+    ],
+}
+SQUAD_ASKED = [
+    ("The well is dry since May.", "Since when is it dry?", ("May", "since May")),
+    ("A mill grinds.", "What grinds?", ("A mill",)),
+]
+DATE = {"day": "", "month": "", "year": ""}
+DROP = {
+    "nfl_1": {
+        "passage": "They won 3 of 5 games in May 1950.",
+        "qa_pairs": [
+            {
+                "question": "How many games were lost?",
+                "answer": {"number": "2", "date": DATE, "spans": []},
+                "query_id": "1",
+                "validated_answers": [
+                    {"number": "2", "date": DATE, "spans": []},
+                    {"number": "", "date": DATE, "spans": ["two"]},
+                    {"number": "", "date": DATE, "spans": []},
+                ],
+            },
+            {
+                "question": "When was it?",
+                "answer": {"number": "", "date": {"day": "", "month": "May", "year": "1950"}, "spans": []},
+                "query_id": "2",
+            },
+        ],
+        "wiki_url": "none",
+    },
+    "nfl_2": {
+        "passage": "Ann and Bob ran.",
+        "qa_pairs": [{"question": "Who ran?", "answer": {"number": "", "date": {}, "spans": ["Ann", "Bob"]}}],
+    },
+}
+DROP_ASKED = [
+    ("They won 3 of 5 games in May 1950.", "How many games were lost?", ("2", "two")),
+    ("They won 3 of 5 games in May 1950.", "When was it?", ("May 1950",)),
+    ("Ann and Bob ran.", "Who ran?", ("Ann, Bob",)),
+]
+RACE = {
+    "article": "Ann found a coin. She gave it away.",
+    "questions": ["What did Ann find?", "Ann gave it _ ."],
+    "options": [["A coin.", "A key.", "A dog.", "A hat."], ["back", "away", "up", "in"]],
+    "answers": ["A", "B"],
+    "id": "high1.txt",
+}
+RACE_ASKED = [
+    (RACE["article"], "What did Ann find?\nA. A coin.\nB. A key.\nC. A dog.\nD. A hat.", ("A coin.",)),
+    (RACE["article"], "Ann gave it _ .\nA. back\nB. away\nC. up\nD. in", ("away",)),
+]
+ALPACA = [
+    {"instruction": "Name the colour.", "input": "grass", "output": "Green", "source": "alpaca"},
+    {"instruction": "Name a fruit.", "input": "", "output": "Plum", "source": "self_instruct"},
+    {"instruction": "Say nothing.", "input": "", "output": "", "source": "self_instruct"},
+]
+ALPACA_ASKED = [("Name the colour.", "grass", ("Green",)), ("Name a fruit.", "", ("Plum",))]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("mrqa.jsonl", MRQA, MRQA_ASKED),
+        ("squad.json", SQUAD, SQUAD_ASKED),
+        ("squad_1.json", {"data": SQUAD["data"], "version": "1.1"}, SQUAD_ASKED),
+        ("indented.json", json.dumps(SQUAD, indent=2), SQUAD_ASKED),
+        ("drop.json", DROP, DROP_ASKED),
+        ("drop_indented.json", json.dumps(DROP, indent=4), DROP_ASKED),
+        ("race.jsonl", [RACE], RACE_ASKED),
+        ("alpaca.json", json.dumps(ALPACA), ALPACA_ASKED),
+        ("self_instruct.jsonl", ALPACA, ALPACA_ASKED),
+        ("alpaca.csv", 'instruction,input,output\n"Name, please, the\ncolour.",grass,Green\n', [
+            ("Name, please, the\ncolour.", "grass", ("Green",))
+        ]),
+        ("pwc.jsonl", [{"input": "A well.", "prompt": "What is it?", "answer": "A well"}], [
+            ("A well.", "What is it?", ("A well",))
+        ]),
+        ("cnn.jsonl", [
+            {"article": "It rained.", "highlights": "Rain .", "id": "1"}, {"article": "", "highlights": "x"}
+        ], [("It rained.", None, ("Rain .",))]),
+        ("squad_rows.jsonl", [
+            {"context": "A mill.", "question": "What?", "answers": {"text": ["A mill", "A mill"], "answer_start": [0]}},
+            {"context": "A mill.", "question": "Why?", "answers": {"text": [], "answer_start": []}},
+        ], [("A mill.", "What?", ("A mill",))]),
+        ("race_rows.jsonl", [
+            {"article": "Ann ran.", "question": "Who?", "options": ["Bob", "Ann"], "answer": "B", "example_id": "x"}
+        ], [("Ann ran.", "Who?\nA. Bob\nB. Ann", ("Ann",))]),
+        ("drop_rows.jsonl", [
+            {"passage": "Ann, Bob.", "question": "Who?", "answers_spans": {"spans": ["Ann", "Bob"], "types": ["span"]}}
+        ], [("Ann, Bob.", "Who?", ("Ann, Bob",))]),
+        ("narrative_rows.jsonl", [
+            {
+                "document": {"id": "1", "summary": {"text": "A king rules."}},
+                "question": {"text": "Who rules?"},
+                "answers": [{"text": "A king"}, {"text": "the king"}],
+            }
+        ], [("A king rules.", "Who rules?", ("A king", "the king"))]),
+    ],
+)  # fmt: skip
+def test_every_format_is_known_by_what_it_holds(tmp_path, name, content, expected):
+    path = written(tmp_path / name, content)
+    assert asked(path) == expected
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert asked(tmp_path / f"{name}.gz") == expected
+    # The bytes say that it is compressed, not the name.
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    assert asked(path) == expected
+
+
+def test_zstd_of_several_frames(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    lines = [json.dumps(row).encode() + b"\n" for row in MRQA]
+    path = tmp_path / "mrqa.jsonl.zst"
+    path.write_bytes(b"".join(zstandard.compress(line) for line in lines))
+    assert asked(path) == MRQA_ASKED
+    (tmp_path / "squad.json.zst").write_bytes(zstandard.compress(json.dumps(SQUAD).encode()))
+    assert asked(tmp_path / "squad.json.zst") == SQUAD_ASKED
+    path.write_bytes(zstandard.compress(b"".join(lines))[:-20])
+    with pytest.raises(ValueError, match=r"mrqa\.jsonl\.zst.*: expected "):
+        asked(path)
+
+
+def test_zstd_without_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    (tmp_path / "a.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(ImportError, match=r"a\.jsonl\.zst: zstd needs zstandard; pip install 'gistkit\[zstd\]'"):
+        asked(tmp_path / "a.jsonl.zst")
+
+
+def test_narrativeqa_is_a_folder_with_summaries_beside(tmp_path):
+    head = "document_id,set,summary,summary_tokenized\n"
+    written(
+        tmp_path / "third_party/wikipedia/summaries.csv",
+        f'{head}d1,train," A king rules,\nlong ago.",x\nd2,valid,A boat sinks.,x\nd3,test,A boy runs.,x\n',
+    )
+    head = "document_id,set,question,answer1,answer2,question_tokenized,answer1_tokenized,answer2_tokenized\n"
+    questions = (
+        "d1,train,Who rules?,A king,the king,x,x,x\nd2,valid,What sinks?,A boat,,x,x,x\nd3,test,Who?,a,b,x,x,x\n"
+    )
+    written(tmp_path / "qaps.csv", head + questions)
+    train = ("A king rules,\nlong ago.", "Who rules?", ("A king", "the king"))
+    assert asked(tmp_path, "train") == [train]
+    assert asked(tmp_path, "validation") == [("A boat sinks.", "What sinks?", ("A boat",))]
+    assert [each[0] for each in asked(tmp_path)] == [train[0], "A boat sinks.", "A boy runs."]
+    assert [each.name for each in question_sets([tmp_path])] == [tmp_path.name]
+    with pytest.raises(ValueError, match="split: expected one of train, validation, test, got 'valid'"):
+        asked(tmp_path, "valid")
+    written(tmp_path / "qaps.csv", f"{head}d1,train,Who?,a,b,x,x,x\nd9,train,Who?,a,b,x,x,x\n")
+    with pytest.raises(ValueError, match=r"qaps\.csv, line 3, 'document_id': expected one of .*\.csv, got 'd9'"):
+        asked(tmp_path, "train")
+    written(tmp_path / "qaps.csv", "document_id,set,question\nd1,train,Who?\n")
+    with pytest.raises(ValueError, match=r"qaps\.csv, line 2, 'answer1': expected a column of this name"):
+        asked(tmp_path, "train")
+    written(tmp_path / "qaps.csv", f"{head}d1,train,Who?\n")
+    with pytest.raises(ValueError, match=r"qaps\.csv, line 2: expected 8 cells as in the header, got 3"):
+        asked(tmp_path, "train")
+
+
+def test_fairytaleqa_asks_about_whole_stories(tmp_path):
+    head = "question_id,local-or-sum,cor_section,attribute1,attribute2,question,ex-or-im1,answer1,answer2,answer3"
+    for split, name in (("train", "the-goose"), ("val", "the-fox")):
+        base = tmp_path / "data-by-train-split"
+        written(base / f"section-stories/{split}/{name}-story.csv", f'section,text\n1,"{name}, one."\n2,It ended.\n')
+        rows = f"{head},ex-or-im2,answer4,answer5,answer6\n1,local,1,a,,Who?,explicit,it,,,explicit,{name},it,\n"
+        written(base / f"questions/{split}/{name}-questions.csv", rows)
+    # The published data has every file twice.
+    written(tmp_path / "data-by-origin/questions/green/the-fox-questions.csv", "none of these\n")
+    assert asked(tmp_path, "train") == [("the-goose, one.\nIt ended.", "Who?", ("it", "the-goose"))]
+    assert asked(tmp_path, "validation") == [("the-fox, one.\nIt ended.", "Who?", ("it", "the-fox"))]
+    assert len(asked(tmp_path)) == 2
+    with pytest.raises(FileNotFoundError, match="expected files in a folder test, got none"):
+        asked(tmp_path, "test")
+
+
+def test_race_and_stories_are_folders(tmp_path):
+    for split in ("train", "dev"):
+        written(tmp_path / f"RACE/{split}/high/1.txt", RACE)
+        written(tmp_path / f"RACE/{split}/middle/2.txt", RACE | {"article": split})
+    assert [each[0] for each in asked(tmp_path / "RACE", "validation")] == [RACE["article"]] * 2 + ["dev"] * 2
+    assert len(asked(tmp_path / "RACE")) == 8
+    # One split alone is that, whichever is asked for.
+    assert len(asked(tmp_path / "RACE" / "train", "validation")) == 4
+    story = "It rained .\n\nThe mill stood .\n\n@highlight\n\nRain fell\n\n@highlight\n\nA mill stood\n"
+    written(tmp_path / "cnn/stories/a.story", story)
+    written(tmp_path / "cnn/stories/b.story", "\n@highlight\n\nNothing\n")
+    assert asked(tmp_path / "cnn") == [("It rained .\nThe mill stood .", None, ("Rain fell\nA mill stood",))]
+    written(tmp_path / "cnn/stories/b.story", "No highlights .\n")
+    with pytest.raises(ValueError, match=r"b\.story: expected a line @highlight"):
+        asked(tmp_path / "cnn")
+    written(tmp_path / "RACE/train/high/1.txt", "[1")
+    with pytest.raises(ValueError, match=r"high/1\.txt: expected a JSON object"):
+        asked(tmp_path / "RACE", "train")
+
+
+def test_a_summary_is_asked_for_in_the_papers_words(tmp_path):
+    path = written(tmp_path / "cnn.jsonl", [{"article": "It rained.", "highlights": "Rain ."}])
+    (example,) = load_questions(path, template=TEMPLATE)
+    assert example.question == "Q: Please summarize the above document in one sentence. A:"
+    (example,) = load_questions(path, template=TEMPLATE, summary_template=summary_template(Markers("<", ">")))
+    assert example.context == "<It rained."
+    assert example.question == "\nPlease summarize the above document in one sentence.>"
+    with pytest.raises(ValueError, match=r"summary_template: expected a text with \{context\} once in it, got 'x'"):
+        load_questions(path, summary_template="x")
+    # A question that is empty is none about a summary.
+    alpaca = written(tmp_path / "alpaca.jsonl", ALPACA)
+    questions = [each.question for each in load_questions(alpaca, template=TEMPLATE, summary_template="S {context}")]
+    assert questions == ["Q: grass A:", "Q:  A:"]
+
+
+def broken(change, document):
+    """The document with a change in it."""
+    copy = json.loads(json.dumps(document))
+    change(copy)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", broken(lambda d: d["data"][1]["paragraphs"][0].pop("context"), SQUAD),
+         r"a\.json, data\[1\], 'paragraphs'\[0\], 'context': expected a text that is not empty, got None"),
+        ("a.json", broken(lambda d: d["data"][0]["paragraphs"][0]["qas"][0].update(answers=[]), SQUAD),
+         r"'qas'\[0\], 'answers': expected at least one, or is_impossible, got \[\]"),
+        ("a.json", broken(lambda d: d["data"].append(7), SQUAD), r"data\[2\]: expected a JSON object, got int"),
+        ("a.json", '{"version": "1.1", "data": [\n{"paragraphs": []},\n{"paragraphs": [}]}', "line 3: expected JSON"),
+        ("a.json", '{"data": [\n{"paragraphs": []}\n], "version": ', "line 3: expected JSON, got text that is not"),
+        ("a.json", '{"data": [\n{"paragraphs": []}\n]}\n}', r"line 4: expected the end of the file, got '\}'"),
+        ("a.json", '{"data": [{"paragraphs": []} 7]}', r"line 1: expected , or \], got '7'"),
+        ("a.json", '{"data": [], 7: 8}', "line 1: expected a key, got '7'"),
+        ("a.json", broken(lambda d: d["nfl_2"].pop("passage"), DROP), r"a\.json, 'nfl_2', 'passage': expected a text"),
+        ("a.json", broken(lambda d: d["nfl_1"]["qa_pairs"][1]["answer"].update(date=DATE), DROP),
+         r"'nfl_1', 'qa_pairs'\[1\], 'answer': expected a number, spans or a date"),
+        ("a.jsonl", [RACE | {"answers": ["A", "E"]}], r"'questions'\[1\], 'answer': expected a letter from A to D"),
+        ("a.jsonl", [RACE | {"options": [["x"]]}], r"line 1, 'options': expected a list of options for each of 2"),
+        ("a.jsonl", [{"input": "a", "prompt": 7, "answer": "b"}], "line 1, 'prompt': expected a text .*, got 7"),
+        ("a.jsonl", [{"article": "a", "highlights": ""}], "line 1, 'highlights': expected a text that is not empty"),
+        ("a.jsonl", [{"instruction": "", "output": "b"}], "line 1, 'instruction': expected a text that is not empty"),
+        ("a.json", "[\n7]", r"a\.json, \[0\]: expected a JSON object, got int"),
+        ("a.json", '[{"header": 1},\n{"a": tru}]', "line 2: expected JSON, got text that is not"),
+        ("a.csv", "instruction,output\nx,y\nx\n", r"a\.csv, line 3: expected 2 cells as in the header, got 1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_file_line_and_field(tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        asked(written(tmp_path / name, content))
+
+
+def test_damaged_files_are_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(gzip.compress(b'{"a": 1}\n' * 99)[:-12])
+    with pytest.raises(ValueError, match=r"a\.jsonl: expected whole gzip data, got damaged data"):
+        asked(path)
+    path.write_bytes(b'{"context": "c", "question": "q", "answers": ["a"]}\n{"context": "\xff"}')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: expected UTF-8 text, got byte 0xff at 13"):
+        asked(path)
+    path.write_bytes(b'[{"context": "\xff"}]')
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 1: expected UTF-8 text, got byte 0xff"):
+        asked(path)
+
+
+def test_only_what_is_asked_for_is_read(tmp_path):
+    path = written(tmp_path / "a.jsonl", MRQA)
+    with path.open("a") as file:
+        file.write("this is no JSON\n")
+    examples = iter_questions(path)
+    assert [next(examples).answers, next(examples).answers] == [("The well",), ("The mill", "the mill")]
+    with pytest.raises(ValueError, match="line 3: expected a JSON object"):
+        next(examples)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 16])
+def test_documents_are_read_in_pieces_of_any_size(tmp_path, monkeypatch, size):
+    monkeypatch.setattr("gistkit.formats.files.CHUNK", size)
+    document = [1, -2.5e3, 'ä \\ " ☃ 😀', None, True, {"a": [{}, []], "b": "x" * 300}, [], 12]
+    # Escaped characters of two parts may be cut between them.
+    path = written(tmp_path / "a.json", json.dumps(document, indent=1) + " \n")
+    from gistkit.formats import members
+
+    assert [value for _, value in members(path)] == document
+    assert asked(written(tmp_path / "squad.json", SQUAD)) == SQUAD_ASKED
+
+
+def test_the_sets_of_mrqa_have_domains(tmp_path):
+    names = {"in": ["SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort"]}
+    names["out"] = ["BioASQ", "DROP", "DuoRC.ParaphraseRC", "RACE", "RelationExtraction", "TextbookQA"]
+    for domain, each in names.items():
+        for name in each:
+            path = tmp_path / domain / f"{name}.jsonl.gz"
+            path.parent.mkdir(exist_ok=True)
+            header = {"header": {"dataset": name.split(".")[0], "split": "dev"}}
+            path.write_bytes(gzip.compress("\n".join(map(json.dumps, [header, MRQA[1]])).encode()))
+    sets = question_sets([tmp_path])
+    assert {each.name: each.domain for each in sets} == dict.fromkeys(names["in"], "in-domain") | dict.fromkeys(
+        names["out"], "out-of-domain"
+    )
+    assert all(asked(each.path) == MRQA_ASKED for each in sets)
+    # Of SQuAD's own file it is not known.
+    squad = written(tmp_path / "dev-v1.1.json", SQUAD)
+    assert question_sets([squad]) == [("dev-v1.1", squad, None)]
+    other = tmp_path / "other"
+    (other / "SQuAD.jsonl").parent.mkdir()
+    written(other / "SQuAD.jsonl", MRQA)
+    with pytest.raises(ValueError, match=r"questions: expected sets of different names, got .*SQuAD"):
+        question_sets([tmp_path / "in" / "SQuAD.jsonl.gz", other / "SQuAD.jsonl"])
+    with pytest.raises(FileNotFoundError, match="none: expected a file of questions or a folder of them"):
+        question_sets([tmp_path / "none"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"empty: expected \.csv, \.json, \.jsonl, \.ndjson files of questions"):
+        question_sets([tmp_path / "empty"])
+
+
+def test_names_of_the_hub_are_streamed(monkeypatch):
+    import sys
+    import types
+
+    calls = []
+
+    def load_dataset(*arguments, **options):
+        calls.append((arguments, options))
+        return iter([MRQA[1], ALPACA[0]])
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    assert asked("hf:owner/name:small", "validation") == [*MRQA_ASKED, ALPACA_ASKED[0]]
+    assert calls == [(("owner/name", "small"), {"split": "validation", "streaming": True})]
+    assert question_sets(["hf:owner/name"])[0].name == "owner/name"
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ImportError, match="pip install datasets"):
+        asked("hf:owner/name")
