@@ -34,7 +34,10 @@ __all__ = [
     "rope",
     "window_pool",
 ]
-_PACKAGES = ("ask", "compress", "evaluate", "formats", "hf", "inspect", "layouts", "nn", "ops", "studies", "train", "viz")
+_PACKAGES = (
+    *("ask", "compress", "evaluate", "formats", "hf", "inspect"),
+    *("layouts", "nn", "ops", "studies", "train", "viz"),
+)
 
 
 # Loaded at first use, so that gistkit.info can report a compiled part that does not load.
