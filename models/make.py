@@ -1,10 +1,12 @@
 """Trains the compressors of this folder: a number of steps at a sitting, from where the last one ended.
 
-A sitting that is interrupted (Ctrl-C) ends after its step; the same command goes on with it, to the bit while its
-checkpoint in runs/models is there, and else from the weights in this folder. Each sitting writes the weights in
-bfloat16, a line of history.jsonl, and the card.
+A sitting that is interrupted (Ctrl-C, SIGTERM, or the end of --minutes) pauses after its step; the same command goes on
+with it, to the bit while its checkpoint in runs/models is there, and else from the weights in this folder. Each sitting
+writes the weights in bfloat16, a line of history.jsonl, and the card.
 
 example: OMP_NUM_THREADS=1 python models/make.py smollm2-x500-4x --steps 2500
+example: OMP_NUM_THREADS=1 python models/make.py smollm2-x500-4x --steps 2500 --minutes 50
+example: python models/make.py smollm2-x500-4x --steps 10000 --batch 80 --minutes 25    # on a GPU
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +36,7 @@ from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine
 from gistkit.train import Recipe, Trainer, read_metrics
+from gistkit.train.batches import Batch
 
 FOLDER = Path(__file__).resolve().parent
 RUNS = FOLDER.parent / "runs" / "models"
@@ -65,8 +69,9 @@ class Model:
         method, settings: of `gistkit.compress.METHODS`, and its arguments.
         rank: of LoRA on queries, keys, values and outputs.
         stages: one after another.
-        batch, learning_rate, warmup, decay: of `Recipe`, for each sitting: every one ends with a falling learning rate,
-            so that its weights can be used.
+        batch: contexts a step, where a sitting has no number of its own.
+        learning_rate, warmup, decay: of `Recipe`, for each sitting: every one ends with a falling learning rate, so
+            that its weights can be used.
     """
 
     method: str
@@ -81,10 +86,12 @@ class Model:
 
 
 RECONSTRUCT = Stage(600, {"ae": 1.0}, 32, 128)
-ALL = Stage(30_000, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 128)
+ALL = Stage(2400, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 128)
+# Documents are of many chunks.
+CHUNKS = Stage(30_000, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 512)
 MODELS = {
     "smollm2-x500-4x": Model(
-        "x500", {"chunk": 128, "ratio": 4, "layout": "epl"}, (RECONSTRUCT, ALL)
+        "x500", {"chunk": 128, "ratio": 4, "layout": "epl"}, (RECONSTRUCT, ALL, CHUNKS)
     ),
 }  # fmt: skip
 
@@ -95,6 +102,7 @@ class Sitting:
 
     Args:
         first, last, until: counted over all sittings; `last` is below `until` in one that was interrupted.
+        batch: contexts a step.
         tokens: of contexts, continuations and questions read.
         seconds: of training.
         held_out: losses at the end, by name, in nats a token.
@@ -105,11 +113,25 @@ class Sitting:
     first: int
     last: int
     until: int
+    batch: int = 4
     tokens: int = 0
     seconds: float = 0.0
     held_out: dict[str, float] = field(default_factory=dict)
     measured: dict[str, Any] = field(default_factory=dict)
     machine: dict[str, Any] = field(default_factory=dict)
+
+
+class Until(Passages):
+    """Passages that end the training after a step, as Ctrl-C does, once it is `deadline` by the monotonic clock."""
+
+    deadline = float("inf")
+
+    def __call__(self, step: int) -> Batch:
+        """As in `Passages`."""
+        if time.monotonic() >= self.deadline:
+            # The trainer holds it until the step's end.
+            signal.raise_signal(signal.SIGINT)
+        return super().__call__(step)
 
 
 def history(folder: Path) -> list[Sitting]:
@@ -157,13 +179,18 @@ def parts(stages: Sequence[Stage], first: int, until: int) -> list[tuple[Stage, 
     return found
 
 
-def sit(name: str, steps: int, contexts: int) -> Sitting:
+def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadline: float = float("inf")) -> Sitting:
     """Trains for a sitting, or to the end of the last one if that was interrupted; writes what it gave.
 
     Args:
         name: of `MODELS`.
         steps: of a new sitting.
         contexts: that a whole sitting is measured on, in each domain; 0: it is not.
+        batch: contexts a step of a new sitting; None: the model's.
+        deadline: by the monotonic clock, after which it pauses.
+
+    Raises:
+        Interrupted: after a pause, when all is written.
     """
     model, folder = MODELS[name], FOLDER / name
     before = history(folder)
@@ -173,7 +200,7 @@ def sit(name: str, steps: int, contexts: int) -> Sitting:
         now.last = now.first
     else:
         first = before[-1].last if before else 0
-        now = Sitting(first, first, first + steps)
+        now = Sitting(first, first, first + steps, batch=batch or model.batch)
     corpus = manuals()
     start = folder if before else None
     compressor = new_compressor(model) if start is None else Compressor.from_pretrained(start, load_smollm2()[0])
@@ -185,10 +212,11 @@ def sit(name: str, steps: int, contexts: int) -> Sitting:
         out = work / f"{now.first}" / f"{index}"
         compressor.set_losses(dict(stage.losses))
         recipe = Recipe(
-            steps=count, batch=model.batch, learning_rate=model.learning_rate, warmup=model.warmup,
+            steps=count, batch=now.batch, learning_rate=model.learning_rate, warmup=model.warmup,
             decay=model.decay if index == len(sections) - 1 else 0.0, weight_decay=0.0, seed=now.first + index,
         )  # fmt: skip
-        passages = Passages(corpus, stage.shortest, stage.longest, stage.continuation, model.batch, recipe.seed)
+        passages = Until(corpus, stage.shortest, stage.longest, stage.continuation, now.batch, recipe.seed)
+        passages.deadline = deadline
         trainer = Trainer(
             compressor, passages, recipe, out, precision=model.precision, cpu=not torch.cuda.is_available(),
             eval_every=250, held_out=32, save_every=10**9,
@@ -238,16 +266,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--steps", type=int, default=2500, help="of the sitting (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="contexts a step of the sitting (default: the model's, for a CPU)")
+    parser.add_argument("--minutes", type=float, help="after which the sitting pauses (default: at its end alone)")
     parser.add_argument(
         "--contexts", type=int, default=64, help="to measure it on in each domain; 0: none (default: %(default)s)"
     )
     options = parser.parse_args()
     start = time.monotonic()
+    deadline = float("inf") if options.minutes is None else start + 60 * options.minutes
     try:
-        found = sit(options.model, options.steps, options.contexts)
+        found = sit(options.model, options.steps, options.contexts, batch=options.batch, deadline=deadline)
     except Interrupted as error:
         print(f"{error}; the weights are in {FOLDER / options.model}", file=sys.stderr)
-        return 128 + error.number
+        return 128 + error.number if time.monotonic() < deadline else 0
     print(json.dumps(vars(found)), f"{(time.monotonic() - start) / 60:.1f} minutes")
     return 0
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from manual_questions import examples
 from passages import Passages
 from texts import manuals, other_domain
 
@@ -22,6 +24,8 @@ from gistkit.train import Corpus
 
 # Tokens of a context, of what follows it, and of an answer.
 CONTEXT, FOLLOWING, ANSWER = 128, 64, 24
+# Tokens of the part of a page that a question written by hand is about.
+PAGE = 512
 
 
 def measure(compressor: Compressor, corpus: Corpus, count: int, *, progress: bool = True) -> dict[str, float]:
@@ -59,6 +63,26 @@ def measure(compressor: Compressor, corpus: Corpus, count: int, *, progress: boo
     }
 
 
+def asked(
+    compressor: Compressor, questions: Sequence[Example], tokenizer: Any, *, progress: bool = True
+) -> dict[str, float]:
+    """Figures on questions about pages.
+
+    Returns:
+        "count" of the questions; and of NAME "none", "memory" and "full", the context that is read: NAME, exact answers
+        in percent; NAME_within, answers with the right one within; NAME_f1, the F1 of words, in percent.
+    """
+    rows = run(
+        compressor, tokenizer, questions, tasks=("qa",), max_new_tokens=ANSWER, batch_size=10, progress=progress
+    ).rows
+    found: dict[str, float] = {"count": len(questions)}
+    for name, row in zip(("none", "memory", "full"), rows, strict=True):
+        found[name] = row.metrics["qa_exact_match"]
+        found[f"{name}_within"] = row.metrics["qa_contains_answer"]
+        found[f"{name}_f1"] = row.metrics["qa_token_f1"]
+    return found
+
+
 def answers_of(batch: dict[str, Any], tokenizer: Any) -> list[str]:
     """The answers of a batch as text."""
     return [tokenizer.decode([token for token in row if token >= 0], skip_special_tokens=True)
@@ -66,8 +90,12 @@ def answers_of(batch: dict[str, Any], tokenizer: Any) -> list[str]:
 
 
 def measured(compressor: Compressor, count: int) -> dict[str, dict[str, float]]:
-    """The figures on held-out pages of the manuals, and on the pages of another domain."""
-    return {"manuals": measure(compressor, manuals(), count), "other": measure(compressor, other_domain(), count)}
+    """The figures on held-out pages of the manuals, on the pages of another domain, and of questions about pages."""
+    corpus = manuals()
+    found = {"manuals": measure(compressor, corpus, count), "other": measure(compressor, other_domain(), count)}
+    if questions := examples(corpus.tokenizer, PAGE):
+        found["questions"] = asked(compressor, questions, corpus.tokenizer)
+    return found
 
 
 def main() -> int:

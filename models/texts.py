@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+from pathlib import Path
+
 import numpy as np
 import torch
 from text import OUT as TEXT
@@ -9,6 +12,7 @@ from text import write
 
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train import Corpus, load_corpus
+from gistkit.train.documents import HELD, file_documents
 
 KEPT = TEXT.with_name("tokens.npz")
 
@@ -28,6 +32,13 @@ def manuals() -> Corpus:
     corpus = load_corpus(TEXT / "manuals", tokenizer=tokenizer, progress=True)
     np.savez(KEPT, train=corpus.train, held_out=corpus.held_out, name=corpus.name, digest=corpus.digest)
     return corpus
+
+
+def held_out_pages() -> list[Path]:
+    """The files of the manuals' held-out pages."""
+    documents = file_documents(TEXT / "manuals", lambda part: False).documents
+    # They come before those to train on.
+    return [Path(document.source) for document in takewhile(lambda document: document.part == HELD, documents)]
 
 
 def other_domain() -> Corpus:

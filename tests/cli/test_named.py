@@ -1,14 +1,16 @@
 """Trained compressors that come with gistkit: by name, and as the default of the commands that compress and ask."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
 from gistkit import _trained, cli
-from gistkit.compress import Compressor, Memory, trained
+from gistkit.compress import METHODS, Compressor, Memory, trained
 from gistkit.evaluate.data import QUESTION
+from gistkit.options.models import maker_of
 from tests.cli.test_cli import expected, folder, load, report, run  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -52,6 +54,22 @@ def test_commands_take_it_without_being_told(folder, place, run, report):  # noq
     assert status == 0 and shown == answer + "\n" and "warning" not in complaints
     # By its name too.
     assert run("ask", memory, "Who asks?", "--max-new-tokens", 12, "--compressor", NAME)[1] == shown
+
+
+def test_ask_takes_the_one_that_made_the_memory(folder, place, run, report, tmp_path):  # noqa: F811
+    shutil.copytree(folder / "icae", place / "an-icae")
+    # In place: its options are in the memory's layout.
+    METHODS["avgpool"](load(folder)[0].model, ratio=2, lora=2).save_pretrained(place / "means-2x")
+    memory = report.with_suffix(".gist")
+    for name in ("an-icae", "means-2x", NAME):
+        assert run("compress", report, "--compressor", name)[0] == 0
+        told = run("ask", memory, "Who asks?", "--max-new-tokens", 4, "--compressor", name)
+        assert told[0] == 0
+        status, shown, complaints = run("ask", memory, "Who asks?", "--max-new-tokens", 4)
+        assert status == 0 and shown == told[1] and "UNTRAINED" not in complaints
+        assert maker_of(Memory.load(memory).source) == name
+    # None of them is of another model.
+    assert maker_of(replace(Memory.load(memory).source, structure="another")) is None
 
 
 def test_what_is_asked_for_is_not_replaced(folder, place, run, report):  # noqa: F811

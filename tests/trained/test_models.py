@@ -18,13 +18,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "models"))
 
 import card
 import make
+import manual_questions
 import measure
 import text
+import texts
 from passages import Passages
 from questions import draw_fact, plant
 
 from gistkit._signals import Interrupted
 from gistkit.compress import Compressor
+from gistkit.evaluate import Example
 from gistkit.train import Corpus
 from tests.cli.test_cli import small_llama
 from tests.helpers.models import byte_tokenizer
@@ -189,6 +192,40 @@ def test_an_interrupted_sitting_ends_as_a_whole_one(place, monkeypatch):
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+def test_a_sitting_of_a_compressor_in_place_with_more_contexts_a_step(place, monkeypatch):
+    model = make.MODELS["tiny"]
+    model = replace(model, method="avgpool", settings={"ratio": 2}, stages=model.stages[1:])
+    monkeypatch.setattr(make, "MODELS", {"means": model})
+    few = make.sit("means", 2, 0)
+    assert few.batch == 2 and set(few.held_out) == {"loss", "ae", "lm", "qa"}
+    with pytest.raises(Interrupted):
+        make.sit("means", 2, 0, batch=6, deadline=0)
+    # A sitting that goes on keeps its own.
+    many = make.sit("means", 2, 0)
+    assert (many.first, many.last, many.batch) == (2, 4, 6) and many.tokens > 2 * few.tokens
+    page = (place / "models" / "means" / "README.md").read_text()
+    assert "--compressor means" in page
+    sittings = [line.split("|") for line in page.splitlines() if line.startswith(("| 0 to 2", "| 2 to 4"))]
+    assert [cells[2].strip() for cells in sittings] == ["2", "6"]
+
+
+def test_a_sitting_pauses_when_its_time_is_over(place):
+    with pytest.raises(Interrupted):
+        make.sit("tiny", 6, 0, deadline=0)
+    (line,) = make.history(place / "models" / "tiny")
+    assert (line.first, line.last, line.until) == (0, 1, 6)
+    assert make.sit("tiny", 6, 0, deadline=1e12).last == 6
+
+
+def test_the_command_pauses_without_a_complaint(place, monkeypatch, capsys):
+    command = ["make.py", "tiny", "--steps", "3", "--contexts", "0"]
+    monkeypatch.setattr(sys, "argv", [*command, "--minutes", "0"])
+    assert make.main() == 0
+    assert "the weights are in" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", command)
+    assert make.main() == 0 and [line.last for line in make.history(place / "models" / "tiny")] == [3]
+
+
 def test_elsewhere_an_interrupted_sitting_goes_on_from_its_weights(place, monkeypatch):
     folder = place / "models" / "tiny"
     make.sit("tiny", 3, 0)
@@ -198,6 +235,68 @@ def test_elsewhere_an_interrupted_sitting_goes_on_from_its_weights(place, monkey
     monkeypatch.setattr(make, "RUNS", place / "elsewhere")
     found = make.sit("tiny", 2, 0)
     assert (found.first, found.last, found.until) == (3, 5, 5) and len(make.history(folder)) == 2
+
+
+def test_questions_of_the_file_are_short_and_none_is_there_twice():
+    questions = manual_questions.read()
+    assert len(questions) == 50 and len({(one.page, one.question) for one in questions}) == 50
+    for one in questions:
+        package = one.page.partition("/")[0]
+        assert package in text.PACKAGES and one.at >= 0
+        assert one.question.endswith("?") and one.answer not in one.question and len(one.answer) <= 40
+
+
+def test_the_answer_nearest_to_its_place_counts():
+    assert manual_questions.nearest("1 of 11", "1", 0) == 0
+    assert manual_questions.nearest("1 of 11", "1", 4) == 5
+    assert manual_questions.nearest("1 of 11", "1", 99) == 6
+    assert manual_questions.nearest("1 of 11", "2", 0) is None
+
+
+def pages_of_text(folder, monkeypatch):
+    """Twenty pages, every tenth of which is held out, and where it is."""
+    (folder / "manuals" / "some-doc").mkdir(parents=True)
+    for number in range(20):
+        words = f"{SENTENCE * 4}The port of page {number} is {4000 + number}. {SENTENCE * 4}"
+        (folder / "manuals" / "some-doc" / f"{number:04}-page-{number}.txt").write_text(words)
+    monkeypatch.setattr(texts, "TEXT", folder)
+    return texts.held_out_pages()
+
+
+def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_path, monkeypatch):
+    held_out = pages_of_text(tmp_path, monkeypatch)
+    assert len(held_out) == 2
+    number = int(held_out[0].stem.rpartition("-")[2])
+    other = next(index for index in range(20) if all(path.stem != f"{index:04}-page-{index}" for path in held_out))
+    lines = [
+        {"page": f"some-doc/page-{number}", "question": "Which port?", "answer": str(4000 + number), "at": 0},
+        # Trained on; not there; no such answer.
+        {"page": f"some-doc/page-{other}", "question": "Which port?", "answer": str(4000 + other), "at": 0},
+        {"page": "some-doc/none", "question": "Which port?", "answer": "1", "at": 0},
+        {"page": f"some-doc/page-{number}", "question": "Which port?", "answer": "7777777", "at": 0},
+    ]
+    path = tmp_path / "questions.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    tokenizer = byte_tokenizer()
+    (found,) = manual_questions.examples(tokenizer, 60, path)
+    assert found.answers == [str(4000 + number)] and len(found.context) == 60
+    read = tokenizer.decode(found.context)
+    assert read in held_out[0].read_text() and read.index(found.answers[0]) == 30
+    assert "Which port?" in tokenizer.decode(found.question)
+
+
+def test_questions_are_measured_beside_no_and_full_context(place, corpus):
+    make.sit("tiny", 1, 0)
+    compressor = Compressor.from_pretrained(place / "models" / "tiny", small_llama()).eval()
+    ids = corpus.tokenizer
+    example = Example(ids(SENTENCE)["input_ids"], question=ids("Who?")["input_ids"], answers=["a worker"])
+    figures = measure.asked(compressor, [example] * 3, ids, progress=False)
+    assert figures["count"] == 3 and set(figures) == {"count"} | {
+        f"{read}{kind}" for read in card.READ for kind in ("", "_within", "_f1")
+    }
+    assert all(0 <= figures[name] <= 100 for name in figures)
+    page = card._figures({"questions": {**figures, "full": 61.0}})
+    assert "3 questions written by hand" in page and "| full context" in page and "61" in page
 
 
 def test_what_is_measured(place, corpus, monkeypatch):

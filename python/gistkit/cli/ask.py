@@ -19,7 +19,7 @@ from gistkit.options.models import (
     add_trained,
     load_compressor,
     load_model,
-    may_have_made,
+    maker_of,
     new_compressor,
     warn_untrained,
 )
@@ -196,11 +196,8 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
 def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: Memory) -> Compressor:
     if arguments.compressor is not None:
         return load_compressor(arguments.compressor, model)
-    from gistkit._trained import default_for
-
     source = memory.source
-    name = default_for(arguments.model)
-    if name is not None and may_have_made(name, source):
+    if (name := maker_of(source)) is not None:
         return load_compressor(Path(name), model)
     warn_untrained()
     if source.method not in METHODS:

@@ -164,14 +164,26 @@ def load_compressor(folder: Path, model: PreTrainedModel) -> Compressor:
         return Compressor.from_pretrained(folder, model).eval().to(model.device)
 
 
-def may_have_made(name: str, source: Source) -> bool:
-    """Whether the trained compressor of a name is of the method, the layout and the sizes that made a memory."""
+def maker_of(source: Source) -> str | None:
+    """The name of the trained compressor that may have made a memory, a default first; None: none has."""
+    from gistkit._trained import DEFAULTS, trained
+
+    names = sorted(trained(), key=lambda name: name not in DEFAULTS.values())
+    return next((name for name in names if _may_have_made(name, source)), None)
+
+
+def _may_have_made(name: str, source: Source) -> bool:
+    """Whether the trained compressor of a name is of the model, the method and the sizes that made a memory."""
     from gistkit._trained import SETTINGS, find
 
     content = json.loads((find(name) / SETTINGS).read_text())
-    made = {"chunk": source.chunk, "ratio": source.ratio, "layout": source.layout}
+    # A method without chunks names the options of its layout.
+    in_place = source.layout.startswith("{")
+    options = json.loads(source.layout) if in_place else {"layout": source.layout, "chunk": source.chunk}
+    made = {"ratio": source.ratio, **options}
     settings = content["settings"]
-    return content["method"] == source.method and all(settings.get(key) == value for key, value in made.items())
+    same = content["method"] == source.method and content["structure"] == source.structure
+    return same and all(settings.get(key) == value for key, value in made.items())
 
 
 def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any) -> Compressor:
