@@ -12,7 +12,8 @@ from text import write
 
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train import Corpus, load_corpus
-from gistkit.train.documents import HELD, file_documents
+from gistkit.train.document_files import file_documents
+from gistkit.train.documents import HELD
 
 KEPT = TEXT.with_name("tokens.npz")
 
@@ -36,7 +37,7 @@ def manuals() -> Corpus:
 
 def held_out_pages() -> list[Path]:
     """The files of the manuals' held-out pages."""
-    documents = file_documents(TEXT / "manuals", lambda part: False).documents
+    documents = file_documents(TEXT / "manuals", lambda part: False, streaming=False).documents
     # They come before those to train on.
     return [Path(document.source) for document in takewhile(lambda document: document.part == HELD, documents)]
 
