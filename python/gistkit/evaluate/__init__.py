@@ -5,6 +5,7 @@ from gistkit.evaluate.baselines import FullContext
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
+from gistkit.evaluate.judge import Answered, Judge, JudgeError, OpenAIJudge, judged
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
     bleu4,
@@ -35,20 +36,26 @@ from gistkit.evaluate.run import run
 from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_texts, token_types
+from gistkit.evaluate.words import WordLoss, word_loss
 
 __all__ = [
     "INST",
     "QUESTION",
+    "Answered",
     "Example",
     "FullContext",
+    "Judge",
+    "JudgeError",
     "LengthBleu",
     "Markers",
     "NoContext",
+    "OpenAIJudge",
     "Prompt",
     "Report",
     "Result",
     "Row",
     "SummaryContext",
+    "WordLoss",
     "bleu4",
     "bleu_by_length",
     "chat_markers",
@@ -57,6 +64,7 @@ __all__ = [
     "contains_answer",
     "evaluate",
     "exact_match",
+    "judged",
     "load_questions",
     "normalise_answer",
     "normalise_output",
@@ -74,5 +82,6 @@ __all__ = [
     "token_losses",
     "token_texts",
     "token_types",
+    "word_loss",
     "word_summary_prompt",
 ]
