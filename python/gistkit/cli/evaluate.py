@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import add_command, device, names, path, positive
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.messages import warn
 from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor
-    from gistkit.evaluate import Example, Report
+    from gistkit.evaluate import Example, OpenAIJudge, Report
     from gistkit.train import Corpus
 
 EXAMPLES = """\
@@ -20,9 +23,13 @@ example: gistkit evaluate --model smollm2 --compressor runs/small/compressor --o
 example: gistkit evaluate --model ./llama --compressor runs/first/compressor --text book.txt --context 1020 --tasks lm
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full
 example: gistkit evaluate --model smollm2 --compressor runs/reader/compressor --tau 128 --context 960 --continuation 60
-example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary"""
+example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary
+example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl \\
+             --judge http://localhost:8000/v1 --judge-model grader"""
 
 CONTEXT = 510
+# The environment variable with the key of --judge.
+JUDGE_KEY = "GISTKIT_JUDGE_KEY"
 
 
 def add(commands: Any) -> None:
@@ -76,9 +83,65 @@ def add(commands: Any) -> None:
         help="of a reconstruction or answer (default: the context's, 64)",
     )
     parser.add_argument(
+        "--excluded-words", type=words, metavar="WORDS",
+        help="measure the perplexity of words of continuations too, all but these, separated by commas; <unk> for "
+        "WikiText, '' for none",
+    )  # fmt: skip
+    _add_judge(parser.add_argument_group("judge of answers"))
+    parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
+    parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
+    parser.add_argument(
         "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--keep-examples", action="store_true", help="write what was generated for each example too")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A kind of argument: comma-separated words; none of ''."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _add_judge(group: Any) -> None:
+    group.add_argument(
+        "--judge", metavar="URL",
+        help="OpenAI-compatible interface, such as http://localhost:8000/v1, whose model scores answers; a key is read "
+        f"from the environment variable {JUDGE_KEY}",
+    )  # fmt: skip
+    group.add_argument("--judge-model", metavar="NAME", help="its model")
+    group.add_argument(
+        "--judge-prompt",
+        type=path,
+        metavar="FILE",
+        help="its prompt, with {question}, {reference}, {answer} and perhaps {context} (default: gistkit's own)",
+    )
+    group.add_argument(
+        "--judge-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)"
+    )
+
+
+def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
+    """The judge, who has answered once; None without --judge."""
+    if arguments.judge is None:
+        for name in ("judge_model", "judge_prompt", "judge_concurrency"):
+            if getattr(arguments, name) is not None:
+                word = name.replace("_", "-")
+                raise ValueError(f"--{word}: expected none without --judge, got {getattr(arguments, name)}")
+        return None
+    if arguments.judge_model is None:
+        raise ValueError("--judge-model: expected the name of a model beside --judge, got none")
+
+    from gistkit.evaluate import OpenAIJudge
+
+    settings: dict[str, Any] = {}
+    if arguments.judge_prompt is not None:
+        settings["template"] = arguments.judge_prompt.read_text(encoding="utf-8")
+    if arguments.judge_concurrency is not None:
+        settings["concurrency"] = arguments.judge_concurrency
+    judge = OpenAIJudge(
+        arguments.judge, arguments.judge_model, key=os.environ.get(JUDGE_KEY) or None, **settings
+    )
+    judge.check()
+    return judge
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -94,6 +157,8 @@ def _run(arguments: argparse.Namespace) -> int:
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
     if "recent" in baselines:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
+
+    judge = _judge(arguments)
 
     from gistkit import evaluate
 
@@ -113,7 +178,13 @@ def _run(arguments: argparse.Namespace) -> int:
         markers=markers,
         batch_size=arguments.batch_size,
         max_new_tokens=arguments.max_new_tokens,
+        excluded_words=arguments.excluded_words,
+        judge=judge,
     )
+    if judge is not None:
+        for row in report.rows:
+            if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
+                warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers of {row.method} no score")
     return _show(report, arguments)
 
 
@@ -123,7 +194,8 @@ def _read_on(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
     for name, plain in (
         ("questions", None), ("cloze", False), ("tasks", None), ("prompt", "plain"), ("max_new_tokens", None),
-        ("keep_examples", False),
+        ("keep_examples", False), ("judge", None), ("judge_model", None), ("judge_prompt", None),
+        ("judge_concurrency", None),
     ):  # fmt: skip
         if getattr(arguments, name) != plain:
             word = name.replace("_", "-")
@@ -155,11 +227,21 @@ def _read_on(arguments: argparse.Namespace) -> int:
         # After training on whole contexts there is no threshold: training text determines it.
         sampled = torch.Generator().manual_seed(0)
         reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
-    report = evaluate.read_on(reader, rows, continuation, baselines=baselines, batch_size=arguments.batch_size)
+    report = evaluate.read_on(
+        reader,
+        rows,
+        continuation,
+        baselines=baselines,
+        batch_size=arguments.batch_size,
+        tokenizer=tokenizer,
+        excluded_words=arguments.excluded_words,
+    )
     return _show(report, arguments)
 
 
 def _show(report: Report, arguments: argparse.Namespace) -> int:
+    sets = {name: getattr(arguments, name) for name in ("trained_on", "tested_on") if getattr(arguments, name)}
+    report = dataclasses.replace(report, settings=report.settings | sets)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     report.save(arguments.out, examples=arguments.keep_examples)
     print(report.table())

@@ -25,6 +25,7 @@ example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
+example: gistkit train --model ./llama --preset finetune --questions squad.jsonl --questions drop.jsonl --weights 2,1
 example: gistkit train --model ./llava --preset finetune --questions chats.jsonl --images photos/ --layout epl
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
@@ -35,7 +36,7 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "questions", "images", "limit", "tau", "segment", "gists_as_means", "random_steps", "ratios",
+    "text", "dataset", "questions", "weights", "images", "limit", "tau", "segment", "gists_as_means", "random_steps", "ratios",
     "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
@@ -72,9 +73,16 @@ def _add_data(group: Any) -> None:
     group.add_argument(
         "--questions",
         type=path,
+        action="append",
         metavar="FILE",
         help="JSON lines of context, question and answers, or a file of MRQA, for the losses qa and kl; with --images, "
-        "JSON lines of image, question and answer, or conversations in LLaVA's format",
+        "JSON lines of image, question and answer, or conversations in LLaVA's format; may be repeated: a mixture",
+    )
+    group.add_argument(
+        "--weights",
+        type=weights,
+        metavar="W,W,..",
+        help="shares of the rows of several --questions, in their order (default: equal)",
     )
     group.add_argument(
         "--images", type=path, metavar="FOLDER", help="the images of --questions, for the method voco, then the default"
@@ -179,6 +187,14 @@ def losses(text: str) -> dict[str, float]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a number after {name}=, got {weight!r}") from None
     return weights
+
+
+def weights(text: str) -> list[float]:
+    """A kind of argument: comma-separated numbers above 0, which may be equal."""
+    values = [number(0)(part.strip()) for part in text.split(",")]
+    if not all(values):
+        raise argparse.ArgumentTypeError(f"expected numbers above 0, got {text!r:.80}")
+    return values
 
 
 def _saved(arguments: argparse.Namespace) -> str:

@@ -3,6 +3,7 @@
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
 from gistkit.evaluate.baselines import FullContext
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
+from gistkit.evaluate.cross import CrossTable, cross_table
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
 from gistkit.evaluate.judge import Answered, Judge, JudgeError, OpenAIJudge, judged
@@ -42,6 +43,7 @@ __all__ = [
     "INST",
     "QUESTION",
     "Answered",
+    "CrossTable",
     "Example",
     "FullContext",
     "Judge",
@@ -62,6 +64,7 @@ __all__ = [
     "cloze_questions",
     "compare",
     "contains_answer",
+    "cross_table",
     "evaluate",
     "exact_match",
     "judged",

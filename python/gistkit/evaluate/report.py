@@ -175,7 +175,7 @@ class Report:
                 for row in content["rows"]
             )
             return cls(rows, content["settings"], content["machine"])
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: expected the report of an evaluation, got another file ({error})") from error
 
     def table(self) -> str:

@@ -20,6 +20,7 @@ from gistkit.train.batches import CONTEXT, MASK, Batches, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import load_corpus
 from gistkit.train.images import ImageQuestions
+from gistkit.train.mixture import Mixture
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
 from gistkit.train.stages import Stage, growing
@@ -39,7 +40,8 @@ def run(
     start: str | Path | None = None,
     text: str | Path | None = None,
     dataset: str | None = None,
-    questions: str | Path | None = None,
+    questions: str | Path | Sequence[str | Path] | None = None,
+    weights: Sequence[float] | None = None,
     images: str | Path | None = None,
     limit: int | None = None,
     tau: int | None = None,
@@ -68,6 +70,8 @@ def run(
             the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         questions: JSON lines for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a corpus.
+            Several files are a `Mixture`.
+        weights: the shares of several files of questions, in their order; None: equal ones.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
@@ -84,6 +88,9 @@ def run(
     Raises:
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
+    files = [] if questions is None else [questions] if isinstance(questions, str | Path) else list(questions)
+    questions = files[0] if len(files) == 1 else files or None
+    _check_files(files, weights, images)
     found_preset = find_preset(preset)
     schedule = _change(found_preset.recipe, recipe or {})
     defaults, changes = dict(found_preset.compressor), dict(compressor or {})
@@ -128,22 +135,15 @@ def run(
     # One progress bar for all processes.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
-    if questions is None:
+    if not files:
         corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, progress=progress)
         batches = Pretraining(corpus, schedule.batch, schedule.min_length, schedule.max_length, schedule.seed)
     elif text is not None or dataset is not None:
         raise ValueError("questions: expected no text or dataset beside them")
     elif images is not None:
-        batches = _image_questions(new_compressor, tokenizer, questions, images, schedule)
+        batches = _image_questions(new_compressor, tokenizer, files[0], images, schedule)
     else:
-        batches = QuestionAnswering(
-            load_questions(questions),
-            tokenizer,
-            schedule.batch,
-            schedule.seed,
-            max_context=schedule.max_length,
-            progress=progress,
-        )
+        batches = _questions(files, weights, tokenizer, schedule, progress)
     # A resumed run has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
         _pool(new_compressor, batches, gists_as_means, progress)
@@ -166,6 +166,37 @@ def _stages(
     if ratios and ratios[-1] != compressor.chunk:
         raise ValueError(f"ratios: expected the compressor's, {compressor.chunk}, as the last one, got {joined}")
     return growing(steps, random_steps, ratios, scorer_rests=scorer_rests)
+
+
+def _check_files(files: Sequence[str | Path], weights: Sequence[float] | None, images: str | Path | None) -> None:
+    """Refuses weights that do not belong to several files of questions, and several files about images."""
+    if images is not None and len(files) > 1:
+        raise ValueError(f"questions: expected one file beside images, got {len(files)}")
+    if weights is not None and (len(files) < 2 or len(weights) != len(files)):
+        raise ValueError(
+            f"weights: expected one for each of several files of questions, got {len(weights)} for {len(files)}"
+        )
+
+
+def _questions(
+    files: Sequence[str | Path], weights: Sequence[float] | None, tokenizer: Any, recipe: Recipe, progress: bool
+) -> Batches:
+    """The questions of a file, or a mixture of those of several."""
+    sets = {
+        f"{number}: {Path(file).stem}": QuestionAnswering(
+            load_questions(file),
+            tokenizer,
+            1 if len(files) > 1 else recipe.batch,
+            recipe.seed,
+            max_context=recipe.max_length,
+            progress=progress,
+        )
+        for number, file in enumerate(files, 1)
+    }
+    if len(sets) == 1:
+        return next(iter(sets.values()))
+    shares = None if weights is None else dict(zip(sets, weights, strict=True))
+    return Mixture(sets, recipe.batch, shares, recipe.seed)
 
 
 def _image_questions(
