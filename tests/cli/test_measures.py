@@ -67,7 +67,19 @@ def test_words_of_continuations(run, tmp_path):  # noqa: F811
     assert status == 0 and "LM word PPL" in shown
     counts = json.loads(out.read_text())["rows"][0]["counts"]
     assert counts["lm_excluded_words"] > 1 and counts["lm_words"] > 9
-    words = (*words[:-2], "--tau", 8, "--segment", 8, "--method", "avgpool", "--ratio", 4, "--excluded-words", "<unk>,it")
+    words = (
+        *words[:-2],
+        "--tau",
+        8,
+        "--segment",
+        8,
+        "--method",
+        "avgpool",
+        "--ratio",
+        4,
+        "--excluded-words",
+        "<unk>,it",
+    )
     status, shown, complaints = run("evaluate", *words)
     assert status == 0 and "LM word PPL" in shown, complaints
     assert json.loads(out.read_text())["rows"][0]["counts"]["lm_excluded_words"] > counts["lm_excluded_words"]

@@ -127,7 +127,9 @@ def test_what_may_pass_is_tried_again_so_many_times(bad):
         assert OpenAIJudge(server.url, "grader", wait=0)(QUESTION, REFERENCE, ANSWER) == 1
         assert len(server.requests) == 3
     with Server(in_turn(bad)) as server:
-        with pytest.raises(JudgeError, match=r"^judge: expected a score from grader at http:\S+, got none in 2 attempts"):
+        with pytest.raises(
+            JudgeError, match=r"^judge: expected a score from grader at http:\S+, got none in 2 attempts"
+        ):
             OpenAIJudge(server.url, "grader", wait=0, attempts=2)(QUESTION, REFERENCE, ANSWER)
         assert len(server.requests) == 2
 

@@ -111,10 +111,10 @@ def test_exact_match_and_token_f1_are_those_of_squads_script():
 
 
 def dodo_normalised(text):
-    """Appendix E's four rules, for numbers up to twenty and ASCII."""
-    small = "zero one two three four five six seven eight nine ten eleven twelve".split()
+    """Appendix E's four rules, for numbers up to ten and ASCII."""
+    small = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
     numbers = {word: str(value) for value, word in enumerate(small)}
-    text = re.sub(r"[a-z]+", lambda match: numbers.get(match[0], match[0]), text)
+    text = re.sub(r"[A-Za-z]+", lambda match: numbers.get(match[0].lower(), match[0]), text)
     for mark in string.punctuation:
         text = text.replace(mark, " ")
     return text.strip().lower()
@@ -122,8 +122,7 @@ def dodo_normalised(text):
 
 def test_dodos_normalisation_is_that_of_its_appendix_e():
     for text in ("two dogs, Three Cats!", "(ten) people", "The U.S. had five", "it was 7: seven", " x "):
-        expected = " ".join(dodo_normalised(text.replace("Three", "three")).split())
-        assert normalise_output(text) == expected
+        assert normalise_output(text) == " ".join(dodo_normalised(text).split())
 
 
 def test_rouge_is_rouge_scores():
@@ -133,7 +132,9 @@ def test_rouge_is_rouge_scores():
     draw = random.Random(2)
     seen = set()
     for _ in range(50):
-        prediction, reference = (" ".join(draw.choices("the cat sat on a mat running runs".split(), k=7)) for _ in "ab")
+        prediction, reference = (
+            " ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "running", "runs"], k=7)) for _ in "ab"
+        )
         scores = scorer.score(reference, prediction)
         for measure, kind in ((rouge1_f1, "rouge1"), (rouge2_f1, "rouge2"), (rougel_f1, "rougeL")):
             assert measure(prediction, reference) == scores[kind].fmeasure

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import add_command, device, names, path, positive
-from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.messages import warn
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
@@ -114,9 +114,7 @@ def _add_judge(group: Any) -> None:
         metavar="FILE",
         help="its prompt, with {question}, {reference}, {answer} and perhaps {context} (default: gistkit's own)",
     )
-    group.add_argument(
-        "--judge-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)"
-    )
+    group.add_argument("--judge-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)")
 
 
 def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
@@ -137,9 +135,7 @@ def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
         settings["template"] = arguments.judge_prompt.read_text(encoding="utf-8")
     if arguments.judge_concurrency is not None:
         settings["concurrency"] = arguments.judge_concurrency
-    judge = OpenAIJudge(
-        arguments.judge, arguments.judge_model, key=os.environ.get(JUDGE_KEY) or None, **settings
-    )
+    judge = OpenAIJudge(arguments.judge, arguments.judge_model, key=os.environ.get(JUDGE_KEY) or None, **settings)
     judge.check()
     return judge
 

@@ -36,8 +36,8 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "questions", "weights", "images", "limit", "tau", "segment", "gists_as_means", "random_steps", "ratios",
-    "scorer_rests",
+    "text", "dataset", "questions", "weights", "images", "limit", "tau", "segment", "gists_as_means", "random_steps",
+    "ratios", "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",

@@ -1,4 +1,4 @@
-"""CompressorLM: lm_eval drives a compressor (`pip install 'gistkit[lm-eval]'`); importing this file registers "gistkit".
+"""CompressorLM: lm_eval drives a compressor (`pip install 'gistkit[lm-eval]'`); an import registers it as "gistkit".
 
     from gistkit.evaluate.harness import CompressorLM
 
@@ -12,7 +12,7 @@ this file. `gistkit lm-eval` is a command that has.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +37,7 @@ class Split(NamedTuple):
 
 
 @register_model("gistkit")
-class CompressorLM(TemplateLM):  # type: ignore[misc]
+class CompressorLM(TemplateLM):
     """A language model for lm_eval whose contexts are compressed, but for their end.
 
     Compressed is all of a context but its last `keep` tokens, and at least its first token; or, with a `marker`, what
@@ -90,10 +90,10 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
         self.max_length = at_least("CompressorLM", "max_length", most, 2)
         config, ends = compressor.model.config, end_tokens(compressor.model, tokenizer)
         first = [tokenizer.bos_token_id, config.bos_token_id, *ends]
-        self._prefix = next((token for token in first if token is not None), None)
-        if self._prefix is None:
+        prefix = next((token for token in first if token is not None), None)
+        if prefix is None:
             raise ValueError("tokenizer: expected one with a first or end token, which texts are predicted from")
-        self._ends = tuple(ends)
+        self._prefix, self._ends = int(prefix), tuple(ends)
         self._device = compressor.model.device
 
     @classmethod
@@ -121,7 +121,9 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
         device, dtype = given.pop("device", "cpu"), given.pop("dtype", "auto")
         if "batch_size" in given and not str(given["batch_size"]).isdecimal():
             raise ValueError(f"batch_size: expected a whole number, got {given['batch_size']!r}")
-        numbers = {key: int(given.pop(key)) for key in ("batch_size", "keep", "stride", "max_length") if key in given}
+        numbers: dict[str, Any] = {
+            key: int(given.pop(key)) for key in ("batch_size", "keep", "stride", "max_length") if key in given
+        }
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
         compressor = Compressor.from_pretrained(folder, model).eval().to(device)
         return cls(compressor, AutoTokenizer.from_pretrained(name), **numbers, **given)
@@ -135,12 +137,12 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
     @property
     def eot_token_id(self) -> int:
         """The id that ends a text, or, without one, that which begins it."""
-        return int(self._ends[0] if self._ends else self._prefix)
+        return self._ends[0] if self._ends else self._prefix
 
     @property
     def prefix_token_id(self) -> int:
         """The id that a text without context is predicted from."""
-        return int(self._prefix)
+        return self._prefix
 
     @property
     def tokenizer_name(self) -> str:
@@ -178,7 +180,9 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
             ValueError: if these leave no room for a token of the context.
         """
         if room >= self.max_length:
-            raise ValueError(f"max_length: expected more than the {room} tokens behind a context, got {self.max_length}")
+            raise ValueError(
+                f"max_length: expected more than the {room} tokens behind a context, got {self.max_length}"
+            )
         at = len(ids) - self.keep
         before = context.rpartition(self.marker)[0] if self.marker is not None else ""
         if before:
@@ -190,9 +194,7 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **_: Any
     ) -> list[tuple[float, bool]]:
-        asked = [
-            (self.split(texts[0], context, len(target)), tuple(target)) for texts, context, target in requests
-        ]
+        asked = [(self.split(texts[0], context, len(target)), tuple(target)) for texts, context, target in requests]
         answers: list[tuple[float, bool]] = [(0.0, True)] * len(asked)
         for batch, found in self._scored("qa", asked, disable_tqdm):
             for index, answer in zip(batch, found, strict=True):
@@ -230,11 +232,12 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
         with tqdm(total=len(requests), desc="generating", unit="text", disable=disable_tqdm) as bar:
             for members in groups.values():
                 until, most = _generation(requests[members[0]].args[1])
-                splits = {}
+                splits: dict[int, Split] = {}
                 for index in members:
                     context = requests[index].args[0]
                     splits[index] = self.split(context, self.tok_encode(context) or [self.prefix_token_id], most)
-                for batch in self._batches(members, lambda index, splits=splits: sum(map(len, splits[index]))):
+                lengths = {index: sum(map(len, split)) for index, split in splits.items()}
+                for batch in self._batches(lengths):
                     rows = self._generated([splits[index] for index in batch], most)
                     for index, row in zip(batch, rows, strict=True):
                         text = self.tokenizer.decode(row, skip_special_tokens=True)
@@ -254,9 +257,9 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
         memory = self.compressor.encode([list(part) for part in places])
         return memory if len(places) == len(splits) else memory[[places[split.compressed] for split in splits]]
 
-    def _batches(self, members: Sequence[int], length: Callable[[int], int]) -> Iterator[list[int]]:
+    def _batches(self, lengths: Mapping[int, int]) -> Iterator[list[int]]:
         # The longest first: a batch that does not fit in memory fails at once.
-        order = sorted(members, key=lambda index: -length(index))
+        order = sorted(lengths, key=lambda index: -lengths[index])
         for start in range(0, len(order), self.batch_size):
             yield order[start : start + self.batch_size]
 
@@ -265,10 +268,9 @@ class CompressorLM(TemplateLM):  # type: ignore[misc]
         self, task: str, asked: Sequence[tuple[Split, tuple[int, ...]]], quiet: bool
     ) -> Iterator[tuple[list[int], list[tuple[float, bool]]]]:
         """Indices of a batch, and of each the log probability of its target and whether that is the greedy one."""
-        members = [index for index, (_, target) in enumerate(asked) if target]
-        length = lambda index: len(asked[index][0].compressed) + len(asked[index][0].kept)  # noqa: E731
-        with tqdm(total=len(members), desc="scoring", unit="text", disable=quiet) as bar, evaluating(self.compressor):
-            for batch in self._batches(members, length):
+        lengths = {index: sum(map(len, split)) for index, (split, target) in enumerate(asked) if target}
+        with tqdm(total=len(lengths), desc="scoring", unit="text", disable=quiet) as bar, evaluating(self.compressor):
+            for batch in self._batches(lengths):
                 memory = self._encoded([asked[index][0] for index in batch])
                 rows = [[*asked[index][0].kept, *asked[index][1]] for index in batch]
                 found = []

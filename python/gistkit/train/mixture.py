@@ -68,9 +68,7 @@ class Mixture(Batches):
         """Held-out rows of every set, in its share of `rows`, at least one while there are as many."""
         counts = _rounded([self.shares[name] for name in self.sets], rows) if rows >= len(self.sets) else [1] * rows
         found = [
-            row
-            for batches, count in zip(self.sets.values(), counts, strict=False)
-            for row in batches.held_out(count)
+            row for batches, count in zip(self.sets.values(), counts, strict=False) for row in batches.held_out(count)
         ]
         return [joined(found[start : start + self.size]) for start in range(0, len(found), self.size)]
 
