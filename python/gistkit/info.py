@@ -25,6 +25,7 @@ OPTIONAL = {
     "accelerate": "'gistkit[train]'",
     "sacrebleu": "'gistkit[evaluate]'",
     "rouge_score": "'gistkit[evaluate]'",
+    "lm_eval": "'gistkit[lm-eval]'",
     "scikit-learn": "'gistkit[studies]'",
     "zstandard": "'gistkit[zstd]'",
     "gguf": "'gistkit[smollm2]'",

@@ -132,6 +132,16 @@ def test_figures_do_not_depend_on_the_batch_size():
             assert (x.prediction, x.reconstruction, x.ae_correct) == (y.prediction, y.reconstruction, y.ae_correct)
 
 
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_context_of_one_token_reads_beside_longer_ones(window):
+    # Its one token leads the text, so that its cache is empty.
+    changes = {} if window is None else {"sliding_window": window}
+    model = FullContext(tiny("llama" if window is None else "mistral", **changes))
+    data = [Example([5], continuation=[6, 7, 8]), Example([9, 10, 11, 12, 13], continuation=[14, 15])]
+    one, many = (compare([model], data, tasks=["lm"], batch_size=size, progress=False) for size in (1, 2))
+    assert many.rows[0].metrics == pytest.approx(one.rows[0].metrics, rel=1e-6)
+
+
 def test_baselines_run_without_the_adapter():
     model, data = tiny_llama(), examples()
     before = evaluate(FullContext(model), data, tasks=("ae", "lm"), max_new_tokens=2, progress=False).rows[0]

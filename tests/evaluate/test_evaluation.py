@@ -94,6 +94,10 @@ def test_figures_by_hand(batch_size):
         "ae_loss": nats(12, 2) / 14,
         "ae_accuracy": 12 / 14,
         "lm_loss": nats(2, 1) / 3,
+        # After the questions 7 and 8 are guessed where 11 and 8 are right, and 14 where 2 is.
+        "qa_loss": nats(1, 2) / 3,
+        # No three words on end are there at all.
+        "qa_bleu4": 0.0,
         "qa_exact_match": 50.0,
         "qa_token_f1": 100 * (1 + 0.5) / 2,
         "qa_rouge1_f1": 100 * (1 + 0.5) / 2,
@@ -105,6 +109,7 @@ def test_figures_by_hand(batch_size):
     }
     expected["ae_perplexity"] = math.exp(expected["ae_loss"])
     expected["lm_perplexity"] = math.exp(expected["lm_loss"])
+    expected["qa_perplexity"] = math.exp(expected["qa_loss"])
     # Of 14 words, 11 pairs, 8 triples and 6 fours; 5 and 10 are wrong in "5 6 7 8 9 10 11 12".
     matches = (12 / 14) * (8 / 11) * (4 / 8) * (2 / 6)
     expected["ae_bleu4"] = 100 * matches**0.25
@@ -116,6 +121,7 @@ def test_figures_by_hand(batch_size):
         "lm_examples": 2,
         "lm_tokens": 3,
         "qa_examples": 2,
+        "qa_tokens": 3,
     }
     # The longest first, in batches; the results in the order of the data.
     assert [length for batch in reader.batches for length in batch] == [8, 4, 2]
@@ -203,6 +209,9 @@ def test_examples_of_text_and_of_ids_give_the_same():
 
 def test_accuracy_is_of_the_whole_output_and_the_other_scores_of_its_first_line():
     class Verbose(Known):
+        def decode(self, memory, task, ids, mask):
+            return torch.zeros(len(memory.rows), ids.shape[1] + 1, 256)
+
         def generate(self, memory, *_, max_new_tokens, **__):
             tokens = byte_tokenizer()("the answer\nis\nParis")["input_ids"]
             return torch.tensor(tokens[:max_new_tokens]).repeat(len(memory.rows), 1)

@@ -2,7 +2,11 @@
 
 import json
 import math
+import random
+import re
+import string
 import sys
+from collections import Counter
 
 import pytest
 
@@ -47,6 +51,95 @@ def test_bleu4_of_words_that_are_separated_already():
     # 13a would split the point off.
     assert bleu4(["a b c d."], ["a b c d ."]) == pytest.approx(100)
     assert bleu4(["a b c d."], ["a b c d ."], tokenize="none") < 100
+
+
+def test_bleu4_of_several_references_is_nltks():
+    from nltk.translate.bleu_score import corpus_bleu
+
+    draw = random.Random(0)
+    words = lambda low, high: [draw.choice("abcde") for _ in range(draw.randint(low, high))]  # noqa: E731
+    predictions = [words(6, 12) for _ in range(20)]
+    references = [[words(4, 14) for _ in range(draw.randint(1, 4))] for _ in predictions]
+    ours = bleu4([" ".join(p) for p in predictions], [[" ".join(r) for r in row] for row in references])
+    assert 5 < ours < 95
+    assert ours == pytest.approx(100 * corpus_bleu(references, predictions))
+    with pytest.raises(ValueError, match=r"references\[1\]: expected at least one text, got none"):
+        bleu4(["a", "b"], ["a", []])
+
+
+def official_squad_answer(text):
+    """normalize_answer of SQuAD's evaluation script, which MRQA's has too, written out."""
+
+    def white_space_fix(text):
+        return " ".join(text.split())
+
+    def remove_articles(text):
+        return re.sub(r"\b(a|an|the)\b", " ", text)
+
+    def remove_punc(text):
+        exclude = set(string.punctuation)
+        return "".join(ch for ch in text if ch not in exclude)
+
+    return white_space_fix(remove_articles(remove_punc(text.lower())))
+
+
+def official_squad_f1(prediction, truth):
+    prediction, truth = official_squad_answer(prediction).split(), official_squad_answer(truth).split()
+    same = sum((Counter(prediction) & Counter(truth)).values())
+    if same == 0:
+        return 0
+    precision, recall = same / len(prediction), same / len(truth)
+    return 2 * precision * recall / (precision + recall)
+
+
+def test_exact_match_and_token_f1_are_those_of_squads_script():
+    draw = random.Random(1)
+    pieces = ["a", "An", "THE", "the.", "cat", "Cat's", "U.S.", "-", "“x”", "é", "12", "12,5", "\t", "\n", "an apple"]
+    scores = set()
+    for _ in range(500):
+        prediction, *references = (
+            "".join(draw.choice(pieces) + draw.choice(["", " ", "  "]) for _ in range(draw.randint(0, 5)))
+            for _ in range(draw.randint(2, 4))
+        )
+        official = max(official_squad_answer(prediction) == official_squad_answer(r) for r in references)
+        assert normalise_answer(prediction) == official_squad_answer(prediction)
+        assert exact_match(prediction, references) == official
+        best = max(official_squad_f1(prediction, r) for r in references)
+        assert token_f1(prediction, references) == pytest.approx(best)
+        scores.add((official, round(best, 3)))
+    assert len(scores) > 8
+
+
+def dodo_normalised(text):
+    """Appendix E's four rules, for numbers up to ten and ASCII."""
+    small = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+    numbers = {word: str(value) for value, word in enumerate(small)}
+    text = re.sub(r"[A-Za-z]+", lambda match: numbers.get(match[0].lower(), match[0]), text)
+    for mark in string.punctuation:
+        text = text.replace(mark, " ")
+    return text.strip().lower()
+
+
+def test_dodos_normalisation_is_that_of_its_appendix_e():
+    for text in ("two dogs, Three Cats!", "(ten) people", "The U.S. had five", "it was 7: seven", " x "):
+        assert normalise_output(text) == " ".join(dodo_normalised(text).split())
+
+
+def test_rouge_is_rouge_scores():
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
+    draw = random.Random(2)
+    seen = set()
+    for _ in range(50):
+        prediction, reference = (
+            " ".join(draw.choices(["the", "cat", "sat", "on", "a", "mat", "running", "runs"], k=7)) for _ in "ab"
+        )
+        scores = scorer.score(reference, prediction)
+        for measure, kind in ((rouge1_f1, "rouge1"), (rouge2_f1, "rouge2"), (rougel_f1, "rougeL")):
+            assert measure(prediction, reference) == scores[kind].fmeasure
+            seen.add(scores[kind].fmeasure)
+    assert len(seen) > 6
 
 
 def test_rouge1_by_hand():

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
+from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor
-    from gistkit.evaluate import Example, Report, SetReports
+    from gistkit.evaluate import Example, OpenAIJudge, Report, SetReports
     from gistkit.train import Corpus
 
 EXAMPLES = """\
@@ -23,9 +26,13 @@ example: gistkit evaluate --model ./llama --compressor runs/first/compressor --t
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl --baselines full
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions mrqa/dev/ --out runs/qa/mrqa.json
 example: gistkit evaluate --model smollm2 --compressor runs/reader/compressor --tau 128 --context 960 --continuation 60
-example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary"""
+example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary
+example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl \\
+             --judge http://localhost:8000/v1 --judge-model grader"""
 
 CONTEXT = 510
+# The environment variable with the key of --judge.
+JUDGE_KEY = "GISTKIT_JUDGE_KEY"
 
 
 def add(commands: Any) -> None:
@@ -80,9 +87,61 @@ def add(commands: Any) -> None:
         help="of a reconstruction or answer (default: the context's, 64)",
     )
     parser.add_argument(
+        "--excluded-words", type=words, metavar="WORDS",
+        help="measure the perplexity of words of continuations too, all but these, separated by commas; <unk> for "
+        "WikiText, '' for none",
+    )  # fmt: skip
+    _add_judge(parser.add_argument_group("judge of answers"))
+    parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
+    parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
+    parser.add_argument(
         "--out", type=path, default=Path("runs/evaluation.json"), metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--keep-examples", action="store_true", help="write what was generated for each example too")
+
+
+def words(text: str) -> tuple[str, ...]:
+    """A kind of argument: comma-separated words; none of ''."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _add_judge(group: Any) -> None:
+    group.add_argument(
+        "--judge", metavar="URL",
+        help="OpenAI-compatible interface, such as http://localhost:8000/v1, whose model scores answers; a key is read "
+        f"from the environment variable {JUDGE_KEY}",
+    )  # fmt: skip
+    group.add_argument("--judge-model", metavar="NAME", help="its model")
+    group.add_argument(
+        "--judge-prompt",
+        type=path,
+        metavar="FILE",
+        help="its prompt, with {question}, {reference}, {answer} and perhaps {context} (default: gistkit's own)",
+    )
+    group.add_argument("--judge-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)")
+
+
+def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
+    """The judge, who has answered once; None without --judge."""
+    if arguments.judge is None:
+        for name in ("judge_model", "judge_prompt", "judge_concurrency"):
+            if getattr(arguments, name) is not None:
+                word = name.replace("_", "-")
+                raise ValueError(f"--{word}: expected none without --judge, got {getattr(arguments, name)}")
+        return None
+    if arguments.judge_model is None:
+        raise ValueError("--judge-model: expected the name of a model beside --judge, got none")
+
+    from gistkit.evaluate import OpenAIJudge
+
+    settings: dict[str, Any] = {}
+    if arguments.judge_prompt is not None:
+        settings["template"] = arguments.judge_prompt.read_text(encoding="utf-8")
+    if arguments.judge_concurrency is not None:
+        settings["concurrency"] = arguments.judge_concurrency
+    judge = OpenAIJudge(arguments.judge, arguments.judge_model, key=os.environ.get(JUDGE_KEY) or None, **settings)
+    judge.check()
+    return judge
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -99,9 +158,17 @@ def _run(arguments: argparse.Namespace) -> int:
     if "recent" in baselines:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
 
+    judge = _judge(arguments)
+
     from gistkit import evaluate
     from gistkit.formats import question_sets
 
+    chosen = question_sets(arguments.questions or [])
+    for name in ("trained_on", "tested_on"):
+        if len(chosen) > 1 and (value := getattr(arguments, name)) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
+            )
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
     # An unusable chat template is an error only here.
@@ -114,19 +181,24 @@ def _run(arguments: argparse.Namespace) -> int:
         "markers": markers,
         "batch_size": arguments.batch_size,
         "max_new_tokens": arguments.max_new_tokens,
+        "excluded_words": arguments.excluded_words,
+        "judge": judge,
     }
     if arguments.questions is None:
         examples = _examples(arguments, tokenizer, compressor, template)
-        return _show(evaluate.run(compressor, tokenizer, examples, **settings), arguments)
+        return _show_one(evaluate.run(compressor, tokenizer, examples, **settings), arguments)
     templates = {"template": template}
     if arguments.prompt == "dodo":
         templates["summary_template"] = evaluate.summary_template(markers)
-    chosen = question_sets(arguments.questions)
     sets = {each.name: partial(_questions, each.path, arguments, templates) for each in chosen}
     if len(sets) == 1:
-        return _show(evaluate.run(compressor, tokenizer, *(read() for read in sets.values()), **settings), arguments)
+        report = evaluate.run(compressor, tokenizer, *(read() for read in sets.values()), **settings)
+        return _show_one(report, arguments)
     domains = {each.name: each.domain for each in chosen if each.domain is not None}
-    return _show(evaluate.run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
+    reports = evaluate.run_sets(compressor, tokenizer, sets, domains=domains, **settings)
+    for each in reports.reports.values():
+        _warn_of_missing_scores(each, arguments)
+    return _show(reports, arguments)
 
 
 def _read_on(arguments: argparse.Namespace) -> int:
@@ -134,9 +206,9 @@ def _read_on(arguments: argparse.Namespace) -> int:
     if arguments.tau is None:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
     for name, plain in (
-        ("questions", None), ("split", "validation"), ("cloze", False),
-        ("tasks", None), ("prompt", "plain"), ("max_new_tokens", None),
-        ("keep_examples", False),
+        ("questions", None), ("split", "validation"), ("cloze", False), ("tasks", None), ("prompt", "plain"),
+        ("max_new_tokens", None), ("keep_examples", False), ("judge", None), ("judge_model", None),
+        ("judge_prompt", None), ("judge_concurrency", None),
     ):  # fmt: skip
         if getattr(arguments, name) != plain:
             word = name.replace("_", "-")
@@ -168,8 +240,28 @@ def _read_on(arguments: argparse.Namespace) -> int:
         # After training on whole contexts there is no threshold: training text determines it.
         sampled = torch.Generator().manual_seed(0)
         reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
-    report = evaluate.read_on(reader, rows, continuation, baselines=baselines, batch_size=arguments.batch_size)
-    return _show(report, arguments)
+    report = evaluate.read_on(
+        reader,
+        rows,
+        continuation,
+        baselines=baselines,
+        batch_size=arguments.batch_size,
+        tokenizer=tokenizer,
+        excluded_words=arguments.excluded_words,
+    )
+    return _show_one(report, arguments)
+
+
+def _show_one(report: Report, arguments: argparse.Namespace) -> int:
+    _warn_of_missing_scores(report, arguments)
+    sets = {name: getattr(arguments, name) for name in ("trained_on", "tested_on") if getattr(arguments, name)}
+    return _show(dataclasses.replace(report, settings=report.settings | sets), arguments)
+
+
+def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace) -> None:
+    for row in report.rows if arguments.judge is not None else ():
+        if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
+            warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers of {row.method} no score")
 
 
 def _show(report: Report | SetReports, arguments: argparse.Namespace) -> int:

@@ -37,6 +37,7 @@ example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=
 example: gistkit train --model ./llama --text pile/ --packed --max-length 1020
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
+example: gistkit train --model ./llama --preset finetune --questions squad.jsonl drop.jsonl --weights 2,1
 example: gistkit train --model ./llava --preset finetune --questions chats.jsonl --images photos/ --layout epl
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
@@ -47,7 +48,7 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "packed", "questions", "split", "validation", "images", "limit", "tau", "segment",
+    "text", "dataset", "packed", "questions", "split", "validation", "weights", "images", "limit", "tau", "segment",
     "gists_as_means", "random_steps", "ratios", "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
@@ -100,6 +101,12 @@ def _add_data(group: Any) -> None:
         metavar="FILE",
         nargs="+",
         help="files or folders of questions that are held out (default: the last tenth of the contexts of each set)",
+    )
+    group.add_argument(
+        "--weights",
+        type=weights,
+        metavar="W,W,..",
+        help="shares of the rows of several sets of questions, in their order (default: as many as each has)",
     )
     group.add_argument(
         "--images", type=path, metavar="FOLDER", help="the images of --questions, for the method voco, then the default"
@@ -204,6 +211,14 @@ def losses(text: str) -> dict[str, float]:
         except ValueError:
             raise argparse.ArgumentTypeError(f"expected a number after {name}=, got {weight!r}") from None
     return weights
+
+
+def weights(text: str) -> list[float]:
+    """A kind of argument: comma-separated numbers above 0, which may be equal."""
+    values = [number(0)(part.strip()) for part in text.split(",")]
+    if not all(values):
+        raise argparse.ArgumentTypeError(f"expected numbers above 0, got {text!r:.80}")
+    return values
 
 
 def _saved(arguments: argparse.Namespace) -> str:

@@ -130,7 +130,8 @@ def _reading_layout(row: ReadingRow, memory: int, widths: tuple[int, ...]) -> La
     before = np.frombuffer(row.ordinals, np.int64)[: row.memory]
     # Padding has no place in logical order, by which sliding windows count.
     ordinals = np.zeros(len(roles), np.int64)
-    ordinals[real] = np.concatenate([before, row.ordinal + text])
+    # Text behind padding alone, where other rows have memory, begins after that padding's 0.
+    ordinals[real] = np.concatenate([before, row.ordinal + text]) + int(not row.memory)
     return Layout(
         roles=roles,
         sees={Role.MEMORY: {Role.MEMORY: CAUSAL}, Role.TEXT: {Role.MEMORY: CAUSAL, Role.TEXT: CAUSAL}},

@@ -3,8 +3,10 @@
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
 from gistkit.evaluate.baselines import FullContext
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
+from gistkit.evaluate.cross import CrossTable, cross_table
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
+from gistkit.evaluate.judge import Answered, Judge, JudgeError, OpenAIJudge, judged
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
     bleu4,
@@ -37,30 +39,39 @@ from gistkit.evaluate.sets import SetReports, run_sets
 from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_texts, token_types
+from gistkit.evaluate.words import WordLoss, word_loss
 
 __all__ = [
     "INST",
     "QUESTION",
+    "Answered",
+    "CrossTable",
     "Example",
     "FullContext",
+    "Judge",
+    "JudgeError",
     "LengthBleu",
     "Markers",
     "NoContext",
+    "OpenAIJudge",
     "Prompt",
     "Report",
     "Result",
     "Row",
     "SetReports",
     "SummaryContext",
+    "WordLoss",
     "bleu4",
     "bleu_by_length",
     "chat_markers",
     "cloze_questions",
     "compare",
     "contains_answer",
+    "cross_table",
     "evaluate",
     "exact_match",
     "iter_questions",
+    "judged",
     "load_questions",
     "normalise_answer",
     "normalise_output",
@@ -80,5 +91,6 @@ __all__ = [
     "token_losses",
     "token_texts",
     "token_types",
+    "word_loss",
     "word_summary_prompt",
 ]

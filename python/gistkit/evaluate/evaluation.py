@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.evaluate.data import Example, prepare
+from gistkit.evaluate.judge import Judge
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader, Runner
+from gistkit.evaluate.words import check_excluded
 
 
 def evaluate(
@@ -24,6 +26,8 @@ def evaluate(
     stop_tokens: Sequence[int] | None = None,
     method: str | None = None,
     progress: bool = True,
+    excluded_words: Sequence[str] | None = None,
+    judge: Judge | None = None,
 ) -> Report:
     """A report of one row on a compressor's memory. The other arguments are those of `compare`.
 
@@ -41,6 +45,8 @@ def evaluate(
         max_new_tokens=max_new_tokens,
         stop_tokens=stop_tokens,
         progress=progress,
+        excluded_words=excluded_words,
+        judge=judge,
     )
 
 
@@ -54,6 +60,8 @@ def compare(
     max_new_tokens: int | None = None,
     stop_tokens: Sequence[int] | None = None,
     progress: bool = True,
+    excluded_words: Sequence[str] | None = None,
+    judge: Judge | None = None,
 ) -> Report:
     """A report on the same examples for every method, one row each.
 
@@ -63,11 +71,14 @@ def compare(
     - "ae": loss, perplexity and accuracy of the context's tokens, each predicted from the true ones before it, and
       BLEU-4 of the greedy reconstruction, which is as long as the context unless the end token comes first. If a
       compressor has a window, only the compressed tokens count.
-    - "lm": loss and perplexity of the continuation's tokens. If there is a method in place among them, whose encoder
+    - "lm": loss and perplexity of the continuation's tokens, and with `excluded_words` the perplexity of its words
+      (`word_loss`). If there is a method in place among them, whose encoder
       predicts the first one with a state that has read the whole context, all methods are measured from the second on.
-    - "qa": F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy answer, up to a stop token or the
-      end of its first line; and accuracy, the share of questions where the output up to a stop token contains an answer
-      (`contains_answer`).
+    - "qa": loss and perplexity of the tokens of the first right answer after the question (GistPool, section 3; an end
+      token behind it does not count). F1 of ROUGE-1, ROUGE-2 and ROUGE-L, exact match and token F1 of the greedy
+      answer, up to a stop token or the end of its first line, and the judge's score of it. Of the output up to a stop
+      token: corpus BLEU-4 against all right answers (the compression-loss paper's measure on PwC, which does not say
+      how it was tokenised), and accuracy, the share of questions where it contains an answer (`contains_answer`).
 
     Args:
         methods: the methods by name, or a list, whose names are class, layout and ratio.
@@ -80,6 +91,10 @@ def compare(
             reconstruction is compared with as many of the context's first tokens.
         stop_tokens: ids that end an answer; None: the tokenizer's end token.
         progress: whether to show progress bars.
+        excluded_words: words that the perplexity of words leaves out, such as ("<unk>",) for WikiText; (): none. None:
+            that perplexity is not measured. It needs a tokenizer.
+        judge: scores the answers of "qa": a function of question, reference and answer, or an `OpenAIJudge`. See
+            `judged`. The share of wrong answers, as in GistPool, is 100 less the score.
 
     Raises:
         ValueError: if an argument is out of range, there is nothing to measure for a task, or a question has no answer.
@@ -92,6 +107,12 @@ def compare(
     for name, value in (("batch_size", batch_size), ("max_new_tokens", max_new_tokens)):
         if value is not None and value < 1:
             raise ValueError(f"{name}: expected at least 1, got {value}")
+    if excluded_words is not None:
+        excluded_words = check_excluded(excluded_words)
+        if tokenizer is None or "lm" not in tasks:
+            raise ValueError("excluded_words: expected none without a tokenizer and the task 'lm', got some")
+    if judge is not None and (not callable(judge) or "qa" not in tasks):
+        raise ValueError(f"judge: expected a function beside the task 'qa', got {judge!r} and the tasks {tasks}")
     rows = prepare(data, tokenizer, tasks)
     skipped = int(any(getattr(reader, "encoder_predicts_first", False) for reader in methods.values()))
     if "lm" in tasks:
@@ -103,7 +124,7 @@ def compare(
             )
     # Missing packages raise an error before an hour of work, not after it.
     for module in [
-        *(["sacrebleu"] if "ae" in tasks else []),
+        *(["sacrebleu"] if {"ae", "qa"} & {*tasks} else []),
         *(["rouge_score.rouge_scorer", "text_to_num"] if "qa" in tasks else []),
         *(["tqdm"] if progress else []),
     ]:
@@ -111,7 +132,19 @@ def compare(
     if stop_tokens is None:
         end = getattr(tokenizer, "eos_token_id", None)
         stop_tokens = () if end is None else (end,)
-    runner = Runner(rows, tokenizer, tuple(tasks), batch_size, max_new_tokens, tuple(stop_tokens), skipped, progress)
+    runner = Runner(
+        rows,
+        tokenizer,
+        tuple(tasks),
+        batch_size,
+        max_new_tokens,
+        tuple(stop_tokens),
+        skipped,
+        progress,
+        [_first_answer(example, tokenizer) for example in data],
+        excluded_words,
+        judge,
+    )
     settings = {
         "tasks": list(tasks),
         "batch_size": batch_size,
@@ -120,6 +153,10 @@ def compare(
         "tokenizer": None if tokenizer is None else display_name(tokenizer),
         "methods": {name: _description(reader) for name, reader in methods.items()},
     }
+    if excluded_words is not None:
+        settings["excluded_words"] = list(excluded_words)
+    if judge is not None:
+        settings["judge"] = getattr(judge, "description", None) or getattr(judge, "__name__", type(judge).__name__)
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
 
 
@@ -127,6 +164,16 @@ def method_name(reader: Any) -> str:
     """The name of a row: the reader's `title`, or its class."""
     title = getattr(reader, "title", None)
     return title if isinstance(title, str) else type(reader).__name__
+
+
+def _first_answer(example: Example, tokenizer: Any | None) -> list[int]:
+    """The ids of an example's first right answer; none where it has none."""
+    if example.question is None or not len(example.answers):
+        return []
+    answer = example.answers[0]
+    if isinstance(answer, str):
+        return [] if tokenizer is None else list(tokenizer(answer, add_special_tokens=False)["input_ids"])
+    return [int(token) for token in answer]
 
 
 def _description(reader: Reader) -> dict[str, Any]:

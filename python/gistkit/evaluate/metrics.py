@@ -26,16 +26,17 @@ def need(module: str) -> Any:
         raise ImportError(f"{package} is missing; pip install 'gistkit[evaluate]' brings it", name=package) from error
 
 
-def bleu4(predictions: Sequence[str], references: Sequence[str], *, tokenize: str = "13a") -> float:
+def bleu4(predictions: Sequence[str], references: Sequence[str | Sequence[str]], *, tokenize: str = "13a") -> float:
     """Corpus BLEU-4 of sacrebleu, 0..100: n-gram counts are summed over all texts before the score is taken.
 
     Args:
-        predictions: texts, one for each reference.
-        references: texts, at least one.
+        predictions: texts, one for each entry of `references`.
+        references: of each prediction a text, or several, of which every n-gram counts and the closest length; at least
+            one entry.
         tokenize: sacrebleu's tokeniser; "none" where words are separated by spaces already.
 
     Raises:
-        ValueError: if there is no text, or not one prediction for each reference.
+        ValueError: if there is no text, or not one prediction for each entry of references, or one is empty.
         ImportError: if sacrebleu is missing.
     """
     if isinstance(predictions, str) or isinstance(references, str):
@@ -45,7 +46,13 @@ def bleu4(predictions: Sequence[str], references: Sequence[str], *, tokenize: st
             f"predictions: expected one for each of at least one reference, got {len(predictions)} predictions and "
             f"{len(references)} references"
         )
-    score = need("sacrebleu").corpus_bleu(list(predictions), [list(references)], tokenize=tokenize, force=True)
+    rows = [[entry] if isinstance(entry, str) else list(entry) for entry in references]
+    for index, row in enumerate(rows):
+        if not row:
+            raise ValueError(f"references[{index}]: expected at least one text, got none")
+    # sacrebleu takes the first references of all texts, then the second ones, and None where a text has no more.
+    streams = [[row[place] if place < len(row) else None for row in rows] for place in range(max(map(len, rows)))]
+    score = need("sacrebleu").corpus_bleu(list(predictions), streams, tokenize=tokenize, force=True)
     return float(score.score)
 
 
@@ -68,7 +75,8 @@ def _rouge_f1(kind: str, prediction: str, references: str | Sequence[str]) -> fl
 def rouge1_f1(prediction: str, references: str | Sequence[str]) -> float:
     """ROUGE-1 F1 of rouge-score without stemming, 0..1; the best over several references.
 
-    Its words are runs of a-z and 0-9 of the lower-case text: other alphabets count for nothing.
+    Its words are runs of a-z and 0-9 of the lower-case text: other alphabets count for nothing. It is the F1 of all
+    tables of Position IDs Matter, which does not mention stemming, nor several references.
 
     Raises:
         ValueError: if there is no reference.
@@ -83,7 +91,11 @@ def rouge2_f1(prediction: str, references: str | Sequence[str]) -> float:
 
 
 def rougel_f1(prediction: str, references: str | Sequence[str]) -> float:
-    """ROUGE-L F1, over the longest common subsequence of words of the whole text; all else as in `rouge1_f1`."""
+    """ROUGE-L F1, over the longest common subsequence of words of the whole text; all else as in `rouge1_f1`.
+
+    Dodo's Table 4 names "LCS" and does not say whether texts are split into sentences first (ROUGE-Lsum); here they are
+    not.
+    """
     return _rouge_f1("rougeL", prediction, references)
 
 

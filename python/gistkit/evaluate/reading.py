@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity
 from gistkit.evaluate.report import Report, Row
 from gistkit.evaluate.runner import LOGIT_ROWS, evaluating
+from gistkit.evaluate.words import WordLoss, check_excluded, word_loss
 
 BASELINES = ("recent", "full")
 
@@ -29,6 +30,8 @@ def read_on(
     method: str | None = None,
     batch_size: int = 8,
     progress: bool = True,
+    tokenizer: Any | None = None,
+    excluded_words: Sequence[str] | None = None,
 ) -> Report:
     """Perplexity of the last tokens of texts, and the states kept for them: a report of a row each (Dodo, Table 1).
 
@@ -41,10 +44,11 @@ def read_on(
         method: the name of the model's row; None: its `title`.
         batch_size: texts at a time.
         progress: whether to show a progress bar.
+        tokenizer, excluded_words: as in `compare`: the perplexity of complete words is measured too, but for these.
 
     Returns:
         Metrics "lm_loss", "lm_perplexity" and "states", the mean number of states that each of these tokens is
-        predicted from; a mean counts as one.
+        predicted from; a mean counts as one. With `excluded_words` "lm_word_perplexity" too.
 
     Raises:
         ValueError: if an argument is out of range.
@@ -52,19 +56,34 @@ def read_on(
     if isinstance(baselines, str) or not set(baselines) <= set(BASELINES):
         raise ValueError(f"baselines: expected some of {', '.join(BASELINES)}, got {baselines!r}")
     _check(texts, asked, batch_size)
+    if excluded_words is not None:
+        excluded_words = check_excluded(excluded_words)
+        if tokenizer is None:
+            raise ValueError("excluded_words: expected none without a tokenizer, got some")
+    asking = _Asking(texts, asked, batch_size, tokenizer, excluded_words)
     compressor = model.compressor
     total = (1 + len(set(baselines))) * len(texts)
     with evaluating(compressor), tqdm(total=total, unit="text", dynamic_ncols=True, disable=not progress) as bar:
-        rows = [_row(method or model.title, model, texts, asked, batch_size, bar)]
+        rows = [_row(method or model.title, model, asking, bar)]
         if "recent" in baselines:
             # BOS is a state too.
             recent = Recent(compressor, max(1, round(rows[0].metrics["states"]) - 1))
-            rows.append(_row(recent.title, recent, texts, asked, batch_size, bar))
+            rows.append(_row(recent.title, recent, asking, bar))
         if "full" in baselines:
             full = Recent(compressor, 1 + max(map(len, texts)))
-            rows.append(_row("FullContext", full, texts, asked, batch_size, bar))
+            rows.append(_row("FullContext", full, asking, bar))
     settings: dict[str, Any] = {"asked": asked, "batch_size": batch_size, "model": display_name(compressor.model)}
     return Report(tuple(rows), settings | {"method": model.settings})
+
+
+class _Asking(NamedTuple):
+    """What is asked of every model: the texts, how many of their tokens, and of which words."""
+
+    texts: Sequence[Sequence[int]]
+    asked: int
+    batch_size: int
+    tokenizer: Any | None
+    excluded_words: tuple[str, ...] | None
 
 
 @torch.no_grad()
@@ -91,6 +110,22 @@ def last_tokens(
     _check(texts, asked, batch_size)
     nats = state_count = 0.0
     count = 0
+    for _, losses, states in _scored(model, texts, asked, batch_size, on_batch):
+        nats += float(losses.sum())
+        state_count += states
+        count += len(losses)
+    return nats / count, state_count / count, count
+
+
+@torch.no_grad()
+def _scored(
+    model: LanguageModel,
+    texts: Sequence[Sequence[int]] | Tensor,
+    asked: int,
+    batch_size: int,
+    on_batch: Callable[[int], Any],
+) -> Iterator[tuple[list[int], Tensor, float]]:
+    """Of each text its ids, the nats float64 of its last tokens, and the states kept for them together."""
     for start in range(0, len(texts), batch_size):
         part = texts[start : start + batch_size]
         rows = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
@@ -99,14 +134,14 @@ def last_tokens(
             # A token is predicted at the one before it; a BOS at the start of a text is not predicted.
             before = slice(max(end - asked, 1) - 1, end - 1)
             targets = rows.ids[row, before.start + 1 : end]
-            for hidden_part, labels in zip(
-                hidden_states[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True
-            ):
-                nats += float(F.cross_entropy(model.compressor.logits(hidden_part), labels, reduction="sum").double())
-            state_count += float(states[row, before].sum())
-            count += len(targets)
+            losses = [
+                F.cross_entropy(model.compressor.logits(hidden_part), labels, reduction="none").double()
+                for hidden_part, labels in zip(
+                    hidden_states[row, before].split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True
+                )
+            ]
+            yield rows.ids[row, :end].tolist(), torch.cat(losses), float(states[row, before].sum())
         on_batch(len(rows.lengths))
-    return nats / count, state_count / count, count
 
 
 def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int) -> None:
@@ -118,9 +153,24 @@ def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int)
             raise ValueError(f"texts: expected at least the {asked} tokens asked, got {len(text)} in text {index}")
 
 
-def _row(name: str, model: LanguageModel, texts: Sequence[Sequence[int]], asked: int, batch_size: int, bar: Any) -> Row:
+def _row(name: str, model: LanguageModel, asking: _Asking, bar: Any) -> Row:
     bar.set_description(name)
     clock = time.perf_counter()
-    loss, states, count = last_tokens(model, texts, asked, batch_size=batch_size, on_batch=bar.update)
-    metrics = {"lm_loss": loss, "lm_perplexity": perplexity(loss), "states": states}
-    return Row(name, metrics, {"examples": len(texts), "lm_tokens": count}, time.perf_counter() - clock)
+    nats = states = 0.0
+    words, count = WordLoss(), 0
+    for ids, losses, kept in _scored(model, asking.texts, asking.asked, asking.batch_size, bar.update):
+        nats += float(losses.sum())
+        states += kept
+        count += len(losses)
+        if asking.excluded_words is not None:
+            start = len(ids) - len(losses)
+            words += word_loss(
+                asking.tokenizer, ids[start:], losses.tolist(), before=ids[:start], excluded=asking.excluded_words
+            )
+    metrics = {"lm_loss": nats / count, "lm_perplexity": perplexity(nats / count), "states": states / count}
+    counts = {"examples": len(asking.texts), "lm_tokens": count}
+    if asking.excluded_words is not None:
+        counts |= {"lm_words": words.words, "lm_excluded_words": words.excluded}
+        if words.words:
+            metrics["lm_word_perplexity"] = words.perplexity
+    return Row(name, metrics, counts, time.perf_counter() - clock)

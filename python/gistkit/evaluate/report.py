@@ -12,6 +12,7 @@ from typing import Any
 
 from gistkit._files import write_text
 from gistkit.evaluate.metrics import perplexity
+from gistkit.evaluate.words import WordLoss
 from gistkit.info import machine
 
 # Scores of an answer, by name.
@@ -29,10 +30,15 @@ class ExampleResult:
             each token predicted from the true ones before it.
         reconstruction, original: the context as the method reconstructs it greedily, and as it is.
         lm_nats, lm_tokens: summed cross entropy and tokens of the continuation.
+        lm_word_nats, lm_words, lm_excluded_words: summed cross entropy and number of its complete words, and number of
+            those left out, as in `word_loss`.
+        qa_nats, qa_tokens: summed cross entropy and tokens of the first right answer, each token predicted from the
+            true ones before it.
         output: the greedy generation after the question.
         prediction, answers: its first line and the right answers.
         rouge1_f1, rouge2_f1, rougel_f1, exact_match, token_f1: the prediction's scores, 0..1.
         contains_answer: 1 where the output contains an answer, else 0.
+        judge: the judge's score of the prediction, 0..1; None too where it gave none.
     """
 
     tokens_read: int
@@ -44,6 +50,11 @@ class ExampleResult:
     original: str | None = None
     lm_nats: float | None = None
     lm_tokens: int | None = None
+    lm_word_nats: float | None = None
+    lm_words: int | None = None
+    lm_excluded_words: int | None = None
+    qa_nats: float | None = None
+    qa_tokens: int | None = None
     output: str | None = None
     prediction: str | None = None
     answers: tuple[str, ...] | None = None
@@ -53,6 +64,7 @@ class ExampleResult:
     exact_match: float | None = None
     token_f1: float | None = None
     contains_answer: float | None = None
+    judge: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,8 @@ class Row:
     Args:
         method: its name.
         metrics: by name, those of `COLUMNS` that were measured; losses in nats a token over all tokens, BLEU and
-            answers' scores 0..100, tokens read and cache bytes as means over the examples.
+            answers' scores 0..100, tokens read and cache bytes as means over the examples. The judge's score is the
+            mean over those that it gave, whose number is `counts["qa_judged"]`.
         counts: examples and predicted tokens of each task.
         seconds: time taken.
         examples: a Result for each example, in the order of the data; empty in a report that was read from a file
@@ -84,12 +97,17 @@ COLUMNS = (
     ("ae_bleu4", "AE BLEU-4", "{:.2f}"),
     ("lm_loss", "LM loss", "{:.3f}"),
     ("lm_perplexity", "LM PPL", "{:.2f}"),
+    ("lm_word_perplexity", "LM word PPL", "{:.2f}"),
+    ("qa_loss", "QA loss", "{:.3f}"),
+    ("qa_perplexity", "QA PPL", "{:.2f}"),
+    ("qa_bleu4", "QA BLEU-4", "{:.2f}"),
     ("qa_rouge1_f1", "QA R-1", "{:.2f}"),
     ("qa_rouge2_f1", "QA R-2", "{:.2f}"),
     ("qa_rougel_f1", "QA R-L", "{:.2f}"),
     ("qa_exact_match", "QA EM", "{:.2f}"),
     ("qa_token_f1", "QA F1", "{:.2f}"),
     ("qa_contains_answer", "QA accuracy", "{:.2f}"),
+    ("qa_judge", "QA judge", "{:.2f}"),
     ("states", "states a layer", "{:.1f}"),
     ("tokens_read", "tokens read", "{:.1f}"),
     ("cache_bytes", "cache KiB", "{:.1f}"),
@@ -157,7 +175,7 @@ class Report:
                 for row in content["rows"]
             )
             return cls(rows, content["settings"], content["machine"])
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path}: expected the report of an evaluation, got another file ({error})") from error
 
     def table(self) -> str:
@@ -174,7 +192,7 @@ def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[st
     """Metrics but BLEU, and counts, over all examples: losses weighted by tokens, answers by questions."""
     metrics: dict[str, float] = {}
     counts = {"examples": len(results)}
-    for task in ("ae", "lm"):
+    for task in ("ae", "lm", "qa"):
         tokens = sum(getattr(result, f"{task}_tokens") or 0 for result in results)
         if tokens:
             loss = math.fsum(getattr(result, f"{task}_nats") or 0.0 for result in results) / tokens
@@ -183,6 +201,12 @@ def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[st
                 f"{task}_examples": sum(getattr(result, f"{task}_tokens") is not None for result in results),
                 f"{task}_tokens": tokens,
             }
+    measured = [result for result in results if result.lm_words is not None]
+    if measured:
+        words = sum((_words(result) for result in measured), WordLoss())
+        counts |= {"lm_words": words.words, "lm_excluded_words": words.excluded}
+        if words.words:
+            metrics["lm_word_perplexity"] = words.perplexity
     if counts.get("ae_tokens"):
         metrics["ae_accuracy"] = sum(result.ae_correct or 0 for result in results) / counts["ae_tokens"]
     answered = [result for result in results if result.prediction is not None]
@@ -190,6 +214,10 @@ def summary(results: Sequence[ExampleResult]) -> tuple[dict[str, float], dict[st
         counts["qa_examples"] = len(answered)
         for name in ANSWER_SCORES:
             metrics[f"qa_{name}"] = 100 * fmean(getattr(result, name) for result in answered)
+    scores = [result.judge for result in results if result.judge is not None]
+    if scores:
+        counts["qa_judged"] = len(scores)
+        metrics["qa_judge"] = 100 * fmean(scores)
     metrics["tokens_read"] = fmean(result.tokens_read for result in results)
     metrics["cache_bytes"] = fmean(result.cache_bytes for result in results)
     return metrics, counts
@@ -211,6 +239,10 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     line = lambda row: "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, width, strict=True)) + " |"  # noqa: E731
     rule = "|" + "|".join("-" * (w + 2) for w in width) + "|"
     return "\n".join([line(rows[0]), rule, *map(line, rows[1:])])
+
+
+def _words(result: ExampleResult) -> WordLoss:
+    return WordLoss(result.lm_word_nats or 0.0, result.lm_words or 0, result.lm_excluded_words or 0)
 
 
 def _result(values: dict[str, Any]) -> ExampleResult:

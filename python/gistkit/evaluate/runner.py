@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from gistkit._checks import IGNORE, padded
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
+from gistkit.evaluate.judge import Answered, Judge, judged
 from gistkit.evaluate.metrics import (
     bleu4,
     contains_answer,
@@ -25,6 +26,7 @@ from gistkit.evaluate.metrics import (
     token_f1,
 )
 from gistkit.evaluate.report import ExampleResult, Row, summary
+from gistkit.evaluate.words import word_loss
 from gistkit.hf import attach
 from gistkit.hf.modes import eval_mode
 
@@ -71,6 +73,9 @@ class Runner:
         stop_tokens: tuple[int, ...],
         skipped: int,
         progress: bool,
+        answers: Sequence[list[int]],
+        excluded_words: tuple[str, ...] | None,
+        judge: Judge | None,
     ) -> None:
         self.rows = rows
         self.tokenizer = tokenizer
@@ -79,6 +84,9 @@ class Runner:
         self.stop_tokens = stop_tokens
         self.skipped = skipped
         self.progress = progress
+        self.answers = answers
+        self.excluded_words = excluded_words
+        self.judge = judge
         # The longest first: a batch that does not fit in memory fails at once.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -100,19 +108,41 @@ class Runner:
                         measure[task](reader, part, [batch[position] for position in positions], results)
                         advance(len(positions))
         ordered = [results[index] for index in range(len(self.rows))]
+        if self.judge is not None:
+            self._judge(name, self.judge, ordered)
         metrics, counts = summary(ordered)
         if "ae" in self.tasks:
             metrics["ae_bleu4"] = reconstruction_bleu(ordered, self.tokenizer)
+        if "qa" in self.tasks:
+            metrics["qa_bleu4"] = answer_bleu(ordered, self.tokenizer)
         return Row(name, metrics, counts, perf_counter() - started, tuple(ordered))
 
+    def _bar(self, name: str) -> AbstractContextManager[Callable[[int], Any]]:
+        return self._counter(name, "text", sum(row.has(task) for row in self.rows for task in self.tasks))
+
     @contextmanager
-    def _bar(self, name: str) -> Iterator[Callable[[int], Any]]:
+    def _counter(self, name: str, unit: str, total: int) -> Iterator[Callable[[int], Any]]:
         if not self.progress:
             yield lambda count: None
             return
-        total = sum(row.has(task) for row in self.rows for task in self.tasks)
-        with need("tqdm").tqdm(total=total, desc=name, unit="text") as bar:
+        with need("tqdm").tqdm(total=total, desc=name, unit=unit) as bar:
             yield bar.update
+
+    def _judge(self, name: str, judge: Judge, results: list[ExampleResult]) -> None:
+        answered = [(row, result) for row, result in zip(self.rows, results, strict=True) if row.has("qa")]
+        asked = [
+            Answered(
+                words_of(row.question, self.tokenizer).strip(),
+                row.answers,
+                result.prediction or "",
+                words_of(row.context, self.tokenizer),
+            )
+            for row, result in answered
+        ]
+        with self._counter(f"{name}, judged", "answer", len(asked)) as advance:
+            scores = judged(judge, asked, on_answer=lambda: advance(1))
+        for (_, result), score in zip(answered, scores, strict=True):
+            result.judge = score
 
     def _reconstruct(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         # Tokens behind a compressor's window are not reconstructed.
@@ -134,9 +164,21 @@ class Runner:
         for index, (nats, _) in zip(batch, scored_tokens(reader, memory, "lm", targets), strict=True):
             measured = nats[self.skipped :]
             results[index].lm_nats, results[index].lm_tokens = float(measured.sum()), len(measured)
+            if self.excluded_words is not None:
+                row = self.rows[index]
+                before, ids = row.context + row.continuation[: self.skipped], row.continuation[self.skipped :]
+                words = word_loss(self.tokenizer, ids, measured.tolist(), before=before, excluded=self.excluded_words)
+                results[index].lm_word_nats, results[index].lm_words = words.nats, words.words
+                results[index].lm_excluded_words = words.excluded
 
     def _answer(self, reader: Reader, memory: Any, batch: list[int], results: dict[int, ExampleResult]) -> None:
         questions = [self.rows[index].question for index in batch]
+        right = [question + self.answers[index] for index, question in zip(batch, questions, strict=True)]
+        for index, question, (nats, _) in zip(
+            batch, questions, scored_tokens(reader, memory, "qa", right), strict=True
+        ):
+            answer = nats[len(question) :]
+            results[index].qa_nats, results[index].qa_tokens = float(answer.sum()), len(answer)
         most = self.max_new_tokens or ANSWER_TOKENS
         generated = greedy_rows(reader, memory, "qa", questions, most, self.stop_tokens)
         for index, row in zip(batch, generated, strict=True):
@@ -158,6 +200,16 @@ def reconstruction_bleu(results: Sequence[ExampleResult], tokenizer: Any | None)
     tokenize = "none" if tokenizer is None else "13a"
     return bleu4(
         [reconstruction for reconstruction, _ in pairs], [original for _, original in pairs], tokenize=tokenize
+    )
+
+
+def answer_bleu(results: Sequence[ExampleResult], tokenizer: Any | None) -> float:
+    """Corpus BLEU-4, 0..100, of whole outputs and all right answers; without a tokenizer each id is a word."""
+    answered = [result for result in results if result.output is not None]
+    return bleu4(
+        [result.output or "" for result in answered],
+        [result.answers or () for result in answered],
+        tokenize="none" if tokenizer is None else "13a",
     )
 
 

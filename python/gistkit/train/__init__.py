@@ -56,6 +56,7 @@ from gistkit.train.conversations import Conversation, ConversationQuestions, loa
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.images import ImageQuestion, ImageQuestions
 from gistkit.train.metrics import read_metrics
+from gistkit.train.mixture import Mixture
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import PRESETS, Preset, Recipe
 from gistkit.train.stages import Stage, growing
@@ -73,6 +74,7 @@ __all__ = [
     "Diverged",
     "ImageQuestion",
     "ImageQuestions",
+    "Mixture",
     "Packed",
     "Preset",
     "Pretraining",

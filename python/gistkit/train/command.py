@@ -21,6 +21,7 @@ from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
 from gistkit.train.images import ImageQuestions
+from gistkit.train.mixture import Mixture
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe, find_preset
 from gistkit.train.stages import Stage, growing
@@ -44,6 +45,7 @@ def run(
     questions: str | Path | Sequence[str | Path] | None = None,
     split: str = "train",
     validation: str | Path | Sequence[str | Path] | None = None,
+    weights: Sequence[float] | None = None,
     images: str | Path | None = None,
     limit: int | None = None,
     tau: int | None = None,
@@ -77,6 +79,7 @@ def run(
         split: "train", "validation" or "test", of questions that have several.
         validation: files or folders of questions that are held out; their split "validation", where they have several.
             None: the last tenth of the contexts of each set.
+        weights: the shares of several sets of questions, in their order, see `Mixture`; None: as many rows as each has.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
@@ -150,19 +153,7 @@ def run(
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
-        batches = QuestionAnswering(
-            {each.name: iter_questions(each.path, split=split) for each in question_sets(sources)},
-            tokenizer,
-            schedule.batch,
-            schedule.seed,
-            max_context=schedule.max_length,
-            validation={
-                each.name: iter_questions(each.path, split="validation") for each in question_sets(held_out_sources)
-            }
-            or None,
-            folder=out,
-            progress=progress,
-        )
+        batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, out, progress)
     # A resumed run has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
         _pool(new_compressor, batches, gists_as_means, progress)
@@ -197,6 +188,32 @@ def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:
     if packed:
         return Packed(corpus, recipe.batch, recipe.max_length, recipe.seed)
     return Pretraining(corpus, recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+
+
+def _questions(
+    sources: Sequence[str | Path],
+    split: str,
+    validation: Sequence[str | Path],
+    weights: Sequence[float] | None,
+    tokenizer: Any,
+    recipe: Recipe,
+    folder: str | Path,
+    progress: bool,
+) -> Batches:
+    """The questions of one or more sets: all of them, or sets with shares of their own."""
+    sets = {each.name: iter_questions(each.path, split=split) for each in question_sets(sources)}
+    options: dict[str, Any] = {"max_context": recipe.max_length, "folder": folder, "progress": progress}
+    if weights is None:
+        held_out = {each.name: iter_questions(each.path, split="validation") for each in question_sets(validation)}
+        return QuestionAnswering(sets, tokenizer, recipe.batch, recipe.seed, validation=held_out or None, **options)
+    if len(sets) < 2 or len(weights) != len(sets):
+        raise ValueError(
+            f"weights: expected one for each of several sets of questions, got {len(weights)} for {len(sets)}"
+        )
+    if validation:
+        raise ValueError("validation: expected none beside weights, with which the last tenth of each set is held out")
+    parts = {name: QuestionAnswering(each, tokenizer, 1, recipe.seed, **options) for name, each in sets.items()}
+    return Mixture(parts, recipe.batch, dict(zip(parts, weights, strict=True)), recipe.seed)
 
 
 def _image_questions(
