@@ -90,12 +90,13 @@ ALL = Stage(2400, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 128)
 # Documents are of many chunks.
 CHUNKS = Stage(30_000, {"ae": 1.0, "lm": 0.3, "qa": 0.5}, 32, 512)
 # Means of tokens are read from the first step on: they need not be learned, only gone on from and answered from.
-ANSWER = Stage(30_000, {"lm": 1.0, "qa": 1.0}, 32, 512)
+ANSWER = Stage(1000, {"lm": 1.0, "qa": 1.0}, 32, 128)
+LONGER = Stage(30_000, {"lm": 1.0, "qa": 1.0}, 32, 512)
 MODELS = {
     "smollm2-x500-4x": Model(
         "x500", {"chunk": 128, "ratio": 4, "layout": "epl"}, (RECONSTRUCT, ALL, CHUNKS)
     ),
-    "smollm2-avgpool-2x": Model("avgpool", {"ratio": 2}, (ANSWER,), learning_rate=1e-3),
+    "smollm2-avgpool-2x": Model("avgpool", {"ratio": 2}, (ANSWER, LONGER), learning_rate=1e-3, warmup=20),
 }  # fmt: skip
 
 
