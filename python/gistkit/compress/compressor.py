@@ -161,7 +161,7 @@ class Compressor(nn.Module, ABC):
     def folded(self) -> AbstractContextManager[None]:
         """Inside, what reads a memory runs on copies of its maps with the LoRA adapter added into their weights.
 
-        A token then takes no longer than without an adapter, which pays from some 30 generated tokens on. The copies
+        A token then needs no products of the adapter's own; making the copies pays where many are generated. These
         take the memory of the maps that have LoRA, and are rounded to the weights' dtype, so that in bfloat16 an answer
         may differ. They serve passes without gradients in eval mode, for `generate`, a `LanguageModel` and its
         `Stream`s; parameters must not change inside. Maps with other adapters than plain LoRA stay as they are.
