@@ -1,14 +1,15 @@
 """Ten questions about a long document, SmolLM2-135M: gistkit with a trained compressor against the full context.
 
-The document is text that nothing was trained on, with ten made-up facts in it. gistkit compresses it, keeps the memory
-and answers from it, as `gistkit ask` does. Transformers, on its own attention (sdpa), reads the document once and keeps
-its DynamicCache. Both write greedily and end an answer with its line; each question stands for itself. Both answer in
-turn, so that other work on the machine affects them alike.
+The document is the docstrings of torch.nn, which no compressor was trained on, with ten made-up facts among their
+paragraphs. gistkit compresses it, keeps the memory and answers from it, as `gistkit ask` does. Transformers, on its
+own attention (sdpa), reads the document once and keeps its DynamicCache. Both write greedily and end an answer with
+its line; each question stands for itself. Both answer in turn, so that other work on the machine affects them alike.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 import statistics
 import sys
 import time
@@ -31,11 +32,10 @@ from gistkit.evaluate import contains_answer, exact_match
 from gistkit.evaluate.data import QUESTION
 from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.train.data import load_corpus
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "models"))
 
-from questions import Fact, draw_fact, plant
+from questions import Fact, draw_fact
 
 TOKENS, QUESTIONS, ANSWER = 8000, 10, 24
 """Of the document, about it, and tokens of an answer at most."""
@@ -62,21 +62,32 @@ class Times:
     answers: list[list[int]] = field(default_factory=list)
 
 
+def docstrings() -> str:
+    """The docstrings of the classes of torch.nn."""
+    classes = [value for _, value in sorted(vars(torch.nn).items()) if inspect.isclass(value)]
+    return "\n\n".join(inspect.cleandoc(one.__doc__) for one in classes if one.__doc__)
+
+
 def document(tokenizer: Any, tokens: int, questions: int, seed: int = 0) -> tuple[list[int], list[Fact]]:
-    """Token ids of Python's topics with facts evenly spread over them, and the facts; no two have one question."""
+    """Token ids of docstrings, with facts as paragraphs evenly spread over them, and the facts with their questions.
+
+    No two facts have the same question.
+    """
     random = np.random.default_rng(seed)
     facts: dict[str, Fact] = {}
     while len(facts) < questions:
         fact = draw_fact(random)
         facts.setdefault(fact.question, fact)
-    sentences = [tokenizer(f" {fact.sentence}", add_special_tokens=False)["input_ids"] for fact in facts.values()]
-    ends = {index for index in range(len(tokenizer)) if tokenizer.decode([index]).rstrip("\n") == "."}
-    text = load_corpus(tokenizer=tokenizer, limit=tokens).train.tolist()
-    parts = np.array_split(np.array(text[: tokens - sum(map(len, sentences))]), questions)
     ids: list[int] = []
-    for part, sentence in zip(parts, sentences, strict=True):
-        ids += plant(part.tolist(), sentence, ends, random)
-    return ids, list(facts.values())
+    placed = 0
+    for paragraph in docstrings().split("\n\n"):
+        parts = [paragraph]
+        if placed < questions and len(ids) >= (placed + 0.5) * tokens / questions:
+            parts.insert(0, list(facts.values())[placed].sentence)
+            placed += 1
+        for part in parts:
+            ids += tokenizer(f"{part}\n\n", add_special_tokens=False)["input_ids"]
+    return ids[:tokens], list(facts.values())
 
 
 @torch.no_grad()
