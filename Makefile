@@ -85,6 +85,7 @@ ifeq ($(filter --quick,$(ARGS)),)
 	$(BIN)/python benchmarks/compression_loss.py --save $(ARGS)
 	$(BIN)/python benchmarks/streaming.py --save --selection strided learned $(ARGS)
 	$(BIN)/python benchmarks/streaming.py --save --selection strided learned --dtype bfloat16 $(ARGS)
+	$(BIN)/python benchmarks/asking.py --save $(ARGS)
 endif
 	$(BIN)/python benchmarks/readme.py
 

@@ -1,4 +1,5 @@
-"""Draws the JSON of an attention suite, time against visible area with the roof as a line, or that of streaming.py.
+"""Draws the JSON of an attention suite, time against visible area with the roof as a line, or that of streaming.py or
+asking.py.
 
 Of attention only cases of head dim 64 in float32 are drawn, so that one line is the roof of all of them.
 """
@@ -122,6 +123,38 @@ def draw_streaming(content: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def draw_asking(content: Mapping[str, Any]) -> Figure:
+    """Seconds after each answer, and MiB kept of the document with how many answers are right, a line a contender.
+
+    Args:
+        content: the suite's JSON: machine, dtype, tokens, rows.
+    """
+    figure = Picture(figsize=(9.6, 4.4), layout="constrained")
+    time, kept = figure.subplots(1, 2)
+    rows = content["rows"]
+    colours = [COLOURS[name] for name in ("blue", "sky", "purple", "orange", "green")]
+    for index, row in enumerate(rows):
+        full = index == len(rows) - 1
+        style = {"color": COLOURS["red"], "linestyle": ":", "marker": "s"} if full else {"color": colours[index % 5],
+                 "marker": "o"}  # fmt: skip
+        answers = range(1, 1 + len(row["seconds"]))
+        time.plot(answers, row["seconds"], label=row["form"], markersize=5, **style)
+        kept.barh(index, row["mib"], color=style["color"], height=0.4)
+        text = f"{row['mib']:.0f} MiB, {row['within']:.0f}% right"
+        kept.annotate(text, (row["mib"], index), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    time.set_title("seconds since the document was given", loc="left")
+    time.set(xlabel="answers written", xticks=range(1, 1 + len(rows[0]["seconds"])), ylim=(0, None))
+    kept.set_title("kept of the document, and right answers", loc="left")
+    kept.set(xlabel="MiB", yticks=[], xlim=(0, 1.5 * max(row["mib"] for row in rows)), ylim=(-0.6, len(rows) - 0.4))
+    kept.invert_yaxis()
+    for axes in (time, kept):
+        tidy(axes)
+    figure.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+    title = f"Ten questions about {content['tokens']} tokens, SmolLM2-135M {content['dtype']}"
+    _head(figure, title, content["machine"])
+    return figure
+
+
 def _head(figure: Figure, title: str, machine: Mapping[str, Any]) -> None:
     """What is shown, and what it was made on."""
     figure.suptitle(
@@ -156,7 +189,8 @@ def draw(path: Path, out: Path | None = None) -> Path:
     """Draws a suite's JSON as a PNG file, by default beside it; returns the file."""
     content = json.loads(path.read_text())
     out = out or path.with_suffix(".png")
-    (draw_streaming if content["suite"] == "streaming" else draw_attention)(content).savefig(out, dpi=150)
+    drawing = {"streaming": draw_streaming, "asking": draw_asking}.get(content["suite"], draw_attention)
+    drawing(content).savefig(out, dpi=150)
     return out
 
 
@@ -167,7 +201,7 @@ def main() -> None:
         epilog="example: python benchmarks/picture.py benchmarks/results/amd-epyc-avx512/attention.json",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("json", type=Path, help="figures of attention.py or streaming.py")
+    parser.add_argument("json", type=Path, help="figures of attention.py, streaming.py or asking.py")
     parser.add_argument("--out", type=Path, help="default: the same name with .png")
     options = parser.parse_args()
     print(f"wrote {draw(options.json, options.out)}")

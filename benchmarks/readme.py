@@ -112,6 +112,22 @@ def streaming_table(path: Path) -> str:
     )
 
 
+def asking_table(path: Path) -> str:
+    """Questions about a long document: seconds, what is kept of it, and right answers, a row a contender."""
+    content = json.loads(path.read_text())
+    head = ["first answer", "an answer after it", "a token of it", "kept", "right", "right one within"]
+    cells = [
+        [
+            row["form"], f"{row['first']:.1f} s", f"{row['later']:.2f} s", f"{row['token']:.0f} ms",
+            f"{row['mib']:.0f} MiB", f"{row['exact']:.0f}%", f"{row['within']:.0f}%",
+        ]
+        for row in content["rows"]
+    ]  # fmt: skip
+    title = f"{len(content['facts'])} questions about {content['tokens']} tokens, SmolLM2-135M {content['dtype']}"
+    table = format_table([[title, *head], *cells])
+    return f"{table}\n\nMedians of {content['rounds']} rounds. {machine_line(content['machine'])}."
+
+
 def suite(folder: Path, name: str) -> Path | None:
     """A suite's file of the machine, or of the first other one that has it."""
     return next(
@@ -147,6 +163,9 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     streaming = [folder / f"{name}.json" for name in ("streaming", "streaming-bfloat16")]
     tables += [streaming_table(path) for path in streaming if path.exists()]
+    if (asking := folder / "asking.json").exists():
+        tables.append(asking_table(asking))
+        tables.append(f"![seconds after each answer]({(folder / 'asking.png').relative_to(RESULTS)})")
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))

@@ -389,7 +389,7 @@ def test_the_sets_of_mrqa_have_domains(tmp_path):
     with pytest.raises(FileNotFoundError, match="none: expected a file of questions or a folder of them"):
         question_sets([tmp_path / "none"])
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"empty: expected \.csv, \.json, \.jsonl, \.ndjson files of questions"):
+    with pytest.raises(FileNotFoundError, match=r"empty: expected \.csv, .*, \.parquet files of questions"):
         question_sets([tmp_path / "empty"])
 
 

@@ -80,7 +80,7 @@ def _add_data(group: Any) -> None:
     group.add_argument(
         "--text",
         type=path,
-        help="text file, or folder of .txt, .md and .rst; JSON lines with a text each, as the Pile and SlimPajama; or "
+        help="text file, or folder of .txt, .md and .rst; JSON lines or Parquet with a text each, as the Pile; or "
         "WikiText's .raw or .tokens; plain, gzip or zstd; with official splits where names tell them (default: "
         "Python's topics)",
     )

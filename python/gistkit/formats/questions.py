@@ -11,8 +11,8 @@ A record is one of
 - DROP of the hub: {"passage", "question", "answers_spans"};
 - NarrativeQA of the hub: {"document": {"summary": {"text"}}, "question": {"text"}, "answers": [{"text"}]}.
 
-A file is JSON lines, a JSON array or CSV of such records, or one of the documents that SQuAD (1.1 and 2.0) and DROP
-come in. `gistkit.formats.folders` reads folders.
+A file is JSON lines, a JSON array, CSV or Parquet of such records, or one of the documents that SQuAD (1.1 and 2.0)
+and DROP come in. `gistkit.formats.folders` reads folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gistkit.formats import files
+from gistkit.formats import files, parquet
 
 # The beginning of a document, as opposed to JSON lines.
 _SQUAD = re.compile(r'\s*\{\s*("version"\s*:\s*"[^"]*"\s*,\s*)?"data"\s*:\s*\[')
@@ -82,8 +82,12 @@ def file_questions(path: Path) -> Iterator[Asked]:
 
     Raises:
         OSError: if there is no such file.
+        ImportError: if a package is missing that reads it.
         ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
     """
+    if path.suffix == parquet.SUFFIX:
+        yield from of_records(parquet.rows(path))
+        return
     start = files.head(path)
     if files.suffix_of(path) == ".csv":
         yield from of_records(files.rows(path))

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from gistkit.formats import files, hub
+from gistkit.formats import files, hub, parquet
 from gistkit.formats.folders import folder_questions, is_one_set
 from gistkit.formats.questions import Asked, file_questions, of_records
 
-SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson")
+SUFFIXES = (".csv", ".json", ".jsonl", ".ndjson", parquet.SUFFIX)
 IN_DOMAIN, OUT_OF_DOMAIN = "in-domain", "out-of-domain"
 # MRQA's sets by the letters that their names begin with (Fisch et al., 2019); EPL's Tables 16 and 17.
 DOMAINS = {
@@ -91,7 +91,7 @@ def _name(path: Path) -> str:
 
 def _domain(path: Path) -> str | None:
     """The domain of a file that begins with MRQA's header; its own name counts, where the header has no known one."""
-    if path.is_dir():
+    if path.is_dir() or path.suffix == parquet.SUFFIX:
         return None
     try:
         header = json.loads(files.head(path).lstrip().split("\n", 1)[0])["header"]

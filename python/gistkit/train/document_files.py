@@ -1,4 +1,4 @@
-"""Documents in files: texts, which are cut or held out as a whole, and JSON lines and WikiText, whose rows are."""
+"""Documents in files: texts, cut or held out as a whole, and JSON lines, Parquet and WikiText, whose rows are."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from gistkit.formats import files
+from gistkit.formats import files, parquet
 from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, row_documents
 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
+ROWS = (*JSON_LINES, *WIKITEXT, parquet.SUFFIX)
 # A file is read in pieces of so many bytes.
 PIECE = 1 << 22
 # Bytes of text that a compressed byte stands for, at most about.
@@ -26,7 +27,7 @@ _ABOUT = re.compile(r"(readme|licen[cs]e|changelog)\b", re.IGNORECASE)
 
 
 def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Documents:
-    """A file or a folder of texts, of JSON lines with a field "text", or of WikiText's files.
+    """A file or a folder of texts, of JSON lines or Parquet with a field "text", or of WikiText's files.
 
     A text is cut, and of a folder of texts some are held out. Of rows the official splits are taken, which names tell
     (`train/`, `val.jsonl.zst`, `wiki.test.raw`), or else the first tenth.
@@ -43,10 +44,10 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Do
         raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
     chosen = _files_in(path) if path.is_dir() else [path]
     key = _key(path, chosen)
-    if files.suffix_of(chosen[0]) in JSON_LINES + WIKITEXT:
+    if files.suffix_of(chosen[0]) in ROWS:
         splits = _splits(path, chosen)
         size = sum(file.stat().st_size for file in chosen)
-        known, about = (None, size * COMPRESSED) if any(map(files.is_compressed, chosen)) else (size, size)
+        known, about = (None, size * COMPRESSED) if any(map(_is_compressed, chosen)) else (size, size)
         rows = row_documents(path.name, splits, enough, streaming=streaming)
         return Documents(path.name, rows, known, about, key)
     if len(chosen) == 1:
@@ -56,14 +57,18 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Do
     return Documents(path.name, _read_files(chosen, sizes, enough), sum(sizes), sum(sizes), key)
 
 
+def _is_compressed(file: Path) -> bool:
+    return file.suffix == parquet.SUFFIX or files.is_compressed(file)
+
+
 def _files_in(folder: Path) -> list[Path]:
     every = sorted(file for file in folder.rglob("*") if file.is_file())
-    rows = [file for file in every if files.suffix_of(file) in JSON_LINES + WIKITEXT]
+    rows = [file for file in every if files.suffix_of(file) in ROWS]
     texts = [file for file in every if file.suffix in SUFFIXES and not (rows and _ABOUT.match(file.name))]
     if rows and texts:
         raise ValueError(f"text: expected texts or rows in {folder}, got both, {texts[0].name} and {rows[0].name}")
     if not rows and not texts:
-        kinds = ", ".join(SUFFIXES + JSON_LINES + WIKITEXT)
+        kinds = ", ".join(SUFFIXES + ROWS)
         raise FileNotFoundError(f"text: expected {kinds} files in {folder}, got none")
     return rows or [file for file in texts if file.stat().st_size] or texts[:1]
 
@@ -80,7 +85,7 @@ def _state(file: Path) -> tuple[int, int]:
 
 
 class Rows:
-    """The rows {"text"} of JSON lines, or the lines of WikiText, one at a time and as often as they are asked for."""
+    """The rows {"text"} of JSON lines or Parquet, or the lines of WikiText, one at a time, as often as asked for."""
 
     def __init__(self, chosen: Sequence[Path]) -> None:
         self.files = list(chosen)
@@ -90,15 +95,22 @@ class Rows:
             if files.suffix_of(file) in WIKITEXT:
                 yield from ({"text": line} for _, line in files.lines(file))
             else:
-                yield from (_row(where, values) for where, values in files.json_lines(file))
+                rows = parquet.rows if file.suffix == parquet.SUFFIX else files.json_lines
+                yield from (_row(where, values) for where, values in rows(file))
 
     def __len__(self) -> int:
         return self._count
 
     @cached_property
     def _count(self) -> int:
-        blank = {file: files.suffix_of(file) in WIKITEXT for file in self.files}
-        return sum(1 for file in self.files for _, line in files.lines(file) if blank[file] or line.strip())
+        return sum(map(_rows_of, self.files))
+
+
+def _rows_of(file: Path) -> int:
+    if file.suffix == parquet.SUFFIX:
+        return parquet.count(file)
+    blank = files.suffix_of(file) in WIKITEXT
+    return sum(1 for _, line in files.lines(file) if blank or line.strip())
 
 
 def _row(where: str, values: object) -> dict[str, str]:
