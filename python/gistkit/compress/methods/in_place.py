@@ -16,9 +16,10 @@ from gistkit import hf, ops
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
+from gistkit.compress.lora import Maps, adapter_config
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
-from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
+from gistkit.compress.model import Use, active_adapters
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.keep import LlamaRope, Rope

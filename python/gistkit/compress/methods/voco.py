@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.lora import adapter_config, maps_of
 from gistkit.compress.memory import Memory
-from gistkit.compress.model import adapter_config, maps_of
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
 from gistkit.hf.attach import decoder_of
