@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
-from gistkit.compress.lora import linear_maps, plain_map
+from gistkit.compress.lora import is_norm, keep_wide, linear_maps, norms_of, plain_map
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
@@ -301,6 +301,8 @@ class Adapters:
             # PEFT asks transformers by a name that it deprecates.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
+            # Nothing is merged: what is looked up has the adapter, and a tied output embedding stays as it is.
+            warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings=True`")
             (first, config), *other_roles = configs.items()
             try:
                 self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
@@ -322,13 +324,32 @@ class Adapters:
             )
         self._maps: dict[nn.Module, partial[Tensor]] = {}
         self._use: Use = None
-        if other_roles:
-            try:
-                targets = [layer for layer in self._layers if self._targets(layer)]
+        self._norms = {model.get_submodule(name) for name in norms_of(model)}
+        targets = [layer for layer in self._layers if self._targets(layer)]
+        try:
+            self._check_targets(model, targets)
+            if other_roles:
                 self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
-            except ValueError:
-                self.remove()
-                raise
+        except ValueError:
+            self.remove()
+            raise
+        for layer in targets:
+            saved = getattr(layer, "modules_to_save", {})
+            for copied in (saved[name] for name in own_names if name in saved):
+                if is_norm(copied):
+                    keep_wide(copied)
+
+    def drop_embedding(self, role: str) -> None:
+        """Removes what a role that looks no tokens up has on the input embedding."""
+        layer: Any = cast(Any, self.peft.base_model).model.get_input_embeddings()
+        name = self.names[role]
+        if name not in getattr(layer, "lora_embedding_A", ()):
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Adapter .* was active which is now deleted")
+            layer.delete_adapter(name)
+        self._set(self._previous)
+        self._maps[layer] = partial(self._map, self._roles_of(layer))
 
     def owns(self, name: str) -> bool:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
@@ -414,6 +435,21 @@ class Adapters:
         containers = ("lora_A", "lora_embedding_A", "modules_to_save")
         return any(name in getattr(layer, part, ()) for part in containers for name in self.names.values())
 
+    def _check_targets(self, model: PreTrainedModel, targets: Sequence[Any]) -> None:
+        """Refuses adapters that no pass would use."""
+        head: Any = model.get_output_embeddings()
+        if head in targets:
+            name = next(name for name, module in model.named_modules() if module is head)
+            raise ValueError(
+                "lora: expected no adapter of the output embedding, whose weight the losses read as it is, got one of "
+                f"{name} (ensure_weight_tying adds one where it is tied)"
+            )
+        if self._previous and any(hasattr(layer, "modules_to_save") for layer in targets):
+            raise ValueError(
+                "lora: expected no modules_to_save in a model with another active adapter, beside which PEFT does not "
+                f"use them, got {', '.join(self._previous)}"
+            )
+
     def remove(self) -> None:
         """Restores the model as it was before these adapters."""
         trained = self._trained
@@ -426,7 +462,8 @@ class Adapters:
             vars(model).pop("peft_config", None)
         for name, parameter in model.named_parameters():
             # Beside other adapters the maps stay in PEFT's modules.
-            parameter.requires_grad_(trained.get(name, trained.get(name.replace(".base_layer.", "."), False)))
+            plain = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+            parameter.requires_grad_(trained.get(name, trained.get(plain, False)))
 
     def _roles_of(self, layer: Any) -> RoleLinear:
         from peft.tuners.lora import Embedding as LoraEmbedding
@@ -434,17 +471,24 @@ class Adapters:
 
         base: Any = getattr(layer, "base_layer", None)
         of_tokens = isinstance(layer, LoraEmbedding) and isinstance(base, nn.Embedding)
+        if layer in self._norms and not self._previous:
+            return RoleLinear(
+                layer.original_module, {role: layer.modules_to_save[name] for role, name in self.names.items()}
+            )
         if self._previous or not (of_tokens or (isinstance(layer, LoraLinear) and isinstance(base, nn.Linear))):
             raise ValueError(
-                "lora: expected plain LoRA on linear maps and embeddings, and no other active adapter, for adapters by "
-                f"role, got {self._previous or type(layer).__name__}"
+                "lora: expected plain LoRA on linear maps and embeddings, modules_to_save that are norms of hidden "
+                "states, and no other active adapter, for adapters by role, got "
+                f"{self._previous or type(layer).__name__}"
             )
         if of_tokens:
             # A model may scale its embeddings; PEFT scales what an adapter adds to them likewise.
             factor = float(getattr(base, "embed_scale", 1.0))
             tables = layer.lora_embedding_A, layer.lora_embedding_B
             added = {
-                role: LowRankTokens(*tables, name, layer.scaling[name] * factor) for role, name in self.names.items()
+                role: LowRankTokens(*tables, name, layer.scaling[name] * factor)
+                for role, name in self.names.items()
+                if name in tables[0]
             }
             return RoleLinear(TokenMap(base), added)
         roles = {
