@@ -456,6 +456,20 @@ def test_packed_rows_of_json_lines_are_trained_on(run, tmp_path):
     assert not (tmp_path / "run" / "data").exists()
 
 
+def test_embeddings_and_norms_train(run, folder, tmp_path):
+    book, out = tmp_path / "book.txt", tmp_path / "run"
+    book.write_text(" ".join(f"{TEXT}{number}" for number in range(60)))
+    words = ("train", "--text", book, "--out", out, "--device", "cpu", "--batch", 2, "--min-length", 30)
+    words += ("--max-length", 40, "--losses", "ae", "--lora", 2, "--steps", 1, "--chunk", 16, "--ratio", 4)
+    status, _, complaints = run(*words, "--embedding-lora", 3, "--train-norms")
+    assert status == 0, complaints
+    (adapter,) = (out / "compressor").glob("*/adapter_config.json")
+    config = json.loads(adapter.read_text())
+    assert config["rank_pattern"] == {"model.embed_tokens": 3} and "model.norm" in config["modules_to_save"]
+    status, _, complaints = run(*words, "--option", "lora=null", "--train-norms")
+    assert status == 2 and "lora" in complaints
+
+
 def test_a_scorer_learns_in_stages(run, folder, tmp_path, monkeypatch):
     seen = []
     select = Dodo.nuggets

@@ -1,6 +1,7 @@
 """ICAE and 500xCompressor against a chunk-by-chunk form on transformers' own eager attention."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -53,8 +54,11 @@ def matched(compressor, states):
     return states / size * compressor.gain + compressor.shift
 
 
-def plain_decode(compressor, ids, task, tokens):
-    """Hidden states at the task token and `tokens`: one plain forward for each chunk, one for the decoder."""
+def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
+    """Hidden states at the task token and `tokens`: one plain forward for each chunk, one for the decoder.
+
+    The encoder's run inside `encoding()`.
+    """
     model, memory = compressor.model, compressor.memory_tokens
     embed = model.get_input_embeddings()
     encoder, decoder_memory, rest = plain_positions(
@@ -69,13 +73,14 @@ def plain_decode(compressor, ids, task, tokens):
             part = ids[:, number * compressor.chunk :][:, : len(context_ids)]
             position_ids = torch.tensor([context_ids + memory_ids]).expand(batch, -1)
             cache = DynamicCache(config=model.config)
-            out = model.model(
-                inputs_embeds=torch.cat([embed(part), slots], 1),
-                position_ids=position_ids,
-                attention_mask=ones(position_ids.shape[1]),
-                past_key_values=cache,
-                use_cache=True,
-            )
+            with encoding():
+                out = model.model(
+                    inputs_embeds=torch.cat([embed(part), slots], 1),
+                    position_ids=position_ids,
+                    attention_mask=ones(position_ids.shape[1]),
+                    past_key_values=cache,
+                    use_cache=True,
+                )
             outputs.append(matched(compressor, out.last_hidden_state[:, -memory:]))
             caches.append([(layer.keys[:, :, -memory:], layer.values[:, :, -memory:]) for layer in cache.layers])
         task_embedding = compressor.task_embeddings["ae" if task == "ae" else "lm"].double().expand(batch, 1, -1)

@@ -57,7 +57,8 @@ def read(compressor, ids, kept, text, bias=None, start=None):
         ).last_hidden_state  # fmt: skip
     for index, layer in enumerate(cache.layers):
         reading.update(layer.keys[:, :, kept], layer.values[:, :, kept], index)
-    inputs = compressor.embed(torch.tensor([text]))
+    with maps_by_row(compressor, torch.zeros(len(text), dtype=torch.bool)):
+        inputs = compressor.embed(torch.tensor([text]))
     if start is not None:
         inputs = torch.cat([start, inputs], 1)
     rows = inputs.shape[1]

@@ -59,23 +59,44 @@ def merged(layer, name):
     return lambda x: F.linear(x, weight, layer.base_layer.bias)
 
 
+def table(layer, name):
+    """The look-up of one LoRA adapter's whole table."""
+    base = layer.base_layer
+    added = layer.scaling[name] * layer.lora_embedding_B[name] @ layer.lora_embedding_A[name]
+    scale = getattr(base, "embed_scale", 1.0)
+    return lambda ids: (base.weight + added.T)[ids] * scale
+
+
+def trained(layer, name):
+    """The norm, or any other module, that an adapter has in place of the model's."""
+    module = layer.modules_to_save[name]
+    return lambda x: type(module).forward(module, x)
+
+
 @contextlib.contextmanager
 def maps_by_row(compressor, is_gist):
-    """Every linear map of the layers as torch.where of two whole maps; `is_gist` bool [N]."""
+    """Every linear map of the layers, norm and look-up as torch.where of two whole ones; `is_gist` bool [N]."""
     patched = []
     copies = {} if compressor.copies is None else compressor.copies.maps
     own = {compressor.model.get_decoder().get_submodule(path.replace("/", ".")): its for path, its in copies.items()}
     if compressor.adapters is not None:
         names = compressor.adapters.names
+        first, gists = next(iter(names.values())), names.get("memory")
         for layer in compressor.model.modules():
-            if hasattr(layer, "lora_A"):
-                memory = own.get(layer) or merged(layer, names.get("memory", names["text"]))
-                patched.append((layer, merged(layer, names["text"]), memory))
+            found = [(merged, "lora_A"), (table, "lora_embedding_A"), (trained, "modules_to_save")]
+            for of_adapter, part in found:
+                if first in getattr(layer, part, ()):
+                    text = of_adapter(layer, first)
+                    separate = of_adapter(layer, gists) if gists in getattr(layer, part) else text
+                    patched.append((layer, text, own.get(layer) or separate))
     else:
         for module, its in own.items():
             patched.append((module, lambda x, m=module: F.linear(x, m.weight, m.bias), its))
     for module, text, memory in patched:
-        module.forward = lambda x, t=text, m=memory: torch.where(is_gist[:, None], m(x), t(x))
+        # Ids are those of the first rows: gists are not looked up.
+        module.forward = lambda x, t=text, m=memory: (
+            t(x) if m is t else torch.where(is_gist[: x.shape[1], None], m(x), t(x))
+        )
     try:
         yield
     finally:
@@ -124,7 +145,8 @@ def states(compressor, ids, text):
     ctx, memory, start, mask = written_out(method, len(ids), ratio, options)
     count, pooled = len(memory), isinstance(compressor, AvgPool)
     embed = compressor.embed
-    inputs = embed(torch.tensor([[compressor.bos_token, *ids]]))
+    with maps_by_row(compressor, torch.zeros(1 + len(ids), dtype=torch.bool)):
+        inputs = embed(torch.tensor([[compressor.bos_token, *ids]]))
     if pooled:
         positions, mask = [0, *ctx], mask[: 1 + len(ids), : 1 + len(ids)]
     else:

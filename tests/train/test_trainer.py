@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from gistkit.compress import ICAE, Compressor
+from gistkit.compress import ICAE, Compressor, GistPool
 from gistkit.train import (
     Pretraining,
     Trainer,
@@ -266,6 +266,24 @@ def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
     assert written["train/ae", 1] == step["ae"] and written["train/grad_norm", 1] == step["grad_norm"]
     assert (written["held_out/lm", 0], written["held_out/lm", 1]) == (before["held_out"]["lm"], after["held_out"]["lm"])
     assert written["closed"] and ("train/step", 1) not in written
+
+
+def test_embeddings_and_norms_resume_bit_for_bit(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        lora = {"lora": 2, "embedding_lora": 6, "train_norms": True}
+        return GistPool(train_worker.make_model(), ratio=4, losses=("ae", "lm"), bos_token=0, **lora)
+
+    whole, broken = build(), build()
+    train(tmp_path / "whole", whole)
+    train(tmp_path / "broken", build(), recipe=dataclasses.replace(RECIPE, steps=4))
+    train(tmp_path / "broken", broken, resume=True)
+    ours, theirs = dict(whole.trainable()), dict(broken.trainable())
+    start = dict(build().trainable())
+    assert all(torch.equal(parameter, theirs[name]) for name, parameter in ours.items())
+    moved = [name for name, parameter in ours.items() if not torch.equal(parameter, start[name])]
+    assert sum("lora_embedding" in name for name in moved) == 2
+    assert sum("modules_to_save" in name for name in moved) >= 8
 
 
 def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):

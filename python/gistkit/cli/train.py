@@ -35,6 +35,7 @@ EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
 example: gistkit train --model ./llama --text pile/ --packed --max-length 1020
+example: gistkit train --model ./llama --method icae --lora 16 --embedding-lora 128 --train-norms
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
 example: gistkit train --model ./llama --preset finetune --questions squad.jsonl drop.jsonl --weights 2,1
@@ -46,7 +47,7 @@ RECIPE = (
     "steps", "batch", "learning_rate", "warmup", "decay", "weight_decay", "clip", "memory_factor", "min_length",
     "max_length", "seed",
 )  # fmt: skip
-SETTINGS = ("chunk", "ratio", "lora", "losses", "window", "end_token")
+SETTINGS = ("chunk", "ratio", "lora", "embedding_lora", "train_norms", "losses", "window", "end_token")
 DATA = (
     "text", "dataset", "packed", "questions", "split", "validation", "weights", "images", "limit", "tau", "segment",
     "gists_as_means", "random_steps", "ratios", "scorer_rests",
@@ -123,6 +124,12 @@ def _add_settings(group: Any) -> None:
     group.add_argument("--chunk", type=positive, help="chunk size in tokens")
     group.add_argument("--ratio", type=number(1), help="context tokens a memory token")
     group.add_argument("--lora", type=positive, metavar="RANK", help="rank of the encoder's LoRA")
+    group.add_argument(
+        "--embedding-lora", type=positive, metavar="RANK", help="rank of LoRA on the embeddings (default: none there)"
+    )
+    group.add_argument(
+        "--train-norms", action="store_true", default=None, help="train copies of the norms beside the LoRA"
+    )
     group.add_argument(
         "--tau",
         type=positive,

@@ -21,6 +21,7 @@ from gistkit._checks import IGNORE, POSITIONS, whole
 from gistkit._trained import find
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
+from gistkit.compress.lora import plain_map
 from gistkit.compress.losses import (
     CompressionHead,
     JointHead,
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
     """Mean [d] and spread, a scalar, of the vocabulary's embeddings as the first layer reads them, fp32."""
-    table = embed.weight.detach().float() * float(getattr(embed, "embed_scale", 1.0))
+    table = embed.weight.detach().float() * float(getattr(plain_map(embed), "embed_scale", 1.0))
     return table.mean(0), table.std()
 
 

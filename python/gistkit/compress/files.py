@@ -21,7 +21,7 @@ from gistkit._files import read_tensors, replacing_files, write_tensors, write_t
 from gistkit._messages import one_line, shown
 from gistkit.compress.folder import (
     ADAPTER_WEIGHTS,
-    check_adapter,
+    check_adapters,
     check_name,
     check_own,
     inside,
@@ -40,6 +40,8 @@ VERSION = 2
 ADDED_SETTINGS = {
     "full_copy": False, "match_embeddings": False, "past": "kv", "scorer_norm": True, "soft_prompt": False,
 }  # fmt: skip
+# Arguments that an adapter's own configuration holds.
+_OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
@@ -125,8 +127,7 @@ def _settings_errors(folder: Path) -> Iterator[None]:
 
 def _lora(folder: Path, adapters: dict[str, str], model: Any, allow_regex: bool) -> LoraConfig:
     configs = {name: read_lora(folder, name, allow_regex) for name in adapters.values()}
-    for name, config in configs.items():
-        check_adapter(inside(folder, name, ADAPTER_WEIGHTS), config, model)
+    check_adapters([inside(folder, name, ADAPTER_WEIGHTS) for name in configs], [*configs.values()], model)
     # The adapters of all roles have the same configuration.
     config = next(iter(configs.values()))
     config.inference_mode = False
@@ -220,7 +221,7 @@ def _read_settings(folder: Path) -> dict[str, Any]:
 
 def _check_names(method: type[Any], settings: dict[str, Any], folder: Path) -> None:
     path = folder / SETTINGS
-    expected = method.arguments() - {"lora"}
+    expected = method.arguments() - _OF_ADAPTERS
     options, adapters = settings["settings"], settings["adapters"]
     mismatches = sorted(expected ^ options.keys())
     if mismatches:

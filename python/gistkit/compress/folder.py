@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from gistkit._checks import POSITIONS
 from gistkit._files import Shapes, tensor_shapes
 from gistkit._messages import one_line, shown
-from gistkit.compress.model import plain_map
+from gistkit.compress.lora import plain_map
 from gistkit.hf.vision import FAMILIES
 
 if TYPE_CHECKING:
@@ -235,11 +235,27 @@ def _holds(fits: Callable[[Any], bool], value: Any) -> bool:
         return False
 
 
-def check_adapter(path: Path, config: LoraConfig, model: nn.Module) -> None:
-    """Refuses an adapter's file whose tensors have other ranks than its configuration, or fit no map of the model."""
+def check_adapters(paths: Sequence[Path], configs: Sequence[LoraConfig], model: nn.Module) -> None:
+    """Refuses adapters' files whose tensors have other ranks than their configurations, or fit no map of the model."""
+    ranks = [_ranks(path, model) for path in paths]
+    for path, config, own in zip(paths, configs, ranks, strict=True):
+        claimed = {config.r, *(config.rank_pattern or {}).values()}
+        # Of a pattern for all modules r itself is not used.
+        unused = {config.r} if config.rank_pattern and config.r <= max(own, default=0) else set()
+        # A role that looks no tokens up has no adapter of the embedding.
+        if not own <= claimed or not claimed - unused <= set().union(*ranks):
+            raise ValueError(
+                f"{path}: expected weights of the rank {shown(sorted(claimed))} of {ADAPTER_CONFIG}, got "
+                f"{shown(sorted(own))}"
+            )
+
+
+def _ranks(path: Path, model: nn.Module) -> set[int]:
+    """The ranks of an adapter's tensors, which must fit the model's maps."""
     shapes = tensor_shapes(path, "a file of tensors")
     _check_filled(path, shapes)
-    ranks, modules = set(), dict(model.named_modules())
+    ranks: set[int] = set()
+    modules = dict(model.named_modules())
     for name, shape in shapes.items():
         found = re.fullmatch(r"base_model\.model\.(.+)\.lora_(embedding_)?([AB])(\.weight)?", name)
         if found is None:
@@ -252,14 +268,7 @@ def check_adapter(path: Path, config: LoraConfig, model: nn.Module) -> None:
         if sizes is not None and size != sizes[found[3] == "B"]:
             raise ValueError(f"{path}: expected {shown(name)} to fit a map of sizes {sizes}, got shape {shape}")
         ranks.add(rank)
-    claimed = {config.r, *(config.rank_pattern or {}).values()}
-    # Of a pattern for all modules r itself is not used.
-    unused = {config.r} if config.rank_pattern and config.r <= max(ranks, default=0) else set()
-    if not ranks <= claimed or not claimed - unused <= ranks:
-        raise ValueError(
-            f"{path}: expected weights of the rank {shown(sorted(claimed))} of {ADAPTER_CONFIG}, got "
-            f"{shown(sorted(ranks))}"
-        )
+    return ranks
 
 
 def _features(module: nn.Module) -> tuple[int, int] | None:

@@ -7,15 +7,14 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from gistkit import hf, layouts
-from gistkit._checks import POSITIONS
+from gistkit.compress.lora import is_norm, keep_wide, linear_maps, norms_of, plain_map
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 # The adapters of a pass: that of one role; {role: its tokens}; a role for each row of the batch; or none.
 Use = str | Mapping[str, slice] | tuple[str, ...] | None
-Maps = Literal["query_value", "query_key_value", "all"]
 
 
 class SharedModel:
@@ -251,75 +249,9 @@ class SharedModel:
         return nullcontext(), self.using(self._use)
 
 
-def adapter_config(
-    model: PreTrainedModel, lora: int | LoraConfig | None, maps: Maps = "query_value"
-) -> LoraConfig | None:
-    """The LoRA configuration for a compressor's `lora`: a rank, a configuration, or None.
-
-    `maps` selects the linear maps that get LoRA where `lora` is a rank.
-    """
-    if isinstance(lora, bool) or not (lora is None or isinstance(lora, int) or hasattr(lora, "init_lora_weights")):
-        raise TypeError(f"lora: expected a rank, a peft.LoraConfig or None, got {lora!r}")
-    if not isinstance(lora, int):
-        # PEFT writes into its arguments.
-        return copy.deepcopy(lora)
-    if not isinstance(model, nn.Module):
-        return None
-    return lora_config(model, lora, maps)
-
-
 def first_adapter(model: nn.Module) -> str | None:
     """The name of a module in `model` that PEFT has wrapped with an adapter; None if there is none."""
     return next((name for name, _ in model.named_modules() if name.endswith(".base_layer")), None)
-
-
-def lora_config(model: PreTrainedModel, rank: int, maps: Maps = "query_value") -> LoraConfig:
-    """LoRA on linear maps of the decoder layers, with alpha 2 rank.
-
-    Args:
-        maps: "query_value", the projections that Position IDs Matter trains in its encoders; "query_key_value", three
-            of attention's projections, as many weights as Dodo's Table 5 counts; "all", for fine-tuning the whole
-            model.
-
-    Raises:
-        ValueError: if the rank is below 1, or no projection of the model has a known name.
-    """
-    from peft import LoraConfig
-
-    if not 1 <= rank < POSITIONS:
-        raise ValueError(f"lora: expected a rank >= 1, got {rank}")
-    transposed = any(isinstance(module, Conv1D) for module in model.modules())
-    if maps == "all":
-        every = _of_decoder(model, "all-linear")
-        return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=every, fan_in_fan_out=transposed)
-    names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    projections = ["q_proj", "v_proj"] if maps == "query_value" else ["q_proj", "k_proj", "v_proj"]
-    targets = next(
-        (targets_of_family for targets_of_family in (projections, ["c_attn"]) if names >= set(targets_of_family)), None
-    )
-    if targets is None:
-        raise ValueError(
-            f"lora: expected a model with {' and '.join(projections)} (or c_attn), got {type(model).__name__}; "
-            "pass a peft.LoraConfig with its target_modules"
-        )
-    transposed = targets == ["c_attn"]
-    chosen = _of_decoder(model, targets)
-    return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen, fan_in_fan_out=transposed)
-
-
-def _of_decoder(model: nn.Module, targets: str | list[str]) -> str | list[str]:
-    """Target modules by the last part of their names; in a model that reads images too, the whole names of those in
-    its decoder."""
-    if not any(hasattr(module, "get_image_features") for module in model.modules()):
-        return targets
-    names = maps_of(model, decoder_of(model))
-    return names if targets == "all-linear" else [name for name in names if name.rpartition(".")[2] in targets]
-
-
-def maps_of(model: nn.Module, *parts: nn.Module) -> list[str]:
-    """The names in `model` of the linear maps that some of its parts hold."""
-    names = {module: name for name, module in model.named_modules()}
-    return [names[module] for part in parts for module in _linear_maps(part).values()]
 
 
 def freeze_base(model: nn.Module) -> None:
@@ -369,6 +301,8 @@ class Adapters:
             # PEFT asks transformers by a name that it deprecates.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
             warnings.filterwarnings("ignore", "Already found a `peft_config` attribute")
+            # Nothing is merged: what is looked up has the adapter, and a tied output embedding stays as it is.
+            warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings=True`")
             (first, config), *other_roles = configs.items()
             try:
                 self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
@@ -390,13 +324,32 @@ class Adapters:
             )
         self._maps: dict[nn.Module, partial[Tensor]] = {}
         self._use: Use = None
-        if other_roles:
-            try:
-                targets = [layer for layer in self._layers if self._targets(layer)]
+        self._norms = {model.get_submodule(name) for name in norms_of(model)}
+        targets = [layer for layer in self._layers if self._targets(layer)]
+        try:
+            self._check_targets(model, targets)
+            if other_roles:
                 self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
-            except ValueError:
-                self.remove()
-                raise
+        except ValueError:
+            self.remove()
+            raise
+        for layer in targets:
+            saved = getattr(layer, "modules_to_save", {})
+            for copied in (saved[name] for name in own_names if name in saved):
+                if is_norm(copied):
+                    keep_wide(copied)
+
+    def drop_embedding(self, role: str) -> None:
+        """Removes what a role that looks no tokens up has on the input embedding."""
+        layer: Any = cast(Any, self.peft.base_model).model.get_input_embeddings()
+        name = self.names[role]
+        if name not in getattr(layer, "lora_embedding_A", ()):
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Adapter .* was active which is now deleted")
+            layer.delete_adapter(name)
+        self._set(self._previous)
+        self._maps[layer] = partial(self._map, self._roles_of(layer))
 
     def owns(self, name: str) -> bool:
         """Whether a parameter of the model, by its name, is one of these adapters'."""
@@ -482,6 +435,21 @@ class Adapters:
         containers = ("lora_A", "lora_embedding_A", "modules_to_save")
         return any(name in getattr(layer, part, ()) for part in containers for name in self.names.values())
 
+    def _check_targets(self, model: PreTrainedModel, targets: Sequence[Any]) -> None:
+        """Refuses adapters that no pass would use."""
+        head: Any = model.get_output_embeddings()
+        if head in targets:
+            name = next(name for name, module in model.named_modules() if module is head)
+            raise ValueError(
+                "lora: expected no adapter of the output embedding, whose weight the losses read as it is, got one of "
+                f"{name} (ensure_weight_tying adds one where it is tied)"
+            )
+        if self._previous and any(hasattr(layer, "modules_to_save") for layer in targets):
+            raise ValueError(
+                "lora: expected no modules_to_save in a model with another active adapter, beside which PEFT does not "
+                f"use them, got {', '.join(self._previous)}"
+            )
+
     def remove(self) -> None:
         """Restores the model as it was before these adapters."""
         trained = self._trained
@@ -494,7 +462,8 @@ class Adapters:
             vars(model).pop("peft_config", None)
         for name, parameter in model.named_parameters():
             # Beside other adapters the maps stay in PEFT's modules.
-            parameter.requires_grad_(trained.get(name, trained.get(name.replace(".base_layer.", "."), False)))
+            plain = name.replace(".base_layer.", ".").replace(".original_module.", ".")
+            parameter.requires_grad_(trained.get(name, trained.get(plain, False)))
 
     def _roles_of(self, layer: Any) -> RoleLinear:
         from peft.tuners.lora import Embedding as LoraEmbedding
@@ -502,17 +471,24 @@ class Adapters:
 
         base: Any = getattr(layer, "base_layer", None)
         of_tokens = isinstance(layer, LoraEmbedding) and isinstance(base, nn.Embedding)
+        if layer in self._norms and not self._previous:
+            return RoleLinear(
+                layer.original_module, {role: layer.modules_to_save[name] for role, name in self.names.items()}
+            )
         if self._previous or not (of_tokens or (isinstance(layer, LoraLinear) and isinstance(base, nn.Linear))):
             raise ValueError(
-                "lora: expected plain LoRA on linear maps and embeddings, and no other active adapter, for adapters by "
-                f"role, got {self._previous or type(layer).__name__}"
+                "lora: expected plain LoRA on linear maps and embeddings, modules_to_save that are norms of hidden "
+                "states, and no other active adapter, for adapters by role, got "
+                f"{self._previous or type(layer).__name__}"
             )
         if of_tokens:
             # A model may scale its embeddings; PEFT scales what an adapter adds to them likewise.
             factor = float(getattr(base, "embed_scale", 1.0))
             tables = layer.lora_embedding_A, layer.lora_embedding_B
             added = {
-                role: LowRankTokens(*tables, name, layer.scaling[name] * factor) for role, name in self.names.items()
+                role: LowRankTokens(*tables, name, layer.scaling[name] * factor)
+                for role, name in self.names.items()
+                if name in tables[0]
             }
             return RoleLinear(TokenMap(base), added)
         roles = {
@@ -560,7 +536,7 @@ class Copies(nn.Module):
         super().__init__()
         self.role = role
         decoder = decoder_of(model)
-        linear = _linear_maps(decoder)
+        linear = linear_maps(decoder)
         # A module's name may have no dots.
         self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
         self.maps.requires_grad_(True)
@@ -624,22 +600,6 @@ class Copies(nn.Module):
         if isinstance(self._use, tuple):
             return by_role.of_rows(x, self._use)
         return by_role(x, self._use)  # type: ignore[no-any-return]
-
-
-def plain_map(module: nn.Module) -> Any:
-    """The linear map inside PEFT's adapter, or the module itself."""
-    return getattr(module, "base_layer", module)
-
-
-def _linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
-    """The modules that map linearly, with the adapters around them where there are any."""
-    maps: dict[str, nn.Module] = {}
-    last = "no module's name"
-    for name, module in decoder.named_modules():
-        # PEFT's wrapper of a map comes before the map and before the adapter's own maps.
-        if not name.startswith(f"{last}.") and isinstance(plain_map(module), nn.Linear):
-            maps[name], last = module, name
-    return maps
 
 
 class _Original(nn.Module):

@@ -1,4 +1,4 @@
-"""RoleLinear: a linear map with separate parameters for the tokens of a role."""
+"""RoleLinear: a linear map, or a norm, with separate parameters for the tokens of a role."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class LowRankTokens(LowRank):
 
 
 class RoleLinear(nn.Module):
-    """A linear map in which each role may have an adapter, or a whole map, of its own (GistPool, Section 5.2).
+    """A linear map or norm in which each role may have an adapter, or a whole map, of its own (GistPool, Section 5.2).
 
     In the grouped order of a plan the tokens of a role are one slice, so its parameters see that slice alone: no second
     pass over all tokens, no mask. Rows in no slice pass through the base map.
 
     Args:
         base: the map of every token that no role's own map takes.
-        roles: {name: LowRank, added to the base's output, or nn.Linear, in the base's place}.
+        roles: {name: LowRank, added to the base's output, or a whole map or norm, in the base's place}.
     """
 
     def __init__(self, base: nn.Module, roles: Mapping[str, nn.Module]) -> None:

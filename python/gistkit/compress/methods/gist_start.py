@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit import ops
+from gistkit.compress.lora import plain_map
 from gistkit.compress.methods.gist import GistPool
-from gistkit.compress.model import Copies, plain_map
+from gistkit.compress.model import Copies
 from gistkit.compress.plans import InPlacePass
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.modes import eval_mode

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
+from gistkit.compress.lora import adapter_config
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
-from gistkit.compress.model import adapter_config
 from gistkit.compress.plans import encoder_pass
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
@@ -39,6 +39,8 @@ class ChunkOptions(TypedDict, total=False):
     layout: str
     losses: Iterable[str] | Mapping[str, float]
     lora: int | LoraConfig | None
+    embedding_lora: int | None
+    train_norms: bool
     window: int | None
     end_token: int | None
     joint_head: bool
@@ -63,6 +65,9 @@ class ChunkCompressor(Compressor):
         lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
             peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
             weights train, in encoder and decoder.
+        embedding_lora: beside a rank, that of LoRA on the encoder's input embedding; None: no LoRA there.
+        train_norms: beside a rank, the encoder has norms of its own, which train; the decoder keeps the model's. (More
+            Effective LLM Compressed Tokens, Section 3: lora 16, embedding_lora 128, train_norms.)
         window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
             uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
@@ -81,6 +86,8 @@ class ChunkCompressor(Compressor):
         layout: str = "epl",
         losses: Iterable[str] | Mapping[str, float] = ("ae", "lm"),
         lora: int | LoraConfig | None = 128,
+        embedding_lora: int | None = None,
+        train_norms: bool = False,
         window: int | None = None,
         end_token: int | None = None,
         joint_head: bool = False,
@@ -89,7 +96,7 @@ class ChunkCompressor(Compressor):
         flag("joint_head", joint_head)
         if layout not in SCHEMES:
             raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
-        config = adapter_config(model, lora)
+        config = adapter_config(model, lora, embedding_lora=embedding_lora, train_norms=train_norms)
         super().__init__(
             model,
             chunk=chunk,

@@ -16,11 +16,13 @@ from gistkit import hf, ops
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
+from gistkit.compress.lora import Maps, adapter_config, maps_of
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
-from gistkit.compress.model import Maps, Use, active_adapters, adapter_config
+from gistkit.compress.model import Use, active_adapters
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
 from gistkit.compress.tokens import Rows, join_rows
+from gistkit.hf.attach import decoder_of
 from gistkit.hf.keep import LlamaRope, Rope
 from gistkit.layouts import Role
 
@@ -44,6 +46,8 @@ class InPlaceOptions(TypedDict, total=False):
 
     losses: Iterable[str] | Mapping[str, float]
     lora: int | LoraConfig | None
+    embedding_lora: int | None
+    train_norms: bool
     window: int | None
     end_token: int | None
     bos_token: int | None
@@ -74,6 +78,10 @@ class InPlace(Compressor):
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
             `separate` one for context and text and, without `full_copy`, one for gists. The base weights are frozen.
             None: the model's own weights train, and with `separate` a copy of its linear maps.
+        embedding_lora: beside a rank, that of LoRA on the input embedding, for each role that has adapters; None: no
+            LoRA there.
+        train_norms: beside a rank, each role that has adapters has norms of its own, which train; with `full_copy`
+            gists share those of the text.
         window: the first `window` tokens of a longer context are compressed, and the text reads the others directly.
         bos_token: id of the first token, which all others see; None: the first token, or else the end token, of the
             model's configuration. A context that begins with it does not get a second one.
@@ -102,6 +110,8 @@ class InPlace(Compressor):
         full_copy: bool = False,
         losses: Iterable[str] | Mapping[str, float] = ("qa",),
         lora: int | LoraConfig | None = 64,
+        embedding_lora: int | None = None,
+        train_norms: bool = False,
         window: int | None = None,
         end_token: int | None = None,
         bos_token: int | None = None,
@@ -155,10 +165,13 @@ class InPlace(Compressor):
             )
         self.bos_token = self._settings["bos_token"] = self.lm.first_token("bos_token", bos_token)
         self.separate = separate
-        config = adapter_config(model, lora, self.maps)
+        config = adapter_config(model, lora, self.maps, embedding_lora=embedding_lora, train_norms=train_norms)
         if full_copy and config is not None:
             _check_copied(model, config)
         self.install(None if config is None else dict.fromkeys(self.roles(options), config))
+        if self.has_gists and self.adapters is not None and GISTS in self.adapters.names:
+            # Gists are learned embeddings.
+            self.adapters.drop_embedding(GISTS)
         if separate and (config is None or full_copy):
             self.install_copies(GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
@@ -343,8 +356,12 @@ def _check_copied(model: PreTrainedModel, config: LoraConfig) -> None:
     """Refuses adapters that would be missing from the gists' copies of the linear maps."""
     if active := active_adapters(model):
         raise ValueError(f"full_copy: expected a model without other active adapters, got {', '.join(active)}")
-    if config.modules_to_save:
-        raise ValueError(f"lora: expected no modules_to_save beside full_copy, got {sorted(config.modules_to_save)}")
+    paths = [name.split(".") for name in maps_of(model, decoder_of(model))]
+    holders = {".".join(path[:end]) for path in paths for end in range(1, len(path) + 1)}
+    # As PEFT selects them, by the ends of names.
+    saved = [name for name in config.modules_to_save or () if any(holder.endswith(name) for holder in holders)]
+    if saved:
+        raise ValueError(f"lora: expected no modules_to_save of linear maps beside full_copy, got {sorted(saved)}")
 
 
 # A context in which a layer projects with the text's parameters, whatever adapters the pass uses.

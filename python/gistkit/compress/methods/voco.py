@@ -14,11 +14,10 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
+from gistkit.compress.lora import adapter_config, maps_of
 from gistkit.compress.memory import Memory
-from gistkit.compress.model import adapter_config, maps_of
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
-from gistkit.hf.attach import decoder_of
 from gistkit.hf.vision import Vision
 from gistkit.layouts.positions import SCHEMES
 
@@ -96,6 +95,8 @@ class VoCo(Compressor):
         separators: Iterable[int] = (),
         losses: Iterable[str] | Mapping[str, float] = ("qa",),
         lora: int | LoraConfig | None = 64,
+        embedding_lora: int | None = None,
+        train_norms: bool = False,
         train_projector: bool = False,
         train_vision: bool = False,
     ) -> None:
@@ -132,7 +133,9 @@ class VoCo(Compressor):
         self.image_layout = ImageLayout(
             memory_tokens, layout, gap, text_sees_before, vision.family.bidirectional, vision.family.axes
         )
-        config = _adapter_config(vision, model, lora, **training)
+        config = adapter_config(model, lora, "all", embedding_lora=embedding_lora, train_norms=train_norms)
+        if config is not None:
+            _add_vision(config, vision, model, isinstance(lora, int), **training)
         self.install(None if config is None else {TEXT: config})
         if config is None:
             _freeze_vision(vision, **training)
@@ -353,22 +356,22 @@ def _token_ids(values: Iterable[int], image_token: int) -> list[int]:
     return sorted(set(ids))
 
 
-def _adapter_config(
-    vision: Vision, model: PreTrainedModel, lora: int | LoraConfig | None, train_projector: bool, train_vision: bool
-) -> LoraConfig | None:
-    """The LoRA configuration for the language model and those parts of its vision that train."""
-    config = adapter_config(model, lora, "all")
-    if config is None or not (train_projector or train_vision):
-        return config
-    if train_vision and isinstance(lora, int):
+def _add_vision(
+    config: LoraConfig,
+    vision: Vision,
+    model: PreTrainedModel,
+    of_rank: bool,
+    train_projector: bool,
+    train_vision: bool,
+) -> None:
+    """Adds those parts of the vision that train; `of_rank`: the maps of the language model were chosen by gistkit."""
+    if train_vision and of_rank:
         # The tower may hold the projector.
-        left_out = maps_of(model, vision.projector)
-        trained = maps_of(model, decoder_of(model), vision.tower)
-        config.target_modules = [name for name in trained if name not in left_out]
+        tower = {*maps_of(model, vision.tower)} - {*maps_of(model, vision.projector)}
+        config.target_modules = {*(config.target_modules or ()), *tower}
     if train_projector:
         projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
-    return config
 
 
 def _freeze_vision(vision: Vision, train_projector: bool, train_vision: bool) -> None:

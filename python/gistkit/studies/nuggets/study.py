@@ -17,7 +17,7 @@ from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
-from gistkit.compress.model import lora_config
+from gistkit.compress.lora import lora_config
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.studies import models
 from gistkit.studies.fitting import StudyRecipe

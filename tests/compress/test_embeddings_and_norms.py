@@ -1,0 +1,324 @@
+"""LoRA on embeddings and trained norms in every method, against the methods written out with merged tables."""
+
+from functools import partial
+
+import pytest
+import torch
+from peft import LoraConfig
+from torch.nn import functional as F
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from gistkit.compress import METHODS, Compressor, MixedResolution
+from gistkit.compress.compressor import embedding_statistics
+from tests.compress.test_icae import plain_decode
+from tests.compress.test_voco import expect
+from tests.helpers.dodo_oracle import read
+from tests.helpers.in_place_oracle import maps_by_row, states
+from tests.helpers.models import eager, tiny, tiny_llama
+from tests.helpers.vision import Image, processed, tiny_vision
+
+BOS = 1
+TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
+ALL = ("ae", "lm", "compression")
+CHUNKS = {"chunk": 6, "ratio": 3, "losses": ALL}
+GISTS = {"ratio": 3, "bos_token": BOS, "losses": ALL}
+PLAIN = {"ratio": 3, "bos_token": BOS, "losses": ("ae", "lm")}
+VARIANTS = {
+    "icae": ("icae", CHUNKS),
+    "x500": ("x500", CHUNKS),
+    "voco": ("voco", {"memory_tokens": 2}),
+    "gist": ("gist", GISTS),
+    "offset gist": ("gist", GISTS | {"offset": True}),
+    "separate gist": ("gist", GISTS | {"separate": True}),
+    "avgpool": ("avgpool", PLAIN),
+    "avgpool kv": ("avgpool", PLAIN | {"pool": "kv"}),
+    "gistpool": ("gistpool", GISTS),
+    "gistpool copy": ("gistpool", GISTS | {"full_copy": True}),
+    "gistpool shared": ("gistpool", GISTS | {"separate": False}),
+    "dodo": ("dodo", PLAIN | {"layer": 1}),
+    "dodo shared": ("dodo", PLAIN | {"layer": 1, "separate": False}),
+    "dodo strided": ("dodo", PLAIN | {"layer": 1, "selection": "strided"}),
+    "no_context": ("no_context", {"bos_token": BOS, "losses": ("ae", "lm")}),
+}
+PARTS = {"embeddings": {"embedding_lora": 5}, "norms": {"train_norms": True}}
+PARTS["both"] = PARTS["embeddings"] | PARTS["norms"]
+NORMS = 5  # of two layers, and the last one
+
+
+def tokens(*shape):
+    return torch.randint(2, 50, shape)
+
+
+def unsettle(compressor):
+    """Trained-like weights: LoRA that changes something, norms and copies that differ from the model's."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_" in name or "modules_to_save" in name or name.startswith("copies."):
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return compressor
+
+
+def make(name, model=None, **settings):
+    method, options = VARIANTS[name]
+    if model is None:
+        model = tiny_vision("llava") if method == "voco" else tiny_llama()
+    torch.manual_seed(0)
+    return unsettle(METHODS[method](model, **{"lora": 2} | options | settings).double())
+
+
+@pytest.fixture
+def exact_norms(monkeypatch):
+    """Norms in double precision: the model's own rounds to single."""
+    norm = lambda self, x: x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt() * self.weight  # noqa: E731
+    monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
+
+
+def written_out(compressor, ids, text):
+    """Hidden states [T + 1, d] after the memory of `ids` [1, N] and at each token of `text` [1, T]."""
+    context, method = [BOS, *ids[0].tolist()], compressor.method
+    if method in ("icae", "x500"):
+        return plain_decode(compressor, ids, "lm", text, partial(maps_by_row, compressor, None))[0]
+    if method == "dodo":
+        kept = compressor.encode(ids).positions[0].tolist()
+        return read(compressor, context, kept, text[0].tolist())
+    if method == "no_context":
+        with maps_by_row(compressor, None), eager(compressor.model):
+            inputs = compressor.embed(torch.tensor([[BOS, *text[0].tolist()]]))
+            return compressor.model.get_decoder()(inputs_embeds=inputs, use_cache=False).last_hidden_state[0]
+    return states(compressor, ids[0].tolist(), text[0].tolist())
+
+
+@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "voco"])
+def test_values_and_gradients_are_those_of_merged_tables_and_own_norms(name, parts, exact_norms):
+    compressor = make(name, **PARTS[parts])
+    ids, text = tokens(1, 11), tokens(1, 5)
+    upstream = torch.randn(6, 48, dtype=torch.float64)
+    trained = {n: p for n, p in compressor.trainable() if "lora_" in n or "modules_to_save" in n}
+    ours = compressor.decode(compressor.encode(ids, gradient=True), "lm", text)[0]
+    expected = written_out(compressor, ids, text)
+    torch.testing.assert_close(ours, expected, **TOLERANCE)
+    gradients = [
+        torch.autograd.grad((hidden * upstream).sum(), trained.values(), allow_unused=True, materialize_grads=True)
+        for hidden in (ours, expected)
+    ]
+    for parameter, a, b in zip(trained, *gradients, strict=True):
+        torch.testing.assert_close(a, b, msg=lambda m, p=parameter: f"{p}: {m}", **TOLERANCE)
+    compressor.set_losses(("lm",))
+    loss = compressor(ids, continuation_ids=text)["loss"]
+    wanted = F.cross_entropy(expected[:-1] @ compressor.model.lm_head.weight.T, text[0])
+    torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("parts", PARTS)
+def test_voco_reads_images_with_them(parts, exact_norms):
+    compressor = make("voco", **PARTS[parts])
+    row, question = [1, 5, 6, Image(seed=1), 7, 8, Image(seed=2), 9], [11, 12, 13, 14]
+    with maps_by_row(compressor, None):
+        expected = expect(compressor, "llava", row, question)[0][-len(question) :]
+    inputs, upstream = processed("llava", [row]), torch.randn(4, 48, dtype=torch.float64)
+
+    def value():
+        hidden = compressor.decode(compressor.encode(inputs, gradient=True), "qa", [question])[0, 1:]
+        return hidden, (hidden * upstream).sum()
+
+    hidden, total = value()
+    torch.testing.assert_close(hidden, expected, **TOLERANCE)
+    trained = [p for n, p in compressor.trainable() if "embedding" in n or "modules_to_save" in n]
+    directions = [torch.randn_like(p) for p in trained]
+    gradients = torch.autograd.grad(total, trained)
+    slope = torch.stack([(a * b).sum() for a, b in zip(gradients, directions, strict=True)]).sum()
+    ends = []
+    with torch.no_grad():
+        for step in (1e-6, -2e-6):
+            for parameter, direction in zip(trained, directions, strict=True):
+                parameter.add_(step * direction)
+            ends.append(value()[1])
+    torch.testing.assert_close(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_part_gets_a_gradient_and_falls_alone(name):
+    batch = {"input_ids": tokens(2, 12), "continuation_ids": tokens(2, 6)}
+    if name == "voco":
+        row = [1, 5, 6, Image(seed=1), 9]
+        batch = {"input_ids": processed("llava", [row]), "question_ids": [[7]], "answer_ids": [[11, 12, 13, 14]]}
+    for part in ("lora_embedding", "modules_to_save"):
+        compressor = make(name, **PARTS["both"])
+        named = {n: p for n, p in compressor.trainable() if part in n}
+        roles = len(compressor.adapters.names)
+        # Gists are no tokens that are looked up.
+        looked_up = 1 if compressor.method in ("gist", "gistpool") else roles
+        assert len(named) == (2 * looked_up if part == "lora_embedding" else NORMS * roles)
+        optimizer = torch.optim.Adam(named.values(), lr=0.02)
+        losses = []
+        for step in range(12):
+            optimizer.zero_grad()
+            loss = compressor(**batch)["loss"]
+            loss.backward()
+            if not step:
+                assert all(p.grad is not None and bool(p.grad.any()) for p in named.values()), part
+            optimizer.step()
+            losses.append(float(loss))
+        assert losses[-1] < losses[0] - 0.1, (part, losses)
+
+
+@pytest.mark.parametrize("method", ["icae", "x500"])
+def test_the_decoder_keeps_the_models_norms_and_embeddings(method):
+    model = tiny_llama()
+    ids, text = tokens(2, 12), tokens(2, 5)
+    logits = model(ids).logits
+    compressor = make(method, model, **PARTS["both"])
+    assert torch.equal(model(ids).logits, logits)
+    plain = make(method, tiny_llama(), lora=None)
+    plain.memory_embeddings, plain.task_embeddings = compressor.memory_embeddings, compressor.task_embeddings
+    memory = compressor.encode(ids)
+    torch.testing.assert_close(compressor.decode(memory, "lm", text), plain.decode(memory, "lm", text), **TOLERANCE)
+    other = plain.encode(ids)
+    assert not torch.allclose(memory.tensors[-1], other.tensors[-1])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_saved_and_loaded_to_the_bit(name, tmp_path):
+    compressor = make(name, **PARTS["both"]).eval()
+    ids = processed("llava", [[1, 5, Image(seed=1), 9]]) if name == "voco" else tokens(2, 12)
+    compressor.save_pretrained(tmp_path)
+    again = Compressor.from_pretrained(tmp_path, tiny_vision("llava") if name == "voco" else tiny_llama()).double()
+    ours, theirs = ({n: p for n, p in each.trainable()} for each in (compressor, again))
+    assert ours.keys() == theirs.keys() and all(torch.equal(p, theirs[n]) for n, p in ours.items())
+    memory = compressor.encode(ids)
+    assert all(map(torch.equal, memory.tensors, again.encode(ids).tensors))
+    wanted = compressor.decode(memory, "qa", [[5, 6]] * memory.batch_size)
+    assert torch.equal(again.decode(memory, "qa", [[5, 6]] * memory.batch_size), wanted)
+    with torch.no_grad(), compressor.folded():
+        torch.testing.assert_close(compressor.decode(memory, "qa", [[5, 6]] * memory.batch_size), wanted, **TOLERANCE)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_reading_on_uses_them(separate):
+    compressor = make("dodo strided", separate=separate, ratio=2, **PARTS["both"]).eval()
+    reader = MixedResolution(compressor, tau=4, segment=2)
+    ids = tokens(2, 12)
+    reader(ids)["loss"].backward()
+    assert all(bool(p.grad.any()) for n, p in compressor.trainable() if "lora_embedding" in n or "modules_to_save" in n)
+    wanted = reader.hidden(reader.rows(ids))
+    stream = reader.start(ids[:, :7])
+    with compressor.folded():
+        for at in range(7, 12):
+            torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "qwen3"])
+def test_tied_and_scaled_embeddings(family):
+    model = tiny(family)
+    spread = embedding_statistics(model.get_input_embeddings())[1]
+    head = model.get_output_embeddings().weight
+    compressor = make("avgpool" if family != "gpt2" else "gist", model, losses=("lm",), **PARTS["both"])
+    assert compressor.lm.head.weight is head and not head.requires_grad
+    torch.testing.assert_close(embedding_statistics(compressor.embed)[1], spread)
+    ids, text = tokens(1, 9), tokens(1, 5)
+    memory = compressor.encode(ids)
+    # The tied output embedding is the model's, whatever is added to what is looked up.
+    hidden = compressor.decode(memory, "lm", text)
+    torch.testing.assert_close(
+        compressor(ids, continuation_ids=text)["loss"].double(),
+        F.cross_entropy(compressor.logits(hidden)[0, :-1].double(), text[0]), rtol=1e-6, atol=1e-6,
+    )  # fmt: skip
+    compressor(ids, continuation_ids=text)["loss"].backward()
+    named = [n for n, p in compressor.trainable() if "lora_embedding" in n or "modules_to_save" in n]
+    assert named and head.grad is None
+    if family == "qwen3":
+        assert not any("q_norm" in n or "k_norm" in n for n in named)
+
+
+def test_gradient_checkpointing_and_parameter_groups():
+    ids, text = tokens(2, 12), tokens(2, 5)
+    for name in ("icae", "gistpool", "dodo"):
+        found = []
+        for checkpointing in (False, True):
+            compressor = make(name, **PARTS["both"]).train()
+            if checkpointing:
+                compressor.gradient_checkpointing_enable()
+            compressor(ids, continuation_ids=text)["loss"].backward()
+            found.append({n: p.grad for n, p in compressor.trainable()})
+        for parameter, gradient in found[0].items():
+            torch.testing.assert_close(found[1][parameter], gradient, rtol=1e-7, atol=1e-9)
+        grouped = [p for group in compressor.parameter_groups(1e-3) for p in group["params"]]
+        assert len(grouped) == len(found[0])
+
+
+def test_norms_of_a_bfloat16_model_train_in_float32():
+    model = tiny_llama().bfloat16()
+    ids = tokens(2, 12)
+    before = METHODS["x500"](model, chunk=6, ratio=3, lora=None).memory_embeddings
+    torch.manual_seed(0)
+    compressor = METHODS["icae"](tiny_llama().bfloat16(), chunk=6, ratio=3, lora=2, losses=("lm",), **PARTS["both"])
+    assert before.dtype == torch.float32
+    norms = {n: p for n, p in compressor.trainable() if "modules_to_save" in n}
+    assert {p.dtype for p in norms.values()} == {torch.float32}
+    start = {n: p.detach().clone() for n, p in norms.items()}
+    optimizer = torch.optim.AdamW(norms.values(), lr=1e-4)
+    compressor(ids, continuation_ids=ids)["loss"].backward()
+    optimizer.step()
+    assert all(not torch.equal(p, start[n]) for n, p in norms.items())
+    assert compressor.encode(ids).embeddings.dtype == torch.bfloat16
+
+
+REFUSED = [
+    ("icae", {"lora": None, "embedding_lora": 5}, r"embedding_lora: expected it beside a rank for lora, .* lora=None"),
+    ("dodo", {"lora": None, "train_norms": True}, r"train_norms: expected it beside a rank .* got True"),
+    ("gist", {"lora": "plain", "embedding_lora": 5}, r"embedding_lora: .* a LoraConfig, whose target_modules"),
+    ("gist", {"lora": "plain", "train_norms": True}, r"train_norms: .* whose modules_to_save say it, got True"),
+    ("x500", {"embedding_lora": 0}, r"embedding_lora: expected a whole number >= 1.*got 0"),
+    ("x500", {"train_norms": 1}, r"train_norms: expected True or False, got 1"),
+    ("icae", {"lora": "head"}, r"lora: expected no adapter of the output embedding, .* got one of lm_head"),
+    ("gist", {"lora": "saved head"}, r"lora: expected no adapter of the output embedding, .* got one of lm_head"),
+    ("gistpool copy", {"lora": "saved map"}, r"lora: expected no modules_to_save of linear .*, got \['mlp'\]"),
+    ("gistpool", {"lora": "saved map"}, r"lora: expected plain LoRA .* that are norms .* got ModulesToSave"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), REFUSED)
+def test_what_cannot_train_is_refused(name, settings, message):
+    plain = {"r": 2, "target_modules": ["q_proj"]}
+    made = {
+        "plain": plain,
+        "head": plain | {"target_modules": ["q_proj", "lm_head"]},
+        "saved head": plain | {"modules_to_save": ["lm_head"]},
+        "saved map": plain | {"modules_to_save": ["mlp"]},
+    }
+    if settings.get("lora"):
+        settings = settings | {"lora": LoraConfig(**made[settings["lora"]])}
+    model = tiny_llama()
+    names = [module for module, _ in model.named_modules()]
+    with pytest.raises((ValueError, TypeError), match=message):
+        make(name, model, **settings)
+    assert [module for module, _ in model.named_modules()] == names
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_norms_beside_another_active_adapter_are_refused():
+    import peft
+
+    model = tiny_llama()
+    peft.get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="lora: expected no modules_to_save in a model with another active adapter"):
+        make("icae", model, train_norms=True)
+
+
+def test_two_compressors_share_a_model():
+    model = tiny_llama()
+    ids = tokens(2, 12)
+    logits = model(ids).logits
+    first = make("icae", model, **PARTS["both"])
+    before = first.encode(ids)
+    second = make("dodo", model, **PARTS["both"])
+    assert all(map(torch.equal, first.encode(ids).tensors, before.tensors))
+    alone = make("dodo", **PARTS["both"])
+    for a, b in zip(second.encode(ids).tensors, alone.encode(ids).tensors, strict=True):
+        torch.testing.assert_close(a, b, **TOLERANCE)
+    assert torch.equal(model(ids).logits, logits)
+    second.adapters.remove()
+    assert torch.equal(model(ids).logits, logits)
+    assert all(map(torch.equal, first.encode(ids).tensors, before.tensors))
