@@ -511,11 +511,11 @@ def attention(
     if extend is not None:
         key, value = extend(layer, key, value)
     layer_plan = _layer_plan(plan, sliding_window, query, key)
-    tensors, options = (query, key, value, layer_plan), {"scale": scaling, "key_bias": key_bias}
+    tensors = query, key, value, layer_plan
     if dropout:
-        out = ops.attention_with_dropout(*tensors, dropout=dropout, **options)
+        out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
     else:
-        out = cast(Tensor, ops.attention(*tensors, softcap=softcap, **options))
+        out = cast(Tensor, ops.attention(*tensors, scale=scaling, softcap=softcap, key_bias=key_bias))
     return out.transpose(1, 2), None
 
 

@@ -54,11 +54,11 @@ class Attention(nn.Module):
         query, key = shared.position(query, key, shared.prepared, self.layer)
         if shared.cache is not None:
             key, value = shared.cache.append(self.layer, key, value)
-        tensors, options = (query, key, value, shared.plan), {"scale": scale, "key_bias": shared.key_bias}
+        tensors, bias = (query, key, value, shared.plan), shared.key_bias
         if self.training and self.dropout:
-            mixed = ops.attention_with_dropout(*tensors, dropout=self.dropout, **options)
+            mixed = ops.attention_with_dropout(*tensors, dropout=self.dropout, scale=scale, key_bias=bias)
         else:
-            mixed = cast(Tensor, ops.attention(*tensors, **options))
+            mixed = cast(Tensor, ops.attention(*tensors, scale=scale, key_bias=bias))
         return cast(Tensor, self.out(mixed.transpose(1, 2).flatten(2)))
 
 

@@ -185,7 +185,7 @@ class Classifier(Learner[ViT]):
         torch.manual_seed(seed)
         model = ViT(
             recipe.patch, images.channels, images.classes, recipe.dim, recipe.layers, recipe.heads, position,
-            dropout=recipe.dropout,
+            dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
         )  # fmt: skip
         shape = (recipe.grids[0], recipe.grids[0])
         super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm.name, {}))
