@@ -30,7 +30,8 @@ RECIPE = squad.Recipe(
     eval_rows=3, test_rows=4,
 )  # fmt: skip
 # SeqPE, Figure 4, with one document.
-FIGURE_4 = """Answer the question based on the given documents. Only give me the answer and do not output any other words.
+FIGURE_4 = """\
+Answer the question based on the given documents. Only give me the answer and do not output any other words.
 
 The following are given documents.
 
