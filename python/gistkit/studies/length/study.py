@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from gistkit.studies.extrapolation.student import Arm, Sizes, Student
-from gistkit.studies.fitting import Progress
+from gistkit.studies.fitting import Progress, exclusively
 from gistkit.train.data import Corpus
 
 
@@ -158,6 +158,13 @@ def train(
         loss_by_length = losses(student, text, recipe.lengths, recipe.test_tokens)
         setattr(run, split, {str(length): loss for length, loss in loss_by_length.items()})
     return run
+
+
+def pretrained(recipe: Recipe, arm: Arm, seed: int, corpus: Corpus, out: Path, *, device: str, bar: Any) -> Student:
+    """The language model of an arm and seed in `out`/length, the folder of this study; trained if it is not there."""
+    folder = out / "length"
+    with exclusively(folder / f"{arm.name}-{seed}.lock"):
+        return fit(recipe, arm, seed, corpus, folder, device=device, resume=True, bar=bar)[0]
 
 
 def fit(

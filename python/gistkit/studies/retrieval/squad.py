@@ -23,7 +23,7 @@ from gistkit._files import read_tensors, write_tensors
 from gistkit.formats import Asked, read_questions
 from gistkit.nn import Learned
 from gistkit.studies.extrapolation.student import Arm, Student
-from gistkit.studies.fitting import StudyRecipe, exclusively
+from gistkit.studies.fitting import StudyRecipe
 from gistkit.studies.length import study as language_models
 from gistkit.studies.retrieval.study import SPLITS, Run
 from gistkit.train.data import Corpus, token_ids
@@ -354,9 +354,8 @@ def train(
     The language model is that in `out`/length, the folder of a `gistkit study length` of the same recipe; it is trained
     where it is not there. What is measured is the model of the lowest held-out loss, `out`/ARM-SEED.best.safetensors.
     """
-    data, corpus, folder = Prompts(questions, recipe, seed), questions.corpus, out / "length"
-    with exclusively(folder / f"{arm.name}-{seed}.lock"):
-        base, _ = language_models.fit(recipe.model, arm, seed, corpus, folder, device=device, resume=True, bar=bar)
+    data, corpus = Prompts(questions, recipe, seed), questions.corpus
+    base = language_models.pretrained(recipe.model, arm, seed, corpus, out, device=device, bar=bar)
     vocabulary = 256 if corpus.tokenizer is None else len(corpus.tokenizer)
     student = Student(recipe.schedule, arm, vocabulary, seed, device)
     start_from(student, base)
