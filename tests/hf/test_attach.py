@@ -148,20 +148,35 @@ def test_nothing_stays_behind():
 
 
 def test_errors_say_what_was_expected():
-    model = tiny_llama(attention_dropout=0.5)
+    model = tiny_llama()
     ids = torch.randint(0, 50, (2, 4))
     with attach(model):
         with pytest.raises(ValueError, match=r"attention_mask: expected none or all ones.*compile_batch"):
             model(ids, attention_mask=torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]))
         with pytest.raises(ValueError, match=r"attention_mask: expected none beside a plan, got a mask of shape"):
             model(ids, attention_mask=torch.zeros(2, 1, 4, 4))
-        with pytest.raises(ValueError, match=r"attention_dropout: expected 0 .*got 0.5"):
-            model.train()(ids)
     with (
         pytest.raises(TypeError, match="model: expected a transformers model, got Linear"),
         attach(torch.nn.Linear(2, 2)),
     ):
         pass
+
+
+def test_dropout_of_attention_s_weights_is_the_models_own():
+    model = tiny_llama(attention_dropout=0.4)
+    ids = torch.randint(0, 50, (3, 13))
+    positions = torch.arange(13)[None].expand(3, -1)
+    mask = torch.ones(13, 13).tril().bool()
+
+    def draw(logits):
+        torch.manual_seed(5)
+        return logits()
+
+    expected = draw(lambda: own_logits(model.train(), ids, mask, positions))
+    with attach(model):
+        torch.testing.assert_close(draw(lambda: model(ids).logits), expected, **TOLERANCE)
+        assert not torch.allclose(model(ids).logits, expected)
+        torch.testing.assert_close(model.eval()(ids).logits, model(ids).logits, **TOLERANCE)
 
 
 def test_arguments_that_no_layer_would_read_are_refused():

@@ -66,6 +66,20 @@ def test_logits_are_those_of_our_gpt(name: str, positions: Tensor | None) -> Non
     close(logits, ours(model, position)(IDS, positions))
 
 
+def test_dropout_of_attention_s_weights_is_the_models_own() -> None:
+    model = gpt2(attn_pdrop=0.4).train()
+
+    def draw() -> Tensor:
+        torch.manual_seed(5)
+        return model(IDS).logits
+
+    with hf.encode_positions(model, NoPE()):
+        found = draw()
+        assert not torch.allclose(found, model(IDS).logits)
+    torch.nn.init.zeros_(model.transformer.wpe.weight)
+    close(found, draw())
+
+
 def test_no_positions_are_a_table_of_zeros() -> None:
     model = gpt2()
     with hf.encode_positions(model, NoPE()):
@@ -263,8 +277,6 @@ def test_what_is_refused() -> None:
         inside("alibi")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
         inside(RoPE2D(HEAD_DIM))
-    with pytest.raises(ValueError, match="attn_pdrop of a GPT-2 too"):
-        inside(NoPE(), gpt2(attn_pdrop=0.1).train())
     mask = torch.ones_like(IDS)
     mask[0, 4] = 0
     with pytest.raises(ValueError, match="attention_mask: expected padding at the ends of rows alone"):

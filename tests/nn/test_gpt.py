@@ -250,6 +250,25 @@ def test_dropout_is_for_training_alone() -> None:
     assert torch.equal(model(tokens), model(tokens))
 
 
+@pytest.mark.parametrize("name", ["alibi", "seqpe-bias"])
+def test_dropout_of_attention_s_weights_is_for_training_alone(name: str) -> None:
+    model, plain = (gpt(encoding(name), attention_dropout=rate) for rate in (0.3, 0.0))
+    plain.load_state_dict(model.state_dict())
+    tokens = ids()[:1]
+    close(model.eval()(tokens), plain.eval()(tokens))
+    # The first token sees itself alone, which each head of each layer keeps or drops.
+    found = model.train()(tokens.expand(4000, -1))
+    assert not torch.allclose(found[0], found[1])
+    first = found[:, 0].unique(dim=0)
+    assert len(first) <= 2 ** (LAYERS * HEADS)
+    assert len(found[:, -1].unique(dim=0)) > len(first)
+
+
+def test_attention_dropout_out_of_range_is_named() -> None:
+    with pytest.raises(ValueError, match=r"attention_dropout: expected at least 0 and below 1, got 1\.0"):
+        GPT(VOCAB, DIM, LAYERS, HEADS, NoPE(), attention_dropout=1.0)
+
+
 def test_an_output_embedding_of_its_own() -> None:
     tied, own = (GPT(VOCAB, DIM, 1, HEADS, NoPE(), tied=tied) for tied in (True, False))
     assert tied.head.weight is tied.tokens.weight and own.head.weight is not own.tokens.weight

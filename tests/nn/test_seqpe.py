@@ -176,14 +176,75 @@ def test_the_trie_compiles_whole():
     assert model.tokens.grad is not None
 
 
-def test_dropout_in_training_takes_the_plain_form_with_masks_of_each_position():
+def test_dropout_in_training_has_masks_of_each_distinct_position():
     model = encoder(digits=3, dropout=0.5)
     positions = torch.tensor([[7, 3], [7, 8]])
-    first, second = model(positions), model(positions)
+    first, second = model(positions), model(model.trie(positions))
     assert not torch.allclose(first, second)
     assert torch.equal(first[0, 0], first[1, 0])
     assert not torch.allclose(model.eval()(positions), first)
     torch.testing.assert_close(model(positions), model.plain(positions))
+
+
+class GivenMasks(torch.nn.Module):
+    """In the place of a layer's dropout: the same masks of every position and digit at each second call."""
+
+    def __init__(self, masks):
+        super().__init__()
+        self.masks, self.calls = masks, 0
+
+    def forward(self, added):
+        self.calls += 1
+        return added * self.masks[self.calls % 2][:, -added.shape[1] :]
+
+
+@pytest.mark.parametrize("attention_dropout", [0.0, 1e-12])
+@pytest.mark.parametrize("name", [name for name in CASES if name != "none"])
+def test_with_equal_masks_the_form_under_dropout_equals_the_plain_one(name, attention_dropout):
+    sizes, positions = CASES[name]
+    model = encoder(**sizes, dropout=0.5, attention_dropout=attention_dropout).double()
+    distinct, inverse = positions.reshape(-1, model.axes).unique(dim=0, return_inverse=True)
+    tokens = model.axes * model.digits + 1
+    for block in model.blocks:
+        block.dropout = GivenMasks(2 * torch.randint(0, 2, (2, len(distinct), tokens, model.dim)).double())
+    fast = model(positions)
+    plain = model.plain(distinct if model.axes > 1 else distinct[:, 0])[inverse].view(fast.shape)
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-10)
+    assert not torch.allclose(fast, model.eval()(positions))
+    grad = torch.randn_like(plain)
+    found, right = (torch.autograd.grad(x, list(model.parameters()), grad) for x in (fast, plain))
+    for mine, theirs in zip(found, right, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-10 * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("rates", [(0.3, 0.0), (0.0, 0.4), (0.2, 0.2)])
+def test_draws_under_dropout_are_distributed_as_the_plain_form_s_and_independent(rates):
+    """Mean, variance, and covariance between positions whose digits differ in the last alone."""
+    model = encoder(dim=8, heads=2, digits=3, dropout=rates[0], attention_dropout=rates[1]).double()
+    positions, draws = torch.tensor([120, 121, 128]), 1500
+    with torch.no_grad():
+        fast = torch.stack([model(positions) for _ in range(draws)])
+        plain = model.plain(positions.repeat(20 * draws)).view(20 * draws, 3, -1)
+    deviation = plain.std(0)
+    assert deviation.min() > 0.01
+    # Five standard errors; those of a variance, from the fourth moment.
+    error = (fast.mean(0) - plain.mean(0)) / (deviation * math.sqrt(1.05 / draws))
+    assert error.abs().max() < 5
+    fourth = ((plain - plain.mean(0)) / deviation).pow(4).mean(0)
+    error = (fast.var(0) / deviation**2 - 1) / (1.05 * (fourth - 1) / draws).sqrt()
+    assert error.abs().max() < 5
+    noise = (fast - plain.mean(0)) / deviation
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        # Of equal channels, and of different ones.
+        correlation = noise[:, first].T @ noise[:, second] / draws
+        assert correlation.abs().max() < 5 / math.sqrt(draws)
+
+
+def test_the_form_under_dropout_compiles_whole():
+    model = encoder(digits=3, dropout=0.5)
+    compiled = torch.compile(model.encode, fullgraph=True, backend="aot_eager")
+    compiled(model.trie(torch.tensor([7, 3, 7, 120]))).sum().backward()
+    assert model.tokens.grad is not None
 
 
 def fused_step(model):

@@ -471,23 +471,22 @@ def attention(
         query, key, value: [B, Hq, Nq, D] and [B, Hk, N, D], rotated already.
         attention_mask: what `mask` returned; only the plan decides visibility.
         sliding_window: the layer's width; the plan is then `plan.windowed[sliding_window]`.
+        dropout: of the weights; above 0 `ops.attention_with_dropout` computes them, which is dense and slower.
         plan, memory, keep, key_bias, extend: the keyword arguments of `model(...)`, see `attach`.
 
     Returns:
         The output as [B, Nq, Hq, D], and None in place of attention weights.
 
     Raises:
-        ValueError: for anything that the plan or the op does not support, such as dropout, a dense mask or a window
-            that the plan was not compiled for.
+        ValueError: for anything that the plan or the op does not support, such as a dense mask or a window that the
+            plan was not compiled for.
     """
     if isinstance(attention_mask, Carried):
         kwargs |= attention_mask.arguments
         inner = attention_mask.mask
         return attention(module, query, key, value, inner, scaling, dropout, softcap, sliding_window, **kwargs)
-    if dropout:
-        raise ValueError(
-            f"attention_dropout: expected 0 with gistkit's attention (attn_pdrop of a GPT-2 too), got {dropout}"
-        )
+    if dropout and softcap is not None:
+        raise ValueError(f"attention_dropout: expected 0 where a model caps attention's logits, got {dropout}")
     if isinstance(attention_mask, int):
         # Some families tell their window to the mask alone.
         sliding_window = attention_mask
@@ -512,7 +511,11 @@ def attention(
     if extend is not None:
         key, value = extend(layer, key, value)
     layer_plan = _layer_plan(plan, sliding_window, query, key)
-    out = cast(Tensor, ops.attention(query, key, value, layer_plan, scale=scaling, softcap=softcap, key_bias=key_bias))
+    tensors = query, key, value, layer_plan
+    if dropout:
+        out = ops.attention_with_dropout(*tensors, dropout=dropout, scale=scaling, key_bias=key_bias)
+    else:
+        out = cast(Tensor, ops.attention(*tensors, scale=scaling, softcap=softcap, key_bias=key_bias))
     return out.transpose(1, 2), None
 
 

@@ -36,7 +36,7 @@ def encode_positions(model: Model, position: PositionEncoding) -> Iterator[Model
     gradient checkpointing too, belongs inside the block.
 
     Args:
-        model: a transformers GPT-2, or a module with one in it, such as a PEFT model; `attn_pdrop` is 0 to train.
+        model: a transformers GPT-2, or a module with one in it, such as a PEFT model.
         position: of 1 axis and no extra tokens, for the model's heads, on its device. Its parameters are not the
             model's: give them to the optimizer, and save them, beside it.
 

@@ -37,11 +37,13 @@ class Pass:
 
 
 class Attention(nn.Module):
-    """Multi-head attention of layer `layer`."""
+    """Multi-head attention of layer `layer`; `dropout` of its weights, in training."""
 
-    def __init__(self, dim: int, heads: int, layer: int, bias: bool) -> None:
+    def __init__(self, dim: int, heads: int, layer: int, bias: bool, dropout: float) -> None:
         super().__init__()
-        self.heads, self.layer = heads, layer
+        if not 0 <= dropout < 1:
+            raise ValueError(f"attention_dropout: expected at least 0 and below 1, got {dropout}")
+        self.heads, self.layer, self.dropout = heads, layer, dropout
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.out = nn.Linear(dim, dim, bias=bias)
 
@@ -52,8 +54,12 @@ class Attention(nn.Module):
         query, key = shared.position(query, key, shared.prepared, self.layer)
         if shared.cache is not None:
             key, value = shared.cache.append(self.layer, key, value)
-        mixed = ops.attention(query, key, value, shared.plan, scale=scale, key_bias=shared.key_bias)
-        return cast(Tensor, self.out(cast(Tensor, mixed).transpose(1, 2).flatten(2)))
+        tensors, bias = (query, key, value, shared.plan), shared.key_bias
+        if self.training and self.dropout:
+            mixed = ops.attention_with_dropout(*tensors, dropout=self.dropout, scale=scale, key_bias=bias)
+        else:
+            mixed = cast(Tensor, ops.attention(*tensors, scale=scale, key_bias=bias))
+        return cast(Tensor, self.out(mixed.transpose(1, 2).flatten(2)))
 
 
 class SwiGLU(nn.Module):
@@ -89,6 +95,7 @@ class Block(nn.Module):
         style: "llama" (RMSNorm, SwiGLU, no biases), "gpt2" (LayerNorm, tanh-gelu) or "vit" (LayerNorm, exact gelu).
         hidden_dim: of the feed-forward network; None: 4 dim, and of "llama" 8/3 dim, up to a multiple of 32.
         dropout: of what attention and the network add.
+        attention_dropout: of attention's weights; above 0 training takes the dense `ops.attention_with_dropout`.
     """
 
     def __init__(
@@ -100,12 +107,13 @@ class Block(nn.Module):
         style: Style,
         hidden_dim: int | None = None,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         if dim % heads:
             raise ValueError(f"dim: expected a multiple of {heads} heads, got {dim}")
         self.norm_1, self.norm_2 = make_norm(style, dim), make_norm(style, dim)
-        self.attention = Attention(dim, heads, layer, bias=style != "llama")
+        self.attention = Attention(dim, heads, layer, bias=style != "llama", dropout=attention_dropout)
         if style == "llama":
             self.network: nn.Module = SwiGLU(dim, hidden_dim or -(-8 * dim // 96) * 32)
         else:

@@ -24,7 +24,8 @@ class GPT(nn.Module):
         heads: of attention.
         position: the position encoding, of 1 axis; its parameters start as it made them.
         hidden_dim: of the feed-forward networks; see `Block`.
-        dropout: of embeddings, and of what attention and feed-forward networks add; attention's weights have none.
+        dropout: of embeddings, and of what attention and feed-forward networks add.
+        attention_dropout: of attention's weights; see `Block`.
         tied: the output embedding is the input embedding.
         style: of the layers; see `Block`.
         std: standard deviation of the first weights.
@@ -40,6 +41,7 @@ class GPT(nn.Module):
         *,
         hidden_dim: int | None = None,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
         tied: bool = True,
         style: Style = "llama",
         std: float = 0.02,
@@ -49,8 +51,12 @@ class GPT(nn.Module):
         self.tokens = nn.Embedding(vocab_size, dim)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(dim, heads, layer, style=style, hidden_dim=hidden_dim, dropout=dropout) for layer in range(layers)
-        )
+            Block(
+                dim, heads, layer, style=style, hidden_dim=hidden_dim, dropout=dropout,
+                attention_dropout=attention_dropout,
+            )
+            for layer in range(layers)
+        )  # fmt: skip
         self.norm = make_norm(style, dim)
         self.head = nn.Linear(dim, vocab_size, bias=False)
         if tied:
@@ -68,9 +74,12 @@ class GPT(nn.Module):
         layers: int = 12,
         heads: int = 12,
         dropout: float = 0.1,
+        attention_dropout: float = 0.0,
     ) -> GPT:
-        """GPT-2's form, and its smallest size unless told otherwise."""
-        return cls(vocab_size, dim, layers, heads, position, dropout=dropout, style="gpt2")
+        """GPT-2's form, and its smallest size unless told otherwise. GPT-2 was trained with attention_dropout 0.1."""
+        return cls(
+            vocab_size, dim, layers, heads, position, dropout=dropout, attention_dropout=attention_dropout, style="gpt2"
+        )
 
     def _reset_parameters(self, layers: int, std: float) -> None:
         for name, parameter in self.named_parameters():

@@ -25,7 +25,8 @@ class ViT(nn.Module):
         heads: of attention.
         position: the position encoding, of 2 axes and 1 extra token, [CLS]; its parameters start as it made them.
         hidden_dim: of the feed-forward networks; None: 4 dim.
-        dropout: of embeddings, and of what attention and feed-forward networks add; attention's weights have none.
+        dropout: of embeddings, and of what attention and feed-forward networks add.
+        attention_dropout: of attention's weights; see `Block`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ViT(nn.Module):
         *,
         hidden_dim: int | None = None,
         dropout: float = 0.0,
+        attention_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_position(position, axes=2, extra_tokens=1)
@@ -48,8 +50,12 @@ class ViT(nn.Module):
         self.cls = nn.Parameter(0.02 * torch.randn(dim))
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(dim, heads, layer, style="vit", hidden_dim=hidden_dim, dropout=dropout) for layer in range(layers)
-        )
+            Block(
+                dim, heads, layer, style="vit", hidden_dim=hidden_dim, dropout=dropout,
+                attention_dropout=attention_dropout,
+            )
+            for layer in range(layers)
+        )  # fmt: skip
         self.norm = nn.LayerNorm(dim, eps=1e-6)
         self.head = nn.Linear(dim, classes)
         self.position = position

@@ -24,8 +24,9 @@ class PositionRecipe(StudyRecipe):
     """The model's sizes and the training of the model and its positions, for any model and task.
 
     Args:
-        dim, layers, heads, dropout: of the model.
+        dim, layers, heads, dropout, attention_dropout: of the model.
         decay: of the learning rate after its warm-up, to `final` of it at the last step.
+        beta_2: of AdamW, whose other one is 0.9.
         bfloat16: autocast to it, but for the encoder of positions.
         max_position, base, digits: of SeqPE; encoder_heads, encoder_layers, encoder_dropout: of its encoder, which is
             as wide as the model.
@@ -41,8 +42,10 @@ class PositionRecipe(StudyRecipe):
     layers: int = 2
     heads: int = 4
     dropout: float = 0.0
+    attention_dropout: float = 0.0
     decay: Literal["cosine", "linear"] = "cosine"
     final: float = 0.1
+    beta_2: float = 0.95
     bfloat16: bool = False
     max_position: int = 5000
     base: int = 10
@@ -178,7 +181,9 @@ class Learner(Generic[Model]):
             {"params": positions, "weight_decay": 0.0, "factor": self.schedule.position_rate},
         ]
         optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=self.schedule.learning_rate, betas=(0.9, 0.95)
+            [group for group in groups if group["params"]],
+            lr=self.schedule.learning_rate,
+            betas=(0.9, self.schedule.beta_2),
         )
         # Dropout, where a model has it.
         torch.manual_seed(self.seed)

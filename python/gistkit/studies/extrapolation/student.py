@@ -96,7 +96,7 @@ class Student(Learner[GPT]):
         torch.manual_seed(seed)
         model = GPT(
             vocabulary, sizes.dim, sizes.layers, sizes.heads, position, hidden_dim=sizes.hidden_dim,
-            dropout=sizes.dropout, style=sizes.style, std=sizes.weight_std,
+            dropout=sizes.dropout, attention_dropout=sizes.attention_dropout, style=sizes.style, std=sizes.weight_std,
         )  # fmt: skip
         super().__init__(sizes, model, sizes.length, seed, device, **ABLATIONS.get(arm.name, {}))
 
@@ -118,14 +118,23 @@ class Student(Learner[GPT]):
         return _cross_entropy(logits, labels) + loss
 
     @torch.no_grad()
-    def logits(self, input_ids: Tensor, *, last: int | None = None) -> Tensor:
-        """float32 logits [B, N or `last`, vocabulary] of `input_ids` [B, N], or of so many last tokens alone."""
+    def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
+        """float32 logits [B, N, vocabulary] of `input_ids` [B, N].
+
+        Args:
+            last: of so many last tokens alone, [B, last, vocabulary].
+            where: bool [B, N], of these tokens alone, [n, vocabulary].
+        """
         self.model.eval()
         # Positions are encoded in full precision.
         embeddings = None if self.encoder is None else self.encoder(torch.arange(input_ids.shape[1]))
         with self.precision():
             hidden_states = self.model.hidden(input_ids.to(self.device), embeddings=embeddings)
-            return self.model.head(hidden_states if last is None else hidden_states[:, -last:]).float()
+            if where is not None:
+                hidden_states = hidden_states[where.to(self.device)]
+            elif last is not None:
+                hidden_states = hidden_states[:, -last:]
+            return self.model.head(hidden_states).float()
 
     def train(
         self,

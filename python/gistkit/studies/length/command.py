@@ -11,12 +11,12 @@ from gistkit.evaluate.report import format_table
 from gistkit.studies.extrapolation.command import add_encodings
 from gistkit.studies.extrapolation.student import ARMS, arms
 from gistkit.studies.length import report
-from gistkit.studies.length.study import PAPER_DATASET, PAPER_TOKENIZER, PRESETS, Recipe, Run, train
+from gistkit.studies.length.study import NOTES, PAPER_DATASET, PAPER_TOKENIZER, PRESETS, Recipe, Run, train
 from gistkit.studies.options import add_text, jobs
 from gistkit.studies.pages import drop_column, machine_caption, runs
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.study import Study, StudyPlan
-from gistkit.train.data import load_corpus
+from gistkit.train.data import Corpus, load_corpus
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,31 +33,22 @@ class LengthStudy(Study):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         sizes = (
-            "quick: seconds a run; short: trained on 128 bytes and tested on 4096, minutes a run on a CPU; paper: "
-            "GPT-2 on WikiText-103, trained on 512 tokens and tested on 16384, on a GPU"
+            "quick: seconds a run; short: trained on 128 bytes and tested on 4096, minutes a run on a CPU; "
+            "seqpe-wikitext: GPT-2 on WikiText-103, trained on 512 tokens and tested on 16384, on a GPU"
         )
         add_encodings(parser, PRESETS, sizes, ARMS)
         add_text(parser, "text file or folder")
-        parser.add_argument(
-            "--dataset", help="Hugging Face dataset with a column text (default: of paper, WikiText-103)"
-        )
-        parser.add_argument("--tokenizer", help="folder or hub name (default: bytes; of paper, GPT-2's)")
+        add_corpus(parser, "seqpe-wikitext")
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         recipe = self.recipe_for(options)
-        dataset, tokenizer = options.dataset, options.tokenizer
-        if options.preset == "paper" and options.text is None and dataset is None:
-            dataset = PAPER_DATASET
-        if options.preset == "paper" and tokenizer is None:
-            tokenizer = PAPER_TOKENIZER
-        corpus = load_corpus(
-            options.text, dataset=dataset, tokenizer=_tokenizer(tokenizer), progress=dataset is not None
-        )
+        corpus = corpus_of(options, of_paper=options.preset in NOTES)
         about = (
             f"Language models of {recipe.length} {corpus.unit}, tested at up to {recipe.lengths[-1]}: "
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; text {corpus.name}, "
             f"{corpus.digest}"
         )
+        about = "\n".join(filter(None, [about, NOTES.get(options.preset)]))
         return StudyPlan(recipe, jobs(arms(options.encodings), options.seeds), about, corpus, options.preset)
 
     def arm_name(self, run: Run) -> str:
@@ -94,6 +85,24 @@ class LengthStudy(Study):
         if len(states) < len(encodings) or {job.arm.name for job in plan.jobs}.isdisjoint(encodings):
             return []
         return [report.draw_embeddings(out / "similarity.png", plan.recipe, states)]
+
+
+def add_corpus(parser: argparse.ArgumentParser, preset: str) -> None:
+    """--dataset and --tokenizer, with other defaults in the preset that follows the paper."""
+    parser.add_argument(
+        "--dataset", help=f"Hugging Face dataset with a column text (default: of {preset}, WikiText-103)"
+    )
+    parser.add_argument("--tokenizer", help=f"folder or hub name (default: bytes; of {preset}, GPT-2's)")
+
+
+def corpus_of(options: argparse.Namespace, *, of_paper: bool) -> Corpus:
+    """The text that --text, --dataset and --tokenizer ask for; the paper's where they ask for none."""
+    dataset, tokenizer = options.dataset, options.tokenizer
+    if of_paper and options.text is None and dataset is None:
+        dataset = PAPER_DATASET
+    if of_paper and tokenizer is None:
+        tokenizer = PAPER_TOKENIZER
+    return load_corpus(options.text, dataset=dataset, tokenizer=_tokenizer(tokenizer), progress=dataset is not None)
 
 
 def _tokenizer(name: str | None) -> Any:

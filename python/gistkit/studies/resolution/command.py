@@ -14,7 +14,7 @@ from gistkit.studies.pages import drop_column, machine_caption, runs
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.resolution import report
 from gistkit.studies.resolution.images import load_images
-from gistkit.studies.resolution.study import ABLATIONS, ARMS, PRESETS, Recipe, Run, arms, train
+from gistkit.studies.resolution.study import ABLATIONS, ARMS, NOTES, PRESETS, Recipe, Run, arms, train
 from gistkit.studies.study import Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -36,12 +36,13 @@ class ResolutionStudy(Study):
             "--preset", choices=PRESETS, default="short",
             help="quick: seconds a run; short: trained on a grid of 8 x 8 patches and tested on up to 24 x 24, minutes "
             "a run on a CPU; canvas, ours: images keep their size on a canvas of 6 x 6 to 18 x 18 patches, a minute a "
-            "run; paper: ViT-S, trained on 224 x 224 pixels, on a GPU (default: %(default)s)",
+            "run; seqpe-imagenet: ViT-S, trained on 224 x 224 pixels, on a GPU (default: %(default)s)",
         )  # fmt: skip
         parser.add_argument(
             "--data", default="digits",
-            help="digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), or a folder of IDX files "
-            "with MNIST's names (default: %(default)s)",
+            help="digits (scikit-learn's), fashion-mnist (Debian's dataset-fashion-mnist), a folder of IDX files with "
+            "MNIST's names, or one in ImageNet's layout, train/CLASS/*.JPEG and val/CLASS/*.JPEG "
+            "(default: %(default)s)",
         )  # fmt: skip
         add_names(parser, "--encodings", ARMS, IMAGE_ENCODINGS, f", {' and '.join(ABLATIONS)} among them")
         add_runs(parser)
@@ -49,12 +50,15 @@ class ResolutionStudy(Study):
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         images = load_images(options.data)
         recipe = self.recipe_for(options).fitted(images)
+        # Here what is missing is said before the first run.
+        recipe.augment(images.classes)
         first, last = (f"{grid} x {grid}" for grid in (recipe.grids[0], recipe.grids[-1]))
         about = (
             f"Classifiers of {recipe.size} x {recipe.size} pixels, {first} patches, tested on up to {last}: "
             f"{len(options.encodings)} position encodings, {recipe.steps} steps of {recipe.batch}; {images.name}, "
             f"{len(images.train)} training images, {images.digest}"
         )
+        about = "\n".join(filter(None, [about, NOTES.get(options.preset)]))
         study_jobs = jobs(arms(options.encodings), options.seeds)
         # A variant shares the results file of the preset that it belongs to.
         file = "short" if self.variant(recipe) else options.preset

@@ -1,4 +1,4 @@
-"""Images for the study `resolution`: scikit-learn's digits by default, Fashion-MNIST or a folder of IDX files."""
+"""Images for the study `resolution`: scikit-learn's digits, Fashion-MNIST, a folder of IDX files or of classes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import hashlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gistkit.studies.resolution.augment import Augment
+from gistkit.studies.resolution.folders import Files, class_folders, digest
+
+# Of ImageNet's channels, as every published recipe has them.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 PARTS = {
     "train_images": "train-images-idx3-ubyte",
@@ -29,11 +35,11 @@ class Split:
     """Images with their classes.
 
     Args:
-        images: uint8 [n, height, width] or [n, height, width, channels].
+        images: uint8 [n, height, width] or [n, height, width, channels], or `Files`.
         labels: int64 [n].
     """
 
-    images: Tensor
+    images: Any
     labels: Tensor
 
     def __len__(self) -> int:
@@ -75,6 +81,12 @@ class Images:
         return int(self.train.labels.max()) + 1
 
     @property
+    def side(self) -> int:
+        """Pixels of the longest side of training images."""
+        images = self.train.images
+        return images.side if isinstance(images, Files) else max(images.shape[1:3])
+
+    @property
     def blank(self) -> Tensor:
         """[channels]: a black pixel as `standard` has it."""
         return -self.mean / self.deviation
@@ -86,22 +98,54 @@ class Images:
         shape = (-1, 1, 1)
         return (planes - self.mean.to(device).view(shape)) / self.deviation.to(device).view(shape)
 
+    def crops(
+        self,
+        images: Tensor | Files,
+        size: int,
+        least: float,
+        generator: torch.Generator,
+        *,
+        flip: bool = False,
+        augment: Augment | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """Random crops of a split's images as `standard`; `augment` changes bytes before. See `random_crops`."""
+        if isinstance(images, Files):
+            pixels = images.crops(size, least, generator, flip=flip)
+            if augment is not None:
+                pixels = augment.images(pixels, generator)
+            return self.standard(pixels.movedim(1, -1), device)
+        if augment is not None:
+            planes = images[:, None] if images.dim() == 3 else images.movedim(-1, 1)
+            images = augment.images(planes, generator).movedim(1, -1)
+        return random_crops(self.standard(images, device), size, least, generator, flip=flip)
+
+    def squares(self, images: Tensor | Files, size: int, device: torch.device | str = "cpu") -> Tensor:
+        """A split's images as `standard`, at `size` pixels a side: whole, or of files the middle square."""
+        if isinstance(images, Files):
+            return self.standard(images.squares(size).movedim(1, -1), device)
+        return resize(self.standard(images, device), size)
+
 
 def load_images(data: str | Path = "digits") -> Images:
     """An image set.
 
     Args:
         data: "digits", the 1797 digits of 8 x 8 pixels that come with scikit-learn; "fashion-mnist", 70,000 pictures
-            of clothes of 28 x 28 pixels from Debian's package; or a folder of IDX files with MNIST's names, plain or
-            .gz, bytes [n, height, width] or [n, height, width, channels].
+            of clothes of 28 x 28 pixels from Debian's package; a folder in ImageNet's layout, `train/CLASS/*.JPEG` and
+            `val/CLASS/*.JPEG`, whose files are decoded when they are read; or a folder of IDX files with MNIST's names,
+            plain or .gz, bytes [n, height, width] or [n, height, width, channels].
 
     Raises:
-        ImportError: scikit-learn is needed and not installed.
+        ImportError: scikit-learn or Pillow is needed and not installed.
         FileNotFoundError: a file that is not there, and how to get it.
-        ValueError: a file that is not in IDX format or does not fit the others.
+        ValueError: a file that is not in IDX format or does not fit the others; folders of classes that are missing,
+            empty or different.
     """
     if str(data) == "digits":
         return _digits()
+    if (Path(data) / "train").is_dir():
+        return _folder(Path(data))
     folder = FASHION if str(data) == "fashion-mnist" else Path(data)
     if not folder.is_dir():
         if folder == FASHION:
@@ -109,7 +153,9 @@ def load_images(data: str | Path = "digits") -> Images:
                 f"data: expected Fashion-MNIST in {FASHION}; on Debian and Ubuntu `apt install dataset-fashion-mnist` "
                 f"puts it there, elsewhere give a folder with the four files {', '.join(PARTS.values())}[.gz]"
             )
-        raise FileNotFoundError(f"data: expected digits, fashion-mnist or a folder of IDX files, got {str(data)!r}")
+        raise FileNotFoundError(
+            f"data: expected digits, fashion-mnist or a folder of IDX files or of train and val, got {str(data)!r}"
+        )
     arrays = {part: torch.from_numpy(_read_idx(folder, name)) for part, name in PARTS.items()}
     splits = {}
     for split in ("train", "test"):
@@ -191,6 +237,24 @@ def _digits() -> Images:
     labels = torch.from_numpy(data.target).long()[order]
     all_images = Split(images, labels)
     return _images("scikit-learn's digits", all_images[:1447], all_images[1447:], held_out=350)
+
+
+def _folder(folder: Path) -> Images:
+    """Images in ImageNet's layout; `val` is the test, and every so many training images are held out."""
+    splits = class_folders(folder)
+    shuffled = torch.Generator().manual_seed(7)
+    train, test = (Split(*splits[name]) for name in ("train", "val"))
+    # At even distances, so that each class gives some; then in a mixed order, of which evaluations take the first.
+    apart = max(6, math.ceil(len(train) / 10_000))
+    is_held_out = torch.arange(len(train)) % apart == apart - 1
+    if len(train) < apart:
+        raise ValueError(f"data: expected at least {apart} training images in {folder}, got {len(train)}")
+    held_out = train[is_held_out.nonzero()[:, 0]]
+    held_out, test = (split[torch.randperm(len(split), generator=shuffled)] for split in (held_out, test))
+    mean, deviation = map(torch.tensor, IMAGENET)
+    return Images(
+        folder.name, train[(~is_held_out).nonzero()[:, 0]], held_out, test, mean, deviation, digest(folder, splits)
+    )
 
 
 def _images(name: str, train: Split, test: Split, held_out: int) -> Images:

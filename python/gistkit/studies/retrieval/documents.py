@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gistkit._checks import IGNORE
 from gistkit.studies.extrapolation.student import Arm, Student
-from gistkit.studies.fitting import StudyRecipe, exclusively
+from gistkit.studies.fitting import StudyRecipe
 from gistkit.studies.length import study as language_models
 from gistkit.studies.retrieval.study import SPLITS, Run, measure
 from gistkit.train.data import Corpus
@@ -185,9 +185,7 @@ def train(
     where it is not there.
     """
     data = Documents(corpus, recipe, seed)
-    folder = out / "length"
-    with exclusively(folder / f"{arm.name}-{seed}.lock"):
-        base, _ = language_models.fit(recipe.model, arm, seed, corpus, folder, device=device, resume=True, bar=bar)
+    base = language_models.pretrained(recipe.model, arm, seed, corpus, out, device=device, bar=bar)
     student = Student(recipe.schedule, arm, 256, seed, device)
     student.model.load_state_dict(base.model.state_dict())
     run = Run(arm.name, seed, parameters=student.parameters)

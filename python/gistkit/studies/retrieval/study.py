@@ -81,14 +81,7 @@ PRESETS = {
     "quick": replace(_SMALL, steps=300, warmup=25, eval_every=300, test_rows=64),
     # A minute or two a run.
     "short": _SMALL,
-    # As many tokens, layers and channels as the paper's fine-tuning has, for a GPU.
-    "paper": Recipe(
-        steps=10_000, batch=128, learning_rate=5e-5, warmup=500, weight_decay=0.0, clip=5.0, eval_every=1000,
-        length=1024, longest=8, dim=768, layers=12, heads=12, dropout=0.1, style="gpt2", decay="linear", final=0.0,
-        bfloat16=True, max_position=20_000, digits=5, encoder_heads=12, encoder_dropout=0.1, windows=32, keys=128,
-        values=128, filler=1024, facts=64, questions=16,
-    ),
-}  # fmt: skip
+}
 
 
 @dataclass

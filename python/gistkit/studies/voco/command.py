@@ -13,6 +13,7 @@ from gistkit.options.arguments import names
 from gistkit.studies.options import add_names, add_runs, jobs
 from gistkit.studies.pages import drop_column, machine_caption, runs
 from gistkit.studies.registry import SavedRun
+from gistkit.studies.resolution.folders import Files
 from gistkit.studies.resolution.images import load_images
 from gistkit.studies.study import Study, StudyPlan
 from gistkit.studies.voco import report
@@ -75,6 +76,8 @@ class VoCoStudy(Study):
         ratios = [float(ratio) for ratio in options.ratios or DEFAULT_RATIOS[preset]]
         data = options.data or DEFAULT_DATA[preset]
         images = load_images(data)
+        if isinstance(images.train.images, Files):
+            raise ValueError(f"--data: expected digits, fashion-mnist or a folder of IDX files, got {str(data)!r}")
         study_arms = arms(options.methods, layouts, ratios)
         try:
             left = {arm.tokens(recipe): None for arm in study_arms if arm.ratio > 1}

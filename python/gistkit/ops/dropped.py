@@ -1,0 +1,52 @@
+"""Attention whose weights are dropped, for training: dense, where `attention` never holds a mask or a weight."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gistkit.layouts.plan import Plan
+from gistkit.ops.reference import dense_mask
+
+
+def attention_with_dropout(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    *,
+    dropout: float,
+    scale: float | None = None,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """`attention`, each of whose weights is 0 with probability `dropout`, and else divided by 1 - dropout.
+
+    Computed by torch's scaled_dot_product_attention with the plan as a dense mask [B or 1, 1, Nq, Nk], or with
+    `key_bias` [B or 1, H, Nq, Nk]: gistkit's kernels draw no masks. On the CPU torch holds the weights
+    [B, H, Nq, Nk] too, for backward; on a GPU its kernels need not. Masks come from torch's random numbers.
+
+    Args:
+        query, key, value, plan, scale, key_bias: as of `attention`.
+        dropout: at least 0 and below 1.
+
+    Returns:
+        [B, Hq, Nq, Dv]; 0 where a query sees no key.
+
+    Raises:
+        ValueError: dropout out of range.
+    """
+    if not 0 <= dropout < 1:
+        raise ValueError(f"attention_with_dropout: dropout: expected at least 0 and below 1, got {dropout}")
+    visible = dense_mask(plan)[:, None]
+    mask = visible
+    if key_bias is not None:
+        mask = key_bias[:, :, None].masked_fill(~visible, -torch.inf)
+        highest = mask.detach().amax(-1, keepdim=True)
+        # Relative to each row's highest: of half precision, little is left of a difference of large biases.
+        mask = (mask - highest.masked_fill(highest == -torch.inf, 0)).to(query.dtype)
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=grouped
+    )
+    return out.masked_fill(~visible.any(-1, keepdim=True), 0)
