@@ -152,8 +152,9 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _memories(arguments: argparse.Namespace) -> tuple[list[str], list[Memory]]:
     """The memories in their order, and what to call them."""
-    from gistkit.compress import Memory, Store
-    from gistkit.compress.store import is_store
+    from gistkit.compress import Memory
+    from gistkit.store import Store
+    from gistkit.store.store import is_store
 
     names, memories = [], []
     if is_store(arguments.memory):

@@ -29,7 +29,7 @@ from gistkit.options.texts import (
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
-    from gistkit.compress.store import Entry
+    from gistkit.store.store import Entry
 
 EXAMPLES = """\
 example: gistkit compress report.txt -o report.gist
@@ -119,7 +119,7 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
     """Compresses the documents that the store does not have, this process's share of them."""
     from tqdm import tqdm
 
-    from gistkit.compress.corpus import Document, compress_documents
+    from gistkit.store.documents import Document, compress_documents
 
     texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
@@ -155,7 +155,7 @@ def _text_memories(
     import torch
     from tqdm import tqdm
 
-    from gistkit.compress.corpus import batches
+    from gistkit.store.documents import batches
 
     with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
         for batch in batches([len(row) for row in rows], batch_tokens):

@@ -2,7 +2,6 @@
 
 from gistkit._trained import trained
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.corpus import Document, compress_documents
 from gistkit.compress.losses import CompressionHead, JointHead, token_loss
 from gistkit.compress.memory import Memory, Source
 from gistkit.compress.methods.avgpool import AvgPool, NoContext
@@ -16,7 +15,6 @@ from gistkit.compress.reading.compressive import Compressive
 from gistkit.compress.reading.language import LanguageModel
 from gistkit.compress.reading.mixed import MixedResolution
 from gistkit.compress.reading.recent import Recent
-from gistkit.compress.store import Store, StoreWriter
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]
@@ -32,7 +30,6 @@ __all__ = [
     "CompressionHead",
     "Compressive",
     "Compressor",
-    "Document",
     "Dodo",
     "FiveHundredX",
     "Gist",
@@ -44,10 +41,7 @@ __all__ = [
     "NoContext",
     "Recent",
     "Source",
-    "Store",
-    "StoreWriter",
     "VoCo",
-    "compress_documents",
     "language_model",
     "start_as_means",
     "token_loss",

@@ -13,7 +13,7 @@ import torch
 
 from gistkit._checks import at_least
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.store import Entry, StoreWriter
+from gistkit.store.store import Entry, StoreWriter
 
 # Documents of about the same size whose texts are in memory at a time, and sorted by their number of tokens.
 WINDOW = 512
