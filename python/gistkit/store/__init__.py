@@ -1,4 +1,4 @@
-"""Stores: the memories of a corpus in a few files, made by any number of processes (`gistkit compress FOLDER -o STORE`).
+"""Stores: the memories of a corpus in a few files, made by any number of processes.
 
     from gistkit.store import Document, Store, compress_documents
 
@@ -6,7 +6,8 @@
     compress_documents(compressor, tokenizer, documents, "notes.store")
     memory = Store("notes.store")["march.md"]
 
-Under `accelerate launch` every process calls `compress_documents` with its `part` of `parts`.
+`gistkit compress FOLDER -o STORE` does the same. Under `accelerate launch` every process calls `compress_documents`
+with its `part` of `parts`.
 """
 
 from gistkit.store.documents import Document, compress_documents

@@ -56,8 +56,8 @@ def compress_documents(
 ) -> int:
     """Compresses the documents that a store does not have yet, and returns their number.
 
-    A process that is killed loses no document of the store, and the next call goes on. With as many parts as before,
-    the store then has the same bytes as after one uninterrupted call.
+    A process that is killed loses no document of the store, at most the batch that it was at, and the next call goes
+    on. With as many parts as before, the memories are then those of one uninterrupted call, to the bit.
 
     Args:
         compressor: in eval mode.
