@@ -89,6 +89,10 @@ class Store(Mapping[str, Memory]):
         header, tensors = unpacked_tensors(where, content, "a memory file", "one that is damaged")
         return unpacked(where, header, tensors, verify=self.verify)
 
+    def __contains__(self, name: object) -> bool:
+        # A mapping's own would read the memory.
+        return name in self.entries
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)
 
