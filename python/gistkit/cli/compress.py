@@ -124,7 +124,8 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
     texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
-    start, seen = time.perf_counter(), []
+    start = time.perf_counter()
+    seen: list[Entry] = []
     share = len(processes.share(texts))
     with tqdm(total=share, desc="compress", unit="document", disable=not processes.is_first) as bar:
 

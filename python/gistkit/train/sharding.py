@@ -66,7 +66,7 @@ def whole_weights(compressor: Compressor, keep: bool) -> Iterator[None]:
         if compressor.adapters is None or not name.startswith("model.") or compressor.adapters.owns(name)
     ]
     before: list[tuple[nn.Module, str, nn.Parameter]] = []
-    places = {id(parameter): [] for parameter in compressor.parameters()}
+    places: dict[int, list[tuple[nn.Module, str]]] = {id(parameter): [] for parameter in compressor.parameters()}
     for module in compressor.modules():
         for name, parameter in module.named_parameters(recurse=False):
             places[id(parameter)].append((module, name))
