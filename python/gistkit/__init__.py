@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gistkit import formats as formats
     from gistkit import hf as hf
     from gistkit import inspect, layouts, nn, ops
+    from gistkit import store as store
     from gistkit import studies as studies
     from gistkit import train as train
     from gistkit import viz as viz
@@ -36,7 +37,7 @@ __all__ = [
 ]
 _PACKAGES = (
     *("ask", "compress", "evaluate", "formats", "hf", "inspect"),
-    *("layouts", "nn", "ops", "studies", "train", "viz"),
+    *("layouts", "nn", "ops", "store", "studies", "train", "viz"),
 )
 
 

@@ -22,6 +22,8 @@ from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
 from gistkit.options import arguments
 from gistkit.options.models import METHODS, new_compressor
+from gistkit.store import Store
+from gistkit.store.documents import batches
 from gistkit.studies.epl import PURPOSE as EPL
 from gistkit.train import read_metrics
 from tests.helpers.models import byte_tokenizer
@@ -175,17 +177,49 @@ def test_a_folder_in_batches_equals_one_by_one(folder, run, tmp_path, method):
     (texts / "other.md").write_text("not asked for")
     words = ("--compressor", folder / method)
     status, shown, _ = run("compress", texts, "-o", tmp_path / "batched", *words, "--batch-tokens", 200)
-    assert status == 0 and "6 texts: 313 tokens to " in shown
-    written = sorted(path.relative_to(tmp_path / "batched") for path in (tmp_path / "batched").rglob("*.gist"))
-    assert len(written) == 6 and Path("deep/1.gist") in written
-    for path in written:
-        run("compress", (texts / path).with_suffix(".txt"), *words)
-        same(Memory.load(tmp_path / "batched" / path), Memory.load(texts / path))
+    assert status == 0 and f"7 documents in {tmp_path / 'batched'}, 7 of them new: 326 tokens to " in shown
+    store = Store(tmp_path / "batched")
+    assert {*store} == {"0.txt", "2.txt", "4.txt", "deep/1.txt", "deep/3.txt", "deep/5.txt", "other.md"}
+    for name in store:
+        run("compress", texts / name, *words)
+        same(store[name], Memory.load((texts / name).with_suffix(".gist")))
+    question = ("Who?", *words, "--max-new-tokens", 4)
+    answers = [
+        run("ask", texts / "deep/5.gist", *question),
+        run("ask", store.folder, "--document", "deep/5.txt", *question),
+    ]
+    assert answers[0][:2] == answers[1][:2] and answers[0][0] == 0
+    (texts / "new.md").write_text("A note of today")
+    assert (
+        "8 documents" in (told := run("compress", texts, "-o", tmp_path / "batched", *words)[1])
+        and "1 of them new" in told
+    )
+    assert [*Store(tmp_path / "batched")] == [*store, "new.md"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "--document: expected one of the 1 documents of {store}, got none"),
+        (["--document", "nots.txt"], "--document: expected one of {store}, got 'nots.txt'; there is notes.txt"),
+    ],
+)
+def test_a_document_of_a_store_is_asked_for_by_name(folder, run, tmp_path, words, told):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "notes.txt").write_text(TEXT)
+    store = tmp_path / "notes.store"
+    assert run("compress", tmp_path / "texts", "-o", store, "--compressor", folder / "x500")[0] == 0
+    status, _, complaints = run("ask", store, "Who?", *words, "--compressor", folder / "x500")
+    assert status == 2 and complaints == f"gistkit: {told.format(store=store)}\n"
+    memory = tmp_path / "texts" / "notes.gist"
+    assert run("compress", tmp_path / "texts", "--compressor", folder / "x500")[0] == 0 and memory.is_file()
+    status, _, complaints = run("ask", memory, "Who?", "--document", "notes.txt")
+    assert status == 2 and "--document: expected none beside a memory file, got 'notes.txt'" in complaints
 
 
 def test_batches_hold_every_row_once_within_the_limit():
     lengths = [5, 100, 30, 31, 2, 2, 400, 70]
-    found = list(cli.compress.batches(lengths, 120))
+    found = list(batches(lengths, 120))
     assert found == [[6], [1], [7], [3, 2, 0], [4, 5]]
 
 
@@ -213,8 +247,10 @@ def test_a_text_that_grows_is_told(folder, run, tmp_path):
     assert status == 0 and ": 3 tokens to 4 memory tokens, more than it has" in shown
     told = f"gistkit: warning: {tmp_path / 'short.txt'}: the memory has more tokens than the text; a chunk of up to 20 "
     assert complaints.splitlines()[-1] == told + "tokens has 4 memory tokens, so that short texts grow"
-    _, shown, complaints = run("compress", tmp_path, "-o", tmp_path / "out", *words)
+    _, shown, complaints = run("compress", tmp_path, *words)
     assert shown.count("more than it has") == 2 and "short.txt and 1 more: the memory has more" in complaints
+    _, shown, complaints = run("compress", tmp_path, "-o", tmp_path / "out", *words)
+    assert "short.txt and 1 more: the memory has more" in complaints
     _, shown, complaints = run("compress", tmp_path / "long.txt", *words)
     assert "more than" not in shown + complaints
 
@@ -223,7 +259,9 @@ def test_warnings_are_one_line(folder, run, report, monkeypatch):
     """Those of the package and of Python, wherever they are raised."""
     import warnings
 
-    monkeypatch.setattr("gistkit.cli.compress.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]])
+    monkeypatch.setattr(
+        "gistkit.store.documents.batches", lambda *_: [warnings.warn("two\nlines", stacklevel=2) or [0]]
+    )
     before = warnings.showwarning
     status, _, complaints = run("compress", report, "--compressor", folder / "x500")
     assert status == 0 and "gistkit: warning: two lines" in re.split(r"[\r\n]+", complaints)

@@ -3,6 +3,8 @@
 example: python tests/helpers/train_worker.py killed runs/killed
 """
 
+import dataclasses
+import functools
 import json
 import os
 import signal
@@ -108,6 +110,21 @@ def train(out, compressor=None, batches=None, recipe=RECIPE, *, resume=False, **
     options = {"cpu": True, "progress": False, "eval_every": 4, "held_out": 10, "save_every": 2} | options
     compressor = compressor or make_compressor()
     return Trainer(compressor, batches or make_batches(recipe), recipe, out, **options).train(resume=resume)
+
+
+# Compressors whose adapters, own weights and roles are sharded in their own ways.
+SHORT_RUNS = {
+    "x500": make_compressor,
+    "own": functools.partial(make_compressor, lora=None),
+    "gistpool": make_gistpool,
+    "reader": make_reader,
+}
+
+
+def short_run(out, name, steps=4, **options):
+    """A run of one of `SHORT_RUNS`, with an evaluation before each checkpoint."""
+    recipe = dataclasses.replace(RECIPE, steps=steps)
+    return train(out, SHORT_RUNS[name](), recipe=recipe, eval_every=2, held_out=4, **options)
 
 
 def numbers(records):

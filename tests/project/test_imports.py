@@ -65,8 +65,34 @@ def graph_of(root):
 
 # Nothing imports what stands to its right, and pictures are for studies and commands alone.
 ORDER = [
-    *("_planner", "_compiled", "_gpu", "_checks", "_messages", "_files", "_signals", "_trained", "inspect", "formats"),
-    *("layouts", "ops", "gistkit", "info", "nn", "hf", "compress", "evaluate", "ask", "train", "options", "viz"),
+    *(
+        "_planner",
+        "_compiled",
+        "_gpu",
+        "_checks",
+        "_messages",
+        "_files",
+        "_signals",
+        "_trained",
+        "_processes",
+        "inspect",
+        "formats",
+    ),
+    *(
+        "layouts",
+        "ops",
+        "gistkit",
+        "info",
+        "nn",
+        "hf",
+        "compress",
+        "store",
+        "evaluate",
+        "ask",
+        "train",
+        "options",
+        "viz",
+    ),
     *("studies", "cli"),
 ]
 SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}
@@ -77,7 +103,9 @@ DOORS = {
     # gistkit.layouts.DigitTrie is a public name of what belongs to SeqPE.
     "gistkit.layouts": {"gistkit.nn.seqpe.trie"},
     # `import gistkit` is enough for gistkit.compress and the others.
-    "gistkit": {f"gistkit.{name}" for name in ("nn", "hf", "compress", "evaluate", "ask", "train", "studies", "viz")},
+    "gistkit": {
+        f"gistkit.{name}" for name in ("nn", "hf", "compress", "store", "evaluate", "ask", "train", "studies", "viz")
+    },
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ example: gistkit ask report.gist --with appendix.gist --model ./llama --compress
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
 example: gistkit ask report.gist "Who wrote it?" --sources --text report.txt
 example: gistkit ask report.gist --text report.txt
+example: gistkit ask notes.store --document 2026/march.md "What was decided?"
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
 
 
@@ -43,11 +45,15 @@ def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "ask", _run, "ask a compressed text or image", EXAMPLES)
     parser.set_defaults(words="questions")
-    parser.add_argument("memory", type=path, help="memory file that gistkit compress wrote")
+    parser.add_argument("memory", type=path, help="memory file or store that gistkit compress wrote")
     parser.add_argument(
         "questions", nargs="*", metavar="QUESTION",
         help="each is asked by itself (default: a conversation in a terminal; otherwise the lines of standard input, "
         "each by itself)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--document", dest="documents", action="append", default=[], metavar="NAME",
+        help="a document of the store, by its path in the folder; may be repeated, to read several in turn",
     )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
@@ -96,7 +102,6 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from gistkit.ask import Conversation
-    from gistkit.compress import Memory
     from gistkit.evaluate.data import QUESTION
 
     template = QUESTION if arguments.template is None else arguments.template
@@ -104,27 +109,25 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
     for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
         check_text(name, text)
-    paths = [arguments.memory, *arguments.others]
-    memories = [Memory.load(path) for path in paths]
-    for memory_path, memory in zip(paths, memories, strict=True):
+    names, memories = _memories(arguments)
+    for name, memory in zip(names, memories, strict=True):
         if memory.batch_size != 1:
-            raise ValueError(f"{memory_path}: expected the memory of one text, got {memory.batch_size} rows")
+            raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
     images = memories[0].source.method == IMAGES
     if images and arguments.template is not None:
-        raise ValueError(f"--template: expected none for {paths[0]}, a memory of images, got {arguments.template!r}")
+        raise ValueError(f"--template: expected none for {names[0]}, a memory of images, got {arguments.template!r}")
     if images and (arguments.sources or arguments.texts):
-        name = "--sources" if arguments.sources else "--text"
-        raise ValueError(f"{name}: expected none for {paths[0]}, a memory of images, which has no text")
+        option = "--sources" if arguments.sources else "--text"
+        raise ValueError(f"{option}: expected none for {names[0]}, a memory of images, which has no text")
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
-    names = list(map(str, paths))
     texts = text_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
     compressor = _compressor(arguments, model, memories[0])
     memories = [memory.to(model.device, model.dtype) for memory in memories]
-    for memory_path, memory in zip(paths, memories, strict=True):
+    for name, memory in zip(names, memories, strict=True):
         try:
             compressor.check_readable(memory)
         except ValueError as error:
-            raise ValueError(f"{memory_path}: {str(error).removeprefix('memory: ')}") from error
+            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
     with torch.no_grad(), compressor.folded():
@@ -145,6 +148,34 @@ def _run(arguments: argparse.Namespace) -> int:
             conversation.new()
             answers.answer(question)
     return 0
+
+
+def _memories(arguments: argparse.Namespace) -> tuple[list[str], list[Memory]]:
+    """The memories in their order, and what to call them."""
+    from gistkit.compress import Memory
+    from gistkit.store import Store
+    from gistkit.store.store import is_store
+
+    names, memories = [], []
+    if is_store(arguments.memory):
+        store = Store(arguments.memory)
+        if not arguments.documents:
+            raise ValueError(f"--document: expected one of the {len(store)} documents of {arguments.memory}, got none")
+        for name in arguments.documents:
+            if name not in store:
+                near = difflib.get_close_matches(name, store, n=3)
+                hint = f"; there is {' and '.join(near)}" if near else ""
+                raise ValueError(f"--document: expected one of {arguments.memory}, got {name!r}{hint}")
+            names.append(f"{arguments.memory}, {name}")
+            memories.append(store[name])
+    elif arguments.documents:
+        raise ValueError(f"--document: expected none beside a memory file, got {arguments.documents[0]!r}")
+    else:
+        names.append(str(arguments.memory))
+        memories.append(Memory.load(arguments.memory))
+    names += map(str, arguments.others)
+    memories += map(Memory.load, arguments.others)
+    return names, memories
 
 
 def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:

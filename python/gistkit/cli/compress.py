@@ -1,26 +1,41 @@
-"""`gistkit compress`: texts or images in, memory files out."""
+"""`gistkit compress`: texts or images in, memory files or a store of them out."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from array import array
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit._processes import Processes, launched
 from gistkit.options.arguments import add_command, device, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
-from gistkit.options.texts import STDIN, Source, find_sources
+from gistkit.options.texts import (
+    STDIN,
+    TEXT_FILES,
+    TEXTS,
+    Source,
+    find_sources,
+    folder_texts,
+    is_picture,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from gistkit.compress import Compressor, Memory
+    from gistkit.store.store import Entry
 
 EXAMPLES = """\
 example: gistkit compress report.txt -o report.gist
-example: gistkit compress notes/ --glob '**/*.md' -o memories/ --model ./llama --ratio 10
+example: gistkit compress notes/ --glob '**/*.md' -o notes.store --model ./llama --ratio 10
+example: accelerate launch --num_processes 4 -m gistkit.cli compress wiki/ -o wiki.store --model ./llama \\
+             --compressor runs/x500
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
 example: pdftotext paper.pdf - | gistkit compress - -o paper.gist --model ./llama --compressor runs/x500"""
 
@@ -35,9 +50,14 @@ def add(commands: Any) -> None:
         "texts", nargs="+", metavar="TEXT", help="text file, image, folder of either, or - for standard input"
     )
     parser.add_argument(
-        "-o", "--out", type=path, help="memory file, or a folder for several (default: X.gist beside X.txt)"
-    )
-    parser.add_argument("--glob", default="**/*.txt", help="which files of a folder (default: %(default)s)")
+        "-o", "--out", type=path, help="memory file; of several texts, a folder for their files; of one folder of "
+        "texts, a store: its documents' memories in a few files, which a run that was killed goes on with (default: "
+        "X.gist beside X.txt)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--glob", help="which files of a folder (default: **/*.txt, and for a store **/*.md too; images are never "
+        "stored)",
+    )  # fmt: skip
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
@@ -46,20 +66,16 @@ def add(commands: Any) -> None:
     )  # fmt: skip
 
 
-def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
-    """Indices of rows of similar length, longest first, at most `limit` tokens with padding in each batch."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    while order:
-        size = max(1, limit // max(lengths[order[0]], 1))
-        yield order[:size]
-        order = order[size:]
-
-
 def _run(arguments: argparse.Namespace) -> int:
-    device_name = device(arguments.device)
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
     if arguments.out is not None and str(arguments.out) == STDIN:
         check_file("-o", arguments.out)
-    sources = find_sources(arguments.texts, arguments.glob, arguments.out)
+    if (documents := _documents(arguments)) is not None:
+        return _store(documents, arguments, processes, device_name)
+    if processes.count > 1:
+        raise ValueError(f"TEXT: expected a folder of texts and -o for {processes.count} processes, got other texts")
+    sources = find_sources(arguments.texts, arguments.glob or TEXT_FILES, arguments.out)
     images = sources[0].is_image
     for source in sources:
         if source.is_image != images:
@@ -89,12 +105,58 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _documents(arguments: argparse.Namespace) -> dict[str, Path] | None:
+    """The documents for a store by name; None where memory files are asked for."""
+    name, *others = arguments.texts
+    folder = Path(name)
+    if arguments.out is None or others or not name.strip() or not folder.is_dir():
+        return None
+    documents = folder_texts(folder, TEXTS if arguments.glob is None else (arguments.glob,))
+    return None if any(is_picture(path) for path in documents.values()) else documents
+
+
+def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes: Processes, device_name: str) -> int:
+    """Compresses the documents that the store does not have, this process's share of them."""
+    from tqdm import tqdm
+
+    from gistkit.store.documents import Document, compress_documents
+
+    texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
+    model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
+    compressor = chosen_compressor(arguments, model)
+    start = time.perf_counter()
+    seen: list[Entry] = []
+    share = len(processes.share(texts))
+    with tqdm(total=share, desc="compress", unit="document", disable=not processes.is_first) as bar:
+
+        def count(entries: Sequence[Entry]) -> None:
+            seen.extend(entries)
+            bar.update(len(entries))
+
+        new = compress_documents(
+            compressor, tokenizer, texts, arguments.out, batch_tokens=arguments.batch_tokens,
+            part=processes.index, parts=processes.count, on_batch=count,
+        )  # fmt: skip
+    total = Total("text")
+    total.grown = [entry.name for entry in seen if entry.memory_tokens > entry.tokens]
+    tokens, memory_tokens = sum(entry.tokens for entry in seen), sum(entry.memory_tokens for entry in seen)
+    who = f"process {processes.index} of {processes.count}: " if processes.count > 1 else ""
+    print(
+        f"{who}{len(seen)} documents in {arguments.out}, {new} of them new: {tokens} tokens to {memory_tokens} "
+        f"memory tokens; {size(sum(entry.nbytes for entry in seen))}; {time.perf_counter() - start:.1f} s"
+    )
+    total.warn_of_growth(compressor)
+    return 0
+
+
 def _text_memories(
     rows: Sequence[array[int]], compressor: Compressor, batch_tokens: int
 ) -> Generator[tuple[int, int, Memory]]:
     """(index, number of tokens, memory) of each text, those of similar lengths together."""
     import torch
     from tqdm import tqdm
+
+    from gistkit.store.documents import batches
 
     with torch.no_grad(), tqdm(total=sum(map(len, rows)), desc="compress", unit="token", unit_scale=True) as bar:
         for batch in batches([len(row) for row in rows], batch_tokens):

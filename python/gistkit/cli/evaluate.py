@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit._processes import launched
 from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
@@ -27,6 +28,8 @@ example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --ques
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions mrqa/dev/ --out runs/qa/mrqa.json
 example: gistkit evaluate --model smollm2 --compressor runs/reader/compressor --tau 128 --context 960 --continuation 60
 example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --baselines none,full,summary
+example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./llama --compressor runs/qa/compressor \\
+             --questions mrqa/dev/ --out runs/qa/mrqa.json
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl \\
              --judge http://localhost:8000/v1 --judge-model grader"""
 
@@ -148,7 +151,8 @@ def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
-    device_name = device(arguments.device)
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
     for name in ("text", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
@@ -183,6 +187,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "max_new_tokens": arguments.max_new_tokens,
         "excluded_words": arguments.excluded_words,
         "judge": judge,
+        "processes": processes,
     }
     if arguments.questions is None:
         examples = _examples(arguments, tokenizer, compressor, template)
@@ -196,6 +201,8 @@ def _run(arguments: argparse.Namespace) -> int:
         return _show_one(report, arguments)
     domains = {each.name: each.domain for each in chosen if each.domain is not None}
     reports = evaluate.run_sets(compressor, tokenizer, sets, domains=domains, **settings)
+    if not processes.is_first:
+        return 0
     for each in reports.reports.values():
         _warn_of_missing_scores(each, arguments)
     return _show(reports, arguments)
@@ -216,7 +223,8 @@ def _read_on(arguments: argparse.Namespace) -> int:
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
         raise ValueError(f"--baselines: expected some of recent, full beside --tau, got {unknown[0]}")
-    device_name = device(arguments.device)
+    processes = launched()
+    device_name = processes.on(device(arguments.device))
 
     import torch
 
@@ -248,11 +256,14 @@ def _read_on(arguments: argparse.Namespace) -> int:
         batch_size=arguments.batch_size,
         tokenizer=tokenizer,
         excluded_words=arguments.excluded_words,
+        processes=processes,
     )
     return _show_one(report, arguments)
 
 
 def _show_one(report: Report, arguments: argparse.Namespace) -> int:
+    if not launched().is_first:
+        return 0
     _warn_of_missing_scores(report, arguments)
     sets = {name: getattr(arguments, name) for name in ("trained_on", "tested_on") if getattr(arguments, name)}
     return _show(dataclasses.replace(report, settings=report.settings | sets), arguments)
@@ -298,7 +309,7 @@ def _corpus(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: boo
 
     cache = arguments.out.parent / CACHE
     return train.load_corpus(
-        arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, progress=True
+        arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, progress=launched().is_first
     )
 
 

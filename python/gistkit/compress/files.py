@@ -46,17 +46,20 @@ _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
 SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
 
 
-def save_compressor(compressor: Any, folder: Path) -> None:
+def save_compressor(compressor: Any, folder: Path, fingerprint: str | None = None) -> None:
     """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model.
 
     If that fails, the folder stays as it was.
+
+    Args:
+        fingerprint: of the base model, where its weights are sharded; None: it is computed.
     """
     size = sum(parameter.nbytes for _, parameter in compressor.trainable())
     with replacing_files(folder, size) as partial:
-        _write(compressor, partial)
+        _write(compressor, partial, fingerprint)
 
 
-def _write(compressor: Any, folder: Path) -> None:
+def _write(compressor: Any, folder: Path, fingerprint: str | None) -> None:
     write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not _of_model(name)})
     adapters = compressor.adapters
     if adapters is None:
@@ -75,7 +78,7 @@ def _write(compressor: Any, folder: Path) -> None:
         "settings": compressor.settings,
         "adapters": None if adapters is None else adapters.names,
         "structure": compressor.lm.structure,
-        "fingerprint": None if adapters is None else compressor.fingerprint(),
+        "fingerprint": None if adapters is None else fingerprint or compressor.fingerprint(),
         "model": hf.identity(compressor.model),
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")

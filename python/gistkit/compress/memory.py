@@ -325,7 +325,7 @@ class Memory:
 
     def save(self, path: str | Path) -> None:
         """Writes the memory as safetensors with a versioned header and a checksum, replacing `path` in one move."""
-        _save(self, Path(path))
+        write_tensors(Path(path), *packed(self))
 
     @staticmethod
     def load(
@@ -347,7 +347,8 @@ class Memory:
             FileNotFoundError: if there is no such file.
             ValueError: if it is cut short, damaged, not a memory, or of another version.
         """
-        return _load(Path(path), verify).to(device, dtype)
+        content = read_tensors(Path(path), "a memory file", "one that is cut short or no safetensors")
+        return unpacked(str(path), *content, verify=verify).to(device, dtype)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> Memory:
         return replace(
@@ -371,8 +372,8 @@ def check_memory(memory: object) -> None:
 _KINDS = {field.name: {"str": str, "int": int}[str(field.type)] for field in fields(Source)}
 
 
-def _save(memory: Memory, path: Path) -> None:
-    """Writes `memory`; an interrupted write leaves what was there before."""
+def packed(memory: Memory) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the header of a memory's file."""
     tensors = {"positions": memory.positions}
     if memory.embeddings is not None:
         tensors["embeddings"] = memory.embeddings
@@ -398,7 +399,7 @@ def _save(memory: Memory, path: Path) -> None:
     }
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     header = {"format": FORMAT, "version": str(VERSION), "memory": json.dumps(content)}
-    write_tensors(path, tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)})
+    return tensors, header | {CHECKSUM: _checksum(header["memory"], tensors)}
 
 
 def _checksum(content: str, tensors: dict[str, Tensor]) -> str:
@@ -416,7 +417,7 @@ def _checksum(content: str, tensors: dict[str, Tensor]) -> str:
     return f"crc32:{total:08x}"
 
 
-def _verify(path: Path, header: dict[str, str], tensors: dict[str, Tensor]) -> None:
+def _verify(path: str, header: dict[str, str], tensors: dict[str, Tensor]) -> None:
     """Refuses contents that differ from their checksum, and warns where there is none."""
     if not header.keys() - _UNSIGNED:
         warnings.warn(
@@ -433,9 +434,8 @@ def _verify(path: Path, header: dict[str, str], tensors: dict[str, Tensor]) -> N
         )
 
 
-def _load(path: Path, verify: bool) -> Memory:
-    """Reads a memory file; see `Memory.load`."""
-    header, tensors = read_tensors(path, "a memory file", "one that is cut short or no safetensors")
+def unpacked(path: str, header: dict[str, str], tensors: dict[str, Tensor], *, verify: bool) -> Memory:
+    """The memory of a file's header and tensors, see `Memory.load`; `path` names it in errors."""
     if header.get("format") != FORMAT:
         raise ValueError(f"{path}: expected a file of format {FORMAT}, got format {header.get('format')}")
     if header.get("version") != str(VERSION):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gistkit._processes import Processes
 from gistkit.evaluate.data import Example, prepare
 from gistkit.evaluate.judge import Judge
 from gistkit.evaluate.metrics import need
@@ -62,6 +63,7 @@ def compare(
     progress: bool = True,
     excluded_words: Sequence[str] | None = None,
     judge: Judge | None = None,
+    processes: Processes | None = None,
 ) -> Report:
     """A report on the same examples for every method, one row each.
 
@@ -95,6 +97,8 @@ def compare(
             that perplexity is not measured. It needs a tokenizer.
         judge: scores the answers of "qa": a function of question, reference and answer, or an `OpenAIJudge`. See
             `judged`. The share of wrong answers, as in GistPool, is 100 less the score.
+        processes: those that share the batches; each calls this with the same arguments and gets the same report, but
+            only the first asks the judge. None: this one alone.
 
     Raises:
         ValueError: if an argument is out of range, there is nothing to measure for a task, or a question has no answer.
@@ -144,6 +148,7 @@ def compare(
         [_first_answer(example, tokenizer) for example in data],
         excluded_words,
         judge,
+        processes or Processes(),
     )
     settings = {
         "tasks": list(tasks),

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from gistkit._processes import Processes
 from gistkit.compress import LanguageModel, Recent
 from gistkit.evaluate.evaluation import display_name
 from gistkit.evaluate.metrics import perplexity
@@ -32,6 +33,7 @@ def read_on(
     progress: bool = True,
     tokenizer: Any | None = None,
     excluded_words: Sequence[str] | None = None,
+    processes: Processes | None = None,
 ) -> Report:
     """Perplexity of the last tokens of texts, and the states kept for them: a report of a row each (Dodo, Table 1).
 
@@ -45,6 +47,7 @@ def read_on(
         batch_size: texts at a time.
         progress: whether to show a progress bar.
         tokenizer, excluded_words: as in `compare`: the perplexity of complete words is measured too, but for these.
+        processes: as in `compare`.
 
     Returns:
         Metrics "lm_loss", "lm_perplexity" and "states", the mean number of states that each of these tokens is
@@ -60,10 +63,12 @@ def read_on(
         excluded_words = check_excluded(excluded_words)
         if tokenizer is None:
             raise ValueError("excluded_words: expected none without a tokenizer, got some")
-    asking = _Asking(texts, asked, batch_size, tokenizer, excluded_words)
+    processes = processes or Processes()
+    asking = _Asking(texts, asked, batch_size, tokenizer, excluded_words, processes)
     compressor = model.compressor
-    total = (1 + len(set(baselines))) * len(texts)
-    with evaluating(compressor), tqdm(total=total, unit="text", dynamic_ncols=True, disable=not progress) as bar:
+    total = (1 + len(set(baselines))) * sum(map(len, processes.share(_batches(texts, batch_size))))
+    hidden = not (progress and processes.is_first)
+    with evaluating(compressor), tqdm(total=total, unit="text", dynamic_ncols=True, disable=hidden) as bar:
         rows = [_row(method or model.title, model, asking, bar)]
         if "recent" in baselines:
             # BOS is a state too.
@@ -84,6 +89,7 @@ class _Asking(NamedTuple):
     batch_size: int
     tokenizer: Any | None
     excluded_words: tuple[str, ...] | None
+    processes: Processes
 
 
 @torch.no_grad()
@@ -110,7 +116,7 @@ def last_tokens(
     _check(texts, asked, batch_size)
     nats = state_count = 0.0
     count = 0
-    for _, losses, states in _scored(model, texts, asked, batch_size, on_batch):
+    for _, losses, states in _scored(model, _batches(texts, batch_size), asked, on_batch):
         nats += float(losses.sum())
         state_count += states
         count += len(losses)
@@ -120,14 +126,12 @@ def last_tokens(
 @torch.no_grad()
 def _scored(
     model: LanguageModel,
-    texts: Sequence[Sequence[int]] | Tensor,
+    parts: Sequence[Sequence[Sequence[int]] | Tensor],
     asked: int,
-    batch_size: int,
     on_batch: Callable[[int], Any],
 ) -> Iterator[tuple[list[int], Tensor, float]]:
     """Of each text its ids, the nats float64 of its last tokens, and the states kept for them together."""
-    for start in range(0, len(texts), batch_size):
-        part = texts[start : start + batch_size]
+    for part in parts:
         rows = model.rows(part if isinstance(part, Tensor) else [list(text) for text in part])
         hidden_states, states = model.hidden(rows), model.states(rows)
         for row, end in enumerate(rows.lengths):
@@ -144,6 +148,10 @@ def _scored(
         on_batch(len(rows.lengths))
 
 
+def _batches(texts: Sequence[Sequence[int]] | Tensor, size: int) -> list[Sequence[Sequence[int]] | Tensor]:
+    return [texts[start : start + size] for start in range(0, len(texts), size)]
+
+
 def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int) -> None:
     for name, value in (("asked", asked), ("batch_size", batch_size), ("texts", len(texts))):
         if value < 1:
@@ -153,20 +161,41 @@ def _check(texts: Sequence[Sequence[int]] | Tensor, asked: int, batch_size: int)
             raise ValueError(f"texts: expected at least the {asked} tokens asked, got {len(text)} in text {index}")
 
 
+class _Scored(NamedTuple):
+    """The sums over the last tokens of a text."""
+
+    nats: float
+    states: float
+    tokens: int
+    words: WordLoss
+
+
+def _score(model: LanguageModel, texts: Sequence[Sequence[int]] | Tensor, asking: _Asking, bar: Any) -> list[_Scored]:
+    """Of each text of a batch."""
+    scored = []
+    for ids, losses, states in _scored(model, [texts], asking.asked, bar.update):
+        words = WordLoss()
+        if asking.excluded_words is not None:
+            start = len(ids) - len(losses)
+            words = word_loss(
+                asking.tokenizer, ids[start:], losses.tolist(), before=ids[:start], excluded=asking.excluded_words
+            )
+        scored.append(_Scored(float(losses.sum()), states, len(losses), words))
+    return scored
+
+
 def _row(name: str, model: LanguageModel, asking: _Asking, bar: Any) -> Row:
     bar.set_description(name)
     clock = time.perf_counter()
+    parts = asking.processes.share(_batches(asking.texts, asking.batch_size))
+    scored = asking.processes.joined([_score(model, part, asking, bar) for part in parts])
     nats = states = 0.0
     words, count = WordLoss(), 0
-    for ids, losses, kept in _scored(model, asking.texts, asking.asked, asking.batch_size, bar.update):
-        nats += float(losses.sum())
-        states += kept
-        count += len(losses)
-        if asking.excluded_words is not None:
-            start = len(ids) - len(losses)
-            words += word_loss(
-                asking.tokenizer, ids[start:], losses.tolist(), before=ids[:start], excluded=asking.excluded_words
-            )
+    for text in (text for part in scored for text in part):
+        nats += text.nats
+        states += text.states
+        count += text.tokens
+        words += text.words
     metrics = {"lm_loss": nats / count, "lm_perplexity": perplexity(nats / count), "states": states / count}
     counts = {"examples": len(asking.texts), "lm_tokens": count}
     if asking.excluded_words is not None:

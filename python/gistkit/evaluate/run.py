@@ -41,7 +41,8 @@ def run(
             that of the model.
         markers: of the user's message in which "summary" asks for summaries.
         method: the name of the compressor's row; None: its class, layout and ratio.
-        settings: batch_size, max_new_tokens, stop_tokens, progress, excluded_words and judge, as in `compare`.
+        settings: batch_size, max_new_tokens, stop_tokens, progress, excluded_words, judge and processes, as in
+            `compare`.
 
     Raises:
         ValueError: if an argument is out of range, or as in `compare`.

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gistkit._checks import IGNORE, padded
+from gistkit._processes import Processes
 from gistkit.compress.tokens import pad
 from gistkit.evaluate.data import Prepared, words_of
 from gistkit.evaluate.judge import Answered, Judge, judged
@@ -76,6 +77,7 @@ class Runner:
         answers: Sequence[list[int]],
         excluded_words: tuple[str, ...] | None,
         judge: Judge | None,
+        processes: Processes,
     ) -> None:
         self.rows = rows
         self.tokenizer = tokenizer
@@ -87,6 +89,7 @@ class Runner:
         self.answers = answers
         self.excluded_words = excluded_words
         self.judge = judge
+        self.processes = processes
         # The longest first: a batch that does not fit in memory fails at once.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index].context))
         self.batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
@@ -98,7 +101,7 @@ class Runner:
         measure: dict[str, Callable[[Reader, Any, list[int], dict[int, ExampleResult]], None]]
         measure = {"ae": self._reconstruct, "lm": self._continue, "qa": self._answer}
         with evaluating(reader), self._bar(name) as advance:
-            for batch in self.batches:
+            for batch in self.processes.share(self.batches):
                 memory = reader.encode([self.rows[index].context for index in batch])
                 results |= zip(batch, _sizes(memory), strict=True)
                 for task in self.tasks:
@@ -107,8 +110,10 @@ class Runner:
                         part = memory if len(positions) == len(batch) else memory[positions]
                         measure[task](reader, part, [batch[position] for position in positions], results)
                         advance(len(positions))
+        for part in self.processes.gathered(results):
+            results |= part
         ordered = [results[index] for index in range(len(self.rows))]
-        if self.judge is not None:
+        if self.judge is not None and self.processes.is_first:
             self._judge(name, self.judge, ordered)
         metrics, counts = summary(ordered)
         if "ae" in self.tasks:
@@ -118,11 +123,12 @@ class Runner:
         return Row(name, metrics, counts, perf_counter() - started, tuple(ordered))
 
     def _bar(self, name: str) -> AbstractContextManager[Callable[[int], Any]]:
-        return self._counter(name, "text", sum(row.has(task) for row in self.rows for task in self.tasks))
+        rows = (self.rows[index] for batch in self.processes.share(self.batches) for index in batch)
+        return self._counter(name, "text", sum(row.has(task) for row in rows for task in self.tasks))
 
     @contextmanager
     def _counter(self, name: str, unit: str, total: int) -> Iterator[Callable[[int], Any]]:
-        if not self.progress:
+        if not (self.progress and self.processes.is_first):
             yield lambda count: None
             return
         with need("tqdm").tqdm(total=total, desc=name, unit=unit) as bar:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 STDIN = "-"
-
+# Which files of a folder are texts where nothing else is asked for: in a store, and beside their memories.
+TEXTS, TEXT_FILES = ("**/*.txt", "**/*.md"), "**/*.txt"
 
 # How the names of images end.
 PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
@@ -24,11 +26,16 @@ class Source:
     @property
     def is_image(self) -> bool:
         """Whether it is an image, by the end of its name."""
-        return self.path is not None and self.path.suffix.lower() in PICTURES
+        return self.path is not None and is_picture(self.path)
 
     def read(self) -> str:
         """The text; a ValueError if it is empty or not UTF-8."""
-        return _read_stdin() if self.path is None else _read(self.path)
+        return _read_stdin() if self.path is None else read_text(self.path)
+
+
+def is_picture(path: Path) -> bool:
+    """Whether a file is an image, by the end of its name."""
+    return path.suffix.lower() in PICTURES
 
 
 def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Source]:
@@ -67,12 +74,36 @@ def find_sources(inputs: list[str], pattern: str, out: Path | None) -> list[Sour
     return sources
 
 
+def folder_texts(folder: Path, patterns: Sequence[str]) -> dict[str, Path]:
+    """The files of a folder by their relative path, in order; those of hidden folders are left out.
+
+    Raises:
+        FileNotFoundError: if it has none.
+        ValueError: if a pattern is none.
+    """
+    found: dict[str, Path] = {}
+    for pattern in patterns:
+        for path in _matching(folder, pattern):
+            name = path.relative_to(folder)
+            if not any(part.startswith(".") for part in name.parts):
+                found[name.as_posix()] = path
+    if not found:
+        shown = " or ".join(map(repr, patterns))
+        raise FileNotFoundError(f"{folder}: expected files that match {shown}, got none; --glob says which to take")
+    return dict(sorted(found.items()))
+
+
+def read_text(path: Path) -> str:
+    """The text of a file; a ValueError if it is empty or not UTF-8."""
+    return _decode(str(path), path.read_bytes())
+
+
 def read_contents(inputs: list[str], pattern: str) -> list[str]:
     """The texts that `inputs` name, in order; arguments and errors are those of `find_sources`; each is read."""
     return [
         content
         for name in inputs
-        for content in ([_read_stdin()] if name == STDIN else map(_read, _files(Path(name), pattern)))
+        for content in ([_read_stdin()] if name == STDIN else map(read_text, _files(Path(name), pattern)))
     ]
 
 
@@ -84,17 +115,17 @@ def _files(root: Path, pattern: str) -> list[Path]:
             # Some have no end.
             raise ValueError(f"{root}: expected a text file or a folder of them, got a device")
         return [root]
-    try:
-        paths = sorted(path for path in root.glob(pattern) if path.is_file())
-    except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
+    paths = _matching(root, pattern)
     if not paths:
         raise FileNotFoundError(f"{root}: expected files that match {pattern!r}, got none; --glob says which to take")
     return paths
 
 
-def _read(path: Path) -> str:
-    return _decode(str(path), path.read_bytes())
+def _matching(folder: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(path for path in folder.glob(pattern) if path.is_file())
+    except (ValueError, NotImplementedError) as error:
+        raise ValueError(f"--glob: expected a pattern such as '**/*.txt', got {pattern!r} ({error})") from error
 
 
 def _read_stdin() -> str:

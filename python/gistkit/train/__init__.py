@@ -39,12 +39,14 @@ cannot shard, so `fsdp_version: 2` is needed; the layer class to wrap is the mod
 
     accelerate launch --config_file fsdp.yaml script.py
 
-Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on another number of devices. A sharded
-compressor is not exported at the end; in a process of its own, give its weights to an unsharded one (and a threshold,
-with `MixedResolution.calibrate`):
+Checkpoints hold whole tensors whatever the sharding, so a run may be resumed on another number of devices, and the
+compressor that is saved at the end is the same as that of one process. A checkpoint's weights go into a compressor that
+is not sharded (which needs a threshold too, with `MixedResolution.calibrate`):
 
     train.restore("runs/first/step-00001000.safetensors", compressor.trainable())
     compressor.save_pretrained("runs/first/compressor")
+
+docs/processes.md has more, and a job for several machines.
 """
 
 from importlib import import_module

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from gistkit._files import read_tensors, remove_partials, write_tensors
 from gistkit.compress.files import ADDED_SETTINGS
+from gistkit.train.sharding import whole
 
 FORMAT = "gistkit-training-1"
 # Tensors of the trained parameters and of the optimizer begin with these.
@@ -254,8 +255,7 @@ def _copy_weights(tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Par
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    gather = getattr(tensor, "full_tensor", None)
-    return (tensor if gather is None else gather()).detach().cpu().contiguous()
+    return whole(tensor).detach().cpu().contiguous()
 
 
 def _like(value: Tensor, parameter: Tensor) -> Tensor:

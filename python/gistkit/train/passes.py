@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gistkit.compress import Compressor, LanguageModel, MixedResolution
 from gistkit.train.batches import Batch, for_losses, split, targets, texts
+from gistkit.train.sharding import reshard
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -96,6 +97,7 @@ class Passes:
         parts = self.accelerator.num_processes * self.accelerator.gradient_accumulation_steps
         # In the same parts as training passes: the same scores, within the same memory.
         self.module(*(self._to_device(part) for batch in batches for part in split(batch, parts)), calibrate=True)
+        reshard(self.module)
 
     @torch.no_grad()
     def evaluate(self, batches: list[Batch]) -> Tensor:
@@ -108,6 +110,7 @@ class Passes:
             batch = batches[min(first + rank, len(batches) - 1)]
             count = self._counts(batch).to(sums) * (first + rank < len(batches))
             sums += torch.stack([self._losses(batch).double() * count, count])
+        reshard(self.module)
         sums = accelerator.reduce(sums, "sum")
         return sums[0] / sums[1].clamp(min=1)
 

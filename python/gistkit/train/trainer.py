@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
+from gistkit.compress.files import save_compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.accelerator import make_accelerator
@@ -24,7 +25,7 @@ from gistkit.train.batches import Batches, num_tokens
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
-from gistkit.train.sharding import gathers_kept_keys
+from gistkit.train.sharding import gathers_kept_keys, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
 
 Measure = Callable[[Compressor], dict[str, float]]
@@ -293,7 +294,7 @@ class Trainer:
             self.compressor.train()
             losses = self._passes.backward(batch)
         norm = accelerator.clip_grad_norm_([parameter for _, parameter in self.compressor.trainable()], recipe.clip)
-        norm = getattr(norm, "full_tensor", lambda: norm)()
+        norm = whole(norm)
         values = dict(zip([*self._passes.names, "grad_norm"], [*losses.tolist(), float(norm)], strict=True))
         if not all(map(math.isfinite, values.values())):
             raise Diverged(self._diverged(step, values))
@@ -373,10 +374,11 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def _export(self) -> None:
-        """Saves the trained compressor, unless its weights are sharded: see `checkpoint.restore`."""
-        sharded = any(hasattr(parameter, "full_tensor") for _, parameter in self.compressor.trainable())
-        if self.accelerator.is_main_process and not sharded:
-            self.compressor.save_pretrained(self.out / EXPORTED)
+        """Saves the trained compressor, with whole weights where they are sharded."""
+        main = self.accelerator.is_main_process
+        with whole_weights(self.compressor, keep=main):
+            if main:
+                save_compressor(self.compressor, self.out / EXPORTED, fingerprint=self._model)
         self.accelerator.wait_for_everyone()
 
 

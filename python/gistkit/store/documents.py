@@ -1,0 +1,119 @@
+"""compress_documents: the memories of many documents, in batches of like lengths, into a store that goes on."""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gistkit._checks import at_least
+from gistkit.compress.compressor import Compressor
+from gistkit.store.store import Entry, StoreWriter
+
+# Documents of about the same size whose texts are in memory at a time, and sorted by their number of tokens.
+WINDOW = 512
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document that is read when its turn comes.
+
+    Args:
+        name: its name in the store.
+        size: bytes, about as many as its text has.
+        read: gives the text.
+    """
+
+    name: str
+    size: int
+    read: Callable[[], str]
+
+
+def batches(lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """Indices of rows of similar length, longest first, at most `limit` tokens with padding in each batch."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    while order:
+        size = max(1, limit // max(lengths[order[0]], 1))
+        yield order[:size]
+        order = order[size:]
+
+
+def compress_documents(
+    compressor: Compressor,
+    tokenizer: Any,
+    documents: Sequence[Document],
+    folder: str | Path,
+    *,
+    batch_tokens: int = 8192,
+    part: int = 0,
+    parts: int = 1,
+    on_batch: Callable[[Sequence[Entry]], None] | None = None,
+) -> int:
+    """Compresses the documents that a store does not have yet, and returns their number.
+
+    A process that is killed loses no document of the store, at most the batch that it was at, and the next call goes
+    on. With as many parts as before, the memories are then those of one uninterrupted call, to the bit.
+
+    Args:
+        compressor: in eval mode.
+        tokenizer: of its model.
+        documents: all of them, in any order, in every process the same; none is read twice.
+        folder: of the store.
+        batch_tokens: most tokens encoded at a time, with padding; a longer document is encoded by itself.
+        part, parts: this process and the number of processes; each takes every parts-th document by size.
+        on_batch: told what was in the store already and then what each batch added.
+
+    Raises:
+        ValueError: if a document is empty, too long for the compressor, or not the text that the store has under its
+            name, or as `StoreWriter`.
+    """
+    batch_tokens, parts = at_least("compress_documents", "batch_tokens", batch_tokens, 1), max(parts, 1)
+    share = sorted(documents, key=lambda document: (-document.size, document.name))[part::parts]
+    count = 0
+    with StoreWriter(folder, compressor, part=part) as writer, torch.no_grad():
+        stored = dict(writer.entries)
+        if on_batch is not None:
+            on_batch([stored[document.name] for document in share if document.name in stored])
+        for start in range(0, len(share), WINDOW):
+            window = share[start : start + WINDOW]
+            texts = [_text(document, stored.get(document.name)) for document in window]
+            if all(document.name in stored for document in window):
+                continue
+            rows = [_row(document, text, compressor, tokenizer) for document, text in zip(window, texts, strict=True)]
+            for batch in batches([len(row) for row in rows], batch_tokens):
+                # A batch of which the store has a part is encoded whole: other rows would round otherwise.
+                missing = [place for place, index in enumerate(batch) if window[index].name not in stored]
+                if not missing:
+                    continue
+                memory = compressor.encode([rows[index].tolist() for index in batch])
+                new = [(window[i].name, texts[i], len(rows[i])) for i in (batch[place] for place in missing)]
+                added = writer.add(new, memory[missing])
+                count += len(added)
+                if on_batch is not None:
+                    on_batch(added)
+    return count
+
+
+def _text(document: Document, entry: Entry | None) -> str:
+    """The text of a document, which must be that of its memory where it has one."""
+    text = document.read()
+    if entry is not None and entry.text != zlib.crc32(text.encode()):
+        raise ValueError(
+            f"{document.name}: expected the text that the store has under this name, got another; use a new store"
+        )
+    return text
+
+
+def _row(document: Document, text: str, compressor: Compressor, tokenizer: Any) -> array[int]:
+    """The ids of a document, with an error that names it."""
+    row = array("i", tokenizer(text, verbose=False)["input_ids"])
+    try:
+        compressor.contexts([row.tolist()])
+    except ValueError as error:
+        raise ValueError(f"{document.name}: {error}") from error
+    return row
