@@ -368,7 +368,7 @@ def _add_vision(
     if train_vision and of_rank:
         # The tower may hold the projector.
         tower = {*maps_of(model, vision.tower)} - {*maps_of(model, vision.projector)}
-        config.target_modules = {*(config.target_modules or ()), *tower}
+        config.target_modules = sorted({*(config.target_modules or ()), *tower})
     if train_projector:
         projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
