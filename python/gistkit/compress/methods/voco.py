@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
-from gistkit.compress.lora import adapter_config, maps_of
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
+from gistkit.hf.lora import adapter_config, maps_of
 from gistkit.hf.vision import Vision
 from gistkit.layouts.positions import SCHEMES
 
@@ -368,7 +368,7 @@ def _add_vision(
     if train_vision and of_rank:
         # The tower may hold the projector.
         tower = {*maps_of(model, vision.tower)} - {*maps_of(model, vision.projector)}
-        config.target_modules = {*(config.target_modules or ()), *tower}
+        config.target_modules = sorted({*(config.target_modules or ()), *tower})
     if train_projector:
         projector = next(name for name, module in model.named_modules() if module is vision.projector)
         config.modules_to_save = sorted({*(config.modules_to_save or ()), projector})
