@@ -21,7 +21,6 @@ from gistkit._checks import IGNORE, POSITIONS, whole
 from gistkit._trained import find
 from gistkit.compress.files import load_compressor, save_compressor
 from gistkit.compress.generation import generate
-from gistkit.compress.lora import plain_map
 from gistkit.compress.losses import (
     CompressionHead,
     JointHead,
@@ -36,6 +35,7 @@ from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
 from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
 from gistkit.hf.attach import ModuleSnapshot
+from gistkit.hf.lora import plain_map
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from gistkit._checks import POSITIONS
 from gistkit._files import Shapes, tensor_shapes
 from gistkit._messages import one_line, shown
-from gistkit.compress.lora import plain_map
+from gistkit.hf.lora import plain_map
 from gistkit.hf.vision import FAMILIES
 
 if TYPE_CHECKING:

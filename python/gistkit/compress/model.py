@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistkit import hf, layouts
-from gistkit.compress.lora import is_norm, keep_wide, linear_maps, norms_of, plain_map
 from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
+from gistkit.hf.lora import is_norm, keep_wide, linear_maps, norms_of, plain_map
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 from gistkit.nn.folded import FoldedMap, foldable

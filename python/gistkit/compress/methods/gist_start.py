@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from gistkit import ops
-from gistkit.compress.lora import plain_map
 from gistkit.compress.methods.gist import GistPool
 from gistkit.compress.model import Copies
 from gistkit.compress.plans import InPlacePass
 from gistkit.hf.attach import decoder_of
+from gistkit.hf.lora import plain_map
 from gistkit.hf.modes import eval_mode
 
 # Parts of layers that add to their input the outputs of attention's and the MLP's last maps, and nothing else.

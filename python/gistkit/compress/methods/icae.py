@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
-from gistkit.compress.lora import adapter_config
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import encoder_pass
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
+from gistkit.hf.lora import adapter_config
 from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ from gistkit import hf, ops
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
-from gistkit.compress.lora import Maps, adapter_config, maps_of
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import Use, active_adapters
@@ -24,6 +23,7 @@ from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pa
 from gistkit.compress.tokens import Rows, join_rows
 from gistkit.hf.attach import decoder_of
 from gistkit.hf.keep import LlamaRope, Rope
+from gistkit.hf.lora import Maps, adapter_config, maps_of
 from gistkit.layouts import Role
 
 if TYPE_CHECKING:

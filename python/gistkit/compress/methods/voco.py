@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
-from gistkit.compress.lora import adapter_config, maps_of
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import ImageLayout, ImagePass, ImageRow, image_pass, image_row
 from gistkit.compress.tokens import Rows, as_rows
+from gistkit.hf.lora import adapter_config, maps_of
 from gistkit.hf.vision import Vision
 from gistkit.layouts.positions import SCHEMES
 
@@ -73,6 +73,8 @@ class VoCo(Compressor):
         lora: rank of a PEFT LoRA on all linear maps of the language model's layers (alpha is twice the rank), or a
             peft.LoraConfig, which names the maps itself; the base weights are frozen. None: the language model's own
             weights train.
+        embedding_lora, train_norms: beside a rank, the rank of LoRA on the input embedding, and whether copies of the
+            language model's norms train.
         train_projector: the map from the vision tower to embeddings trains too, with LoRA as a copy of it.
         train_vision: the vision tower trains too, with LoRA by LoRA on its linear maps. Otherwise it is frozen.
 

@@ -15,8 +15,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistkit.compress import AvgPool, Dodo
-from gistkit.compress.lora import lora_config
 from gistkit.compress.methods.in_place import InPlace
+from gistkit.hf.lora import lora_config
 from gistkit.studies.pairs.study import Recipe as PairsRecipe
 from gistkit.train.stages import Stage, growing
 

@@ -17,8 +17,8 @@ from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from gistkit.compress import AvgPool, Compressive, Dodo, MixedResolution
-from gistkit.compress.lora import lora_config
 from gistkit.compress.reading.language import LanguageModel
+from gistkit.hf.lora import lora_config
 from gistkit.studies import models
 from gistkit.studies.fitting import StudyRecipe
 from gistkit.train.stages import Stage, growing
