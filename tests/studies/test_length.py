@@ -16,7 +16,7 @@ from gistkit.studies.extrapolation import learner as encodings
 from gistkit.studies.extrapolation.report import TITLES, number
 from gistkit.studies.extrapolation.student import ABLATIONS, ARMS, Arm, Student, arms
 from gistkit.studies.fitting import Progress
-from gistkit.studies.length import report
+from gistkit.studies.length import command, report
 from gistkit.studies.length import study as length
 from gistkit.studies.registry import read
 from gistkit.train import load_corpus
@@ -252,6 +252,26 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     assert (tmp_path / "similarity.png").exists()
     assert cli.main([*arguments, "--resume"]) == 0
     assert [one.run for one in read(tmp_path / "results.jsonl")] == runs
+
+
+def test_the_papers_preset_takes_its_text_and_says_what_it_follows(corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(length.PRESETS, "seqpe-wikitext", dataclasses.replace(RECIPE, steps=1))
+    asked = []
+
+    def load(text, **options):
+        asked.append((text, options["dataset"], options["tokenizer"]))
+        return corpus
+
+    monkeypatch.setattr(command, "load_corpus", load)
+    monkeypatch.setattr(command, "_tokenizer", str)
+    arguments = ["study", "length", "--preset", "seqpe-wikitext", "--encodings", "nope", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert length.NOTES["seqpe-wikitext"] in capsys.readouterr().out
+    assert cli.main([*arguments, "--text", str(tmp_path), "--tokenizer", "own", "--overwrite"]) == 0
+    assert asked == [
+        (None, "Salesforce/wikitext:wikitext-103-raw-v1", "openai-community/gpt2"),
+        (tmp_path, None, "own"),
+    ]
 
 
 def test_every_arm_has_a_title():
