@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
-from gistkit.train.estimate import DryRun, activations, dry_run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit.options.models import load_empty
 from gistkit.train import PRESETS, notes
+from gistkit.train.estimate import DryRun, activations, dry_run
 from gistkit.train.presets import find_preset
 
 pytestmark = pytest.mark.usefixtures("one_thread")

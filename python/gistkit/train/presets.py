@@ -134,7 +134,7 @@ PRESETS: Mapping[str, Preset] = {
         data="SlimPajama's passages of more than 4096 characters",
         follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1",
         open=(
-            "alpha of LoRA: twice the rank; dropout: none",
+            "alpha of LoRA: twice the rank; dropout: none; its norms train, which this preset leaves out",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
             "clipping: 2.0, as there",
             "the split of about 500 tokens twice: a context of 510, and a continuation of 510",
