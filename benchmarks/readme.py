@@ -22,7 +22,7 @@ from roof import Roof
 from gistkit.evaluate.report import format_table
 from gistkit.studies.pages import committed, machine_line, machines_line
 from gistkit.studies.registry import STUDIES, find
-from gistkit.train.recipe import find_preset
+from gistkit.train.presets import find_preset
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

@@ -217,7 +217,8 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
         compressor.set_losses(dict(stage.losses))
         recipe = Recipe(
             steps=count, batch=now.batch, learning_rate=model.learning_rate, warmup=model.warmup,
-            decay=model.decay if index == len(sections) - 1 else 0.0, weight_decay=0.0, seed=now.first + index,
+            weight_decay=0.0, seed=now.first + index,
+            **({"schedule": "linear", "decay": model.decay} if index == len(sections) - 1 else {}),
         )  # fmt: skip
         passages = Until(corpus, stage.shortest, stage.longest, stage.continuation, now.batch, recipe.seed)
         passages.deadline = deadline

@@ -414,7 +414,7 @@ def test_a_method_that_compresses_in_place_from_training_to_answers(run, tmp_pat
     rows = [{"context": f"{TEXT} The {n}.", "question": "Which?", "answers": [str(n)]} for n in range(12)]
     questions.write_text("".join(json.dumps(row) + "\n" for row in rows))
     text.write_text(TEXT)
-    words = ("--questions", questions, "--out", out, "--device", "cpu", "--preset", "finetune", "--method", method)
+    words = ("--questions", questions, "--out", out, "--device", "cpu", "--preset", "epl-finetune", "--method", method)
     words += (
         "--ratio",
         4,
@@ -460,7 +460,7 @@ def test_the_sets_of_mrqa_from_training_to_a_table_with_both_means(folder, run, 
         mrqa(tmp_path / "dev" / f"{name}.jsonl.gz", name, 3)
     mrqa(tmp_path / "dev" / "DROP.jsonl.gz", "DROP", 3)
     out, measured = tmp_path / "run", tmp_path / "mrqa.json"
-    words = ("--preset", "finetune", "--batch", 2, "--steps", 2, "--lora", 2, "--chunk", 20, "--device", "cpu")
+    words = ("--preset", "epl-finetune", "--batch", 2, "--steps", 2, "--lora", 2, "--chunk", 20, "--device", "cpu")
     words += ("--validation", tmp_path / "dev" / "SQuAD.jsonl.gz", tmp_path / "dev" / "NewsQA.jsonl.gz")
     status, shown, complaints = run("train", "--questions", tmp_path / "train", "--out", out, *words)
     assert status == 0 and "2 steps, " in shown, complaints

@@ -142,7 +142,7 @@ def test_train_compress_ask(llava, photos, run, tmp_path):
         for question in ("what is this", "who is this")
     ]
     data.write_text("\n".join(map(json.dumps, rows)))
-    schedule = ("--batch", 2, "--warmup", 0, "--learning-rate", 1e-2, "--eval-every", 2, "--preset", "finetune")
+    schedule = ("--batch", 2, "--warmup", 0, "--learning-rate", 1e-2, "--eval-every", 2, "--preset", "epl-finetune")
     words = ("--questions", data, "--images", photos, "--out", out, "--lora", 2, "--option", "memory_tokens=2")
     status, shown, _ = run(llava, "train", *words, *schedule, "--layout", "dpl", "--steps", 3)
     assert status == 0 and "3 steps, " in shown
@@ -200,7 +200,7 @@ def mistakes(llava, photos, run, tmp_path):
     [
         ("ask {tmp}/photo.gist is<image>", r"QUESTION: expected a text .* got 'is<image>': .* 2 <image> tokens"),
         (
-            "train --questions {tmp}/huge.jsonl --preset finetune --images {tmp} --end-token",
+            "train --questions {tmp}/huge.jsonl --preset epl-finetune --images {tmp} --end-token",
             r"--end-token: expected none with --images, whose answers have one already",
         ),
         ("compress {photo} {tmp}/text.txt", r"TEXT: expected texts alone or images alone, got .*0.png and .*text.txt"),
@@ -208,7 +208,8 @@ def mistakes(llava, photos, run, tmp_path):
         ("compress {tmp}/huge.png", r"huge.png: expected an image, got .*900000000 pixels"),
         ("compress {photo} --option gap=9 --option memory_tokens=2", r"0.png: gap: expected at least 9 tokens behind"),
         (
-            "train --questions {tmp}/huge.jsonl --preset finetune --images {tmp} --steps 1 --option memory_tokens=2",
+            "train --preset epl-finetune --questions {tmp}/huge.jsonl --images {tmp} --steps 1 "
+            "--option memory_tokens=2",
             r"huge.png: expected an image, got .*900000000 pixels",
         ),
         ("compress {photo} --ratio 4", r"--ratio: expected some of .*memory_tokens.* for voco, got ratio"),
@@ -221,15 +222,15 @@ def mistakes(llava, photos, run, tmp_path):
         ("ask {tmp}/photo.gist what --with {tmp}/photo.gist", r"memories: expected those of a method that compresses"),
         ("train --images {photos}", r"images: expected none without questions about them"),
         (
-            "train --questions {tmp}/data.jsonl --preset finetune --images {photos} --method icae",
+            "train --questions {tmp}/data.jsonl --preset epl-finetune --images {photos} --method icae",
             r"images: expected none for icae, got .*photos",
         ),
         (
-            "train --questions {tmp}/data.jsonl --preset finetune --images {tmp}/no",
+            "train --questions {tmp}/data.jsonl --preset epl-finetune --images {tmp}/no",
             r"images: expected the folder of the",
         ),
         (
-            "train --questions {tmp}/data.jsonl --preset finetune --images {photos}",
+            "train --questions {tmp}/data.jsonl --preset epl-finetune --images {photos}",
             r"conversations: expected at least 2 that share no image, one to hold out, got 1",
         ),
     ],

@@ -102,7 +102,7 @@ def test_mistakes_are_told_in_a_line(run, words, message):  # noqa: F811
 def test_training_on_a_mixture(run, questions, tmp_path):  # noqa: F811
     other, out = tmp_path / "other.jsonl", tmp_path / "run"
     other.write_text(questions.read_text().replace("Which", "What"))
-    words = ("--questions", questions, other, "--preset", "finetune", "--out", out, "--device", "cpu")
+    words = ("--questions", questions, other, "--preset", "epl-finetune", "--out", out, "--device", "cpu")
     size = ("--batch", 4, "--warmup", 0, "--chunk", 20, "--ratio", 5, "--lora", 2)
     status, shown, complaints = run("train", *words, *size, "--steps", 2, "--weights", "3,1")
     assert status == 0 and "2 steps, " in shown, complaints

@@ -197,7 +197,7 @@ def limited(out, size):
 
 def steps(compressor, count=2):
     """Updates of the weights outside a Trainer; the optimizer."""
-    optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+    optimizer = RECIPE.make_optimizer(parameter for _, parameter in compressor.trainable())
     batches = make_batches()
     with attach(compressor.model), gathers_kept_keys(compressor):
         for step in range(count):
@@ -222,7 +222,7 @@ def sharded(path, build):
     optimizer = steps(compressor)
     checkpoint.save(path, {}, {"step": 2}, compressor.trainable(), optimizer, write=PartialState().is_main_process)
     PartialState().wait_for_everyone()
-    other = RECIPE.optimizer(parameter for _, parameter in again.trainable())
+    other = RECIPE.make_optimizer(parameter for _, parameter in again.trainable())
     checkpoint.load(path, {}, again.trainable(), other)
     for (_, ours), (_, theirs) in zip(compressor.trainable(), again.trainable(), strict=True):
         pairs = [(ours, theirs), *((value, other.state[theirs][key]) for key, value in optimizer.state[ours].items())]
@@ -233,7 +233,7 @@ def sharded(path, build):
 def reading(reader, module, count=2):
     """Losses and thresholds of updates of the weights outside a Trainer; `module` is the reader's `Losses`."""
     compressor, found = reader.compressor, []
-    optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+    optimizer = RECIPE.make_optimizer(parameter for _, parameter in compressor.trainable())
     batches = make_batches()
     with attach(compressor.model), gathers_kept_keys(compressor):
         for step in range(count):

@@ -234,7 +234,7 @@ def test_what_a_state_lacks_or_has_too_much_is_named(done):
         path.write_bytes(content)
         rewrite(path, change, keep_digest=False)
         compressor = make_compressor()
-        optimizer = RECIPE.optimizer(parameter for _, parameter in compressor.trainable())
+        optimizer = RECIPE.make_optimizer(parameter for _, parameter in compressor.trainable())
         with safe_open(path, framework="pt") as file:
             identity = json.loads(file.metadata()["identity"])
         with pytest.raises(ValueError, match=f"^{re.escape(f'{path}: ')}{message}") as caught:

@@ -9,9 +9,10 @@ from pydoc_data.topics import topics
 
 import pytest
 import torch
+import transformers
 
 from gistkit.evaluate import Example
-from gistkit.train import PRESETS, Pretraining, QuestionAnswering, Recipe, load_corpus
+from gistkit.train import PRESETS, Packed, Pretraining, QuestionAnswering, Recipe, load_corpus
 from gistkit.train.batches import for_losses, num_tokens, split, targets
 from tests.helpers.train_worker import make_batches, make_questions
 
@@ -269,12 +270,73 @@ def test_questions_pad_and_go_round():
 
 
 def test_a_learning_rate_falls_at_the_end():
-    recipe = Recipe(steps=100, learning_rate=1.0, warmup=10, decay=0.2)
+    recipe = Recipe(steps=100, learning_rate=1.0, warmup=10, schedule="linear", decay=0.2)
     rates = [recipe.learning_rate_at(step) for step in (0, 9, 50, 80, 90, 99, 100)]
     assert rates == pytest.approx([0.1, 1.0, 1.0, 1.0, 0.5, 0.05, 0.0])
-    # From the first step on.
-    rates = [dataclasses.replace(recipe, decay=1.0).learning_rate_at(step) for step in (4, 20, 75)]
-    assert rates == pytest.approx([0.5 * 0.96, 0.8, 0.25])
+    # A warm-up that is longer than what is left does not rise and fall at once.
+    rates = [dataclasses.replace(recipe, decay=0.95).learning_rate_at(step) for step in (4, 9, 10, 55)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.5])
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+@pytest.mark.parametrize("name", ["constant", "linear", "cosine"])
+def test_schedules_are_those_of_transformers(name, warmup):
+    """But for the warm-up, which begins at its first step in place of 0: theirs is one step behind there."""
+    recipe = Recipe(steps=30, learning_rate=0.5, warmup=warmup, schedule=name)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = transformers.get_scheduler(
+        "constant_with_warmup" if name == "constant" else name, optimizer, warmup, num_training_steps=30
+    )
+    rates = []
+    for _ in range(31):
+        rates.append(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
+    ours = [recipe.learning_rate_at(step) for step in range(31)]
+    assert ours[warmup:] == pytest.approx(rates[warmup:], abs=1e-15)
+    assert ours[:warmup] == pytest.approx(rates[1 : warmup + 1], abs=1e-15)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_a_fall_at_the_end_is_that_of_transformers(name):
+    """Their warmup_stable_decay takes the lengths of its parts."""
+    recipe = Recipe(steps=40, learning_rate=0.5, warmup=4, schedule=name, decay=0.3)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = transformers.get_wsd_schedule(
+        optimizer, num_warmup_steps=4, num_decay_steps=12, num_stable_steps=24, decay_type=name
+    )
+    for step in range(41):
+        if step >= 4:
+            assert recipe.learning_rate_at(step) == pytest.approx(theirs.get_last_lr()[0], abs=1e-15), step
+        optimizer.step()
+        theirs.step()
+
+
+def test_epochs_become_steps():
+    assert Recipe(epochs=3, batch=16).for_rows(100).steps == 19
+    assert Recipe(epochs=0.5, batch=10).for_rows(100) == Recipe(steps=5, batch=10)
+    assert Recipe(steps=7).for_rows(None).steps == 7
+    with pytest.raises(ValueError, match=r"epochs: expected steps for rows drawn at random, .*, got 2"):
+        Recipe(epochs=2).for_rows(None)
+    corpus = load_corpus(limit=4000)
+    assert Packed(corpus, 2, 32).rows == corpus.train.numel() // 32 and Pretraining(corpus, 2, 16, 32).rows is None
+    examples = [Example(f"Number {n}", question="And?", answers=(str(n),)) for n in range(40)]
+    assert QuestionAnswering(examples, None, 4).rows == 36
+
+
+def test_a_share_of_each_passage_is_its_context():
+    corpus = load_corpus(limit=4000)
+    halves = Pretraining(corpus, 2, 21, 21)
+    assert halves(0)["input_ids"].shape == (2, 10) and "context_share" not in halves.identity
+    for batches in (Pretraining(corpus, 2, 20, 20, context_share=0.8), Packed(corpus, 2, 20, context_share=0.8)):
+        for batch in (batches(0), batches.held_out(2)[0]):
+            assert batch["input_ids"].shape == (2, 16) and batch["continuation_ids"].shape == (2, 4)
+        assert batches.identity["context_share"] == 0.8
+    whole = Pretraining(corpus, 2, 20, 20, context_share=1.0)(0)
+    assert whole["input_ids"].shape == (2, 20) and whole["continuation_ids"].shape == (2, 0)
+    assert Pretraining(corpus, 2, 2, 2, context_share=0.1)(0)["input_ids"].shape == (2, 1)
+    with pytest.raises(ValueError, match="context_share: expected a share above 0, at most 1, got 0"):
+        Packed(corpus, 2, 20, context_share=0)
 
 
 def test_schedules_are_the_papers():
@@ -284,18 +346,25 @@ def test_schedules_are_the_papers():
     )
     assert (recipe.batch, recipe.steps, recipe.clip) == (16, 20_000, 2.0)
     assert (recipe.min_length, recipe.max_length) == (510, 2040)
-    assert PRESETS["finetune"].recipe == dataclasses.replace(recipe, learning_rate=5e-5)
+    assert PRESETS["epl-finetune"].recipe == dataclasses.replace(recipe, learning_rate=5e-5)
     assert PRESETS["smollm2-small"].compressor == {"chunk": 64, "ratio": 4, "lora": 64, "losses": ("ae",)}
     assert PRESETS["smollm2-small"].recipe.learning_rate_at(4) == pytest.approx(5e-4)
     matrix, vector = torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))
-    groups = recipe.optimizer([matrix, vector]).param_groups
+    groups = recipe.make_optimizer([matrix, vector]).param_groups
     assert [(group["weight_decay"], group["betas"]) for group in groups] == [(0.1, (0.9, 0.95)), (0.0, (0.9, 0.95))]
     for change, message in [
         ({"steps": 0}, "steps: expected at least 1, got 0"),
         ({"learning_rate": float("nan")}, "learning_rate: expected a number above 0, got nan"),
         ({"max_length": 5}, "max_length: expected at least min_length, 510, got 5"),
-        ({"decay": 1.5}, "decay: expected a share from 0 to 1, got 1.5"),
-        ({"decay": float("nan")}, "decay: expected a share from 0 to 1, got nan"),
+        ({"decay": 1.5}, "decay: expected a share above 0, at most 1, got 1.5"),
+        ({"decay": float("nan")}, "decay: expected a share above 0, at most 1, got nan"),
+        ({"decay": 0.5}, "decay: expected a schedule that falls beside it, linear or cosine, got 0.5"),
+        ({"schedule": "step"}, "schedule: expected one of constant, linear, cosine, got 'step'"),
+        ({"optimizer": "sgd"}, "optimizer: expected one of adamw, adafactor, got 'sgd'"),
+        ({"eps": 0}, "eps: expected a number above 0, got 0"),
+        ({"epochs": -1}, "epochs: expected a number above 0, got -1"),
+        ({"context_share": 0}, "context_share: expected a share above 0, at most 1, got 0"),
+        ({"patience": 0}, "patience: expected at least 1, got 0"),
     ]:
         with pytest.raises(ValueError, match=message):
             Recipe(**change)

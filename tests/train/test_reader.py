@@ -51,7 +51,7 @@ def test_losses_and_weights_are_those_of_a_loop_by_hand(tmp_path, make):
     train(tmp_path, ours)
     records = [record for record in read_metrics(tmp_path / "metrics.jsonl") if "lr" in record]
     its = reader.compressor
-    optimizer = RECIPE.optimizer(its.parameter_groups(RECIPE.learning_rate, RECIPE.memory_factor))
+    optimizer = RECIPE.make_optimizer(its.parameter_groups(RECIPE.learning_rate, RECIPE.memory_factor))
     for step, record in enumerate(records):
         text = passages(step)
         if make is make_reader:
@@ -204,7 +204,7 @@ def test_mistakes_name_the_argument(tmp_path):
         ),
     ]:
         with pytest.raises(ValueError, match=message):
-            run(make_model(), None, tmp_path / "run", **plain | {"preset": "finetune"} | arguments)
+            run(make_model(), None, tmp_path / "run", **plain | {"preset": "epl-finetune"} | arguments)
     assert not checkpoint.find(tmp_path / "run")
 
 

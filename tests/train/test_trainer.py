@@ -299,11 +299,11 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     ]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     model = make_compressor(lora=None).model
-    options = {"preset": "finetune", "recipe": changes, "questions": tmp_path / "questions.jsonl", **plain}
+    options = {"preset": "epl-finetune", "recipe": changes, "questions": tmp_path / "questions.jsonl", **plain}
     second = run(model, None, tmp_path / "b", start=tmp_path / "a" / "compressor", **options)
     assert set(second.held_out) == {"loss", "qa"}
     for arguments, message in [
-        ({"preset": "none"}, "preset: expected one of pretrain, finetune, smollm2-small, got 'none'"),
+        ({"preset": "none"}, "preset: expected one of epl-pretrain, .*, smollm2-small, got 'none'"),
         (
             {"method": "gisty"},
             "method: expected one of icae, x500, gist, avgpool, gistpool, dodo, no_context, voco, got 'gisty'",
@@ -313,7 +313,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
         ({"gists_as_means": 9}, "gists_as_means: expected none but for a new gistpool, got 9 with x500"),
         ({"method": "gistpool", "gists_as_means": 0}, "gists_as_means: expected at least 1, got 0"),
         ({"recipe": {"stepz": 1}}, "recipe: expected some of .*steps.*, got stepz"),
-        ({"preset": "finetune"}, "questions: expected a file for the loss qa or kl, got None"),
+        ({"preset": "epl-finetune"}, "questions: expected a file for the loss qa or kl, got None"),
         ({"start": tmp_path, "compressor": {"chunk": 8}}, "compressor: expected losses alone beside start, .*'chunk'"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -326,7 +326,7 @@ def test_gists_may_start_as_means(tmp_path, monkeypatch):
         for n in range(40)
     ]
     (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    shared = {"preset": "finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
+    shared = {"preset": "epl-finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
     shared |= {
         "compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa",), "windows": 1},
         "progress": False,
@@ -362,7 +362,7 @@ def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
             for n in range(20)
         )
     )
-    shared = {"preset": "finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
+    shared = {"preset": "epl-finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
     shared |= {"compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa", "kl")}, "progress": False}
     recipe = {"batch": 2, "learning_rate": 1e-3, "warmup": 0, "weight_decay": 0.0, "memory_factor": 4.0}
     whole = run(make_compressor(lora=None).model, None, tmp_path / "whole", recipe=recipe | {"steps": 4}, **shared)
@@ -390,12 +390,14 @@ def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
 def test_steps_count_where_the_learning_rate_falls(tmp_path):
     """A run may go on for more steps than it was begun with, unless its learning rate has begun to fall for them."""
 
+    falls = {"schedule": "linear", "decay": 0.5}
+
     def made(**changes):
         recipe = dataclasses.replace(RECIPE, **changes)
         return Trainer(make_compressor(), make_batches(), recipe, tmp_path, cpu=True, progress=False, eval_every=None)
 
     assert made(steps=2).identity == made(steps=4).identity
-    assert made(steps=2, decay=0.5).identity not in (made(steps=4, decay=0.5).identity, made(steps=2).identity)
-    made(steps=2, decay=0.5).train()
+    assert made(steps=2, **falls).identity not in (made(steps=4, **falls).identity, made(steps=2).identity)
+    made(steps=2, **falls).train()
     with pytest.raises(ValueError, match="step-00000002"):
-        made(steps=4, decay=0.5).train(resume=True)
+        made(steps=4, **falls).train(resume=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gistkit.options.models import (
     METHODS,
     add_model_name,
     add_option,
+    load_empty,
     load_model,
     model_errors,
     with_options,
@@ -33,19 +35,22 @@ from gistkit.options.outputs import check_folder
 
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
+example: gistkit train --model ./llama --preset dodo-ae --dry-run
+example: gistkit train --model ./gemma --preset gistpool-squad --questions squad.json --epochs 1 --batch 8
+example: gistkit train --model ./llama --text books/ --schedule cosine --warmup 100 --patience 5
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
 example: gistkit train --model ./llama --text pile/ --packed --max-length 1020
 example: gistkit train --model ./llama --method icae --lora 16 --embedding-lora 128 --train-norms
-example: gistkit train --model ./llama --compressor runs/first/compressor --preset finetune --questions qa.jsonl
-example: gistkit train --model ./llama --method gistpool --preset finetune --questions qa.jsonl --option windows=5
-example: gistkit train --model ./llama --preset finetune --questions squad.jsonl drop.jsonl --weights 2,1
-example: gistkit train --model ./llava --preset finetune --questions chats.jsonl --images photos/ --layout epl
+example: gistkit train --model ./llama --compressor runs/first/compressor --preset epl-finetune --questions qa.jsonl
+example: gistkit train --model ./llama --method gistpool --preset epl-finetune --questions qa.jsonl --option windows=5
+example: gistkit train --model ./llama --preset epl-finetune --questions squad.jsonl drop.jsonl --weights 2,1
+example: gistkit train --model ./llava --preset epl-finetune --questions chats.jsonl --images photos/ --layout epl
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
 RECIPE = (
-    "steps", "batch", "learning_rate", "warmup", "decay", "weight_decay", "clip", "memory_factor", "min_length",
-    "max_length", "seed",
+    "steps", "epochs", "batch", "optimizer", "learning_rate", "schedule", "warmup", "decay", "eps", "weight_decay",
+    "clip", "memory_factor", "min_length", "max_length", "context_share", "patience", "seed",
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "embedding_lora", "train_norms", "losses", "window", "end_token")
 DATA = (
@@ -58,6 +63,9 @@ OPTIONS = (
 )  # fmt: skip
 
 
+DEFAULT = "epl-pretrain"
+
+
 def add(commands: Any) -> None:
     """Adds the command."""
     parser = add_command(commands, "train", _run, "train a compressor around a model", EXAMPLES)
@@ -68,9 +76,17 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", type=path, default=Path("runs/train"), help="folder (default: %(default)s)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint in --out")
     parser.add_argument(
-        "--preset", default="pretrain",
-        help="defaults of other options: pretrain or finetune (the papers'), or smollm2-small (default: %(default)s)",
+        "--preset", metavar="NAME",
+        help="defaults of other options, a paper's experiment: epl-pretrain, epl-pretrain-8b, epl-finetune, cl-llama2, "
+        "dodo-ae, dodo-lm, dodo-continue, dodo-finetune, gistpool-alpaca, -squad, -drop, -race, -narrativeqa, "
+        "-fairytaleqa or -mixture; or smollm2-small (default: epl-pretrain)",
     )  # fmt: skip
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="train nothing; print what the preset follows, the parameters that train, tokens a step and an estimate "
+        "of memory. The model's configuration is enough",
+    )
     _add_data(parser.add_argument_group("data"))
     _add_settings(parser.add_argument_group("compressor"))
     _add_recipe(parser.add_argument_group("schedule (default: the preset's)"))
@@ -116,7 +132,7 @@ def _add_data(group: Any) -> None:
 
 def _add_settings(group: Any) -> None:
     group.add_argument("--compressor", type=path, metavar="FOLDER", help="a trained compressor to continue from")
-    group.add_argument("--method", choices=METHODS, help="default: x500; voco with --images")
+    group.add_argument("--method", choices=METHODS, help="default: the preset's, often x500; voco with --images")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
         "--losses", type=losses, help="such as ae,lm or ae=1,compression=0.5; ae, lm, compression, qa, kl"
@@ -175,18 +191,30 @@ def _add_settings(group: Any) -> None:
 def _add_recipe(group: Any) -> None:
     for name, kind, purpose in (
         ("steps", positive, "updates"),
+        ("epochs", number(0), "passes over the data, in place of steps"),
         ("batch", positive, "passages a step"),
-        ("learning-rate", number(0), "of AdamW, constant after the warm-up"),
+        ("learning-rate", number(0), "after the warm-up; of adafactor relative to a parameter's size"),
         ("warmup", whole(), "steps of linear warm-up"),
-        ("decay", number(0, 1), "share of the steps at the end in which the learning rate falls linearly to 0"),
-        ("weight-decay", number(0), "of AdamW"),
+        (
+            "decay",
+            number(0, 1),
+            "share of the steps at the end in which it falls to 0 (default: all after the warm-up)",
+        ),
+        ("eps", number(0), "of AdamW"),
+        ("weight-decay", number(0), "on matrices alone"),
         ("clip", number(0), "largest norm of the gradient"),
         ("memory-factor", number(0), "learning rate of gists' own parameters over that of the others"),
         ("min-length", positive, "shortest passage in tokens, context and continuation together"),
         ("max-length", positive, "longest passage in tokens"),
+        ("context-share", number(0, 1), "share of a passage that is its context; the rest is its continuation"),
+        ("patience", positive, "evaluations on end without a lower held-out loss after which the run ends"),
         ("seed", whole(), "of new weights and batches"),
     ):
         group.add_argument(f"--{name}", type=kind, metavar="N", help=purpose)
+    group.add_argument("--optimizer", choices=("adamw", "adafactor"))
+    group.add_argument(
+        "--schedule", choices=("constant", "linear", "cosine"), help="how the learning rate falls after the warm-up"
+    )
 
 
 def _add_options(group: Any) -> None:
@@ -240,6 +268,30 @@ def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
+def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> Any:
+    """The page of a run that is not made."""
+    for name in ("images", "compressor"):
+        if (value := getattr(arguments, name)) is not None:
+            raise ValueError(
+                f"--{name}: expected none beside --dry-run, which makes a new compressor of text, got {value}"
+            )
+    if settings.get("end_token"):
+        raise ValueError("--end-token: expected none beside --dry-run, which reads no tokenizer")
+
+    from gistkit import train
+
+    options = _set_options(arguments, ("accumulate", "precision", "gradient_checkpointing", "tau", "segment"))
+    with model_errors():
+        return train.dry_run(
+            load_empty(arguments.model, arguments.dtype),
+            preset=arguments.preset or DEFAULT,
+            recipe=_set_options(arguments, RECIPE),
+            compressor=settings,
+            **method_options,
+            **options,
+        )
+
+
 def _run(arguments: argparse.Namespace) -> int:
     check_folder("--out", arguments.out)
     settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
@@ -248,6 +300,9 @@ def _run(arguments: argparse.Namespace) -> int:
         for name, value in (method_options | settings).items():
             if name != "losses":
                 raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
+    if arguments.dry_run:
+        print(_dry_run(arguments, settings, method_options))
+        return 0
     device_name = device(arguments.device)
 
     from accelerate import PartialState
@@ -257,6 +312,8 @@ def _run(arguments: argparse.Namespace) -> int:
     images = arguments.images is not None
     if images and arguments.compressor is None:
         method_options.setdefault("method", IMAGES)
+    if arguments.preset is not None and PartialState().is_main_process:
+        print(train.notes(arguments.preset), file=sys.stderr)
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
     if settings.pop("end_token", False):
         if images:
@@ -272,7 +329,7 @@ def _run(arguments: argparse.Namespace) -> int:
             model,
             tokenizer,
             arguments.out,
-            preset=arguments.preset,
+            preset=arguments.preset or DEFAULT,
             recipe=_set_options(arguments, RECIPE),
             compressor=settings,
             start=arguments.compressor,

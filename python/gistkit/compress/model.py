@@ -106,7 +106,8 @@ class SharedModel:
         return self.embed.weight.device
 
     def _refuse_offloaded(self) -> None:
-        if self.embed.weight.is_meta:
+        # Without accelerate's hook a model on device meta has only shapes, which are enough to make a compressor.
+        if self.embed.weight.is_meta and hasattr(self.embed, "_hf_hook"):
             raise ValueError(
                 "model: expected weights that stay on a device, got them on device meta, as accelerate.cpu_offload "
                 "leaves them between passes; a compressor reads the embeddings and the output embedding itself"

@@ -70,15 +70,17 @@ def logits_of(model: PreTrainedModel) -> Logits:
     base: Any = model.base_model
     decoder, head = base if hasattr(base, "get_image_features") else model.get_decoder(), model.get_output_embeddings()
     names = {module: name for name, module in model.named_modules()}
-    like: dict[str, Any] = {"device": head.weight.device, "dtype": torch.float64}
+    # No weight takes part, so a model on device meta, which has no values, is measured as well.
+    device = torch.device("cpu") if head.weight.is_meta else head.weight.device
+    like: dict[str, Any] = {"device": device, "dtype": torch.float64}
     # Powers of two, which no dtype rounds.
-    states = torch.where(torch.arange(head.weight.shape[1], device=head.weight.device) % 3 == 0, 1.0, -2.0).double()
+    states = torch.where(torch.arange(head.weight.shape[1], device=device) % 3 == 0, 1.0, -2.0).double()
     states = states.expand(1, len(_PROBES), -1)
     values = torch.tensor(_PROBES, **like)[None, :, None].expand(1, -1, head.weight.shape[0])
     last = _Stub(values, head)
     copied = _with(model, names[decoder], _Stub(_Output(last_hidden_state=states), decoder))
     copied = _with(copied, names[head], last)
-    ids = torch.zeros(1, len(_PROBES), dtype=torch.int64, device=head.weight.device)
+    ids = torch.zeros(1, len(_PROBES), dtype=torch.int64, device=device)
     found = copied(input_ids=ids, use_cache=False, return_dict=True).logits.double()
     if last.received is None:
         raise TypeError(f"model: expected one that calls its output embedding, got {type(model).__name__}")

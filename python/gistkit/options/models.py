@@ -98,6 +98,29 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
         raise ValueError(f"--model: expected {kind} that transformers loads, got {name!r}: {reason[0]}") from error
 
 
+def load_empty(name: str, dtype: str) -> PreTrainedModel:
+    """A model of text without values, on device "meta"; of its folder or hub page only the configuration is read.
+
+    Raises:
+        ValueError: if there is no such model.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    if name == "smollm2":
+        config = load_model(name, dtype, "cpu")[0].config
+    else:
+        try:
+            config = AutoConfig.from_pretrained(str(Path(name).expanduser()))
+        except (OSError, ValueError, KeyError) as error:
+            reason = str(error).strip().splitlines() or [repr(error)]
+            raise ValueError(
+                f"--model: expected a folder or hub name with a config.json, got {name!r}: {reason[0]}"
+            ) from error
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-any-return]
+
+
 TRAINED = "the one that comes with gistkit for the model, or else an untrained one"
 
 

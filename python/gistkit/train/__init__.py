@@ -59,12 +59,14 @@ from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.images import ImageQuestion, ImageQuestions
 from gistkit.train.metrics import read_metrics
 from gistkit.train.mixture import Mixture
+from gistkit.train.presets import PRESETS, Preset, notes
 from gistkit.train.questions import QuestionAnswering
-from gistkit.train.recipe import PRESETS, Preset, Recipe
+from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
 
 if TYPE_CHECKING:
     from gistkit.train.command import run
+    from gistkit.train.estimate import DryRun, dry_run
     from gistkit.train.trainer import Diverged, Result, Trainer
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "ConversationQuestions",
     "Corpus",
     "Diverged",
+    "DryRun",
     "ImageQuestion",
     "ImageQuestions",
     "Mixture",
@@ -85,16 +88,25 @@ __all__ = [
     "Result",
     "Stage",
     "Trainer",
+    "dry_run",
     "growing",
     "load_conversations",
     "load_corpus",
+    "notes",
     "read_metrics",
     "restore",
     "run",
 ]
 
 # These need accelerate; the rest serves without it.
-_LATER = {"Diverged": "trainer", "Result": "trainer", "Trainer": "trainer", "run": "command"}
+_LATER = {
+    "DryRun": "estimate",
+    "dry_run": "estimate",
+    "Diverged": "trainer",
+    "Result": "trainer",
+    "Trainer": "trainer",
+    "run": "command",
+}
 
 
 def __getattr__(name: str) -> Any:

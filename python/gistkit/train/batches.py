@@ -13,6 +13,7 @@ from torch import Tensor
 from gistkit._checks import IGNORE
 from gistkit.train.data import Corpus
 from gistkit.train.order import shuffled
+from gistkit.train.recipe import context_length
 
 # Arguments of `Compressor.forward`; labels are padded with -100, contexts by their attention mask.
 CONTEXT, MASK = "input_ids", "attention_mask"
@@ -47,42 +48,60 @@ class Batches(ABC):
     def identity(self) -> dict[str, Any]:
         """JSON values that are equal only for equal batches."""
 
+    @property
+    def rows(self) -> int | None:
+        """Training rows of an epoch; None where rows are drawn at random, without epochs."""
+        return None
+
 
 class Pretraining(Batches):
     """Passages of a corpus for a `LanguageModel`, or for "ae", "lm" and "compression" (Position IDs Matter, section 2).
 
     Every step draws one length |X|, uniform in [min_length, max_length], and `size` passages of that length; the first
-    p = floor(|X| / 2) ids are the context, the others its continuation. A passage may cross the end of a document.
+    p = floor(|X| / 2) ids, or another share, are the context, the others its continuation. A passage may cross the end
+    of a document.
 
     Args:
         corpus: the text of the passages.
         size: rows B of a batch.
         min_length, max_length: of a passage, context and continuation together, 2 <= min_length <= max_length.
         seed: at least 0.
+        context_share: of a passage that is its context, rounded down and at least one token; above 0, at most 1.
     """
 
-    def __init__(self, corpus: Corpus, size: int, min_length: int, max_length: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        corpus: Corpus,
+        size: int,
+        min_length: int,
+        max_length: int,
+        seed: int = 0,
+        *,
+        context_share: float = 0.5,
+    ) -> None:
         check_size(size, seed)
+        _check_share(context_share)
         if not 2 <= min_length <= max_length:
             raise ValueError(f"min_length, max_length: expected 2 <= min <= max, got {min_length} and {max_length}")
         corpus.check(max_length)
         self.corpus = corpus
         self.size = size
         self.min_length, self.max_length = min_length, max_length
-        self.seed = seed
+        self.seed, self.context_share = seed, context_share
 
     def __call__(self, step: int) -> Batch:
         """{"input_ids": [B, p], "continuation_ids": [B, |X| - p]}."""
         random = np.random.default_rng([self.seed, step])
         length = int(random.integers(self.min_length, self.max_length + 1))
         starts = random.integers(0, self.corpus.train.numel() - length + 1, self.size)
-        return _halves(self.corpus.passages(starts, length))
+        return _parts(self.corpus.passages(starts, length), self.context_share)
 
     def held_out(self, rows: int) -> list[Batch]:
         """Held-out passages of the mean length, whose contexts do not overlap."""
         length = (self.min_length + self.max_length) // 2
-        passages = self.corpus.chunks(length, stride=length // 2, count=rows)
-        return [_halves(part) for part in passages.split(self.size)]
+        stride = context_length(length, self.context_share)
+        passages = self.corpus.chunks(length, stride=stride, count=rows)
+        return [_parts(part, self.context_share) for part in passages.split(self.size)]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -102,28 +121,36 @@ class Packed(Batches):
         size: rows B of a batch.
         length: of a row, context and continuation together, at least 2.
         seed: at least 0.
+        context_share: as in `Pretraining`.
     """
 
-    def __init__(self, corpus: Corpus, size: int, length: int, seed: int = 0) -> None:
+    def __init__(self, corpus: Corpus, size: int, length: int, seed: int = 0, *, context_share: float = 0.5) -> None:
         check_size(size, seed)
+        _check_share(context_share)
         if length < 2:
             raise ValueError(f"length: expected at least 2, got {length}")
         corpus.check(length)
         self.corpus, self.size, self.length, self.seed = corpus, size, length, seed
-        self.rows = corpus.train.numel() // length
+        self.context_share = context_share
+
+    @property
+    def rows(self) -> int:
+        """Rows of an epoch."""
+        return self.corpus.train.numel() // self.length
 
     def __call__(self, step: int) -> Batch:
-        """{"input_ids": [B, p], "continuation_ids": [B, length - p]}, p = floor(length / 2)."""
+        """{"input_ids": [B, p], "continuation_ids": [B, length - p]}, p as in `Pretraining`."""
         epochs, numbers = np.divmod(np.arange(step * self.size, (step + 1) * self.size), self.rows)
         places = np.empty_like(numbers)
         for epoch in np.unique(epochs):
             chosen = epochs == epoch
             places[chosen] = shuffled(numbers[chosen], self.rows, self.seed, int(epoch))
-        return _halves(self.corpus.passages(places * self.length, self.length))
+        return _parts(self.corpus.passages(places * self.length, self.length), self.context_share)
 
     def held_out(self, rows: int) -> list[Batch]:
         """Held-out rows, which do not overlap."""
-        return [_halves(part) for part in self.corpus.chunks(self.length, count=rows).split(self.size)]
+        chunks = self.corpus.chunks(self.length, count=rows).split(self.size)
+        return [_parts(chunk, self.context_share) for chunk in chunks]
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -134,11 +161,18 @@ class Packed(Batches):
 def _identity(batches: Pretraining | Packed, lengths: dict[str, Any]) -> dict[str, Any]:
     corpus = batches.corpus
     text = {"text": corpus.digest, corpus.unit: corpus.train.numel()}
-    return text | {"size": batches.size} | lengths | {"seed": batches.seed}
+    # Rows of earlier releases were halved.
+    share = {} if batches.context_share == 0.5 else {"context_share": batches.context_share}
+    return text | {"size": batches.size} | lengths | {"seed": batches.seed} | share
 
 
-def _halves(passages: Tensor) -> Batch:
-    context = passages.shape[1] // 2
+def _check_share(share: float) -> None:
+    if not 0 < share <= 1:
+        raise ValueError(f"context_share: expected a share above 0, at most 1, got {share}")
+
+
+def _parts(passages: Tensor, share: float) -> Batch:
+    context = context_length(passages.shape[1], share)
     return {CONTEXT: passages[:, :context], "continuation_ids": passages[:, context:]}
 
 

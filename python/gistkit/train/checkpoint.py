@@ -221,8 +221,8 @@ def _optimizer_state(
         name, _, key = full.removeprefix(OPTIMIZER).rpartition(".")
         if name not in shapes:
             raise ValueError(f"{path}: expected tensors of trained parameters, got {full}, which belongs to none")
-        # Adam counts steps in a scalar.
-        if tensor.shape not in (shapes[name], torch.Size([])):
+        # Adam counts steps in a scalar; Adafactor has a mean for each row and column.
+        if tensor.dim() and not _broadcasts(tensor.shape, shapes[name]):
             raise ValueError(f"{path}: expected {full} with shape {tuple(shapes[name])}, got {tuple(tensor.shape)}")
         state[name][key] = tensor
     if content.has_digest:
@@ -235,6 +235,10 @@ def _optimizer_state(
         if values and (missing := sorted(keys - values.keys())):
             raise Damaged(f"{path}: expected the tensor {OPTIMIZER}{name}.{missing[0]}, got none")
     return state
+
+
+def _broadcasts(shape: torch.Size, full: torch.Size) -> bool:
+    return len(shape) == len(full) and all(one in (1, size) for one, size in zip(shape, full, strict=True))
 
 
 def _check_weights(path: Path, tensors: dict[str, Tensor], parameters: list[tuple[str, nn.Parameter]]) -> None:

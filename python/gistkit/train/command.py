@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,19 +10,19 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistkit.compress import METHODS, Compressor, Dodo, VoCo, language_model, start_as_means
-from gistkit.compress.losses import check_losses
+from gistkit.compress import Compressor, Dodo, VoCo, language_model, start_as_means
 from gistkit.evaluate import iter_questions
 from gistkit.formats import question_sets
-from gistkit.hf.chat import tile_separators
 from gistkit.train import checkpoint
 from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
+from gistkit.train.prepare import prepare
+from gistkit.train.presets import find_preset
 from gistkit.train.questions import QuestionAnswering
-from gistkit.train.recipe import Recipe, find_preset
+from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
 from gistkit.train.trainer import Result, Trainer
 
@@ -33,8 +32,8 @@ def run(
     tokenizer: Any,
     out: str | Path,
     *,
-    preset: str = "pretrain",
-    method: str = "x500",
+    preset: str = "epl-pretrain",
+    method: str | None = None,
     layout: str | None = None,
     recipe: Mapping[str, Any] | None = None,
     compressor: Mapping[str, Any] | None = None,
@@ -64,12 +63,16 @@ def run(
         model: the base model; it gets the compressor's adapter.
         tokenizer: of the model; None: bytes. With `images`, the processor of a vision-language model.
         out: folder of the run.
-        preset: the defaults of the recipe and the compressor: "pretrain", "finetune" or "smollm2-small".
-        method: of `gistkit.compress.METHODS`, such as "x500" (500xCompressor), "icae" or "gistpool".
+        preset: the defaults of the recipe, the method and its arguments, of `gistkit.train.PRESETS`: a paper's
+            experiment, such as "epl-pretrain" or "dodo-ae", or "smollm2-small".
+        method: of `gistkit.compress.METHODS`, such as "x500" (500xCompressor), "icae" or "gistpool"; None: the
+            preset's.
         layout: position layout of a method that has them, "dpl", "upl", "cpl" or "epl" (the default).
-        recipe: changes to the preset's `Recipe`, by field, such as {"steps": 1000, "learning_rate": 3e-4}.
+        recipe: changes to the preset's `Recipe`, by field, such as {"steps": 1000, "learning_rate": 3e-4}; steps take
+            the place of its epochs.
         compressor: changes to the preset's arguments of the method, such as {"chunk": 128, "losses": ("ae",)};
-            arguments of the preset that the method does not have are ignored.
+            arguments of the preset that the method does not have are ignored. A "lora" may be the keyword arguments of
+            a peft.LoraConfig.
         start: folder of a trained compressor to continue from; it determines method, layout and settings, except for
             the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
@@ -81,7 +84,8 @@ def run(
             None: the last tenth of the contexts of each set.
         weights: the shares of several sets of questions, in their order, see `Mixture`; None: as many rows as each has.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
-            `gistkit.compress.READERS`; it is trained to read on, in place of the losses. segment None: its default.
+            `gistkit.compress.READERS`; it is trained to read on, in place of the losses. None: the preset's, if it has
+            any. segment None: its default.
         gists_as_means: the number of gists that `start_as_means` fits before the first step; None: it does not run. For
             "gistpool" with windows=1 and full_copy, whose maps then need a small `memory_factor` (0.1 in the study
             `in-place`).
@@ -96,51 +100,27 @@ def run(
     Raises:
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
-    found_preset = find_preset(preset)
-    schedule = _change(found_preset.recipe, recipe or {})
-    defaults, changes = dict(found_preset.compressor), dict(compressor or {})
-    losses = None
     sources, held_out_sources = _several(questions), _several(validation)
     asked = ", ".join(map(str, sources)) or None
-    if tau is not None:
-        del defaults["losses"]
-        _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=asked)
-    elif segment is not None:
-        raise ValueError(f"segment: expected none without tau, got {segment}")
-    else:
-        losses = changes.get("losses", defaults["losses"])
-        if {"qa", "kl"}.isdisjoint(check_losses(losses)) != (asked is None):
-            expectation = "a file for" if asked is None else "none without"
-            raise ValueError(
-                f"questions: expected {expectation} the loss qa or kl, got {asked} with the losses {losses}"
-            )
-    if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
-        raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
-    if gists_as_means is not None and (start is not None or method != "gistpool"):
-        combination = f"{gists_as_means} with {method if start is None else f'the start {start}'}"
+    chosen = find_preset(preset).method if method is None else method
+    if gists_as_means is not None and (start is not None or chosen != "gistpool"):
+        combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if held_out_sources and (asked is None or images is not None):
         raise ValueError(f"validation: expected none without questions about texts, got {validation}")
-    if images is not None and asked is None:
-        raise ValueError(f"images: expected none without questions about them, got {images}")
-    if method not in METHODS:
-        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
-    # The same new weights in every process, whatever was drawn before.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(schedule.seed)
-        if start is None:
-            if images is not None and method == VoCo.method:
-                changes.setdefault("separators", tile_separators(model, tokenizer))
-            new_compressor = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
-        else:
-            new_compressor = _load_start(Path(start), model, losses)
+    made = prepare(
+        model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
+        start=start, tau=tau, segment=segment, questions=asked, images=images is not None,
+    )  # fmt: skip
+    schedule, new_compressor = made.recipe, made.compressor
     if isinstance(new_compressor, VoCo) != (images is not None):
         wanted = "a folder for voco" if images is None else f"none for {new_compressor.method}"
         raise ValueError(f"images: expected {wanted}, got {images}")
-    stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
-    trained = new_compressor if tau is None else language_model(new_compressor, tau, segment)
+    # Before the data is read, which may take long and may determine the steps.
+    _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
+    trained = new_compressor if made.tau is None else language_model(new_compressor, made.tau, made.segment)
     # One progress bar for all processes.
     progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
     batches: Batches
@@ -154,6 +134,8 @@ def run(
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
         batches = _questions(sources, split, held_out_sources, weights, tokenizer, schedule, out, progress)
+    schedule = schedule.for_rows(batches.rows)
+    stages = _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     # A resumed run has its maps in the checkpoint.
     if gists_as_means is not None and not (resume and checkpoint.find(Path(out))):
         _pool(new_compressor, batches, gists_as_means, progress)
@@ -186,8 +168,9 @@ def _stages(
 
 def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:
     if packed:
-        return Packed(corpus, recipe.batch, recipe.max_length, recipe.seed)
-    return Pretraining(corpus, recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+        return Packed(corpus, recipe.batch, recipe.max_length, recipe.seed, context_share=recipe.context_share)
+    lengths = recipe.min_length, recipe.max_length
+    return Pretraining(corpus, recipe.batch, *lengths, recipe.seed, context_share=recipe.context_share)
 
 
 def _questions(
@@ -225,17 +208,6 @@ def _image_questions(
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 
 
-def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
-    """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise ValueError(f"{name}: expected none beside tau, for which passages are read on, got {value}")
-    if tau >= longest:
-        raise ValueError(
-            f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"
-        )
-
-
 def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None:
     """Starts gists as means over contexts of the first steps, enough of them for `gists` gists."""
     contexts: list[list[int]] = []
@@ -251,31 +223,3 @@ def _pool(compressor: Any, batches: Batches, gists: int, progress: bool) -> None
         contexts += rows
         step += 1
     start_as_means(compressor, contexts, progress=progress)
-
-
-def _load_start(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
-    """A trained compressor with other losses; None: its own."""
-    compressor = Compressor.from_pretrained(folder, model)
-    if losses is not None:
-        compressor.set_losses(losses)
-    return compressor
-
-
-def _method_arguments(
-    method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The method's arguments from a preset and its changes."""
-    method_arguments = METHODS[method].arguments()
-    arguments = dict(changes) if layout is None else {**changes, "layout": layout}
-    if unknown := sorted(arguments.keys() - method_arguments):
-        raise ValueError(
-            f"{unknown[0]}: expected some of {', '.join(sorted(method_arguments))} for {method}, got {unknown[0]}"
-        )
-    return {name: value for name, value in preset.items() if name in method_arguments} | arguments
-
-
-def _change(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
-    fields = {field.name for field in dataclasses.fields(recipe)}
-    if unknown := sorted(set(changes) - fields):
-        raise ValueError(f"recipe: expected some of {', '.join(sorted(fields))}, got {', '.join(unknown)}")
-    return dataclasses.replace(recipe, **changes)

@@ -78,6 +78,11 @@ class ImageQuestions(Batches):
         return [collate([self.examples[index] for index in part]) for part in parts]
 
     @property
+    def rows(self) -> int:
+        """Training questions."""
+        return len(self._train)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The name, the number of examples, the seed, and which are held out, if not the last tenth."""
         values = {"images": self.name, "examples": len(self.examples), "size": self.size, "seed": self.seed}

@@ -123,6 +123,11 @@ class QuestionAnswering(Batches):
         return [collate(questions[start : start + self.size]) for start in range(0, len(questions), self.size)]
 
     @property
+    def rows(self) -> int:
+        """Training questions."""
+        return len(self._train)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """The questions and the seed."""
         return {"questions": self._digest, "size": self.size, "seed": self.seed} | self._validation

@@ -1,11 +1,11 @@
-"""Recipe: the schedule of a training run, and the papers' as presets."""
+"""Recipe: the schedule of a training run."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -14,22 +14,35 @@ from torch import nn
 Group = Mapping[str, Any]
 
 
+Schedule = Literal["constant", "linear", "cosine"]
+SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+OptimizerName = Literal["adamw", "adafactor"]
+OPTIMIZERS: tuple[OptimizerName, ...] = get_args(OptimizerName)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """Everything that determines a run besides data and compressor; the defaults pretrain as in Position IDs Matter.
 
     Args:
         steps: updates of the weights.
+        epochs: in place of steps, passes over the data, a number above 0; see `for_rows`.
         batch: rows of a step over all processes and accumulated passes.
-        learning_rate: of AdamW, constant once warmed up, and until it falls.
+        optimizer: "adamw", or torch's "adafactor", whose learning rate is relative to a parameter's own size.
+        learning_rate: once warmed up, and until it falls.
+        schedule: whether the learning rate stays ("constant"), or falls to 0 at the last step along a line ("linear")
+            or half a cosine ("cosine"), as transformers' schedules of these names.
         warmup: steps over which the learning rate grows linearly from learning_rate / warmup; 0: none.
-        decay: share of the steps, 0 to 1, at whose end the learning rate has fallen linearly to 0; 0: it stays.
+        decay: the share of the steps, at their end, in which it falls; 1: all steps behind the warm-up.
         betas: of AdamW.
-        weight_decay: of AdamW, on parameters with two or more axes alone.
+        eps: of AdamW, what is added to the root of the second moment.
+        weight_decay: on parameters with two or more axes alone.
         clip: largest norm of the gradient.
         memory_factor: learning rate of the gists' own parameters, over that of the others (GistPool).
         min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
             cut to max_length.
+        context_share: of a passage, rounded down, that is its context, above 0; 1: it has no continuation.
+        patience: evaluations on end without a lower held-out loss after which the run ends; None: it goes on.
         seed: of batches and dropout.
     """
 
@@ -37,7 +50,7 @@ class Recipe:
     batch: int = 16
     learning_rate: float = 1e-4
     warmup: int = 300
-    decay: float = 0.0
+    decay: float = 1.0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     clip: float = 2.0
@@ -45,29 +58,87 @@ class Recipe:
     min_length: int = 510
     max_length: int = 2040
     seed: int = 0
+    schedule: Schedule = "constant"
+    optimizer: OptimizerName = "adamw"
+    eps: float = 1e-8
+    epochs: float | None = None
+    context_share: float = 0.5
+    patience: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("min_length", 2), ("seed", 0)):
-            if getattr(self, name) < least:
+        for name, least in (("steps", 1), ("batch", 1), ("warmup", 0), ("min_length", 2), ("seed", 0), ("patience", 1)):
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name}: expected at least {least}, got {getattr(self, name)}")
         if self.max_length < self.min_length:
             raise ValueError(f"max_length: expected at least min_length, {self.min_length}, got {self.max_length}")
-        for name in ("learning_rate", "clip", "memory_factor"):
-            if not 0 < getattr(self, name) < math.inf:
+        for name in ("learning_rate", "clip", "memory_factor", "eps", "epochs"):
+            if getattr(self, name) is not None and not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}: expected a number above 0, got {getattr(self, name)}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay: expected a share from 0 to 1, got {self.decay}")
+        for name, names in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
+            if getattr(self, name) not in names:
+                raise ValueError(f"{name}: expected one of {', '.join(names)}, got {getattr(self, name)!r}")
+        for name in ("decay", "context_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}: expected a share above 0, at most 1, got {getattr(self, name)}")
+        if self.decay != 1 and self.schedule == "constant":
+            raise ValueError(f"decay: expected a schedule that falls beside it, linear or cosine, got {self.decay}")
         if not 0 <= self.weight_decay < math.inf:
             raise ValueError(f"weight_decay: expected a number of at least 0, got {self.weight_decay}")
 
+    def for_rows(self, rows: int | None) -> Recipe:
+        """The recipe with steps in place of epochs: as many as read `rows` rows so many times, the last one in full.
+
+        Raises:
+            ValueError: if there are epochs, and `rows` is None.
+        """
+        if self.epochs is None:
+            return self
+        if rows is None:
+            raise ValueError(f"epochs: expected steps for rows drawn at random, which have no epoch, got {self.epochs}")
+        return replace(self, steps=math.ceil(self.epochs * rows / self.batch), epochs=None)
+
+    def context_of(self, length: int) -> int:
+        """How many tokens of a passage are its context, at least 1."""
+        return context_length(length, self.context_share)
+
     def learning_rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, ..."""
-        falling = (self.steps - step) / (self.decay * self.steps) if self.decay else 1.0
-        return warmed_up(self.learning_rate, step, self.warmup) * min(1.0, falling)
+        rate = warmed_up(self.learning_rate, step, self.warmup)
+        if self.schedule == "constant":
+            return rate
+        period = min(self.decay * self.steps, self.steps - self.warmup)
+        left = min(1.0, (self.steps - step) / period) if period > 0 else 1.0
+        return rate * (left if self.schedule == "linear" else 0.5 * (1 - math.cos(math.pi * max(left, 0.0))))
 
-    def optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[Group]) -> torch.optim.AdamW:
-        """AdamW over `parameters`, or over groups of them with a learning rate each."""
-        return adamw(parameters, self.learning_rate, self.weight_decay, self.betas)
+    def make_optimizer(self, parameters: Iterable[nn.Parameter] | Iterable[Group]) -> torch.optim.Optimizer:
+        """The optimizer over `parameters`, or over groups of them with a learning rate each."""
+        if self.optimizer == "adamw":
+            return adamw(parameters, self.learning_rate, self.weight_decay, self.betas, self.eps)
+        return torch.optim.Adafactor(
+            split_groups(parameters, self.learning_rate, self.weight_decay), lr=self.learning_rate
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The JSON values that determine the losses; the number of steps is one where the learning rate falls.
+
+        Fields with their default are left out, if earlier releases did not have them.
+        """
+        values = asdict(self)
+        del values["patience"], values["epochs"]
+        if self.schedule == "constant":
+            del values["steps"], values["decay"]
+        if self.schedule in ("constant", "linear"):
+            del values["schedule"]
+        for name in ("optimizer", "eps", "context_share"):
+            if values[name] == type(self).__dataclass_fields__[name].default:
+                del values[name]
+        return values
+
+
+def context_length(length: int, share: float) -> int:
+    """How many of `length` tokens are context, at least 1."""
+    return max(1, int(length * share))
 
 
 def warmed_up(learning_rate: float, step: int, warmup: int) -> float:
@@ -80,13 +151,28 @@ def adamw(
     learning_rate: float,
     weight_decay: float,
     betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
 ) -> torch.optim.AdamW:
     """AdamW with weight decay on parameters with two or more axes alone.
 
     Args:
+        parameters, learning_rate: as in `split_groups`.
+        weight_decay, betas, eps: of AdamW.
+    """
+    return torch.optim.AdamW(
+        split_groups(parameters, learning_rate, weight_decay), lr=learning_rate, betas=betas, eps=eps
+    )
+
+
+def split_groups(
+    parameters: Iterable[nn.Parameter] | Iterable[Group], learning_rate: float, weight_decay: float
+) -> list[dict[str, Any]]:
+    """Groups of an optimizer, with weight decay on parameters with two or more axes alone.
+
+    Args:
         parameters: parameters, or groups {"params": .., "lr": ..} as `Compressor.parameter_groups` returns.
         learning_rate: of parameters; a group's own, over this one, is its "factor" in the optimizer's groups.
-        weight_decay, betas: of AdamW.
+        weight_decay: of the optimizer.
     """
     items: list[Any] = list(parameters)
     input_groups: list[Any] = (
@@ -99,47 +185,10 @@ def adamw(
             members = [parameter for parameter in group["params"] if parameter.dim() in axes]
             if members:
                 groups.append({"params": members, "weight_decay": decay, **common})
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas)
+    return groups
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Gives the groups of `adamw` a learning rate, times the factor of each."""
+    """Gives groups of `split_groups` a learning rate, times the factor of each."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate * group["factor"]
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A recipe and the compressor it was made for.
-
-    Args:
-        recipe: the schedule.
-        compressor: keyword arguments of `Compressor`, the layout left out.
-    """
-
-    recipe: Recipe = field(default_factory=Recipe)
-    compressor: Mapping[str, Any] = field(default_factory=dict)
-
-
-_PAPER = {"chunk": 510, "ratio": 5, "lora": 128}
-
-PRESETS: Mapping[str, Preset] = {
-    "pretrain": Preset(Recipe(), _PAPER | {"losses": ("ae", "lm")}),
-    "finetune": Preset(Recipe(learning_rate=5e-5), _PAPER | {"losses": ("qa",)}),
-    # Contexts of 64 tokens: minutes on a CPU with SmolLM2-135M.
-    "smollm2-small": Preset(
-        Recipe(steps=95, batch=4, learning_rate=1e-3, warmup=10, weight_decay=0.0, min_length=128, max_length=128),
-        {"chunk": 64, "ratio": 4, "lora": 64, "losses": ("ae",)},
-    ),
-}
-
-
-def find_preset(name: str) -> Preset:
-    """The preset of that name.
-
-    Raises:
-        ValueError: if there is none.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"preset: expected one of {', '.join(PRESETS)}, got {name!r}")
-    return PRESETS[name]

@@ -71,7 +71,8 @@ class Trainer:
     Args:
         compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
         batches: the training and held-out rows.
-        recipe: the schedule; its `batch` is the batches' size.
+        recipe: the schedule; its `batch` is the batches' size. Its epochs become steps of these batches. Where its
+            patience ends, the run does, with a checkpoint, and keeps the weights of its last step.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
         precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no".
@@ -124,6 +125,8 @@ class Trainer:
                 raise ValueError(f"{name}: expected at least {least}, got {value}")
         if save_minutes is not None and not save_minutes > 0:
             raise ValueError(f"save_minutes: expected a number above 0, or None, got {save_minutes}")
+        if recipe.patience is not None and eval_every is None:
+            raise ValueError(f"patience: expected evaluations (eval_every) beside it, got {recipe.patience} without")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
         self.accelerator = make_accelerator(accumulate, precision, cpu)
@@ -135,7 +138,8 @@ class Trainer:
         self._trained = compressor
         self.compressor = compressor.compressor if isinstance(compressor, LanguageModel) else compressor
         check_stages(self.compressor, stages)
-        self.batches, self.recipe, self.out, self.stages = batches, recipe, Path(out), tuple(stages)
+        self.batches, self.out, self.stages = batches, Path(out), tuple(stages)
+        self.recipe = recipe.for_rows(batches.rows)
         self.gradient_checkpointing = gradient_checkpointing
         self.eval_every, self.held_out, self.keep = eval_every, held_out, keep
         self.save_every, self.save_minutes = save_every, save_minutes
@@ -145,19 +149,18 @@ class Trainer:
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
         self._held_out_losses: dict[str, float] = {}
+        # The lowest held-out loss, and how many evaluations have not lowered it since.
+        self._best, self._waited = math.inf, 0
         # The step of the last evaluation, and the last checkpoint's time.
         self._evaluated: int | None = None
         self._saved_at = 0.0
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The JSON values that determine the losses; the number of steps is one where the learning rate falls."""
-        recipe = asdict(self.recipe)
-        if not self.recipe.decay:
-            del recipe["steps"], recipe["decay"]
+        """The JSON values that determine the losses, see `Recipe.identity`."""
         stages = {"stages": [asdict(stage) for stage in self.stages]} if self.stages else {}
         return {
-            "recipe": recipe,
+            "recipe": self.recipe.identity,
             "batches": self.batches.identity,
             "model": self._model,
             "method": self.compressor.method,
@@ -167,7 +170,7 @@ class Trainer:
         }
 
     def train(self, *, resume: bool = False) -> Result:
-        """Trains to the recipe's last step, and saves the compressor.
+        """Trains to the recipe's last step, or until its patience ends, and saves the compressor.
 
         Args:
             resume: whether to continue from the last checkpoint in `out`, if there is one.
@@ -186,6 +189,7 @@ class Trainer:
         resumes = self._resumes(resume)
         recipe = self.recipe
         self._evaluated = None
+        self._best, self._waited = math.inf, 0
         with self._ready():
             first = self._load() if resumes else 0
             metrics = Metrics(self.out, step=first, tensorboard=self.tensorboard, write=main)
@@ -200,20 +204,22 @@ class Trainer:
             try:
                 if self._evaluation_due(first):
                     self._evaluate(first, metrics)
-                self._run(first, metrics, bar)
+                last = self._run(first, metrics, bar)
             finally:
                 bar.close()
                 metrics.close()
-            self._calibrate(max(first, recipe.steps), self.held_out)
+            self._calibrate(last, self.held_out)
         self._export()
-        return Result(max(first, recipe.steps), self._seconds, self._held_out_losses, self.out)
+        return Result(last, self._seconds, self._held_out_losses, self.out)
 
-    def _run(self, first: int, metrics: Metrics, bar: Any) -> None:
-        """The steps from `first` on, with their evaluations and checkpoints."""
-        steps = self.recipe.steps
+    def _run(self, first: int, metrics: Metrics, bar: Any) -> int:
+        """The steps from `first` on, with their evaluations and checkpoints; returns the number of all steps."""
+        steps, steps_done = self.recipe.steps, first
         self._saved_at = time.monotonic()
         with held(NOTICE if self.accelerator.is_main_process else "") as signals:
             for step in range(first, steps):
+                if self._is_over:
+                    break
                 record = self._update(step)
                 steps_done = step + 1
                 metrics.write(record)
@@ -222,7 +228,8 @@ class Trainer:
                 number, is_time = self._agree(signals.number)
                 if not number and self._evaluation_due(steps_done):
                     self._evaluate(steps_done, metrics)
-                if number or is_time or steps_done % self.save_every == 0 or steps_done == steps:
+                is_last = steps_done == steps or self._is_over
+                if number or is_time or steps_done % self.save_every == 0 or is_last:
                     metrics.sync()
                     self._save(steps_done)
                 if number:
@@ -232,6 +239,12 @@ class Trainer:
                         f"{signal.Signals(number).name} after step {steps_done} of {steps}; {path} is saved, and "
                         "resume=True goes on from there",
                     )
+        return steps_done
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the recipe's patience has ended."""
+        return self.recipe.patience is not None and self._waited >= self.recipe.patience
 
     def _resumes(self, resume: bool) -> bool:
         """Whether there is a checkpoint to go on from; a folder with another run's results is refused."""
@@ -263,7 +276,7 @@ class Trainer:
         accelerator, compressor = self.accelerator, self.compressor
         training, device = compressor.training, accelerator.device
         groups = compressor.parameter_groups(self.recipe.learning_rate, self.recipe.memory_factor)
-        optimizer = self.recipe.optimizer(groups)
+        optimizer = self.recipe.make_optimizer(groups)
         module, self._optimizer = accelerator.prepare(Losses(self._trained), optimizer)
         self._passes = Passes(accelerator, module, self._trained)
         if self.gradient_checkpointing:
@@ -323,6 +336,8 @@ class Trainer:
     def _evaluate(self, step: int, metrics: Metrics) -> None:
         self._evaluated = step
         batches = self.batches.held_out(self.held_out)
+        if not batches and self.recipe.patience is not None:
+            raise ValueError("patience: expected held-out rows beside it, got none")
         if not batches:
             return
         self._calibrate(step, self.held_out)
@@ -330,6 +345,9 @@ class Trainer:
         losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
         held_out = dict(zip(self._passes.names, losses.tolist(), strict=True))
         self._held_out_losses = {"loss": float(self._passes.mean(losses)), **held_out}
+        is_lower = self._held_out_losses["loss"] < self._best
+        self._waited = 0 if is_lower else self._waited + 1
+        self._best = min(self._best, self._held_out_losses["loss"])
         if self.measure is not None:
             with torch.no_grad():
                 self._held_out_losses |= self.measure(self.compressor)
@@ -350,6 +368,9 @@ class Trainer:
         states, optimizer = checkpoint.find(self.out), self._optimizer.optimizer
         progress = checkpoint.load_last(states, self.identity, parameters, optimizer, warn=accelerator.is_main_process)
         self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
+        # Earlier releases did not count: the next evaluation is their first.
+        best = progress.get("best")
+        self._best, self._waited = math.inf if best is None else best, progress.get("waited", 0)
         step: int = progress["step"]
         # Checkpoints written before evaluations could wait for a resumption come after those of their step.
         self._evaluated = progress.get("evaluated", step)
@@ -365,6 +386,8 @@ class Trainer:
             "seconds": self._seconds,
             "held_out": self._held_out_losses,
             "evaluated": self._evaluated,
+            "best": self._best if self._best < math.inf else None,
+            "waited": self._waited,
         }
         path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
         checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)

@@ -20,7 +20,7 @@ from gistkit.studies.pages import machine_caption, runs
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.study import Job, Study, StudyPlan
 from gistkit.train.data import token_ids
-from gistkit.train.recipe import find_preset
+from gistkit.train.presets import find_preset
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

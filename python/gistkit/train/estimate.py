@@ -1,0 +1,216 @@
+"""dry_run: what a run would train, how much it would read and hold in memory, without weights and data."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from gistkit.compress import Compressor
+from gistkit.train.prepare import Prepared, prepare
+from gistkit.train.presets import find_preset, notes
+from gistkit.train.recipe import Recipe
+
+# Bytes of a layer's activations for each token and channel in 16 bit, without attention's matrices, which the op does
+# not keep: Korthikanti et al., arXiv 2205.05198, equation 1.
+ACTIVATION_BYTES = 34
+# What the parameters of a compressor's own are called, by the beginning of their names.
+OWN = {
+    "memory_embeddings": "memory tokens",
+    "task_embeddings": "task tokens",
+    "compression_head": "compression head",
+    "scorer": "scorer",
+    "copies": "maps of the gists",
+}
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A run that was not made; printed, it is a page.
+
+    Args:
+        preset: its name.
+        model: the base model's class and sizes.
+        method: the method and its settings.
+        frozen: number of parameters that do not train.
+        trained: numbers of those that do, by group.
+        recipe: the schedule.
+        tokens: (mean, largest) number of tokens of a step, contexts and continuations together; of questions the
+            largest number of their contexts' tokens alone, and no mean.
+        memory: bytes of a process by what they hold.
+    """
+
+    preset: str
+    model: str
+    method: str
+    frozen: int
+    trained: Mapping[str, int]
+    recipe: Recipe
+    tokens: tuple[int | None, int]
+    memory: Mapping[str, int]
+
+    def __str__(self) -> str:
+        recipe, (mean, most) = self.recipe, self.tokens
+        length = f"{recipe.steps:,}" if recipe.epochs is None else f"those of {recipe.epochs:g} epochs"
+        if recipe.patience is not None:
+            length += f", fewer where {recipe.patience} evaluations lower no loss"
+        rate = f"{recipe.optimizer}, {recipe.learning_rate:g}, {recipe.schedule} after {recipe.warmup} steps of warm-up"
+        read = "contexts of questions, at most" if mean is None else f"{mean:,} on average, at most"
+        lines = [
+            notes(self.preset),
+            "",
+            _line("model", self.model),
+            _line("method", self.method),
+            _line("frozen", _count(self.frozen)),
+            _line("trained", _count(sum(self.trained.values()))),
+            *(_line(f"  {name}", _count(count)) for name, count in self.trained.items()),
+            _line("steps", length),
+            _line("rows a step", str(recipe.batch)),
+            _line("learning rate", rate),
+            _line("tokens a step", f"{read} {most:,}"),
+            _line("memory of a process", f"about {_size(sum(self.memory.values()))}, without caches and fragments"),
+            *(_line(f"  {name}", _size(size)) for name, size in self.memory.items()),
+        ]
+        return "\n".join(lines)
+
+
+def dry_run(
+    model: PreTrainedModel,
+    *,
+    preset: str = "epl-pretrain",
+    compressor: Mapping[str, Any] | None = None,
+    accumulate: int = 1,
+    processes: int = 1,
+    precision: str | None = None,
+    gradient_checkpointing: bool = False,
+    **choices: Any,
+) -> DryRun:
+    """What `run` would train with these arguments.
+
+    Args:
+        model: the base model; one on device "meta", made from a configuration alone, needs no memory.
+        preset, compressor: as in `run`.
+        accumulate, precision, gradient_checkpointing: as in `Trainer`.
+        processes: that share a step's rows.
+        choices: method, layout, recipe, tau and segment, as in `run`.
+
+    Raises:
+        ValueError: as `run`, and if the rows cannot be divided among processes and passes.
+    """
+    losses = (compressor or {}).get("losses", find_preset(preset).compressor.get("losses", ()))
+    questions = None if {"qa", "kl"}.isdisjoint(losses) else "questions"
+    # New weights go where the model's are: without values there, no numbers are drawn.
+    with torch.device(model.device):
+        made = prepare(model, preset=preset, compressor=compressor, questions=questions, **choices)
+    recipe, trained = made.recipe, made.compressor
+    if recipe.batch % (processes * accumulate):
+        raise ValueError(
+            f"batch: expected a multiple of {processes} processes x {accumulate} passes, got {recipe.batch} rows"
+        )
+    rows = recipe.batch // (processes * accumulate)
+    parameters = [parameter for _, parameter in trained.trainable()]
+    total = sum(parameter.numel() for parameter in trained.parameters())
+    mean = None if questions else recipe.batch * (recipe.min_length + recipe.max_length) // 2
+    config = trained.config
+    return DryRun(
+        preset,
+        f"{type(model).__name__}, {config.num_hidden_layers} layers of {trained.lm.width}, {model.dtype}",
+        _title(made),
+        total - sum(parameter.numel() for parameter in parameters),
+        groups_of(trained),
+        recipe,
+        (mean, recipe.batch * recipe.max_length),
+        {
+            "weights": sum(parameter.numel() * parameter.element_size() for parameter in trained.parameters()),
+            "gradients": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
+            "optimizer": sum(map(_adafactor if recipe.optimizer == "adafactor" else _adam, parameters)),
+            "activations": activations(
+                rows * tokens_read(made),
+                trained.lm.width,
+                config.num_hidden_layers,
+                2 if precision == "bf16" or model.dtype.itemsize == 2 else 4,
+                gradient_checkpointing=gradient_checkpointing,
+            ),
+        },
+    )
+
+
+def groups_of(compressor: Compressor) -> dict[str, int]:
+    """The numbers of trained parameters by what they are: LoRA of a role, scorer, memory tokens, ..."""
+    groups: dict[str, int] = {}
+    for name, parameter in compressor.trainable():
+        group = _group(compressor, name)
+        groups[group] = groups.get(group, 0) + parameter.numel()
+    return groups
+
+
+def tokens_read(made: Prepared) -> int:
+    """Tokens of all passes of a row of the largest length: the encoder's and those of each loss."""
+    length = made.recipe.max_length
+    if made.tau is not None:
+        return length
+    losses = made.compressor.loss_weights
+    context = length if not {"qa", "kl"}.isdisjoint(losses) else made.recipe.context_of(length)
+    memory = math.ceil(context / made.compressor.chunk) * made.compressor.memory_tokens
+    texts = {"ae": context, "lm": length - context}
+    return context + memory + sum(memory + texts.get(name, 0) for name in losses if name != "compression")
+
+
+def activations(tokens: int, width: int, layers: int, size: int, *, gradient_checkpointing: bool) -> int:
+    """Bytes that a pass of so many tokens keeps for its gradient, in numbers of `size` bytes."""
+    layer = tokens * width * ACTIVATION_BYTES * size // 2
+    return layer + layers * tokens * width * size if gradient_checkpointing else layers * layer
+
+
+def _group(compressor: Compressor, name: str) -> str:
+    adapters = compressor.adapters
+    if adapters is not None and adapters.owns(name):
+        role = next(role for role, adapter in adapters.names.items() if adapter in name.split("."))
+        if "lora_" not in name:
+            return f"{_part(name)} of the {role}"
+        return f"LoRA of the {role}{', embeddings' if 'lora_embedding_' in name else ''}"
+    return OWN.get(name.partition(".")[0], f"the model's {_part(name)}")
+
+
+def _part(name: str) -> str:
+    if re.search(r"norm|\bln_", name):
+        return "norms"
+    return "embeddings" if re.search(r"embed|\bwte\b|\bwpe\b|lm_head", name) else "maps"
+
+
+def _title(made: Prepared) -> str:
+    compressor = made.compressor
+    chunk = "" if compressor.memory_tokens == 1 else f", chunks of {compressor.chunk} in layout {compressor.layout}"
+    if made.tau is not None:
+        return f"{compressor.method} at {compressor.ratio:g}x, reading on behind {made.tau} recent tokens"
+    return f"{compressor.method} at {compressor.ratio:g}x{chunk}, losses {', '.join(compressor.loss_weights)}"
+
+
+def _adam(parameter: nn.Parameter) -> int:
+    return 2 * parameter.numel() * parameter.element_size()
+
+
+def _adafactor(parameter: nn.Parameter) -> int:
+    """A mean of each row and column, or of each number of a vector."""
+    if parameter.dim() < 2:
+        return parameter.numel() * parameter.element_size()
+    *rest, rows, columns = parameter.shape
+    return math.prod(rest) * (rows + columns) * parameter.element_size()
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<28} {value}"
+
+
+def _count(number: int) -> str:
+    return f"{number:>16,}"
+
+
+def _size(number: int) -> str:
+    return f"{number / 2**30:.2f} GiB"

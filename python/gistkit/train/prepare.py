@@ -1,0 +1,152 @@
+"""prepare: the recipe and the compressor of a run, from a preset and its changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gistkit.compress import METHODS, Compressor, VoCo
+from gistkit.compress.losses import check_losses
+from gistkit.hf.chat import tile_separators
+from gistkit.train.presets import Preset, find_preset
+from gistkit.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run trains, and how.
+
+    Args:
+        preset: what it began with.
+        recipe: with the changes.
+        compressor: new, or the one to continue from.
+        tau, segment: of the language model that reads with it; None: there is none, or its default.
+    """
+
+    preset: Preset
+    recipe: Recipe
+    compressor: Compressor
+    tau: int | None
+    segment: int | None
+
+
+def prepare(
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    *,
+    preset: str = "epl-pretrain",
+    method: str | None = None,
+    layout: str | None = None,
+    recipe: Mapping[str, Any] | None = None,
+    compressor: Mapping[str, Any] | None = None,
+    start: str | Path | None = None,
+    tau: int | None = None,
+    segment: int | None = None,
+    questions: str | None = None,
+    images: bool = False,
+) -> Prepared:
+    """The recipe and the compressor; the arguments are `run`'s, `questions` a name of all of them.
+
+    Raises:
+        ValueError: naming the argument, what was expected and what came.
+    """
+    found = find_preset(preset)
+    schedule = changed(found.recipe, recipe or {})
+    defaults, changes = dict(found.compressor), dict(compressor or {})
+    method = found.method if method is None else method
+    losses = changes.get("losses", defaults.pop("losses", None))
+    if tau is None and found.tau is not None and losses is None:
+        tau, segment = found.tau, found.segment if segment is None else segment
+    if tau is not None:
+        losses = None
+        _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=questions)
+    elif segment is not None:
+        raise ValueError(f"segment: expected none without tau, got {segment}")
+    else:
+        weights = check_losses(losses)
+        _check_questions(weights, losses, questions)
+        defaults["losses"] = losses
+        if "lm" in weights and schedule.context_of(schedule.min_length) == schedule.min_length:
+            raise ValueError(
+                f"context_share: expected a continuation of every passage for the loss lm, got {schedule.context_share}"
+            )
+    if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
+        raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
+    if images and questions is None:
+        raise ValueError("images: expected none without questions about them, got a folder")
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    # The same new weights in every process, whatever was drawn before.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(schedule.seed)
+        if start is None:
+            if images and method == VoCo.method:
+                changes.setdefault("separators", tile_separators(model, tokenizer))
+            made = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
+        else:
+            made = _load_start(Path(start), model, losses)
+    return Prepared(found, schedule, made, tau, segment)
+
+
+def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """A recipe with other values in some of its fields; steps take the place of its epochs."""
+    fields = {field.name for field in dataclasses.fields(recipe)}
+    if unknown := sorted(set(changes) - fields):
+        raise ValueError(f"recipe: expected some of {', '.join(sorted(fields))}, got {', '.join(unknown)}")
+    if changes.get("epochs") is not None and "steps" in changes:
+        raise ValueError(f"epochs: expected none beside steps, {changes['steps']}, got {changes['epochs']}")
+    return dataclasses.replace(recipe, **({"epochs": None} if "steps" in changes else {}) | dict(changes))
+
+
+def _check_questions(weights: Mapping[str, float], losses: Any, questions: str | None) -> None:
+    if {"qa", "kl"}.isdisjoint(weights) != (questions is None):
+        expectation = "a file for" if questions is None else "none without"
+        raise ValueError(
+            f"questions: expected {expectation} the loss qa or kl, got {questions} with the losses {losses}"
+        )
+
+
+def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
+    """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ValueError(f"{name}: expected none beside tau, for which passages are read on, got {value}")
+    if tau >= longest:
+        raise ValueError(
+            f"tau: expected less than max_length, {longest}, behind which the past is compressed, got {tau}"
+        )
+
+
+def _load_start(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
+    """A trained compressor with other losses; None: its own."""
+    compressor = Compressor.from_pretrained(folder, model)
+    if losses is not None:
+        compressor.set_losses(losses)
+    return compressor
+
+
+def _method_arguments(
+    method: str, layout: str | None, preset: Mapping[str, Any], changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The method's arguments from a preset and its changes."""
+    method_arguments = METHODS[method].arguments()
+    arguments = dict(changes) if layout is None else {**changes, "layout": layout}
+    if unknown := sorted(arguments.keys() - method_arguments):
+        raise ValueError(
+            f"{unknown[0]}: expected some of {', '.join(sorted(method_arguments))} for {method}, got {unknown[0]}"
+        )
+    found = {name: value for name, value in preset.items() if name in method_arguments} | arguments
+    if isinstance(found.get("lora"), Mapping):
+        from peft import LoraConfig
+
+        try:
+            found["lora"] = LoraConfig(**found["lora"])
+        except TypeError as error:
+            raise ValueError(f"lora: expected arguments of peft.LoraConfig, got {found['lora']}: {error}") from error
+    return found

@@ -1,0 +1,128 @@
+"""Optimizers, early stopping, and resumption under each schedule."""
+
+import dataclasses
+
+import pytest
+import safetensors.torch
+import torch
+
+from gistkit.train import Trainer, checkpoint, read_metrics
+from tests.helpers.train_worker import RECIPE, make_batches, make_compressor, numbers, train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CHANGES = {
+    "cosine": {"schedule": "cosine"},
+    "linear": {"schedule": "linear", "decay": 0.5},
+    "adafactor": {"optimizer": "adafactor", "learning_rate": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_resumed_run_has_the_same_bits(tmp_path, monkeypatch, name):
+    recipe = dataclasses.replace(RECIPE, **CHANGES[name])
+    whole = train(tmp_path / "whole", recipe=recipe)
+    with monkeypatch.context() as patched:
+        update = Trainer._update
+
+        def failing(self, step):
+            if step == 5:
+                raise RuntimeError("lost")
+            return update(self, step)
+
+        patched.setattr(Trainer, "_update", failing)
+        with pytest.raises(RuntimeError, match="lost"):
+            train(tmp_path / "resumed", recipe=recipe)
+    resumed = train(tmp_path / "resumed", recipe=recipe, resume=True)
+    assert resumed.held_out == whole.held_out
+    assert numbers(read_metrics(tmp_path / "resumed" / "metrics.jsonl")) == numbers(
+        read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    )
+    states = [safetensors.torch.load_file(checkpoint.find(tmp_path / run)[-1]) for run in ("whole", "resumed")]
+    assert states[0].keys() == states[1].keys() and len(states[0]) > 10
+    for key, tensor in states[0].items():
+        assert torch.equal(tensor, states[1][key]), key
+    # It learns, under a learning rate that is the recipe's.
+    records = [record for record in read_metrics(tmp_path / "whole" / "metrics.jsonl") if "lr" in record]
+    assert [record["lr"] for record in records] == [recipe.learning_rate_at(step) for step in range(8)]
+    held_out = [
+        record["held_out"]["loss"]
+        for record in read_metrics(tmp_path / "whole" / "metrics.jsonl")
+        if "held_out" in record
+    ]
+    assert held_out[-1] < held_out[0]
+
+
+def test_adafactor_is_torchs(tmp_path):
+    """Its first step: by the root of the mean of rows and columns, times the learning rate and the parameter's size."""
+    matrix = torch.nn.Parameter(torch.tensor([[3.0, -1.0], [2.0, 2.0]]))
+    recipe = dataclasses.replace(RECIPE, optimizer="adafactor", learning_rate=0.5, weight_decay=0.0)
+    optimizer = recipe.make_optimizer([matrix])
+    assert isinstance(optimizer, torch.optim.Adafactor)
+    start, gradient = matrix.detach().clone(), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    matrix.grad = gradient.clone()
+    optimizer.step()
+    squares = gradient.double() ** 2
+    second = squares.mean(1, keepdim=True) * squares.mean(0, keepdim=True) / squares.mean()
+    update = gradient.double() / second.sqrt()
+    update /= max(1.0, float(update.square().mean().sqrt()))
+    size = float(start.square().mean().sqrt())
+    torch.testing.assert_close(matrix.detach().double(), start.double() - 0.5 * size * update, rtol=1e-5, atol=1e-6)
+
+
+def stopping(monkeypatch, losses, out, patience, **options):
+    """A run whose evaluations find these losses, one every step."""
+    found = iter(losses)
+    evaluate = Trainer._evaluate
+
+    def evaluated(self, step, metrics):
+        passes = self._passes.evaluate
+        value = next(found)
+        self._passes.evaluate = lambda batches: torch.full_like(passes(batches), value)
+        evaluate(self, step, metrics)
+        self._passes.evaluate = passes
+
+    recipe = dataclasses.replace(RECIPE, patience=patience)
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_evaluate", evaluated)
+        return train(out, recipe=recipe, eval_every=1, **{"save_every": 100} | options)
+
+
+def test_a_run_ends_after_evaluations_without_a_lower_loss(tmp_path, monkeypatch):
+    """The first of these is of step 0: the lowest is step 2's, and those of steps 3 and 4 are no lower."""
+    result = stopping(monkeypatch, [5.0, 4.0, 3.0, 3.0, 3.5, 1.0], tmp_path / "a", 2)
+    assert result.steps == 4 and result.held_out["loss"] == 3.5
+    assert [path.stem for path in checkpoint.find(tmp_path / "a")] == ["step-00000004"]
+    # Nothing is left to do for a run that has ended; with more patience it goes on.
+    assert stopping(monkeypatch, [], tmp_path / "a", 2, resume=True).steps == 4
+    assert stopping(monkeypatch, [3.2, 1.0, 0.5, 0.4], tmp_path / "a", 4, resume=True).steps == 8
+
+
+def test_patience_needs_evaluations(tmp_path):
+    recipe = dataclasses.replace(RECIPE, patience=2)
+    with pytest.raises(ValueError, match=r"patience: expected evaluations \(eval_every\) beside it, got 2"):
+        Trainer(make_compressor(), make_batches(), recipe, tmp_path, cpu=True, eval_every=None)
+
+
+def test_epochs_end_after_all_rows(tmp_path):
+    from tests.helpers.train_worker import make_questions
+
+    recipe = dataclasses.replace(RECIPE, epochs=1)
+    trainer = Trainer(make_compressor(("qa",)), make_questions(), recipe, tmp_path, cpu=True, progress=False)
+    assert trainer.recipe.steps == 9 and "epochs" not in trainer.identity["recipe"]
+    with pytest.raises(ValueError, match="epochs: expected steps"):
+        Trainer(make_compressor(), make_batches(), recipe, tmp_path, cpu=True, progress=False)
+
+
+def test_runs_of_earlier_releases_have_the_same_identity():
+    old = dataclasses.asdict(RECIPE)
+    for name in ("schedule", "optimizer", "eps", "epochs", "context_share", "patience", "steps", "decay"):
+        del old[name]
+    assert RECIPE.identity == old
+    falling = dataclasses.replace(RECIPE, schedule="linear", decay=0.5)
+    assert falling.identity == old | {"steps": 8, "decay": 0.5}
+    identities = [falling.identity, RECIPE.identity] + [
+        dataclasses.replace(RECIPE, **change).identity
+        for change in ({"schedule": "cosine"}, {"optimizer": "adafactor"}, {"eps": 1e-5}, {"context_share": 0.8})
+    ]
+    assert all(one != other for index, one in enumerate(identities) for other in identities[:index])
+    assert dataclasses.replace(RECIPE, patience=3).identity == RECIPE.identity
