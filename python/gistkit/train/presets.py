@@ -127,13 +127,14 @@ PRESETS: Mapping[str, Preset] = {
                 "target_modules": [*_LLAMA_2_MAPS, "embed_tokens"],
                 "rank_pattern": {"embed_tokens": 128},
                 "alpha_pattern": {"embed_tokens": 256},
+                "modules_to_save": ["input_layernorm", "post_attention_layernorm", "norm"],
             },
         },
         method="icae",
         model="Llama 2 7B",
         data="SlimPajama's passages of more than 4096 characters",
         follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1. "
-        "Its norms train too, which this preset leaves out",
+        "Its released code has one LoRA for encoder and decoder; here the decoder stays as it is",
         open=(
             "alpha of LoRA: twice the rank; dropout: none",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
