@@ -56,6 +56,8 @@ def without_times(report):
             "bos_token=0",
             "--tau",
             "8",
+            "--segment",
+            "4",
             "--context",
             "24",
             "--continuation",
