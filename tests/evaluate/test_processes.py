@@ -47,7 +47,22 @@ def without_times(report):
     [
         ("--context", "24", "--chunk", "6", "--ratio", "3", "--keep-examples"),
         ("--cloze", "--tasks", "ae,qa", "--chunk", "6", "--ratio", "3", "--max-new-tokens", "5", "--keep-examples"),
-        ("--method", "avgpool", "--ratio", "4", "--tau", "8", "--context", "24", "--continuation", "12"),
+        (
+            "--method",
+            "avgpool",
+            "--ratio",
+            "4",
+            "--option",
+            "bos_token=0",
+            "--tau",
+            "8",
+            "--segment",
+            "4",
+            "--context",
+            "24",
+            "--continuation",
+            "12",
+        ),
     ],
 )
 def test_two_processes_report_what_one_does(tmp_path, words):
