@@ -86,7 +86,7 @@ PRESETS = {
     # Chunks of the papers' size.
     "long": replace(LONG, batch=1, eval_chunks=6, final_chunks=24),
     # Ours: inputs of the size of embeddings, the compression loss first, and 16 memory tokens for 16, 32 and then 64
-    # tokens; two hours of a core.
+    # tokens; two hours of a core, or less than one in bfloat16 where the processor has it.
     "staged": Recipe(
         method="icae", match_embeddings=True, lengths=(16, 32, 64), compression_steps=100, steps=1200, batch=2,
         eval_every=100,
