@@ -649,7 +649,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
             ["train", "--compressor", "x", "--chunk", "9"],
             "--chunk: expected none beside --compressor, which has its own",
         ),
-        (["train", "--preset", "x"], "preset: expected one of pretrain, "),
+        (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
