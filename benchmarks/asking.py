@@ -41,7 +41,7 @@ TOKENS, QUESTIONS, ANSWER = 8000, 10, 24
 """Of the document, about it, and tokens of an answer at most."""
 FULL = "transformers sdpa, full context"
 
-# The answer's token ids to a question's, and the bytes of keys and values held for the document.
+# From the token ids of a question to those of its answer.
 Ask = Callable[[list[int]], list[int]]
 
 

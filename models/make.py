@@ -215,10 +215,11 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
     for index, (stage, count) in enumerate(sections):
         out = work / f"{now.first}" / f"{index}"
         compressor.set_losses(dict(stage.losses))
+        is_last = index == len(sections) - 1
         recipe = Recipe(
             steps=count, batch=now.batch, learning_rate=model.learning_rate, warmup=model.warmup,
             weight_decay=0.0, seed=now.first + index,
-            **({"schedule": "linear", "decay": model.decay} if index == len(sections) - 1 else {}),
+            schedule="linear" if is_last else "constant", decay=model.decay if is_last else 1.0,
         )  # fmt: skip
         passages = Until(corpus, stage.shortest, stage.longest, stage.continuation, now.batch, recipe.seed)
         passages.deadline = deadline

@@ -1,15 +1,17 @@
 """The papers' presets: what they say, and the numbers of parameters that the papers count, without weights."""
 
 import json
+import re
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gistkit import cli
 from gistkit.options.models import load_empty
 from gistkit.train import PRESETS, notes
 from gistkit.train.estimate import DryRun, activations, dry_run
-from gistkit.train.presets import find_preset
+from gistkit.train.presets import STUDIES, find_preset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # LLaMA 7B and Llama 2 7B: 6.74 billion parameters in 32 layers.
@@ -102,8 +104,27 @@ def test_every_preset_says_what_it_follows():
         text = notes(name)
         assert text.startswith(f"{name} follows {preset.follows}") and text.count("\n  - ") == len(preset.open)
         assert preset.open or name == "smollm2-small"
-    with pytest.raises(ValueError, match="seqpe-wikitext; SeqPE's are gistkit study length --preset paper"):
+    with pytest.raises(ValueError, match="seqpe-wikitext; SeqPE's are gistkit study length --preset seqpe-wikitext"):
         find_preset("seqpe-wikitext")
+
+
+@pytest.mark.parametrize(("study", "preset"), re.findall(r"study (\S+) --preset ([\w-]+)", STUDIES))
+def test_the_studies_that_are_named_have_these_presets(study, preset, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["study", study, "--help"])
+    assert ended.value.code == 0 and preset in capsys.readouterr().out
+
+
+def test_the_compression_loss_trains_maps_embeddings_and_norms(llama):
+    """Ranks 16 and 128 and 65 norms of Llama's layers, Section 3, and its head of a map for each of 15 offsets."""
+    found = run(llama, "cl-llama2")
+    maps = 4 * (4096 + 4096) + 3 * (4096 + 11008)
+    assert found.trained == {
+        "memory tokens": 34 * 4096, "LoRA of the encoder, embeddings": 128 * (32000 + 4096),
+        "LoRA of the encoder": 32 * 16 * maps, "norms of the encoder": 65 * 4096,
+        "compression head": 15 * 4096**2, "task tokens": 2 * 4096,
+    }  # fmt: skip
+    assert found.tokens == (32 * 1020, 32 * 1020)
 
 
 def test_activations_are_about_what_a_pass_keeps():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from gistkit._processes import launched
 from gistkit.compress import Compressor, Dodo, VoCo, language_model, start_as_means
 from gistkit.evaluate import iter_questions
 from gistkit.formats import question_sets
@@ -122,7 +122,7 @@ def run(
     _stages(new_compressor, schedule.steps, random_steps, ratios, scorer_rests)
     trained = new_compressor if made.tau is None else language_model(new_compressor, made.tau, made.segment)
     # One progress bar for all processes.
-    progress = progress and os.environ.get("LOCAL_RANK", "0") == "0"
+    progress = progress and launched().local == 0
     batches: Batches
     if asked is None:
         cache = Path(out) / CACHE

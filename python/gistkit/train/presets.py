@@ -204,7 +204,10 @@ PRESETS: Mapping[str, Preset] = {
     ),
 }
 # SeqPE's experiments train models of their own, not compressors.
-STUDIES = "gistkit study length --preset paper (WikiText-103), gistkit study resolution --preset paper (ImageNet)"
+STUDIES = (
+    "gistkit study length --preset seqpe-wikitext, gistkit study retrieval --preset seqpe-squad and gistkit study "
+    "resolution --preset seqpe-imagenet"
+)
 
 
 def find_preset(name: str) -> Preset:
