@@ -79,9 +79,10 @@ def test_a_conversation_in_a_terminal(folder, memory):
         # Lines are edited: the letter before the cursor is taken back.
         terminal.send("Whyx\x7f\x7fo?\n")
         assert answer() == answers[0]
-        # Ctrl-C drops a line that is half written. Before its letters show, the line may not be read yet.
+        # Ctrl-C drops a line that is half written.
         terminal.send("half")
         terminal.until("half")
+        terminal.rest()
         terminal.send("\x03")
         terminal.until("\n> ")
         terminal.send("When?\n")

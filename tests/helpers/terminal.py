@@ -50,6 +50,17 @@ class Terminal:
         """Types keys; "\\x03" is Ctrl-C, "\\x04" is Ctrl-D."""
         os.write(self._master, keys.encode())
 
+    def rest(self, seconds=120):
+        """Waits until the program waits for keys: Python's input() misses a Ctrl-C typed while it handles the one before."""
+        end, asleep = time.monotonic() + seconds, 0
+        while asleep < 3:
+            if time.monotonic() > end:
+                raise AssertionError(f"expected a program that waits for keys, got {self.shown!r}")
+            time.sleep(0.02)
+            with open(f"/proc/{self.process.pid}/stat") as file:
+                # The name, in parentheses, may hold anything.
+                asleep = asleep + 1 if file.read().rpartition(")")[2].split()[0] == "S" else 0
+
     def until(self, text, seconds=120):
         """What is shown from the last such call to the next `text`, which is left out."""
         end = time.monotonic() + seconds
