@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gistkit import inspect, layouts, nn, ops
     from gistkit import store as store
     from gistkit import studies as studies
+    from gistkit import tables as tables
     from gistkit import train as train
     from gistkit import viz as viz
     from gistkit.layouts.layout import Layout
@@ -37,7 +38,7 @@ __all__ = [
 ]
 _PACKAGES = (
     *("ask", "compress", "evaluate", "formats", "hf", "inspect"),
-    *("layouts", "nn", "ops", "store", "studies", "train", "viz"),
+    *("layouts", "nn", "ops", "store", "studies", "tables", "train", "viz"),
 )
 
 

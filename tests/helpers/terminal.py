@@ -51,7 +51,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def rest(self, seconds=120):
-        """Waits until the program waits for keys: Python's input() misses a Ctrl-C typed while it handles the one before."""
+        """Waits until the program waits for keys: input() misses a Ctrl-C typed while it handles the key before."""
         end, asleep = time.monotonic() + seconds, 0
         while asleep < 3:
             if time.monotonic() > end:

@@ -93,7 +93,7 @@ ORDER = [
         "options",
         "viz",
     ),
-    *("studies", "cli"),
+    *("tables", "studies", "cli"),
 ]
 SEEN_BY_VIZ = {"_checks", "inspect", "layouts", "viz"}
 # {who: what it imports against the order}, each only when it is used.
@@ -104,7 +104,8 @@ DOORS = {
     "gistkit.layouts": {"gistkit.nn.seqpe.trie"},
     # `import gistkit` is enough for gistkit.compress and the others.
     "gistkit": {
-        f"gistkit.{name}" for name in ("nn", "hf", "compress", "store", "evaluate", "ask", "train", "studies", "viz")
+        f"gistkit.{name}"
+        for name in ("nn", "hf", "compress", "store", "evaluate", "ask", "train", "tables", "studies", "viz")
     },
 }
 

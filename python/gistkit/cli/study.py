@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit.cli import paper_table
 from gistkit.options.arguments import Parser, add_command, add_device, device, path, positive
 from gistkit.options.outputs import check_folder
 from gistkit.studies import registry
@@ -45,6 +46,7 @@ def add(commands: Any) -> None:
     studies = parser.add_subparsers(required=True, metavar="STUDY", parser_class=LateParser)
     for name in registry.STUDIES:
         add_late(studies, name, name)
+    paper_table.add(studies)
 
 
 def add_late(commands: Any, name: str, study: str, examples: str = "", fill: Any = None) -> Any:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gistkit.options.arguments import (
     LAYOUTS,
+    Parser,
     add_command,
     add_device,
     add_questions,
@@ -32,6 +34,9 @@ from gistkit.options.models import (
     with_options,
 )
 from gistkit.options.outputs import check_folder
+
+if TYPE_CHECKING:
+    from gistkit.train import DryRun
 
 EXAMPLES = """\
 example: gistkit train --model smollm2 --preset smollm2-small --out runs/small
@@ -268,7 +273,16 @@ def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
-def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> Any:
+def dry_run_of(words: Sequence[str]) -> DryRun:
+    """What the command with these words would train, words after `train`."""
+    parser = argparse.ArgumentParser()
+    add(parser.add_subparsers(parser_class=Parser))
+    arguments = parser.parse_args(["train", *words])
+    settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
+    return _dry_run(arguments, settings, _set_options(arguments, ("method", "layout")))
+
+
+def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
     """The page of a run that is not made."""
     for name in ("images", "compressor"):
         if (value := getattr(arguments, name)) is not None:

@@ -44,6 +44,8 @@ class DryRun:
         tokens: (mean, largest) number of tokens of a step, contexts and continuations together; of questions the
             largest number of their contexts' tokens alone, and no mean.
         memory: bytes of a process by what they hold.
+        operations: floating-point operations of a step's products with weights, forward and backward; of questions
+            those of contexts of the largest length. Attention's own products are not among them.
     """
 
     preset: str
@@ -54,6 +56,7 @@ class DryRun:
     recipe: Recipe
     tokens: tuple[int | None, int]
     memory: Mapping[str, int]
+    operations: float
 
     def __str__(self) -> str:
         recipe, (mean, most) = self.recipe, self.tokens
@@ -74,6 +77,7 @@ class DryRun:
             _line("rows a step", str(recipe.batch)),
             _line("learning rate", rate),
             _line("tokens a step", f"{read} {most:,}"),
+            _line("operations a step", f"about {self.operations:.3g}, without attention's own"),
             _line("memory of a process", f"about {_size(sum(self.memory.values()))}, without caches and fragments"),
             *(_line(f"  {name}", _size(size)) for name, size in self.memory.items()),
         ]
@@ -131,13 +135,14 @@ def dry_run(
             "gradients": sum(parameter.numel() * parameter.element_size() for parameter in parameters),
             "optimizer": sum(map(_adafactor if recipe.optimizer == "adafactor" else _adam, parameters)),
             "activations": activations(
-                rows * tokens_read(made),
+                rows * tokens_read(made, recipe.max_length),
                 trained.lm.width,
                 config.num_hidden_layers,
                 2 if precision == "bf16" or model.dtype.itemsize == 2 else 4,
                 gradient_checkpointing=gradient_checkpointing,
             ),
         },
+        recipe.batch * operations(made, recipe.max_length if mean is None else mean // recipe.batch),
     )
 
 
@@ -150,16 +155,44 @@ def groups_of(compressor: Compressor) -> dict[str, int]:
     return groups
 
 
-def tokens_read(made: Prepared) -> int:
-    """Tokens of all passes of a row of the largest length: the encoder's and those of each loss."""
-    length = made.recipe.max_length
+def tokens_read(made: Prepared, length: int) -> int:
+    """Tokens of all passes of a row of that length: the encoder's and those of each loss."""
     if made.tau is not None:
         return length
+    compressor = made.compressor
+    context, predicted = _texts(made, length)
+    memory = math.ceil(context / compressor.chunk) * compressor.memory_tokens
+    # Means and nuggets have no tokens of their own, and kept keys and values are not read again as tokens.
+    encoded = context + memory * (getattr(compressor, "memory_embeddings", None) is not None)
+    again = memory * (compressor.carrier == "embedding")
+    return encoded + sum(again + predicted.get(name, 0) for name in _passes(made))
+
+
+def operations(made: Prepared, length: int) -> float:
+    """Floating-point operations of a row of that length: two a weight and token each way, two more a trained weight."""
+    compressor = made.compressor
+    head = compressor.model.get_output_embeddings().weight
+    looked_up = {id(compressor.model.get_input_embeddings().weight), id(head)}
+    weights = [each for each in compressor.model.parameters() if each.dim() > 1 and id(each) not in looked_up]
+    trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+    _, predicted = _texts(made, length)
+    asked = length if made.tau is not None else sum(predicted.values())
+    return tokens_read(made, length) * (4.0 * sum(map(nn.Parameter.numel, weights)) + 2.0 * trained) + asked * (
+        4.0 * head.numel()
+    )
+
+
+def _texts(made: Prepared, length: int) -> tuple[int, dict[str, int]]:
+    """Tokens of a row's context, and those that each loss predicts; answers are short."""
     losses = made.compressor.loss_weights
     context = length if not {"qa", "kl"}.isdisjoint(losses) else made.recipe.context_of(length)
-    memory = math.ceil(context / made.compressor.chunk) * made.compressor.memory_tokens
-    texts = {"ae": context, "lm": length - context}
-    return context + memory + sum(memory + texts.get(name, 0) for name in losses if name != "compression")
+    found = {"ae": context, "lm": length - context, "compression": context}
+    return context, {name: found[name] for name in losses if name in found}
+
+
+def _passes(made: Prepared) -> list[str]:
+    """The losses with a pass of their own: the compression loss reads memory tokens as they are."""
+    return [name for name in made.compressor.loss_weights if name != "compression"]
 
 
 def activations(tokens: int, width: int, layers: int, size: int, *, gradient_checkpointing: bool) -> int:

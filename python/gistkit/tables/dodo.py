@@ -1,0 +1,119 @@
+"""Tables of Dodo: the language model that reads on, questions about SQuAD's passages, and summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gistkit.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table
+
+PAPER = "Dodo"
+PILE = {"text": "the Pile, split by hand: files whose names tell train and test, or one of which a tenth is held out"}
+CHAT = ("what the presets dodo-continue and dodo-finetune choose: gistkit train --preset NAME --dry-run says it",)
+
+
+def _reading(method: str, states: int) -> dict[str, Stage]:
+    """Half of the states stand for ten times as many tokens, the others for the last ones."""
+    recent, past = states // 2, states * 5
+    lengths = (str(past + recent), "32")
+    measure = ("--context", lengths[0], "--continuation", lengths[1], "--tau", str(recent), "--baselines", "recent")
+    total = str(past + recent + 32)
+    return {
+        "train": Stage(
+            TRAIN,
+            ("--preset", "dodo-lm", "--tau", str(recent), "--min-length", total, "--max-length", total, "--text",
+             "{text}"),
+            ("--method", method, "--ratio", "10"),
+        ),
+        "pile": Stage(EVALUATE, ("--text", "{text}", "--examples", "1000", *measure), start="train"),
+        "wikitext": Stage(
+            EVALUATE,
+            ("--text", "{wikitext}", "--examples", "1000", "--excluded-words", "<unk>", *measure),
+            start="train",
+        ),
+    }  # fmt: skip
+
+
+READING = [
+    Column("WikiText subword", "wikitext", "lm_perplexity"),
+    Column("WikiText word", "wikitext", "lm_word_perplexity"),
+    Column("Pile", "pile", "lm_perplexity"),
+]
+# States: those of Full, Compressive and Dodo, in the order of these columns.
+_READ_ON = {
+    256: ((6.39, 10.65, 4.94), (6.88, 11.62, 4.82), (6.30, 10.55, 4.01)),
+    128: ((6.87, 11.69, 5.35), (7.09, 12.18, 4.93), (6.58, 11.06, 4.49)),
+    64: ((7.95, 14.08, 5.80), (7.64, 13.39, 5.65), (6.91, 11.78, 5.01)),
+}
+
+
+def _arms() -> list[Arm]:
+    headings = [column.heading for column in READING]
+    arms = []
+    for states, figures in _READ_ON.items():
+        for title, method, row, values in zip(
+            ("Full", "Compressive", "Dodo"), ("dodo", "avgpool", "dodo"), ("Recent", "", ""), figures, strict=True
+        ):
+            # The plain model reads as many last tokens as Dodo keeps states, in the same evaluation.
+            stages, published = _reading(method, states), dict(zip(headings, values, strict=True))
+            arms.append(Arm(f"{title} {states}", f"{method}-{states}", stages, published, row))
+    return arms
+
+
+def _answering(ratio: int) -> dict[str, Stage]:
+    return {
+        "train": Stage(
+            TRAIN, ("--preset", "dodo-continue", "--text", "{text}"), ("--method", "dodo", "--ratio", str(ratio))
+        ),
+        "answers": Stage(
+            EVALUATE,
+            ("--questions", "{squad}", "--examples", ALL, "--prompt", "dodo", "--baselines", "none,full,summary"),
+            start="train",
+        ),
+    }
+
+
+ACCURACY = [Column("accuracy", "answers", "qa_contains_answer")]
+ROUGE = [
+    Column("R1", "summaries", "qa_rouge1_f1"),
+    Column("R2", "summaries", "qa_rouge2_f1"),
+    Column("RL", "summaries", "qa_rougel_f1"),
+]
+_SUMMARIES = {
+    "train": Stage(
+        TRAIN, ("--preset", "dodo-finetune", "--questions", "{train}"), ("--method", "dodo", "--ratio", "10")
+    ),
+    "summaries": Stage(
+        EVALUATE,
+        ("--questions", "{test}", "--examples", ALL, "--prompt", "dodo", "--max-new-tokens", "128", "--baselines",
+         "full"),
+        start="train",
+    ),
+}  # fmt: skip
+TABLES: Mapping[str, Table] = {
+    "dodo-1": Table(
+        f"{PAPER}, Table 1", "dodo", "Llama 2 7B", PILE | {"wikitext": "WikiText-103's raw text"}, READING, _arms(),
+        ("how many tokens are predicted from one history: 32, of 1,000 passages",
+         "what the preset dodo-lm chooses: gistkit train --preset dodo-lm --dry-run says it",
+         "Full reads its last tokens: as many as Dodo's mean number of states"),
+    ),
+    "dodo-3": Table(
+        f"{PAPER}, Table 3", "dodo-chat", "Llama 2 7B chat", PILE | {"squad": "SQuAD's validation set"}, ACCURACY,
+        [
+            Arm("NoDoc", "10x", _answering(10), {"accuracy": 1.4}, "NoContext"),
+            Arm("LMSumm 10x", "10x", _answering(10), {"accuracy": 30.9}, "Summary"),
+            Arm("Full", "10x", _answering(10), {"accuracy": 64.5}, "FullContext"),
+            Arm("Dodo 5x", "5x", _answering(5), {"accuracy": 59.1}, "Dodo"),
+            Arm("Dodo 10x", "10x", _answering(10), {"accuracy": 49.8}, "Dodo"),
+        ],
+        CHAT,
+    ),
+    "dodo-4": Table(
+        f"{PAPER}, Table 4", "dodo-chat", "Llama 2 7B chat",
+        {"train": "CNN/DailyMail 3.0.0, training set", "test": "its test set"}, ROUGE,
+        [
+            Arm("Full (zero-shot)", "summaries", _SUMMARIES, {"R1": 32.5, "R2": 9.7, "RL": 28.2}, "FullContext"),
+            Arm("Dodo 10x", "summaries", _SUMMARIES, {"R1": 39.9, "R2": 14.6, "RL": 37.0}, "Dodo"),
+        ],
+        (*CHAT, "Full (fine-tuning) is left out; a summary has at most 128 tokens"),
+    ),
+}  # fmt: skip

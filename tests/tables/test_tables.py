@@ -1,0 +1,209 @@
+"""The papers' tables: their figures and commands, estimates beside counted operations, and one made end to end."""
+
+import gzip
+import json
+import statistics
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gistkit import cli
+from gistkit.cli import evaluate, train
+from gistkit.options.arguments import Parser
+from gistkit.tables import TABLES, find_table
+from gistkit.tables.table import Choices, missing_data, runs
+from gistkit.train.estimate import operations
+from gistkit.train.prepare import prepare
+from tests.cli.test_cli import small_llama
+from tests.helpers.models import byte_tokenizer
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+INSIDE = ("SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort")
+OUTSIDE = ("BioASQ", "DROP", "DuoRC.ParaphraseRC", "RACE", "RelationExtraction", "TextbookQA")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("model")
+    # As many layers as Dodo's scorer reads.
+    small_llama(num_hidden_layers=3).save_pretrained(root)
+    byte_tokenizer().save_pretrained(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A text, and MRQA's twelve files with a question or two each, in its own format."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "text.txt").write_text("".join(f"On day {day} it rained {day * 7 % 10} times.\n" for day in range(400)))
+    for split in ("train", "dev"):
+        (root / split).mkdir()
+        for name in INSIDE if split == "train" else INSIDE + OUTSIDE:
+            lines = [{"header": {"dataset": name, "split": split}}]
+            for number in range(2):
+                question = {"question": "When?", "qid": f"{number}", "answers": [f"day {number}"]}
+                lines.append({"context": f"{name}: it rained on day {number}. " * 2, "qas": [question]})
+            with gzip.open(root / split / f"{name}.jsonl.gz", "wt") as out:
+                out.writelines(json.dumps(line) + "\n" for line in lines)
+    return root
+
+
+def call(*words):
+    return cli.main(["study", "paper-table", *map(str, words)])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, tmp_path, capsys):
+    table = find_table(name)
+    assert len({column.heading for column in table.columns}) == len(table.columns)
+    for arm in table.arms:
+        assert {column.stage for column in table.columns} <= arm.stages.keys()
+        # Nothing published is lost by a wrong heading, and each row has some of it.
+        assert arm.published and arm.published.keys() >= {
+            column.heading for column in table.columns if column.heading in arm.published
+        }
+        assert any(column.heading in arm.published for column in table.columns)
+    parser = Parser(prog="gistkit")
+    commands = parser.add_subparsers(parser_class=Parser)
+    train.add(commands)
+    evaluate.add(commands)
+    planned = list(runs(table, Choices(str(folder), tmp_path)))
+    assert len({run.folder for run in planned}) == len(planned)
+    for run in planned:
+        parsed = parser.parse_args(list(run.words))
+        assert parsed.out.is_relative_to(run.folder)
+        if run.new:
+            assert train.dry_run_of(run.new[1:]).operations > 0
+    assert call(name, "--model", folder, "--out", tmp_path / "out", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    assert table.follows in shown and shown.count("\ngistkit ") == len(planned) and "hours of training" in shown
+    assert not (tmp_path / "out").exists()
+    words = [word for arm in table.arms for stage in arm.stages.values() for word in stage.words]
+    assert missing_data(table, {}) == [key for key in table.data if f"{{{key}}}" in words]
+
+
+def test_figures_of_the_papers():
+    """Some that the papers' tables show, by row and column."""
+    for name, arm, heading, value in (
+        ("epl-4", "500x(EPL)", "DuoRC F1", 39.07), ("epl-4", "ICAE(DPL)", "AE BLEU", 31.80),
+        ("epl-6", "ICAE(UPL)", "Out-of-domain EM", 29.11), ("epl-7-8b", "ICAE(EPL)", "LM PPL", 7.61),
+        ("epl-9-3b", "ICAE(DPL)", "PPL(AE)", 1.49), ("epl-16-8b", "500x(DPL)", "In-domain F1", 74.14),
+        ("epl-17-1b", "ICAE(EPL)", "RE EM", 64.31), ("epl-18", "500x(UPL)", "NQ EM", 45.66),
+        ("epl-19", "500x(EPL)", "Out-of-domain F1", 48.03), ("cl-1", "31x", "BLEU4", 84.4),
+        ("cl-2", "wo AE", "answers' BLEU4", 26.5), ("dodo-1", "Compressive 64", "WikiText word", 13.39),
+        ("dodo-3", "LMSumm 10x", "accuracy", 30.9), ("dodo-4", "Dodo 10x", "RL", 37.0),
+        ("gistpool-squad", "GistPool 10x", "loss", 0.545), ("gistpool-race", "Full context", "loss", 0.083),
+        ("gistpool-6", "trained on squad", "on narrativeqa", 2.886),
+        ("gistpool-7", "trained on race", "on fairytaleqa", 9.317),
+    ):  # fmt: skip
+        found = {each.title: each for each in TABLES[name].arms}[arm]
+        assert found.published[heading] == value
+        assert heading in {column.heading for column in TABLES[name].columns}
+
+
+@pytest.mark.parametrize(
+    ("method", "losses", "lora"),
+    [("x500", ("ae", "lm"), 4), ("icae", ("ae", "lm", "compression"), 4), ("avgpool", ("lm",), None)],
+)
+def test_operations_of_a_step_as_torch_counts_them(method, losses, lora):
+    length = 400
+    compressor = {"losses": losses, "lora": lora, "ratio": 5}
+    if method != "avgpool":
+        compressor["chunk"] = 100
+    recipe = {"min_length": length, "max_length": length, "batch": 2}
+    # What the first and the last layer need not compute backward counts for little in many.
+    made = prepare(small_llama(num_hidden_layers=12), method=method, compressor=compressor, recipe=recipe)
+    ids = torch.randint(0, 256, (2, length))
+    counter = FlopCounterMode(display=False)
+    with counter:
+        sum(
+            made.compressor(input_ids=ids[:, : length // 2], continuation_ids=ids[:, length // 2 :]).values()
+        ).backward()
+    counted = sum(counter.get_flop_counts()["Global"].values())
+    assert 2 * operations(made, length) == pytest.approx(counted, rel=0.12)
+
+
+SMALL = (
+    "--more", "pretrain=--steps 2 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48",
+    "--more", "reconstruction=--context 16 --continuation 8 --examples 2",
+    "--more", "finetune=--steps 2 --batch 2 --min-length 8 --max-length 48 --held-out 2",
+    "--more", "answers=--examples 2 --max-new-tokens 4",
+)  # fmt: skip
+
+
+def test_table_4_of_epl_from_pretraining_to_twelve_sets(folder, data, tmp_path, capsys):
+    out = tmp_path / "epl"
+    words = ("epl-4", "--model", folder, "--out", out, *SMALL, "--data", f"text={data / 'text.txt'}")
+    assert call(*words) == 2
+    complaint = capsys.readouterr().err
+    assert "--data: expected train=PATH, test=PATH, got none" in complaint and complaint.count("\n") == 1
+
+    # What ended before a mistake is kept.
+    assert call(*words, "--data", f"train={data / 'none'}", "--data", f"test={data / 'dev'}") == 2
+    shown = capsys.readouterr()
+    assert "none" in shown.err and (out / "1b-icae-dpl" / "pretrain" / "compressor").is_dir()
+    before = (out / "1b-icae-dpl" / "pretrain" / "metrics.jsonl").read_bytes()
+    words += ("--data", f"train={data / 'train'}", "--data", f"test={data / 'dev'}")
+    assert call(*words) == 2
+    assert "expected a folder of the same runs, got" in capsys.readouterr().err
+    (out / "1b-icae-dpl" / "finetune" / "command.json").unlink()
+    assert call(*words) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("is there already") == 2
+    assert (out / "1b-icae-dpl" / "pretrain" / "metrics.jsonl").read_bytes() == before
+
+    lines = (out / "epl-4.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")]
+    head, rows = rows[0], rows[2:]
+    assert [row[0] for row in rows] == ["ICAE(DPL)", "ICAE(EPL)", "500x(DPL)", "500x(EPL)"]
+    assert head[1:5] == ["LM PPL", "AE BLEU", "BioASQ F1", "BioASQ EM"] and len(head) == 1 + 2 + 14
+    assert rows[3][1].endswith("(10.80)") and rows[3][-1].endswith("(32.29)")
+    report = json.loads((out / "1b-x500-epl" / "answers" / "evaluation.json").read_text())
+    assert len(report["sets"]) == 12
+    outside = [each["rows"][0]["metrics"] for each in report["sets"] if each["domain"] == "out-of-domain"]
+    for place, metric in ((-2, "qa_rouge1_f1"), (-1, "qa_exact_match")):
+        mean = statistics.fmean(each[metric] for each in outside)
+        assert rows[3][place].split()[0] == f"{mean:.2f}"
+    bioasq = next(each for each in report["sets"] if each["name"].startswith("BioASQ"))
+    assert rows[3][3].split()[0] == f"{bioasq['rows'][0]['metrics']['qa_rouge1_f1']:.2f}"
+    for arm in ("icae-dpl", "icae-epl", "x500-dpl", "x500-epl"):
+        saved = json.loads((out / f"1b-{arm}" / "finetune" / "compressor" / "compressor.json").read_text())
+        assert f"{saved['method']}-{saved['settings']['layout']}" == arm
+
+    # Another table of the paper has the same runs.
+    assert call("epl-17-1b", *words[1:], "--arms", "500x(EPL)") == 0
+    assert capsys.readouterr().out.count("is there already") == 4
+    other = (out / "epl-17-1b.md").read_text()
+    assert rows[3][3] in other and "ICAE" not in other.partition("ours (paper)")[2]
+
+
+def test_hours_of_measured_steps(folder, data, tmp_path, capsys):
+    words = ("epl-6", "--model", folder, "--out", tmp_path / "out", *SMALL, "--arms", "ICAE(UPL)", "--measure", 2)
+    given = (
+        "--data",
+        f"text={data / 'text.txt'}",
+        "--data",
+        f"train={data / 'train'}",
+        "--data",
+        f"test={data / 'dev'}",
+    )
+    assert call(*words, *given) == 0
+    shown = capsys.readouterr().out
+    assert "from 2 steps of each" in shown and not (tmp_path / "out").exists()
+
+
+def test_mistakes(folder, tmp_path, capsys):
+    for words, complaint in (
+        (("epl-5",), "table: expected one of epl-4, "),
+        (("seqpe-1",), "gistkit study length --preset seqpe-wikitext prints"),
+        (("epl-4", "--arms", "ICAE"), "arms: expected some of ICAE(DPL), ICAE(EPL), 500x(DPL), 500x(EPL), got 'ICAE'"),
+        (("epl-4", "--data", "pile=x"), "data: expected some of text, train, test, got 'pile'"),
+        (("epl-4", "--more", "train=--steps 1"), "more: expected some of "),
+    ):
+        assert call(*words, "--model", folder, "--out", tmp_path, "--dry-run") == 2
+        shown = capsys.readouterr()
+        assert complaint in shown.err and shown.err.count("\n") == 1
+    with pytest.raises(SystemExit):
+        call("epl-4", "--data", "text")
+    assert "expected NAME=VALUE, got 'text'" in capsys.readouterr().err
