@@ -147,7 +147,8 @@ def _make(run: Run, launcher: Sequence[str] | None) -> int:
     record = run.folder / COMMAND
     if record.exists() and (before := json.loads(record.read_text(encoding="utf-8"))) != list(run.words):
         raise ValueError(
-            f"--out: expected a folder of the same runs, got {run.folder}, made by gistkit {shlex.join(before)}"
+            f"--out: expected a folder of the same runs, got {run.folder}, made by gistkit {shlex.join(before)}; "
+            "remove it, or use another --out"
         )
     if run.result.exists() and record.exists():
         print("is there already")
