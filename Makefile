@@ -8,6 +8,7 @@
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
 # make gpu    on a machine with a GPU, with the torch that PYTHON has: builds, tests and benchmarks on it, without a network;
 #             gpu-check and gpu-bench are its two halves: make gpu-bench PYTHON=python3.12 OUT=runs/gpu BUDGET=480
+# make gpu-models   on such a machine, half an hour of training for the compressors in models/; see there what it reads
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make models  a sitting of each compressor in models/ (an hour on one core): STEPS=1000; Debian's manuals first, see there
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
@@ -21,7 +22,7 @@ CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o 
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check avx2 fuzz models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench bench clean
+.PHONY: demo test check avx2 fuzz models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -160,6 +161,9 @@ gpu-check:
 
 gpu-bench:
 	$(PYTHON) benchmarks/gpu_run.py bench $(GPU_OPTIONS)
+
+gpu-models:
+	$(PYTHON) benchmarks/gpu_run.py models $(GPU_OPTIONS)
 
 clean:
 	rm -rf build dist $(VENV)

