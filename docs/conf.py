@@ -46,7 +46,6 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 
 html_theme = "furo"
-pygments_dark_style = "github-dark"
 html_title = f"gistkit {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 from argparse import ArgumentParser, _SubParsersAction
 from typing import Any
+from unittest.mock import patch
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -44,7 +46,7 @@ def _purpose(value: Any, package: str) -> str:
 
 
 def _inline(text: str, package: str) -> str:
-    return " ".join(convert(text.split("\n"), package, None, frozenset()))
+    return " ".join(convert(text.split("\n"), package))
 
 
 def _entry(package: str, name: str, value: Any, said: str) -> list[str]:
@@ -64,7 +66,9 @@ class Commands(SphinxDirective):
         for parser in _parsers(gistkit.cli.parser()):
             section = nodes.section(ids=[nodes.make_id(parser.prog)], names=[parser.prog])
             section += nodes.title("", parser.prog)
-            section += nodes.literal_block(text=parser.format_help(), language="text")
+            # As wide as a page, whatever terminal the site is built in.
+            with patch.dict(os.environ, COLUMNS="98"):
+                section += nodes.literal_block(text=parser.format_help(), language="text")
             found.append(section)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from docutils import nodes
@@ -18,12 +18,12 @@ SECTIONS = {"Args:": "Parameters", "Returns:": "Returns", "Raises:": "Raises", "
 ITEM = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): (.*)")
 
 
-def convert(lines: list[str], package: str, owner: str | None, own: frozenset[str]) -> list[str]:
+def convert(lines: list[str], package: str, closer: Sequence[str] = (), own: Collection[str] = ()) -> list[str]:
     """The lines of a docstring, cleaned of its indentation, as reStructuredText.
 
     Args:
         lines: purpose, paragraphs, code that is indented by four, then sections with items.
-        package: where unqualified names are looked up, and in `owner`, the class that it is about.
+        package: where names are looked up, after `closer`; see `names.resolve`.
         own: names that are parameters here, which are never links.
     """
 
@@ -35,7 +35,7 @@ def convert(lines: list[str], package: str, owner: str | None, own: frozenset[st
                 parts[index] = re.sub(r"[\\*|]|_(?!\w)", lambda found: "\\" + found[0], part)
                 continue
             word = part.removesuffix("()")
-            target = None if word in own else names.resolve(word, package, owner)
+            target = None if word in own else names.resolve(word, package, *closer)
             code = f"``{part}``" if target is None else f":py:obj:`{part} <{target}>`"
             # Markup ends at an empty escape where a letter follows, and begins at one behind a letter.
             before, after = parts[index - 1][-1:].isalnum(), parts[index + 1][:1].isalnum()
@@ -45,7 +45,7 @@ def convert(lines: list[str], package: str, owner: str | None, own: frozenset[st
     return list(_blocks(lines, inline))
 
 
-def _blocks(lines: list[str], inline: Any) -> Iterator[str]:
+def _blocks(lines: list[str], inline: Callable[[str], str]) -> Iterator[str]:
     index = 0
     text_before = ""
     while index < len(lines):
@@ -73,7 +73,7 @@ def _gap(before: str) -> list[str]:
     return [] if before.startswith("  ") else [""]
 
 
-def _section(title: str, lines: list[str], inline: Any) -> Iterator[str]:
+def _section(title: str, lines: list[str], inline: Callable[[str], str]) -> Iterator[str]:
     """A field: with an item for each name, or with text."""
     yield f":{title}:"
     for line in lines:
@@ -93,10 +93,11 @@ def on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
     owner = name if what in ("class", "exception") else name.rpartition(".")[0] if what != "module" else None
     function = obj.fget if isinstance(obj, property) else obj
     try:
-        own = frozenset(inspect.signature(function).parameters)
+        own = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
-        own = frozenset()
-    lines[:] = convert(lines, package, owner if inspect.isclass(names.find(owner or "")) else None, own)
+        own = []
+    closer = [owner] if owner is not None and inspect.isclass(names.find(owner)) else []
+    lines[:] = convert(lines, package, [*closer, getattr(function, "__module__", None) or package], own)
 
 
 def on_missing(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement) -> nodes.Node | None:

@@ -34,11 +34,15 @@ def home(package: str, name: str) -> str:
     return defined if defined in PACKAGES and hasattr(import_module(defined), name) else package
 
 
-def resolve(word: str, package: str, owner: str | None = None) -> str | None:
-    """The full name of what `word` stands for in a package's text, or in that of its class `owner`; None: nothing."""
-    candidates = [f"{package}.{word}", f"gistkit.{word}", word]
-    if owner is not None:
-        candidates.insert(0, f"{owner}.{word}")
+def resolve(word: str, package: str, *closer: str) -> str | None:
+    """The full name of what `word` stands for in a package's text; None: nothing.
+
+    Args:
+        word: a name, which may have dots.
+        package: as "gistkit.layouts"; words may begin at it, at gistkit, or at a class of any package.
+        closer: full names at which a word begins rather, such as the class and the module that a text is in.
+    """
+    candidates = [*(f"{name}.{word}" for name in closer), f"{package}.{word}", f"gistkit.{word}", word]
     first, _, rest = word.partition(".")
     if first[:1].isupper():
         classes = [name for name in public() if name.endswith(f".{first}")]
@@ -54,6 +58,8 @@ def full_name(name: str, value: Any) -> str:
     same = [public_name for public_name, other in public().items() if other is value]
     if same:
         return same[0]
+    if inspect.isclass(value) and value.__module__.startswith("gistkit."):
+        return f"{value.__module__}.{value.__qualname__}"
     parent, _, last = name.rpartition(".")
     owner = find(parent)
     return f"{full_name(parent, owner)}.{last}" if inspect.isclass(owner) else name

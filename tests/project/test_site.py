@@ -78,7 +78,7 @@ def test_every_page_is_in_the_contents():
     paths = [*DOCS.glob("methods/*"), *DOCS.glob("api/*"), *DOCS.glob("*.md")]
     pages = {str(path.relative_to(ROOT).with_suffix("")) for path in paths}
     assert pages - {"docs/contents"} <= listed and "notebooks/*" in listed
-    for name in listed - {"notebooks/*"}:
+    for name in (name for name in listed if "*" not in name):
         assert any((ROOT / f"{name}{suffix}").exists() for suffix in (".md", ".rst")), name
 
 
@@ -97,7 +97,7 @@ def test_a_docstring_means_in_the_reference_what_it_says(monkeypatch):
         "Returns:",
         "    out: a tensor.",
     ]
-    assert docstrings.convert(lines, "gistkit.layouts", None, frozenset({"count"})) == [
+    assert docstrings.convert(lines, "gistkit.layouts", own=["count"]) == [
         r"A mask of 2\*\*24 tiles; see :py:obj:`Layout <gistkit.layouts.Layout>`\ s, ``count`` and "
         r":py:obj:`Plan.to <gistkit.layouts.Plan.to>`, x\_ too.",
         "",
