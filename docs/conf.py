@@ -40,8 +40,10 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!gistkit).*")]
 add_module_names = False
 autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"ArrayLike": "numpy.typing.ArrayLike"}
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 88
 

@@ -15,6 +15,9 @@ from sphinx.environment import BuildEnvironment
 import names
 
 SECTIONS = {"Args:": "Parameters", "Returns:": "Returns", "Raises:": "Raises", "Attributes:": "Attributes"}
+# What NumPy makes of NDArray[...], and what stands for a field's default that is made anew.
+ARRAY = re.compile(r"~numpy\.ndarray\[tuple\[~typing\.Any, \.\.\.\], ~numpy\.dtype\[([~\w.]+)\]\]")
+FACTORY = "<factory>"
 ITEM = re.compile(r"(\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*): (.*)")
 
 
@@ -100,6 +103,18 @@ def on_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, line
     lines[:] = convert(lines, package, [*closer, getattr(function, "__module__", None) or package], own)
 
 
+def short(annotations: str) -> str:
+    """A signature, or what it returns, with NDArray[...] as it is in the source, and an ellipsis for a made default."""
+    return ARRAY.sub(r"~numpy.typing.NDArray[\1]", annotations).replace(FACTORY, "...")
+
+
+def on_signature(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, arguments: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """What autodoc calls for each signature, whose two parts it takes back."""
+    return arguments and short(arguments), returned and short(returned)
+
+
 def on_missing(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.TextElement) -> nodes.Node | None:
     """A link to what a name without an entry stands for, or its text if it is not public; a wrong name is a warning."""
     if node.get("refdomain") != "py":
@@ -121,5 +136,6 @@ def on_missing(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", on_docstring)
+    app.connect("autodoc-process-signature", on_signature)
     app.connect("missing-reference", on_missing)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -108,6 +108,14 @@ def test_a_docstring_means_in_the_reference_what_it_says(monkeypatch):
     ]
 
 
+def test_a_signature_names_arrays_as_the_source_does(monkeypatch):
+    short = extension("docstrings", monkeypatch).short
+    array = "~numpy.ndarray[tuple[~typing.Any, ...], ~numpy.dtype[~numpy.uint8]]"
+    assert short(f"(roles: {array}, names: list[str] = <factory>)") == (
+        "(roles: ~numpy.typing.NDArray[~numpy.uint8], names: list[str] = ...)"
+    )
+
+
 def test_a_name_is_found_where_it_is_described_and_a_wrong_one_is_not(monkeypatch):
     names = extension("names", monkeypatch)
     assert names.resolve("gistkit.layouts.layout.Layout", "gistkit.viz") == "gistkit.layouts.Layout"
