@@ -43,7 +43,7 @@ def draw(code: str, path: Path) -> None:
     names: dict = {}
     with matplotlib.rc_context(STYLE):
         exec(compile(code, "picture", "exec"), names)
-        names["figure"].savefig(path, metadata={"Date": None})
+        names["figure"].savefig(path, metadata={"Date": None}, bbox_inches="tight", pad_inches=0.15)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

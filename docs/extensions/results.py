@@ -40,8 +40,8 @@ class Results(SphinxDirective):
         lines = ["| " + " | ".join(row) + " |" for row in table]
         lines.insert(1, "|" + "---|" * len(table[0]))
         # Machines and commits are on the page itself.
-        said = [sentence for sentence in note.rstrip(".").split(". ") if ", torch " not in sentence]
-        return self.parse_text_to_nodes("\n".join([*lines, "", ". ".join([*said, ""]).rstrip()]))
+        said = [sentence.rstrip(".") for sentence in note.split(". ") if ", torch " not in sentence]
+        return self.parse_text_to_nodes("\n".join([*lines, "", ". ".join(said) + "." * bool(note)]))
 
 
 def choose(
@@ -67,14 +67,16 @@ def choose(
 
 
 def _beginning(kind: str, always: list[int], beginnings: list[str], cells: list[str]) -> list[int]:
-    """The places of cells that begin so, in the order of the table; all of them where nothing is asked for."""
+    """The places of cells that begin with such words, in the order of the table; all where nothing is asked for."""
     if not beginnings:
         return list(range(len(cells)))
+    places = set(always)
     for beginning in beginnings:
-        if not any(cell.startswith(beginning) for cell in cells):
+        found = {i for i, cell in enumerate(cells) if re.match(rf"{re.escape(beginning)}(?!\w)", cell)}
+        if not found:
             raise ValueError(f"results: expected a {kind} that begins with {beginning!r}, got {cells}")
-    places = (i for i, cell in enumerate(cells) if any(cell.startswith(beginning) for beginning in beginnings))
-    return sorted({*always, *places})
+        places |= found
+    return sorted(places)
 
 
 def _listed(text: str) -> list[str]:

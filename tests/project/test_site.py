@@ -129,7 +129,7 @@ def test_a_name_is_found_where_it_is_described_and_a_wrong_one_is_not(monkeypatc
 def test_results_are_rows_of_the_page_and_a_missing_one_is_refused(monkeypatch):
     results = extension("results", monkeypatch)
     page = (
-        "<!-- some table -->\n\n| arm | loss |\n|---|---|\n| A 1x | 1 |\n| B | 2 |\n\nFirst.\n\n"
+        "<!-- some table -->\n\n| arm | loss |\n|---|---|\n| A 1x | 1 |\n| Ab | 2 |\n\nFirst.\n\n"
         "| arm | exact | loss |\n|---|---|---|\n| A | 3 | 4 |\n\nSecond one.\n\n<!-- end of some table -->"
     )
     assert results.choose(page, "some", "arm", "", ["A"], []) == ([["arm", "loss"], ["A 1x", "1"]], "First.")
