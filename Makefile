@@ -1,8 +1,9 @@
 # make demo   sets up .venv, then compares position layouts on real text
 # make test   the tests: every feature, in minutes
-# make check  all that CI runs: every test, with avx2, lint and sanitize below; half an hour on two cores
+# make check  all that CI runs: every test, with avx2, lint, sanitize and docs below; half an hour on two cores
 # make avx2   those tests whose figures come from the processor, with torch and the kernels limited to AVX2
 # make lint   formatting, lint and types
+# make docs   the site of documentation in build/docs/html, a minute; a warning or a link that leads nowhere ends it
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
 # make fuzz   tests with random cases, many of them: FUZZ cases each, until FUZZ_SECONDS are over; ARGS="-k memory" for some
 # make cuda   builds the CUDA library (needs nvcc, no GPU) and compares what its kernels spill with the committed table
@@ -22,7 +23,7 @@ CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o 
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check avx2 fuzz models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench clean
+.PHONY: demo test check avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -32,11 +33,12 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --du
 test: $(VENV)/installed
 	$(PYTEST) --quick notebooks/0[17]_*.ipynb tests --nbmake $(ARGS)
 
-check: $(VENV)/installed
+check: $(VENV)/installed $(VENV)/packages-docs
 	$(PYTEST) notebooks tests --nbmake $(ARGS)
 	$(MAKE) avx2
 	$(MAKE) lint
 	$(MAKE) sanitize
+	$(MAKE) docs
 
 # inductor keeps what it compiled without asking which instructions torch may use: it gets a folder of its own.
 AVX2 := GISTKIT_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
@@ -67,6 +69,12 @@ lint: $(VENV)/packages-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror $(CXX_FILES)
 	$(BIN)/mypy
+
+# Everything is read anew: what changed in a docstring or a picture is no file that Sphinx knows.
+docs: $(VENV)/installed $(VENV)/packages-docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -E -n -W --keep-going -q -c docs -d build/docs/doctrees . build/docs/html $(ARGS)
+	$(BIN)/python tools/links.py build/docs/html
+	@echo "== the site: build/docs/html/index.html"
 
 bench: $(VENV)/installed
 	$(BIN)/python benchmarks/planner.py --save $(ARGS)

@@ -1,0 +1,156 @@
+"""The site of documentation: code of its pages runs, names and pages are all there, its directives refuse errors."""
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+import gistkit
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+CONTENTS = (DOCS / "contents.md").read_text()
+METHODS = sorted(path.stem for path in (DOCS / "methods").glob("*.md") if path.stem != "index")
+PACKAGES = [name for name in gistkit._PACKAGES if hasattr(import_module(f"gistkit.{name}"), "__all__")]
+
+
+def extension(name, monkeypatch):
+    """A module of docs/extensions, or a skip without Sphinx."""
+    pytest.importorskip("sphinx", reason="the docs extra is not installed")
+    monkeypatch.syspath_prepend(str(DOCS / "extensions"))
+    return import_module(name)
+
+
+CLAIMS = {
+    "layouts": lambda names: names["out"].shape == names["q"].shape == (1, 4, 1200, 64),
+    "icae": lambda names: names["memory"].embeddings.shape == (2, 60, 64) and names["compressor"].gain is not None,
+    "x500": lambda names: names["memory"].num_tokens == 40 and names["share"] == 1 / 5,
+    "compression-loss": lambda names: set(names["losses"]) == {"compression", "lm", "loss"},
+    "gist": lambda names: names["memory"].lengths == (51, 51) and names["compressor"].title.startswith("SepOffsetGist"),
+    "avgpool": lambda names: names["memory"].lengths == (126, 126),
+    "gistpool": lambda names: len(names["errors"]) == 2 and names["memory"].lengths == (51, 51),
+    "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
+    "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
+    "seqpe": lambda names: all(parameter.grad is not None for parameter in names["model"].parameters()),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_lines_of_a_method_run_and_do_what_they_say(name):
+    pytest.importorskip("peft", reason="the hf extra is not installed")
+    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods" / f"{name}.md").read_text(), re.DOTALL)
+    assert code.count("\n") <= 16 and max(map(len, code.split("\n"))) <= 120
+    torch.manual_seed(0)
+    names: dict = {}
+    exec(code, names)
+    assert CLAIMS[name](names)
+    if "answer" in names:
+        assert names["answer"].shape[-1] == 10
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_has_a_picture_its_results_and_when_to_use_it(name):
+    page = (DOCS / "methods" / f"{name}.md").read_text()
+    assert page.count("```{picture}\n:alt: ") == 1 and "\n## When to use it\n" in page
+    assert "```{results} " in page.split("## The paper's result beside ours\n")[1]
+    assert f"docs/methods/{name}\n" in CONTENTS and f"({name}.md)" in (DOCS / "methods/index.md").read_text()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_is_in_the_reference(package):
+    page = (DOCS / "api" / f"{package}.rst").read_text()
+    listed = re.findall(rf"^\.\. api:: gistkit\.{package}\n\n((?:   .*\n)+)", page, re.MULTILINE)
+    described = [line.split(":")[0].strip() for block in listed for line in block.splitlines()]
+    assert len(described) == len(set(described))
+    # A name that another package describes is mentioned, as :py:obj:`DigitTrie <gistkit.nn.DigitTrie>`.
+    mentioned = set(re.findall(r":py:obj:`(\w+) <", page))
+    modules = set(re.findall(r"automodule:: gistkit\.\w+\.(\w+)", page))
+    names = set(import_module(f"gistkit.{package}").__all__)
+    assert set(described) <= names and names == (set(described) | mentioned | modules) & names
+
+
+def test_every_page_is_in_the_contents():
+    listed = set(re.findall(r"^(?:.* <)?([\w/*.-]+)>?$", CONTENTS, re.MULTILINE))
+    paths = [*DOCS.glob("methods/*"), *DOCS.glob("api/*"), *DOCS.glob("*.md")]
+    pages = {str(path.relative_to(ROOT).with_suffix("")) for path in paths}
+    assert pages - {"docs/contents"} <= listed and "notebooks/*" in listed
+    for name in (name for name in listed if "*" not in name):
+        assert any((ROOT / f"{name}{suffix}").exists() for suffix in (".md", ".rst")), name
+
+
+def test_a_docstring_means_in_the_reference_what_it_says(monkeypatch):
+    docstrings = extension("docstrings", monkeypatch)
+    lines = [
+        "A mask of 2**24 tiles; see `Layout`s, `count` and `Plan.to`, x_ too.",
+        "",
+        "    plan = compile(*layouts)",
+        "",
+        "Args:",
+        "    count: at least 1, of",
+        "        `windows(count)`.",
+        "    low, high: bounds | ends.",
+        "",
+        "Returns:",
+        "    out: a tensor.",
+    ]
+    assert docstrings.convert(lines, "gistkit.layouts", own=["count"]) == [
+        r"A mask of 2\*\*24 tiles; see :py:obj:`Layout <gistkit.layouts.Layout>`\ s, ``count`` and "
+        r":py:obj:`Plan.to <gistkit.layouts.Plan.to>`, x\_ too.",
+        "",
+        *("::", "", "    plan = compile(*layouts)", "", ""),
+        *("", ":Parameters:", "    - **count**: at least 1, of", "      ``windows(count)``."),
+        *(r"    - **low**, **high**: bounds \| ends.", "", ""),
+        *("", ":Returns:", "    out: a tensor.", ""),
+    ]
+
+
+def test_a_signature_names_arrays_as_the_source_does(monkeypatch):
+    short = extension("docstrings", monkeypatch).short
+    array = "~numpy.ndarray[tuple[~typing.Any, ...], ~numpy.dtype[~numpy.uint8]]"
+    assert short(f"(roles: {array}, names: list[str] = <factory>)") == (
+        "(roles: ~numpy.typing.NDArray[~numpy.uint8], names: list[str] = ...)"
+    )
+
+
+def test_a_name_is_found_where_it_is_described_and_a_wrong_one_is_not(monkeypatch):
+    names = extension("names", monkeypatch)
+    assert names.resolve("gistkit.layouts.layout.Layout", "gistkit.viz") == "gistkit.layouts.Layout"
+    assert names.resolve("DigitTrie", "gistkit.layouts") == "gistkit.nn.DigitTrie"
+    assert names.resolve("rerotate", "gistkit.hf") == "gistkit.hf.rerotate"
+    assert names.resolve("rerotate", "gistkit.ops") == "gistkit.ops.rerotate"
+    assert names.resolve("encode", "gistkit.compress", "gistkit.compress.Dodo") == "gistkit.compress.Dodo.encode"
+    assert names.resolve("Layout.colour", "gistkit.layouts") is names.resolve("torch.Tensor", "gistkit.ops") is None
+
+
+def test_results_are_rows_of_the_page_and_a_missing_one_is_refused(monkeypatch):
+    results = extension("results", monkeypatch)
+    page = (
+        "<!-- some table -->\n\n| arm | loss |\n|---|---|\n| A 1x | 1 |\n| Ab | 2 |\n\nFirst.\n\n"
+        "| arm | exact | loss |\n|---|---|---|\n| A | 3 | 4 |\n\nSecond one.\n\n<!-- end of some table -->"
+    )
+    assert results.choose(page, "some", "arm", "", ["A"], []) == ([["arm", "loss"], ["A 1x", "1"]], "First.")
+    assert results.choose(page, "some", "arm", "Second", [], ["loss"]) == ([["arm", "loss"], ["A", "4"]], "Second one.")
+    for name, first, rows, columns, message in (
+        ("other", "arm", [], [], "expected a table of 'other'"),
+        ("some", "seed", [], [], "begins with 'seed'"),
+        ("some", "arm", ["C"], [], "expected a row that begins with 'C'"),
+        ("some", "arm", [], ["time"], "expected a column that begins with 'time'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            results.choose(page, name, first, "", rows, columns)
+
+
+def test_a_link_that_leads_nowhere_is_found(tmp_path):
+    (tmp_path / "index.html").write_text('<a href="sub/a.html#here">a</a> <a href="https://example.org/x">b</a>')
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/a.html").write_text('<p id="here"><a href="#here">x</a><a href="../index.html?q=1">y</a></p>')
+    run = [sys.executable, str(ROOT / "tools/links.py"), str(tmp_path)]
+    assert subprocess.run(run, check=False).returncode == 0
+    (tmp_path / "sub/a.html").write_text('<p id="there"><img src="lost.png"></p>')
+    found = subprocess.run(run, check=False, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert found.stderr.splitlines()[1:] == ["index.html: sub/a.html#here", "sub/a.html: lost.png"]
