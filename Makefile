@@ -12,6 +12,7 @@
 # make gpu-models   on such a machine, half an hour of training for the compressors in models/; see there what it reads
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make models  a sitting of each compressor in models/ (an hour on one core): STEPS=1000; Debian's manuals first, see there
+# make wheel  the sdist and a wheel of manylinux that is built from it, both in dist/; tried in a folder of its own
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -23,7 +24,7 @@ CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o 
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench clean
+.PHONY: demo test check avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -130,6 +131,17 @@ $(VENV)/demo: $(VENV)/torch $(SOURCES)
 
 $(VENV)/installed: $(VENV)/torch $(SOURCES)
 	$(call install,test)
+
+# The sdist first, then the wheel from what it holds. torch's libraries are loaded before ours, and not copied into it.
+wheel: $(VENV)/torch $(VENV)/packages-wheel
+	@echo "== building the sdist, and a wheel from it: minutes"
+	rm -rf dist build/unrepaired
+	PATH="$(CURDIR)/$(BIN):$$PATH" GISTKIT_CUDA=$${GISTKIT_CUDA:-OFF} \
+	  $(BIN)/python -m build --no-isolation --outdir build/unrepaired .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --exclude libtorch.so --exclude libtorch_cpu.so \
+	  --exclude libc10.so -w dist build/unrepaired/*.whl
+	mv build/unrepaired/*.tar.gz dist/
+	$(BIN)/python tools/check_wheel.py dist/*.whl
 
 # A second copy of the package with instrumented libraries; PYTHONPATH puts it before the installed one. What
 # torch.compile generates is not instrumented, so those tests are left out.

@@ -271,7 +271,8 @@ class SeqPE(nn.Module):
             return None
         return as_number(positions.reshape(-1, self.axes).long(), self.limit)
 
-    @torch.compiler.disable
+    # Like torch.compiler.disable, but torch's compiler, which takes as long to load as torch, waits for the first call.
+    @torch._disable_dynamo
     def _look_up(self, positions: Tensor) -> Tensor | None:
         """What `frozen` keeps of positions on the CPU; None where the encoder has to run."""
         kept = self._kept.get(threading.get_ident())
