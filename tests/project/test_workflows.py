@@ -40,7 +40,7 @@ def schema_of(package: str, path: str) -> Any:
 
 
 def test_they_are_found() -> None:
-    assert {"ci.yml", "wheels.yml"} <= {path.name for path in FILES}
+    assert {"ci.yml", "docs.yml", "wheels.yml"} <= {path.name for path in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
