@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gistkit.compress.tokens import QUESTION
 from gistkit.evaluate.metrics import normalise_answer
 from gistkit.evaluate.prompts import SUMMARIZE, check_summary_template, check_template, fill
 from gistkit.formats import read_questions
 
-QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 TASKS = ("ae", "lm", "qa")
 
 Tokens = Sequence[int] | Tensor | str
