@@ -77,7 +77,7 @@ def test_answers_end_at_the_ends_of_model_and_tokenizer(capsys):
     compressor.model.generation_config.eos_token_id = [stop]
     assert compressor.ask(memory, "Who?", max_new_tokens=30) == expected
     compressor.model.generation_config.eos_token_id = None
-    tokenizer.eos_token = tokenizer.decode([stop])
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stop)
     # As a special token it is left out.
     without = tokenizer.decode(rows[0][: rows[0].index(stop)]).strip()
     assert compressor.ask(memory, ["Who?", "Who?"], max_new_tokens=30) == [without, expected[1]]

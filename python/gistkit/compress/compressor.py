@@ -20,7 +20,7 @@ from gistkit import hf
 from gistkit._checks import IGNORE, POSITIONS, whole
 from gistkit._trained import find
 from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor
-from gistkit.compress.generation import ask, generate
+from gistkit.compress.generation import ask, generate, to_cache
 from gistkit.compress.losses import (
     CompressionHead,
     JointHead,
@@ -45,6 +45,7 @@ from gistkit.compress.tokens import (
     texts_of,
 )
 from gistkit.hf.attach import ModuleSnapshot
+from gistkit.hf.cache import MemoryCache
 from gistkit.hf.lora import plain_map
 from gistkit.layouts import Plan
 
@@ -599,6 +600,25 @@ class Compressor(nn.Module, ABC):
     def generate(self, memory: Memory, prompt_ids: Any = None, attention_mask: Any = None, **options: Any) -> Tensor:
         """Tokens that follow [memory][task token][prompt]; see `gistkit.compress.generation.generate`."""
         return generate(self, memory, prompt_ids, attention_mask, **options)
+
+    def to_cache(self, memory: Memory, task: Task = "lm") -> MemoryCache:
+        """A transformers cache of [memory][task token], for `model.generate(ids, past_key_values=cache)` behind it.
+
+        `model.generate` takes the prompt alone, [B, N] of any N >= 1, and none of its options needs to know of the
+        memory: its keys are rotated so that the prompt stands at position 0, which is all the same to RoPE. Rows must
+        have the same number of memory tokens; one row serves prompts of any number, all of the same length. Each call
+        of `model.generate` needs a new cache. Methods in place with LoRA have an adapter for the text too, which is on
+        inside `with compressor.using(compressor.reader)`.
+
+        Args:
+            memory, task: as in `generate`; tokens behind the window are read into the cache.
+
+        Raises:
+            TypeError: for a model without such RoPE, such as GPT-2, or with dynamic or longrope RoPE.
+            ValueError: if rows have different numbers of memory tokens, or of tokens behind the window; or if a method
+                in place has compressed more than the model's sliding window.
+        """
+        return to_cache(self, memory, task)
 
     def join(self, memories: Sequence[Memory]) -> Memory:
         """The memories of several documents as one context, in that order; see `gistkit.compress.memory_join.join`."""

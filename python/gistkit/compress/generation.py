@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ class MemoryReader(Protocol):
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of [memory][task token][text]..., of a memory that it has checked."""
+
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
 
     def last_of(self, memory: Memory) -> Tensor:
         """[B, d], the output that predicts what follows a memory without task token."""
@@ -220,6 +223,38 @@ def _padded_at_start(rows: Rows, pad_token: int) -> Tensor:
     source = torch.arange(width) - (width - torch.tensor(rows.lengths)[:, None])
     ids = rows.ids.gather(1, source.clamp(min=0).to(rows.ids.device))
     return ids.masked_fill((source < 0).to(ids.device), pad_token)
+
+
+@torch.no_grad()
+def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCache:
+    """[memory][task token, if any][rest] as a cache of the plain model, see `Compressor.to_cache`."""
+    check_memory(memory)
+    hf.check_moves(compressor.lm.model)
+    rests = tuple(map(len, memory.rest)) if task != "ae" else ()
+    for tokens, lengths in (("memory tokens", memory.lengths), ("tokens behind the window", rests)):
+        if len({*lengths}) > 1:
+            raise ValueError(
+                f"memory: expected rows of as many {tokens} each, as the model's own attention reads a cache, got "
+                f"{min(lengths)} to {max(lengths)}; generate takes any"
+            )
+    next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
+    if next_places != memory.lengths and max(next_places) >= narrowest:
+        raise ValueError(
+            f"memory: expected one of fewer than {narrowest} context tokens, the model's sliding window, where its own "
+            f"attention counts memory tokens alone, got {max(next_places)}; generate takes any"
+        )
+    nothing = pad(((),) * memory.batch_size, compressor.lm.device)
+    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
+        # Its plan ends with the row of the token that follows.
+        reading = Reading(compressor, memory, nothing, task, 2)
+        reading.read(nothing.ids)
+        # Transformers numbers new tokens from 0.
+        back = -cast(Tensor, reading.plan.positions)[..., -1:]
+        layers = [
+            (hf.rerotate(compressor.lm.model, layer, key, back.expand(*back.shape[:-1], key.shape[2])), value)
+            for layer, (key, value) in enumerate(reading.cache.held)
+        ]
+    return hf.memory_cache(layers, 0)
 
 
 @contextmanager
