@@ -45,10 +45,10 @@ class GistTextGeneration(Pipeline):
         others: as `Compressor.generate`, such as max_new_tokens, num_beams and generation_config.
     """
 
-    _load_processor = False
-    _load_image_processor = False
-    _load_feature_extractor = False
-    _load_tokenizer = True
+    _load_processor: Any = False
+    _load_image_processor: Any = False
+    _load_feature_extractor: Any = False
+    _load_tokenizer: Any = True
 
     def __init__(self, *args: Any, compressor: Compressor | str | Path, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,7 +72,7 @@ class GistTextGeneration(Pipeline):
         asked = {"question": question, "questions": questions, "template": template}
         return {name: value for name, value in asked.items() if value is not None}, options, {}
 
-    def preprocess(
+    def preprocess(  # type: ignore[override]
         self,
         context: str,
         question: str | None = None,
@@ -88,12 +88,12 @@ class GistTextGeneration(Pipeline):
             context, template = before + context, f"\n{{question}}{after}"
         return {"context": context, "asked": questions if question is None else question, "template": template}
 
-    def _forward(self, inputs: dict[str, Any], **options: Any) -> dict[str, Any]:
+    def _forward(self, inputs: dict[str, Any], **options: Any) -> Any:  # type: ignore[override]
         memory = self.compressor.compress(inputs["context"])
         template = QUESTION if inputs["template"] is None else inputs["template"]
         return {"answer": self.compressor.ask(memory, inputs["asked"], template=template, **options)}
 
-    def postprocess(self, outputs: dict[str, Any]) -> dict[str, Any]:
+    def postprocess(self, outputs: Any) -> dict[str, Any]:  # type: ignore[override]
         """{"answer": text} of one question, or {"answers": texts}."""
         answer = outputs["answer"]
         return {"answer": answer} if isinstance(answer, str) else {"answers": answer}

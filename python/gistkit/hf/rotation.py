@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import Tensor, nn
 
 from gistkit import ops
@@ -33,7 +35,7 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
 def check_moves(model: nn.Module) -> None:
     """Raises a TypeError for a model whose keys of any length of text cannot be moved with `rerotate`."""
     check_rotates(model)
-    kinds = decoder_of(model).rotary_emb.rope_type
+    kinds = cast(Any, decoder_of(model)).rotary_emb.rope_type
     changing = {"dynamic", "longrope"} & {*(kinds.values() if isinstance(kinds, dict) else (kinds,))}
     if changing:
         raise TypeError(
