@@ -38,7 +38,7 @@ from gistkit.compress import (
     LanguageModel,
     MixedResolution,
 )
-from gistkit.compress.generation import hidden_states
+from gistkit.compress.generation import Reading
 from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.train.data import Corpus, load_corpus
@@ -103,18 +103,18 @@ def compressors(model: PreTrainedModel) -> dict[str, Compressor]:
 
 def from_memory(stack: ExitStack, compressor: Compressor, ids: Tensor, room: int) -> Contender:
     """A compressor's memory of `ids` [1, n] but for BOS and the last token, which is the first to read the memory."""
-    memory, answer = compressor.encode(ids[:, 1:-1]), list[Tensor]()
+    memory, read = compressor.encode(ids[:, 1:-1]), list[Tensor]()
     stack.enter_context(compressor.using(compressor.reader))
     prompt = compressor.rows("ids", ids[:, -1:])
-    states = hidden_states(compressor, memory, "lm", prompt, room + 1, answer)
-    next(states)
+    reading = Reading(compressor, memory, prompt, "lm", room + 1)
+    reading.read(prompt.ids[:, :0])
     token_bytes = 2 * sum(heads * dim for heads, dim in compressor.lm.head_shapes) * memory.tensors[0].element_size()
 
     def step(token: Tensor) -> Tensor:
-        answer.append(token)
-        return compressor.logits(next(states))
+        read.append(token)
+        return compressor.logits(reading.read(token[:, None])[:, 0])
 
-    return Contender(step, lambda: memory.nbytes + (1 + len(answer)) * token_bytes)
+    return Contender(step, lambda: memory.nbytes + (1 + len(read)) * token_bytes)
 
 
 @torch.no_grad()

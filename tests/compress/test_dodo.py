@@ -107,7 +107,7 @@ def test_the_scores_change_no_value_to_the_bit(dtype):
     ids, text = tokens(2, 13), tokens(2, 6)
     with torch.no_grad():
         plain = compressor.decode(compressor.encode(ids), "lm", text)
-    memory, _, _ = compressor.compress(compressor.contexts(ids))
+    memory, _, _ = compressor.compress_rows(compressor.contexts(ids))
     assert memory.key_bias is not None
     assert not memory.key_bias.any()
     assert torch.equal(compressor.decode(memory, "lm", text), plain)
@@ -118,7 +118,7 @@ def test_the_scores_change_no_value_to_the_bit(dtype):
 def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(family, task):
     compressor = make(tiny(family))
     ids = tokens(1, 13)
-    memory, _, _ = compressor.compress(compressor.contexts(ids))
+    memory, _, _ = compressor.compress_rows(compressor.contexts(ids))
     start = compressor.task_embeddings["ae"].double()[None] if task == "ae" else None
     whole = behind_bos(ids[0])
     scores = scores_of(compressor, whole)
@@ -162,7 +162,7 @@ def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
     compressor = make()
     contexts, text = [tokens(13).tolist(), tokens(5).tolist()], tokens(2, 6)
     weight = torch.randn(48, dtype=torch.float64)
-    memory, _, _ = compressor.compress(compressor.contexts(contexts))
+    memory, _, _ = compressor.compress_rows(compressor.contexts(contexts))
     # Another form of the same memory, its texts, and which of the two rows reads each.
     forms = [
         (memory, text, (0, 1)),
@@ -182,7 +182,7 @@ def test_rows_taken_stacked_and_repeated_pass_the_gradient_of_the_scores_on():
 
 def test_a_frozen_scorer_gets_no_gradient_and_no_bias():
     compressor = make(train_scorer=False)
-    memory, _, _ = compressor.compress(compressor.contexts(tokens(1, 9)))
+    memory, _, _ = compressor.compress_rows(compressor.contexts(tokens(1, 9)))
     assert memory.key_bias is None
     assert not any(name.startswith("scorer") for name, _ in compressor.trainable())
     assert any(name.startswith("scorer") for name, _ in make().trainable())
@@ -251,8 +251,8 @@ def test_another_selection_for_a_while():
     assert torch.equal(compressor.encode(ids).positions, before)
     with compressor.selecting(scorer_rests=True):
         assert torch.equal(compressor.encode(ids).positions, before)
-        assert compressor.compress(compressor.contexts(ids))[0].key_bias is None
-    assert compressor.compress(compressor.contexts(ids))[0].key_bias.requires_grad
+        assert compressor.compress_rows(compressor.contexts(ids))[0].key_bias is None
+    assert compressor.compress_rows(compressor.contexts(ids))[0].key_bias.requires_grad
     for found, arguments, message in [
         (compressor, {"rule": "best"}, "rule: expected one of learned, .*, got 'best'"),
         (compressor, {"ratio": 0}, "ratio: expected a whole number >= 1, got 0"),

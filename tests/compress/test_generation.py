@@ -1,10 +1,13 @@
-"""Generation from a memory: greedy, ragged, sampled, to each row's stop."""
+"""Generation from a memory: greedy, ragged, sampled, with beams or an assistant, to each row's stop."""
+
+import copy
 
 import pytest
 import torch
+from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer
 
-from gistkit.compress import ICAE, FiveHundredX
-from tests.helpers.models import tiny_llama
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
+from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 METHODS = [ICAE, FiveHundredX]
 
@@ -34,6 +37,77 @@ def test_ragged_prompts_and_memories_equal_each_row_step_by_step(method, scheme)
     assert all(map(torch.equal, before, memory.tensors))
 
 
+FAMILIES = ["llama", "qwen3", "gemma3", "gpt2"]
+READERS = {
+    "icae": lambda model, scheme: ICAE(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
+    "x500": lambda model, scheme: FiveHundredX(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
+    "avgpool": lambda model, _: AvgPool(model, ratio=4, window=16, lora=4),
+    "gistpool": lambda model, _: GistPool(model, ratio=4, window=16, lora=4),
+    "dodo": lambda model, _: Dodo(model, ratio=4, window=16, lora=4, layer=1),
+}
+# GPT-2's maps are no plain linear maps, of which gists and nuggets have others.
+CASES = [
+    (family, name, scheme)
+    for family in FAMILIES
+    for name in READERS
+    for scheme in (("dpl", "epl") if name in ("icae", "x500") else ("",))
+    if family != "gpt2" or name not in ("gistpool", "dodo")
+]
+
+
+@pytest.mark.parametrize(("family", "name", "scheme"), CASES)
+def test_transformers_loop_chooses_what_decoding_step_by_step_does(family, name, scheme):
+    compressor = READERS[name](tiny(family, bos_token_id=1), scheme).eval()
+    with torch.no_grad():
+        for parameter in compressor.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    # One that fits the window and one with tokens behind it; prompts of different lengths, one of them empty.
+    memory = compressor.encode([torch.randint(3, 50, (n,)).tolist() for n in (9, 19)])
+    prompts = [torch.randint(3, 50, (n,)).tolist() for n in (4, 0)]
+    answer = compressor.generate(memory, prompts, task="qa", max_new_tokens=4)
+    for row, prompt in enumerate(prompts):
+        assert answer[row].tolist() == step_by_step(compressor, memory[row], "qa", prompt, 4)
+
+
+def whole_context(seed=0):
+    """AvgPool that keeps every token, so that the model on the whole context is an oracle; context and prompt."""
+    model = tiny_llama(bos_token_id=1)
+    compressor = AvgPool(model, ratio=1, lora=None)
+    numbers = torch.Generator().manual_seed(seed)
+    context, prompt = (torch.randint(3, 50, (2, n), generator=numbers) for n in (11, 4))
+    return compressor, context, prompt
+
+
+def read_whole(model, context, prompt, **options):
+    ids = torch.cat([torch.ones(len(context), 1, dtype=torch.int64), context, prompt], 1)
+    mask = torch.ones_like(ids)
+    return model.generate(ids, attention_mask=mask, pad_token_id=0, **options)[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3},
+        {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5},
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.8},
+        {"do_sample": True, "num_return_sequences": 3, "top_k": 5},
+        {"do_sample": True, "num_beams": 2},
+        {"min_new_tokens": 3, "eos_token_id": [7, 8]},
+        {"bad_words_ids": [[5], [9]]},
+    ],
+    ids=", ".join,
+)
+def test_options_are_those_of_the_model_that_reads_everything(options):
+    compressor, context, prompt = whole_context()
+    memory = compressor.encode(context)
+    torch.manual_seed(3)
+    expected = read_whole(compressor.model, context, prompt, max_new_tokens=6, **options)
+    torch.manual_seed(3)
+    found = compressor.generate(memory, prompt, max_new_tokens=6, pad_token=0, **options)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_one_memory_serves_many_prompts(method):
     compressor = method(tiny_llama(), chunk=8, ratio=4, lora=None)
@@ -57,6 +131,80 @@ def test_rows_stop_by_themselves():
     assert alone.shape[1] == free[0].tolist().index(stop) + 1
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_rows_stop_at_the_models_end_token_by_default(listed):
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (1, 12)))
+    free = compressor.generate(memory, max_new_tokens=8)[0].tolist()
+    stop = free[3]
+    compressor.model.generation_config.eos_token_id = [49, stop] if listed else stop
+    expected = free[: free.index(stop) + 1]
+    assert compressor.generate(memory, max_new_tokens=8)[0].tolist() == expected
+    config = GenerationConfig(max_new_tokens=8)
+    assert compressor.generate(memory, generation_config=config)[0].tolist() == expected
+    for options in ({"stop_tokens": ()}, {"generation_config": GenerationConfig(eos_token_id=-1)}):
+        assert compressor.generate(memory, max_new_tokens=8, **options)[0].tolist() == free
+
+
+def test_a_configuration_is_taken_with_overrides_and_stays_as_it_is():
+    compressor, context, prompt = whole_context()
+    memory = compressor.encode(context)
+    config = GenerationConfig(num_beams=3, max_new_tokens=5, pad_token_id=0)
+    before = copy.deepcopy(config).to_dict()
+    beams = compressor.generate(memory, prompt, generation_config=config)
+    assert torch.equal(beams, compressor.generate(memory, prompt, num_beams=3, max_new_tokens=5))
+    greedy = compressor.generate(memory, prompt, generation_config=config, num_beams=1)
+    assert torch.equal(greedy, compressor.generate(memory, prompt, max_new_tokens=5)) and not torch.equal(greedy, beams)
+    assert config.to_dict() == before
+    # As in transformers, max_length counts the prompt.
+    assert compressor.generate(memory, prompt, max_length=prompt.shape[1] + 2).shape == (2, 2)
+    # The model's own ways count only where they are given.
+    compressor.model.generation_config.num_beams = 3
+    assert torch.equal(compressor.generate(memory, prompt, max_new_tokens=5), greedy)
+    own = compressor.generate(memory, prompt, generation_config=compressor.model.generation_config, max_new_tokens=5)
+    assert torch.equal(own, beams)
+    output = compressor.generate(memory, prompt, max_new_tokens=3, return_dict_in_generate=True, output_logits=True)
+    assert torch.equal(output.sequences, greedy[:, :3]) and torch.equal(output.logits[2].argmax(-1), greedy[:, 2])
+
+
+def test_repetition_is_penalised_in_prompt_and_answer():
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=None)
+    memory = compressor.encode(torch.randint(0, 50, (1, 12)))
+    text, penalty = torch.randint(0, 50, (1, 3)), RepetitionPenaltyLogitsProcessor(3.0)
+    found = compressor.generate(memory, text, max_new_tokens=20, repetition_penalty=3.0)
+    same = compressor.generate(memory, text, max_new_tokens=20, logits_processor=LogitsProcessorList([penalty]))
+    tokens = text
+    for _ in range(20):
+        logits = compressor.logits(compressor.decode(memory, "lm", tokens)[:, -1])
+        tokens = torch.cat([tokens, penalty(tokens, logits).argmax(-1, keepdim=True)], 1)
+    assert torch.equal(found, tokens[:, 3:]) and torch.equal(found, same)
+    assert not torch.equal(found, compressor.generate(memory, text, max_new_tokens=20))
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}])
+def test_beams_of_a_ragged_batch_are_those_of_each_row(options):
+    compressor = ICAE(tiny_llama(), chunk=8, ratio=4, window=16, lora=None)
+    memory = compressor.encode([torch.randint(0, 50, (n,)).tolist() for n in (16, 4, 21)])
+    prompts = [torch.randint(0, 50, (n,)).tolist() for n in (3, 0, 5)]
+    answers = compressor.generate(memory, prompts, max_new_tokens=5, **options)
+    count = options.get("num_return_sequences", 1)
+    for row, prompt in enumerate(prompts):
+        alone = compressor.generate(memory[row], [prompt] if prompt else None, max_new_tokens=5, **options)
+        assert torch.equal(answers[row * count : (row + 1) * count], alone)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scheme", ["dpl", "epl"])
+def test_an_assistant_changes_no_token(method, scheme):
+    compressor = method(tiny_llama(), chunk=8, ratio=4, layout=scheme, lora=None)
+    memory, text = compressor.encode(torch.randint(0, 50, (1, 12))), torch.randint(0, 50, (1, 3))
+    plain = compressor.generate(memory, text, max_new_tokens=20)
+    # Without the memory the model drafts tokens of which some are kept and others rolled back.
+    drafted = compressor.generate(memory, text, max_new_tokens=20, assistant_model=copy.deepcopy(compressor.model))
+    looked_up = compressor.generate(memory, text, max_new_tokens=20, prompt_lookup_num_tokens=3)
+    assert torch.equal(drafted, plain) and torch.equal(looked_up, plain)
+
+
 def test_sampling_follows_the_distribution_and_its_seed():
     compressor = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None)
     memory = compressor.encode(torch.randint(0, 50, (1, 8)))
@@ -74,7 +222,7 @@ def test_sampling_follows_the_distribution_and_its_seed():
     assert (share - exact).abs().max() < 5 * (0.25 / 4000) ** 0.5
 
 
-def test_streamer_receives_every_token():
+def test_streamer_receives_the_prompt_and_every_token(capsys):
     class Recorder:
         def __init__(self):
             self.tokens, self.ended = [], False
@@ -86,8 +234,16 @@ def test_streamer_receives_every_token():
             self.ended = True
 
     compressor, streamer = ICAE(tiny_llama(), chunk=8, ratio=4, lora=None), Recorder()
-    answer = compressor.generate(compressor.encode([[1] * 8, [2] * 8]), max_new_tokens=3, streamer=streamer)
-    assert torch.equal(torch.stack(streamer.tokens, 1), answer) and streamer.ended
+    memory, text = compressor.encode([[1] * 8, [2] * 8]), torch.tensor([[3, 4], [5, 6]])
+    answer = compressor.generate(memory, text, max_new_tokens=3, streamer=streamer)
+    prompt, *tokens = streamer.tokens
+    assert torch.equal(prompt, text) and torch.equal(torch.stack(tokens, 1), answer) and streamer.ended
+    words = byte_tokenizer()
+    for prompt in (None, text[:1]):
+        answer = compressor.generate(
+            memory[0], prompt, max_new_tokens=3, streamer=TextStreamer(words, skip_prompt=True)
+        )
+        assert capsys.readouterr().out == words.decode(answer[0]) + "\n"
 
 
 def test_errors_say_what_was_expected():
@@ -96,7 +252,9 @@ def test_errors_say_what_was_expected():
     for options, message in [
         ({"max_new_tokens": 0}, "max_new_tokens: expected a whole number >= 1, got 0"),
         ({"prompt_ids": torch.zeros(3, 1, dtype=torch.long)}, "prompt_ids: expected 2 rows as the memory has, got 3"),
-        ({"do_sample": True, "temperature": 0.0}, "temperature: expected a number > 0, got 0.0"),
+        ({"do_sample": True, "temperature": 0.0}, r"`temperature` \(=0.0\) has to be a strictly positive float"),
+        ({"max_new_token": 3}, "max_new_token"),
+        ({"prefill_chunk_size": 2}, "prefill_chunk_size: expected None, as one pass reads all, got 2"),
         ({"task": "sum"}, "task: expected one of ae, lm, qa, got 'sum'"),
         ({"prompt_ids": [[60], [1]]}, r"prompt_ids: expected token ids in \[0, 50\), got 60"),
     ]:
@@ -131,7 +289,7 @@ def test_any_number_may_stand_behind_the_end_of_a_row_and_one_id_may_stop_it():
     plain = compressor.generate(memory, max_new_tokens=6, stop_tokens=[stop], pad_token=0)
     padded = compressor.generate(memory, max_new_tokens=6, stop_tokens=stop, pad_token=-100)
     assert (padded[0, 1:] == -100).all() and torch.equal(padded.clamp(min=0), plain)
-    for wrong in (None, "</s>", [0.5]):
+    for wrong in ("</s>", [0.5]):
         with pytest.raises(TypeError, match="stop_tokens: expected token ids"):
             compressor.generate(memory, stop_tokens=wrong)
 

@@ -410,3 +410,19 @@ def test_names_of_the_hub_are_streamed(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ImportError, match="pip install datasets"):
         asked("hf:owner/name")
+
+
+def test_rows_are_read_as_files_are():
+    class Split:
+        """As a split of `datasets`: rows by number, made when they are asked for."""
+
+        def __iter__(self):
+            yield from ({**row} for row in (MRQA[1], ALPACA[0]))
+
+    assert asked(Split()) == [*MRQA_ASKED, ALPACA_ASKED[0]]
+    examples = list(iter_questions(Split()))
+    assert len(examples) == len(MRQA_ASKED) + 1 and examples == load_questions(Split())
+    with pytest.raises(ValueError, match=r"rows\[1\]: expected a JSON object, got list"):
+        asked([MRQA[1], []])
+    with pytest.raises(ValueError, match="rows: expected at least one question, got none"):
+        load_questions([])

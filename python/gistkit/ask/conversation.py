@@ -107,7 +107,7 @@ class Conversation:
         temperature: float = 1.0,
         top_k: int | None = None,
         top_p: float | None = None,
-        stop_tokens: int | Iterable[int] = (),
+        stop_tokens: int | Iterable[int] | None = None,
         streamer: Streamer | None = None,
         generator: torch.Generator | None = None,
         stopped: Callable[[], Any] = lambda: False,
@@ -122,7 +122,10 @@ class Conversation:
             others: as in `gistkit.compress.generation.generate`.
         """
         whole("max_new_tokens", max_new_tokens, high=POSITIONS)
-        choose, stops = chooser(do_sample, temperature, top_k, top_p, generator), stop_ids(stop_tokens)
+        choose, stops = (
+            chooser(do_sample, temperature, top_k, top_p, generator),
+            stop_ids(self.compressor.lm, stop_tokens),
+        )
         prompt = self.compressor.rows("prompt_ids", prompt_ids, shortest=1)
         check_rows("prompt_ids", prompt, 1)
         self.make_room(prompt.lengths[0] + max_new_tokens)

@@ -116,7 +116,7 @@ def _record(
             if compressor is None:
                 model.get_decoder()(torch.tensor([ids], device=model.device), use_cache=False)
             else:
-                memory, _, rows = compressor.compress(compressor.contexts([ids]))
+                memory, _, rows = compressor.compress_rows(compressor.contexts([ids]))
                 rows = compressor.with_bos(rows) if isinstance(compressor, InPlace) else rows
                 input_ids = rows.ids[0].tolist()
                 nuggets = memory.positions[0].tolist() if compressor.method == "dodo" else []

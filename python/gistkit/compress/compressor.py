@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import IGNORE, POSITIONS, whole
 from gistkit._trained import find
-from gistkit.compress.files import load_compressor, save_compressor
-from gistkit.compress.generation import generate
+from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor
+from gistkit.compress.generation import ask, generate, to_cache
 from gistkit.compress.losses import (
     CompressionHead,
     JointHead,
@@ -33,8 +33,19 @@ from gistkit.compress.memory import TASKS, Memory, Source, Task, check_memory
 from gistkit.compress.memory_join import join
 from gistkit.compress.model import Adapters, Copies, SharedModel, Use
 from gistkit.compress.plans import ReadingRow, decoder_plan
-from gistkit.compress.tokens import Rows, as_rows, check_rows, join_rows, label_rows, pad
+from gistkit.compress.tokens import (
+    QUESTION,
+    Rows,
+    as_rows,
+    check_rows,
+    join_rows,
+    label_rows,
+    pad,
+    text_rows,
+    texts_of,
+)
 from gistkit.hf.attach import ModuleSnapshot
+from gistkit.hf.cache import MemoryCache
 from gistkit.hf.lora import plain_map
 from gistkit.layouts import Plan
 
@@ -118,6 +129,9 @@ class Compressor(nn.Module, ABC):
         self._own_fingerprint: tuple[Any, str] | None = None
         self._identity: dict[str, Any] | None = None
         self._cached_weights: _Weights | None = None
+        self._tokenizer: Any = None
+        # Where it was read from.
+        self._home: Path | None = None
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
         self.reader = reader
         self.loss_weights = loss_weights
@@ -149,6 +163,24 @@ class Compressor(nn.Module, ABC):
     def vocabulary(self) -> int:
         """Token ids that the model knows."""
         return self.lm.vocabulary
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's own tokenizer, for `compress` and `ask`; it may be set.
+
+        Otherwise it is that of the folder that the compressor was read from or, as far as it names where it was loaded
+        from, that of the base model.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._home, self.model)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
 
     @property
     def adapters(self) -> Adapters | None:
@@ -263,9 +295,42 @@ class Compressor(nn.Module, ABC):
         """
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, _, _ = self.compress(self.contexts(input_ids, attention_mask))
+            memory, _, _ = self.compress_rows(self.contexts(input_ids, attention_mask))
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self._identity)
+
+    def compress(self, text: str | Sequence[str], *, gradient: bool = False) -> Memory:
+        """`encode` of a text, or of a row for each of several, with `tokenizer`, as `gistkit compress` does.
+
+        Raises:
+            ValueError: if there is no tokenizer, or a text has no tokens.
+        """
+        return self.encode(text_rows(texts_of("text", text), self.tokenizer), gradient=gradient)
+
+    def ask(
+        self,
+        memory: Memory | str | Sequence[str],
+        question: str | Sequence[str],
+        *,
+        template: str = QUESTION,
+        **options: Any,
+    ) -> str | list[str]:
+        """The answers to questions about a memory, or about texts that are compressed first, as `gistkit ask` does.
+
+        Args:
+            memory: of one row, which serves any number of questions, or with a row for each of them.
+            question: a text, asked of every row; or several.
+            template: the text around a {question}, as in training.
+            options: as in `gistkit.compress.generation.generate`. Answers also end at the tokenizer's end token.
+
+        Returns:
+            A text for one question to one row, otherwise a list of them; without spaces around them.
+
+        Raises:
+            ValueError: if there is no tokenizer.
+        """
+        memory = memory if isinstance(memory, Memory) else self.compress(memory)
+        return ask(self, memory, question, tokenizer=self.tokenizer, template=template, **options)
 
     def decode(
         self,
@@ -291,7 +356,7 @@ class Compressor(nn.Module, ABC):
         """`rows` of contexts, each of at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
-    def compress(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
+    def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
         rows, remainder = self.cut(rows)
@@ -487,7 +552,7 @@ class Compressor(nn.Module, ABC):
         }
         losses: dict[str, Tensor] = {}
         with hf.attach(self.model):
-            memory, hidden_states, compressed = self.compress(rows)
+            memory, hidden_states, compressed = self.compress_rows(rows)
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
                     targets = self._segments(compressed)
@@ -536,17 +601,58 @@ class Compressor(nn.Module, ABC):
         """Tokens that follow [memory][task token][prompt]; see `gistkit.compress.generation.generate`."""
         return generate(self, memory, prompt_ids, attention_mask, **options)
 
+    def to_cache(self, memory: Memory, task: Task = "lm") -> MemoryCache:
+        """A transformers cache of [memory][task token], for `model.generate(ids, past_key_values=cache)` behind it.
+
+        `model.generate` takes the prompt alone, [B, N] of any N >= 1, and none of its options needs to know of the
+        memory: its keys are rotated so that the prompt stands at position 0, which is all the same to RoPE. Rows must
+        have the same number of memory tokens; one row serves prompts of any number, all of the same length. Each call
+        of `model.generate` needs a new cache. Methods in place with LoRA have an adapter for the text too, which is on
+        inside `with compressor.using(compressor.reader)`.
+
+        Args:
+            memory, task: as in `generate`; tokens behind the window are read into the cache.
+
+        Raises:
+            TypeError: for a model without such RoPE, such as GPT-2, or with dynamic or longrope RoPE.
+            ValueError: if rows have different numbers of memory tokens, or of tokens behind the window; or if a method
+                in place has compressed more than the model's sliding window.
+        """
+        return to_cache(self, memory, task)
+
     def join(self, memories: Sequence[Memory]) -> Memory:
         """The memories of several documents as one context, in that order; see `gistkit.compress.memory_join.join`."""
         return join(self, memories)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes what training changed: safetensors, the PEFT adapter, and compressor.json with the settings."""
+        """Writes what training changed: safetensors, the PEFT adapter, and compressor.json with the settings.
+
+        The tokenizer is written too where one is set or has been used. Each adapter is a folder that
+        `peft.PeftModel.from_pretrained` reads.
+        """
         save_compressor(self, Path(folder))
+
+    def push_to_hub(self, name: str, *, private: bool | None = None, **options: Any) -> str:
+        """Uploads what `save_pretrained` writes to the Hugging Face hub, with a model card; returns its address.
+
+        The card is the README.md of the folder that the compressor was read from, or a minimal one.
+
+        Args:
+            name: "owner/name" of the repository, which is made if there is none.
+            private: whether a new one is.
+            options: token, and what `huggingface_hub.HfApi.upload_folder` takes, such as commit_message and revision.
+        """
+        return push_compressor(self, name, self._home, private, **options)
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, model: PreTrainedModel | None = None, *, allow_regex: bool = False
+        cls,
+        folder: str | Path,
+        model: PreTrainedModel | None = None,
+        *,
+        tokenizer: Any = None,
+        allow_regex: bool = False,
+        **options: Any,
     ) -> Compressor:
         """The compressor that `save_pretrained` wrote, around its base model.
 
@@ -554,16 +660,24 @@ class Compressor(nn.Module, ABC):
         its files and the model before memory is asked for.
 
         Args:
-            folder: what `save_pretrained` wrote, or the name of a compressor that comes with gistkit, see `trained`.
+            folder: what `save_pretrained` wrote, or the name of a compressor that comes with gistkit, see `trained`, or
+                "owner/name" of a repository of the Hugging Face hub.
             model: the base model; None if the folder holds it (a compressor without LoRA).
+            tokenizer: see the property; None: as it says.
             allow_regex: the adapters may select modules by regular expressions, as a `LoraConfig` of one's own may; a
                 hostile one never ends.
+            options: for a repository, what `huggingface_hub.snapshot_download` takes, such as revision and token.
 
         Raises:
             FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
                 The model is then as it was.
         """
-        return cast(Compressor, load_compressor(cls, find(folder), model, allow_regex))
+        home = find(folder)
+        if not home.is_dir():
+            home = download(folder, **options) or home
+        compressor = cast(Compressor, load_compressor(cls, home, model, allow_regex))
+        compressor._home, compressor._tokenizer = home, tokenizer
+        return compressor
 
     def _text(self, name: str, task: str, ids: Any, contexts: Rows) -> Rows:
         if ids is None:

@@ -7,14 +7,17 @@ raises a ValueError or an OSError that names the file.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from huggingface_hub import HfApi, ModelCardData, snapshot_download
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
 from gistkit._files import read_tensors, replacing_files, write_tensors, write_text
@@ -30,6 +33,8 @@ from gistkit.compress.folder import (
     read_lora,
 )
 from gistkit.compress.model import first_adapter
+from gistkit.hf import smollm2
+from gistkit.hf.attach import pretrained
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -43,11 +48,16 @@ ADDED_SETTINGS = {
 # Arguments that an adapter's own configuration holds.
 _OF_ADAPTERS = {"lora", "embedding_lora", "train_norms"}
 _NAMES = {"method", "settings", "adapters", "structure", "fingerprint"}
-SETTINGS, TENSORS, MODEL = "compressor.json", "compressor.safetensors", "model"
+SETTINGS, TENSORS, MODEL, TOKENIZER = "compressor.json", "compressor.safetensors", "model", "tokenizer"
+CARD = "README.md"
+# What a repository may hold beside, such as other weights, is not fetched.
+_FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
 
 
 def save_compressor(compressor: Any, folder: Path, fingerprint: str | None = None) -> None:
-    """Writes compressor.json, compressor.safetensors, and the adapters or, without LoRA, the model.
+    """Writes compressor.json, compressor.safetensors, the adapters or, without LoRA, the model, and the tokenizer.
+
+    The tokenizer is written where one is set or has been used.
 
     If that fails, the folder stays as it was.
 
@@ -71,6 +81,8 @@ def _write(compressor: Any, folder: Path, fingerprint: str | None) -> None:
     else:
         names = list(adapters.names.values())
         adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
+    if compressor._tokenizer is not None:
+        compressor._tokenizer.save_pretrained(str(folder / TOKENIZER))
     settings = {
         "format": FORMAT,
         "version": VERSION,
@@ -114,6 +126,93 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
             compressor.adapters.remove()
         raise
     return compressor
+
+
+def load_tokenizer(folder: Path | None, model: Any) -> Any:
+    """The tokenizer in a compressor's folder, or else that of the base model, see `Compressor.tokenizer`."""
+    if folder is not None and (folder / TOKENIZER).is_dir():
+        for path in (folder / TOKENIZER).iterdir():
+            inside(folder, TOKENIZER, path.name)
+        try:
+            # Not AutoTokenizer: this class reads JSON alone, whatever the files ask for.
+            return PreTrainedTokenizerFast.from_pretrained(str(folder / TOKENIZER), local_files_only=True)
+        # The library raises errors of all kinds on broken files.
+        except Exception as error:
+            raise ValueError(f"{folder / TOKENIZER}: expected a tokenizer's files, got {one_line(error)}") from error
+    name = pretrained(model).name_or_path
+    reason = f"the base model was loaded from {name!r}" if name else "the base model was not loaded from anywhere"
+    if name == smollm2.NAME:
+        return smollm2.load_smollm2_tokenizer()
+    try:
+        if name:
+            return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        reason += f", which has none that loads ({one_line(error)})"
+    raise ValueError(f"tokenizer: expected the model's own, for texts, got none: {reason}; set compressor.tokenizer")
+
+
+def download(name: str | Path, **options: Any) -> Path | None:
+    """The folder of a repository of the hub, "owner/name", fetched if need be; None if it is no such name.
+
+    Args:
+        options: as `huggingface_hub.snapshot_download` takes them, such as revision, token and cache_dir.
+
+    Raises:
+        FileNotFoundError: if there is no such repository, or no way to it.
+    """
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", str(name)):
+        return None
+    try:
+        return Path(snapshot_download(str(name), **{"allow_patterns": _FETCHED, **options}))
+    except (OSError, ValueError) as error:
+        raise FileNotFoundError(
+            f"{name}: expected a folder with {SETTINGS}, or such a repository of the hub, got neither: "
+            f"{one_line(error)}"
+        ) from error
+
+
+def push_compressor(compressor: Any, name: str, home: Path | None, private: bool | None, **options: Any) -> str:
+    """See `Compressor.push_to_hub`; `home` is the folder that the compressor was read from."""
+    with TemporaryDirectory() as folder:
+        save_compressor(compressor, Path(folder))
+        own = None if home is None else home / CARD
+        card = own.read_text("utf-8") if own is not None and own.is_file() else model_card(compressor, name)
+        write_text(Path(folder) / CARD, card)
+        api = HfApi(token=options.pop("token", None))
+        repository = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(repo_id=repository.repo_id, folder_path=folder, **options)
+    return str(repository)
+
+
+def model_card(compressor: Any, name: str) -> str:
+    """What there is to say of any compressor, in Markdown with the hub's header."""
+    base = hf.identity(compressor.model)["name"] or ""
+    # Anything else is a place on somebody's disk.
+    on_hub = base if re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", base) else None
+    header = ModelCardData(
+        base_model=on_hub,
+        library_name="gistkit",
+        tags=["context-compression", compressor.method],
+    ).to_yaml()
+    model = "" if compressor.adapters is None else ", model"
+    load = f'model = AutoModelForCausalLM.from_pretrained("{base}")\n' if model else ""
+    return f"""---
+{header}
+---
+
+# {name}
+
+A context compressor made with gistkit: {compressor.title}, around {base or "a model of its own"}.
+
+```python
+from gistkit.compress import Compressor
+from transformers import AutoModelForCausalLM
+
+{load}compressor = Compressor.from_pretrained("{name}"{model})
+memory = compressor.compress(text)
+print(compressor.ask(memory, "Who wrote it?"))
+```
+"""
 
 
 @contextmanager

@@ -1,22 +1,36 @@
-"""Generation from a memory: batched, ragged, greedy or sampled, each row until its own stop token."""
+"""Generation from a memory on transformers' own loop: batched, ragged, each row until its own stop token."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import index
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
-from gistkit.compress.tokens import Rows, check_rows, pad
-from gistkit.hf.cache import MemoryCache
+from gistkit.compress.tokens import Rows, check_rows, pad, text_rows, texts_of
+from gistkit.hf.attach import pretrained
+from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.layouts import Plan
+
+# New tokens where nothing says how many.
+NEW_TOKENS = 256
 
 
 class Streamer(Protocol):
@@ -42,6 +56,9 @@ class MemoryReader(Protocol):
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
         """The plan of [memory][task token][text]..., of a memory that it has checked."""
 
+    def ordinals(self, memory: Memory) -> tuple[Tensor, tuple[int, ...]]:
+        """The logical order, by which sliding windows count, of memory tokens [B, K] and of each row's text."""
+
     def last_of(self, memory: Memory) -> Tensor:
         """[B, d], the output that predicts what follows a memory without task token."""
 
@@ -57,39 +74,39 @@ def generate(
     attention_mask: Any = None,
     *,
     task: Task = "lm",
-    max_new_tokens: int = 256,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    stop_tokens: int | Iterable[int] = (),
-    pad_token: int = 0,
+    generation_config: GenerationConfig | None = None,
+    stop_tokens: int | Iterable[int] | None = None,
+    pad_token: int | None = None,
     streamer: Streamer | None = None,
     generator: torch.Generator | None = None,
-) -> Tensor:
+    **options: Any,
+) -> Any:
     """Tokens that follow [memory][task token, if any][prompt]; the memory is not changed and can be read again.
+
+    The loop is transformers' own, `GenerationMixin.generate`: greedy unless told otherwise, whatever the model's
+    generation_config samples with, which `generation_config=model.generation_config` takes.
 
     Args:
         memory: what `encode` returned; one row serves any number of prompts.
         prompt_ids: int64 [B, T], or lists of ids of any lengths, or a tokenizer's output; None: no prompt.
         attention_mask: [B, T], 0 on padding at either end of a row.
         task: "ae" reconstructs the context, "lm" continues it, "qa" answers the prompt.
-        max_new_tokens: tokens to generate at most, at least 1.
-        do_sample: sample from the distribution; greedy otherwise.
-        temperature: above 0, divides the logits before sampling.
-        top_k, top_p: sample among the k likeliest tokens, or the likeliest ones that hold the share p.
-        stop_tokens: a row ends after one of these ids; one id, or several.
-        pad_token: fills a row behind its end, a token id or any other number.
-        streamer: receives the new tokens [B] of each step, but no prompt: transformers' streamers with
-            skip_prompt=False.
-        generator: of the random numbers.
+        generation_config: of transformers. Lengths are those of prompt and new tokens; the memory does not count.
+        stop_tokens: a row ends after one of these ids; one id, or several; () for none. None: eos_token_id of
+            `generation_config`, or else of the model's generation_config.
+        pad_token: fills a row behind its end, a token id or any other number. None: pad_token_id of the same, or else
+            the first of the ids that end a row.
+        streamer: receives the prompt, then the new tokens of each step, as transformers' streamers expect.
+        generator: of the random numbers; None: torch's global one.
+        options: what else `model.generate` takes: fields of `GenerationConfig`, such as max_new_tokens (256 where
+            neither says), do_sample, temperature, top_k (all tokens where neither says), top_p, num_beams and
+            repetition_penalty; or assistant_model, logits_processor, stopping_criteria.
 
     Returns:
-        int64 [B, n] with n <= max_new_tokens, fewer if every row has ended.
+        int64 [B, n], the new tokens alone, fewer than asked for if every row has ended; B is num_return_sequences
+        times as large where that is set. With return_dict_in_generate transformers' output, with these as `sequences`.
     """
-    whole("max_new_tokens", max_new_tokens, high=POSITIONS)
     check_memory(memory)
-    choose = chooser(do_sample, temperature, top_k, top_p, generator)
     prompt = (
         pad(((),) * memory.batch_size, compressor.lm.device)
         if prompt_ids is None
@@ -98,12 +115,267 @@ def generate(
     if memory.batch_size == 1 < prompt.batch_size:
         memory = memory.repeat(prompt.batch_size)
     check_rows("prompt_ids", prompt, memory.batch_size)
-    if not torch.is_autocast_enabled(compressor.lm.device.type):
-        memory = memory.to(dtype=compressor.lm.embed.weight.dtype)
-    answer: list[Tensor] = []
+    config, options = _configured(compressor.lm, generation_config, stop_tokens, pad_token, prompt, options)
+    width = prompt.ids.shape[1]
+    copies = max(config.num_beams or 1, config.num_return_sequences or 1)
+    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing(), _drawing_from(generator):
+        reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens)
+        inputs = _padded_at_start(prompt, max(config.pad_token_id or 0, 0))
+        # From no tokens transformers goes on only where there are embeddings, here none of its own.
+        embeds = {} if width else {"inputs_embeds": reading.lead.new_empty(len(inputs), 0, reading.lead.shape[-1])}
+        answer: Any = reading.generate(
+            inputs if width else None,
+            generation_config=config,
+            # The plan knows each row's padding.
+            attention_mask=torch.ones_like(inputs),
+            streamer=streamer,
+            **{CACHE: reading.cache},
+            **embeds,
+            **options,
+        )
+    if isinstance(answer, Tensor):
+        return answer[:, width:]
+    answer.sequences = answer.sequences[:, width:]
+    return answer
+
+
+def ask(
+    compressor: MemoryReader,
+    memory: Memory,
+    question: str | Sequence[str],
+    *,
+    tokenizer: Any,
+    template: str,
+    stop_tokens: int | Iterable[int] | None = None,
+    **options: Any,
+) -> str | list[str]:
+    """The answers to questions about a memory, see `Compressor.ask`."""
+    if "{question}" not in template:
+        raise ValueError(f"template: expected a text with {{question}} in it, got {template!r}")
+    check_memory(memory)
+    alone = isinstance(question, str)
+    questions = texts_of("question", question) * (memory.batch_size if alone else 1)
+    prompts = text_rows([template.replace("{question}", text) for text in questions], tokenizer, special_tokens=False)
+    if stop_tokens is None:
+        config = options.get("generation_config")
+        stop_tokens = options.pop("eos_token_id", None) or getattr(config, "eos_token_id", None)
+    if stop_tokens is None:
+        stop_tokens = {*stop_ids(compressor.lm, None), tokenizer.eos_token_id} - {None}
+    ends = stop_ids(compressor.lm, stop_tokens)
+    rows = generate(compressor, memory, prompts, task="qa", stop_tokens=ends, **options).tolist()
+    # What fills a row behind its end is no part of the answer.
+    rows = [row[: next((place + 1 for place, token in enumerate(row) if token in ends), None)] for row in rows]
+    answers = [tokenizer.decode(row, skip_special_tokens=True).strip() for row in rows]
+    return answers[0] if alone and len(answers) == 1 else answers
+
+
+def _configured(
+    model: SharedModel,
+    generation_config: GenerationConfig | None,
+    stop_tokens: int | Iterable[int] | None,
+    pad_token: int | None,
+    prompt: Rows,
+    options: dict[str, Any],
+) -> tuple[GenerationConfig, dict[str, Any]]:
+    """A complete configuration of the loop, and the options that are no part of it."""
+    if options.get("max_new_tokens") is not None:
+        whole("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
+    config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
+    rest = config.update(**options)
+    if config.prefill_chunk_size is not None:
+        raise ValueError(f"prefill_chunk_size: expected None, as one pass reads all, got {config.prefill_chunk_size}")
+    if config.max_new_tokens is None:
+        length = config.max_length
+        config.max_new_tokens = NEW_TOKENS if length is None else length - prompt.ids.shape[1]
+    config.max_length = None
+    whole("max_new_tokens", config.max_new_tokens, high=POSITIONS)
+    if generation_config is None and config.do_sample and config.top_k is None:
+        # Transformers' own default is 50.
+        config.top_k = 0
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if getattr(config, name) is None:
+            setattr(config, name, getattr(special_tokens(model), name))
+    if stop_tokens is not None:
+        config.eos_token_id = stop_ids(model, stop_tokens) or None
+    if pad_token is not None:
+        config.pad_token_id = pad_token
+    return config, rest
+
+
+def special_tokens(model: SharedModel) -> Any:
+    """What names the special tokens of a model: its generation_config, or else its configuration."""
+    language_model: Any = pretrained(model.model)
+    return getattr(language_model, "generation_config", None) or model.config
+
+
+def _repeated(memory: Memory, prompt: Rows, copies: int) -> tuple[Memory, Rows]:
+    """Each row `copies` times, as beams go on from it."""
+    if copies == 1:
+        return memory, prompt
+    rows = [row for row in range(memory.batch_size) for _ in range(copies)]
+    repeated = memory.repeat(copies) if memory.batch_size == 1 else memory[rows]
+    return repeated, Rows(prompt.ids[rows], tuple(prompt.lengths[row] for row in rows))
+
+
+def _padded_at_start(rows: Rows, pad_token: int) -> Tensor:
+    """The ids [B, N] with their padding before each row, where transformers expects it."""
+    width = rows.ids.shape[1]
+    source = torch.arange(width) - (width - torch.tensor(rows.lengths)[:, None])
+    ids = rows.ids.gather(1, source.clamp(min=0).to(rows.ids.device))
+    return ids.masked_fill((source < 0).to(ids.device), pad_token)
+
+
+@torch.no_grad()
+def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCache:
+    """[memory][task token, if any][rest] as a cache of the plain model, see `Compressor.to_cache`."""
+    check_memory(memory)
+    hf.check_moves(compressor.lm.model)
+    rests = tuple(map(len, memory.rest)) if task != "ae" else ()
+    for tokens, lengths in (("memory tokens", memory.lengths), ("tokens behind the window", rests)):
+        if len({*lengths}) > 1:
+            raise ValueError(
+                f"memory: expected rows of as many {tokens} each, as the model's own attention reads a cache, got "
+                f"{min(lengths)} to {max(lengths)}; generate takes any"
+            )
+    next_places, narrowest = compressor.ordinals(memory)[1], min(compressor.lm.windows, default=POSITIONS)
+    if next_places != memory.lengths and max(next_places) >= narrowest:
+        raise ValueError(
+            f"memory: expected one of fewer than {narrowest} context tokens, the model's sliding window, where its own "
+            f"attention counts memory tokens alone, got {max(next_places)}; generate takes any"
+        )
+    nothing = pad(((),) * memory.batch_size, compressor.lm.device)
     with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
-        states = hidden_states(compressor, memory, task, prompt, max_new_tokens, answer)
-        return write(compressor.lm, states, answer, choose, stop_ids(stop_tokens), pad_token, streamer)
+        # Its plan ends with the row of the token that follows.
+        reading = Reading(compressor, memory, nothing, task, 2)
+        reading.read(nothing.ids)
+        # Transformers numbers new tokens from 0.
+        back = -cast(Tensor, reading.plan.positions)[..., -1:]
+        layers = [
+            (hf.rerotate(compressor.lm.model, layer, key, back.expand(*back.shape[:-1], key.shape[2])), value)
+            for layer, (key, value) in enumerate(reading.cache.held)
+        ]
+    return hf.memory_cache(layers, 0)
+
+
+@contextmanager
+def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
+    """Inside, torch's global random numbers on a generator's device are that generator's."""
+    if generator is None:
+        yield
+        return
+    numbers: Any = torch if generator.device.type == "cpu" else getattr(torch, generator.device.type)
+    where = () if generator.device.type == "cpu" else (generator.device,)
+    before = numbers.get_rng_state(*where)
+    numbers.set_rng_state(generator.get_state(), *where)
+    try:
+        yield
+    finally:
+        generator.set_state(numbers.get_rng_state(*where))
+        numbers.set_rng_state(before, *where)
+
+
+class Reading(GenerationMixin):
+    """[memory][task token, if any][rest][prompt] as a model that transformers' generation loop runs: tokens to logits.
+
+    It is used inside `compressor.lm.using(compressor.reader)`. What the loop asks besides, such as the configuration,
+    is the language model's.
+
+    Args:
+        compressor, memory, task: as in `generate`; the memory on the model's device.
+        prompt: checked, of the memory's rows.
+        count: tokens to generate, of which the last one is not read; more make a longer plan.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, compressor: MemoryReader, memory: Memory, prompt: Rows, task: Task, count: int) -> None:
+        lm, batch = compressor.lm, memory.batch_size
+        # What the loop fills from it would hide what `generate` was told.
+        self.generation_config = GenerationConfig()
+        self._model = pretrained(lm.model)
+        if not torch.is_autocast_enabled(lm.device.type):
+            memory = memory.to(dtype=lm.embed.weight.dtype)
+        self._compressor, self._memory, self._prompt, self._task = compressor, memory, prompt, task
+        self._remainder = pad(memory.rest if task != "ae" else ((),) * batch, lm.device)
+        self.plan = self._plan(count - 1)
+        lead = compressor.task_embedding(task, memory)
+        parts = [lead, *(lm.embedded(compressor.reader, part.ids) for part in (self._remainder, prompt))]
+        skip = 0
+        if memory.embeddings is not None:
+            skip = memory.num_tokens
+            parts = [memory.embeddings.to(lead.dtype), *parts]
+        self.lead = torch.cat(parts, 1)
+        self._predicts_first = not lead.shape[1]
+        # A row's last token is the prompt's, or that of the remainder, or what precedes it: the task token, or the
+        # memory.
+        self._last = torch.tensor(
+            [
+                skip + (self._remainder.ids.shape[1] + length if length else previous)
+                for previous, length in zip(self._remainder.lengths, prompt.lengths, strict=True)
+            ]
+        )
+        self.cache = new_cache(compressor, memory, self.plan.num_queries)
+        self._start = self.cache.get_seq_length()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_model":
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    def _plan(self, new_tokens: int) -> Plan:
+        new = Rows(
+            torch.zeros(self._memory.batch_size, new_tokens, dtype=torch.int64), (new_tokens,) * self._memory.batch_size
+        )
+        texts = (self._remainder, self._prompt, new)
+        return self._compressor.reading_plan(self._memory, self._task, texts, "max_new_tokens")
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Reads new tokens int64 [B, n] and returns their hidden states [B, n, d].
+
+        At first it reads what stands before them too, and returns [B, 1 + n, d]; the first predicts the first new one.
+        """
+        compressor, lm = self._compressor, self._compressor.lm
+        before = self.cache.get_seq_length() - self._start
+        # Models may choose tokens for which they have no embedding, and rows that have ended are fed any token.
+        inputs = lm.embedded(compressor.reader, tokens.clamp(0, lm.vocabulary - 1))
+        if not before:
+            inputs = torch.cat([self.lead, inputs], 1)
+        end = before + inputs.shape[1]
+        if end > self.plan.num_queries:
+            self.plan = self._plan(end - self.lead.shape[1])
+        out = inputs
+        if inputs.shape[1]:
+            keys = self.plan.num_keys - self.plan.num_queries
+            plan = self.plan.rows(before, end, num_keys=keys + end)
+            out = lm.run(compressor.reader, inputs_embeds=inputs, plan=plan, cache=self.cache).last_hidden_state
+        if before:
+            return out
+        new = out[:, self.lead.shape[1] :]
+        if self._predicts_first:
+            out = torch.cat([compressor.last_of(self._memory)[:, None].to(out.dtype), out], 1)
+        return torch.cat([out[torch.arange(len(out)), self._last][:, None], new], 1)
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, next_sequence_length: int | None = None, inputs_embeds: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The arguments of `forward`: all tokens, of which it knows those it has read."""
+        return {"input_ids": input_ids}
+
+    # The loop checks the names of arguments, of which the cache's depends on transformers' release.
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Any = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits of the tokens [B, P + n] behind the prompt's that have not been read, and of the one before them."""
+        read = max(self.cache.get_seq_length() - self._start - self.lead.shape[1], 0)
+        states = self.read(input_ids[:, self._prompt.ids.shape[1] + read :].to(self._compressor.lm.device))
+        return CausalLMOutputWithPast(logits=self._compressor.lm.logits(states), **{CACHE: self.cache})  # type: ignore[arg-type]
+
+    __call__ = forward
 
 
 def write(
@@ -138,58 +410,15 @@ def write(
     return torch.stack(answer, 1)
 
 
-def stop_ids(stop_tokens: int | Iterable[int]) -> list[int]:
+def stop_ids(model: SharedModel, stop_tokens: int | Iterable[int] | None) -> list[int]:
+    """The ids that end a row, sorted; None: those of the model's generation_config."""
+    if stop_tokens is None:
+        stop_tokens = special_tokens(model).eos_token_id
+        stop_tokens = () if stop_tokens is None else stop_tokens
     try:
         return sorted(map(index, stop_tokens if isinstance(stop_tokens, Iterable) else [stop_tokens]))
     except TypeError as error:
         raise TypeError(f"stop_tokens: expected token ids, got {stop_tokens!r}") from error
-
-
-def hidden_states(
-    compressor: MemoryReader, memory: Memory, task: Task, prompt: Rows, count: int, answer: list[Tensor]
-) -> Iterator[Tensor]:
-    """Yields the hidden state [B, d] that predicts each next token, inside `compressor.lm.using(compressor.reader)`.
-
-    Args:
-        memory, task: as in `generate`, on the model's device and in its dtype.
-        prompt: checked, of the memory's rows.
-        count: number of states at most.
-        answer: the tokens [B] chosen so far; its last one is read before the next state.
-    """
-    batch = memory.batch_size
-    remainder = pad(memory.rest if task != "ae" else ((),) * batch, compressor.lm.device)
-    # The last new token is not fed.
-    new_tokens = Rows(torch.zeros(batch, count - 1, dtype=torch.int64), (count - 1,) * batch)
-    plan = compressor.reading_plan(memory, task, (remainder, prompt, new_tokens), "max_new_tokens")
-    lead = compressor.task_embedding(task, memory)
-    inputs = torch.cat(
-        [lead, *(compressor.lm.embedded(compressor.reader, part.ids) for part in (remainder, prompt))], 1
-    )
-    # A row's last token is the prompt's, or that of the remainder, or what precedes it: the task token, or the memory.
-    last = [
-        remainder.ids.shape[1] + length if length else previous
-        for previous, length in zip(remainder.lengths, prompt.lengths, strict=True)
-    ]
-    cache = new_cache(compressor, memory, plan.num_queries)
-    skip = 0
-    if memory.embeddings is not None:
-        skip = memory.num_tokens
-        inputs = torch.cat([memory.embeddings.to(inputs.dtype), inputs], 1)
-    rows, keys = inputs.shape[1], plan.num_keys - plan.num_queries
-    first = plan.rows(0, rows, num_keys=keys + rows)
-    out = inputs
-    if rows:
-        out = compressor.lm.run(compressor.reader, inputs_embeds=inputs, plan=first, cache=cache).last_hidden_state
-    if not lead.shape[1]:
-        out = torch.cat([compressor.last_of(memory)[:, None].to(out.dtype), out], 1)
-    yield out[torch.arange(batch), torch.tensor(last) + skip]
-    for row in range(rows, plan.num_queries):
-        step = plan.rows(row, row + 1, num_keys=keys + row + 1)
-        # Rows that have ended are fed any token.
-        fed = answer[-1].clamp(0, compressor.lm.vocabulary - 1)[:, None]
-        new = compressor.lm.embedded(compressor.reader, fed)
-        out = compressor.lm.run(compressor.reader, inputs_embeds=new, plan=step, cache=cache)
-        yield out.last_hidden_state[:, 0]
 
 
 def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> MemoryCache:

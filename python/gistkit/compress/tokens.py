@@ -1,4 +1,4 @@
-"""Token ids from tensors, lists or a tokenizer's output, as rows padded at the end."""
+"""Token ids from texts, tensors, lists or a tokenizer's output, as rows padded at the end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 from gistkit._checks import IGNORE, padded
+
+# The text around a question, in training and where nothing else is said.
+QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 
 
 class Rows(NamedTuple):
@@ -73,6 +76,21 @@ def as_rows(
         tokens = "token" if shortest == 1 else "tokens"
         raise ValueError(f"{name}: expected at least {shortest} {tokens}, got {rows.lengths[row]} in row {row}")
     return rows
+
+
+def texts_of(name: str, texts: Any) -> list[str]:
+    """One text or a sequence of texts as a list; a TypeError for anything else, which names the argument `name`."""
+    rows = [texts] if isinstance(texts, str) else texts
+    if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, str) for row in rows):
+        kinds = sorted({type(row).__name__ for row in rows}) if isinstance(rows, Sequence) else [type(texts).__name__]
+        raise TypeError(f"{name}: expected a text or a sequence of texts, got {' and '.join(kinds) or 'none'}")
+    return list(rows)
+
+
+def text_rows(texts: Sequence[str], tokenizer: Any, *, special_tokens: bool = True) -> list[list[int]]:
+    """The token ids of texts, with what the tokenizer puts around them, such as a first token, if `special_tokens`."""
+    # A text longer than the model's window is no mistake here.
+    return [list(tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]) for text in texts]
 
 
 def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, shortest: int = 0) -> Rows:

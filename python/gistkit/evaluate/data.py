@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
+from gistkit.compress.tokens import QUESTION
 from gistkit.evaluate.metrics import normalise_answer
 from gistkit.evaluate.prompts import SUMMARIZE, check_summary_template, check_template, fill
 from gistkit.formats import read_questions
 
-QUESTION = "\n### Question:\n{question}\n### Answer:\n"
 TASKS = ("ae", "lm", "qa")
 
 Tokens = Sequence[int] | Tensor | str
@@ -128,7 +128,11 @@ def _answers(name: str, example: Example, tokenizer: Any | None, required: bool)
 
 
 def iter_questions(
-    path: str | Path, *, template: str = QUESTION, summary_template: str | None = None, split: str | None = None
+    path: str | Path | Iterable[Mapping[str, Any]],
+    *,
+    template: str = QUESTION,
+    summary_template: str | None = None,
+    split: str | None = None,
 ) -> Iterator[Example]:
     """The examples of `load_questions`, one at a time: no more than one record is in memory."""
     check_template(template)
@@ -145,11 +149,16 @@ def iter_questions(
             raise ValueError(f"{asked.where}, 'question': expected a text where the template has no other, got ''")
         yield Example(prompt.context, question=prompt.question, answers=asked.answers)
     if not any_question:
-        raise ValueError(f"{path}: expected at least one question, got none")
+        name = path if isinstance(path, str | Path) else "rows"
+        raise ValueError(f"{name}: expected at least one question, got none")
 
 
 def load_questions(
-    path: str | Path, *, template: str = QUESTION, summary_template: str | None = None, split: str | None = None
+    path: str | Path | Iterable[Mapping[str, Any]],
+    *,
+    template: str = QUESTION,
+    summary_template: str | None = None,
+    split: str | None = None,
 ) -> list[Example]:
     """Questions of a data set as it is published, or of JSON lines {"context", "question", "answers"}.
 
@@ -161,8 +170,8 @@ def load_questions(
     A question of JSON lines may be empty; `template` then says what is asked for.
 
     Args:
-        path: the file, the folder of a data set, or "hf:owner/name" of the Hugging Face hub; see
-            `gistkit.formats.read_questions`.
+        path: the file, the folder of a data set, "hf:owner/name" of the Hugging Face hub, or rows such as a split of
+            the package `datasets`; see `gistkit.formats.read_questions`.
         template: text with {question} in it, put between context and answer. If it has {context} too, the text before
             that precedes the context and is part of it, as in `question_template`.
         summary_template: text with {context} in it, in place of `template` where a summary is asked for, such as from

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gistkit.formats import files, hub, parquet
 from gistkit.formats.folders import folder_questions, is_one_set
@@ -28,22 +28,25 @@ class QuestionSet(NamedTuple):
     domain: str | None = None
 
 
-def read_questions(path: str | Path, split: str | None = None) -> Iterator[Asked]:
+def read_questions(path: str | Path | Iterable[Mapping[str, Any]], split: str | None = None) -> Iterator[Asked]:
     """The questions of a set, one at a time.
 
     Args:
         path: a file (`gistkit.formats.questions` lists the formats), a folder that is one data set
             (`gistkit.formats.folders`), or "hf:owner/name" or "hf:owner/name:configuration" of the Hugging Face hub,
-            whose rows are in one of these formats; that needs the package `datasets` and a network.
+            whose rows are in one of these formats; that needs the package `datasets` and a network. Or the rows
+            themselves, such as a split of `datasets`: anything that gives mappings.
         split: "train", "validation" or "test", of a folder or a name that has several; None: all of a folder, and
-            "train" of a name.
+            "train" of a name. Rows are of one split.
 
     Raises:
         OSError: if there is no such file.
         ImportError: if a package is missing that reads it.
         ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
     """
-    if (name := hub.name_of(path)) is not None:
+    if not isinstance(path, str | Path):
+        yield from of_records((f"rows[{index}]", row) for index, row in enumerate(path))
+    elif (name := hub.name_of(path)) is not None:
         yield from of_records(hub.rows(name, split or "train"))
     elif Path(path).is_dir():
         yield from folder_questions(Path(path), split)

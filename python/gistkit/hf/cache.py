@@ -22,8 +22,8 @@ class MemoryLayer(CacheLayerMixin):
     Without gradients new tokens go into a block with room for more; with gradients they are concatenated.
 
     Args:
-        key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows. None: there is no memory,
-            and the first tokens decide the shape.
+        key, value: [B, H, K, D], the memory, keys rotated; B = 1 serves any number of rows, and more a multiple of
+            them, such as several beams of each. None: there is no memory, and the first tokens decide the shape.
         logical_length: position of the next token, at least 0; need not be K.
         capacity: tokens after the memory that fit into the first block; more tokens make a larger one.
     """
@@ -68,6 +68,10 @@ class MemoryLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Appends [B, H, N, D] and returns all keys and values, [B, H, K + N, D]."""
         self.lazy_initialization(key_states, value_states)
+        copies, odd = divmod(key_states.shape[0], self.batch_size)
+        if not self._added and self.batch_size > 1 and copies > 1 and not odd:
+            # Beams, or several sequences, of each row.
+            self.batch_repeat_interleave(copies)
         count, used = key_states.shape[2], self.num_keys
         self._added += count
         if torch.is_grad_enabled():
@@ -160,6 +164,9 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
     """A cache for a transformers model that starts with a memory, which it never changes.
 
     Models take it as `cache`, before transformers 5.24 as `past_key_values`.
+
+    `model.generate` over it takes new tokens [B, N] with an attention_mask [B, logical_length + N] of ones, which tells
+    it where they stand; over what `Compressor.to_cache` returns, it needs none.
 
     Position ids continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
     same memory. Layers with a sliding window keep all their keys too, so a plan must say what they see.

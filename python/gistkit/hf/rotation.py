@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from torch import Tensor, nn
 
 from gistkit import ops
-from gistkit.hf.attach import decoder_of, frequencies_of
+from gistkit.hf.attach import check_rotates, decoder_of, frequencies_of
 from gistkit.hf.parts import FAMILIES
 
 
@@ -28,6 +30,18 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
     if not 0 <= layer_idx < len(inv_freqs):
         raise ValueError(f"layer_idx: expected 0 to {len(inv_freqs) - 1}, got {layer_idx}")
     return ops.rerotate(keys, delta, inv_freqs[layer_idx].to(keys.device))
+
+
+def check_moves(model: nn.Module) -> None:
+    """Raises a TypeError for a model whose keys of any length of text cannot be moved with `rerotate`."""
+    check_rotates(model)
+    kinds = cast(Any, decoder_of(model)).rotary_emb.rope_type
+    changing = {"dynamic", "longrope"} & {*(kinds.values() if isinstance(kinds, dict) else (kinds,))}
+    if changing:
+        raise TypeError(
+            f"model: expected RoPE of the same frequencies at any length, got {min(changing)}, whose frequencies "
+            "depend on it"
+        )
 
 
 def frequencies(model: nn.Module) -> list[Tensor]:

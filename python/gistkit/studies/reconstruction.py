@@ -167,7 +167,8 @@ def train(
 
 def _reconstruct(run: Run, compressor: Compressor, corpus: Corpus, chunks: Tensor) -> None:
     """Greedy reconstruction: its accuracy over `chunks`, and one passage to read."""
-    answer = compressor.generate(compressor.encode(chunks), task="ae", max_new_tokens=chunks.shape[1])
+    memory = compressor.encode(chunks)
+    answer = compressor.generate(memory, task="ae", max_new_tokens=chunks.shape[1], stop_tokens=())
     run.greedy_accuracy = float((answer == chunks).float().mean())
     run.passage = {"original": corpus.text(chunks[0]), "reconstructed": corpus.text(answer[0])}
 

@@ -191,7 +191,7 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop_tokens: int | Iterable[int] = (),
+    stop_tokens: int | Iterable[int] | None = None,
     pad_token: int = 0,
     streamer: Streamer | None = None,
     generator: torch.Generator | None = None,
@@ -204,7 +204,8 @@ def generate(
     """
     whole("max_new_tokens", max_new_tokens, high=POSITIONS)
     choose = chooser(do_sample, temperature, top_k, top_p, generator)
-    stops, compressor = stop_ids(stop_tokens), reader.compressor
+    compressor = reader.compressor
+    stops = stop_ids(compressor.lm, stop_tokens)
     stream, answer = reader.start(input_ids, attention_mask), list[Tensor]()
 
     def states() -> Iterator[Tensor]:

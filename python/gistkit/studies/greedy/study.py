@@ -198,7 +198,7 @@ class _Selections:
     """
 
     def __init__(self, compressor: Dodo, context: Rows, text: Rows, asked: int) -> None:
-        selected_memory, _, compressed = compressor.compress(context)
+        selected_memory, _, compressed = compressor.compress_rows(context)
         self.own: list[int] = selected_memory.positions[0, 1:].tolist()
         self.last = compressor.with_bos(compressed).lengths[0] - 1
         all_tokens = Nuggets(torch.arange(1, self.last + 1, device=compressor.device)[None], (self.last,))

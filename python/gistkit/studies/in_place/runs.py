@@ -58,7 +58,8 @@ def answers(compressor: InPlace, group: Sequence[Question], device: str = "cpu")
     """Greedy answers, as long as the right ones."""
     memory = compressor.encode(as_batch(group)["input_ids"].to(device))
     longest = max(len(question.answer) for question in group)
-    generated = compressor.generate(memory, [list(question.question) for question in group], max_new_tokens=longest)
+    prompts = [list(question.question) for question in group]
+    generated = compressor.generate(memory, prompts, max_new_tokens=longest, stop_tokens=())
     return [tuple(row[: len(question.answer)]) for row, question in zip(generated.tolist(), group, strict=True)]
 
 

@@ -143,7 +143,9 @@ def _train_reconstruction(
             figures["loss"], figures["accuracy"] = reconstruct(compressor, splits[name], batch=16)
         written: list[str] = []
         for rows in splits["test"].split(16):
-            answer = compressor.generate(compressor.encode(rows), task="ae", max_new_tokens=rows.shape[1])
+            answer = compressor.generate(
+                compressor.encode(rows), task="ae", max_new_tokens=rows.shape[1], stop_tokens=()
+            )
             written += [corpus.text(row) for row in answer.cpu()]
         run.test["bleu"] = bleu4(written, [corpus.text(row) for row in splits["test"].cpu()])
         if isinstance(compressor, Dodo) and compressor.selection != "none":

@@ -59,7 +59,7 @@ def logits(compressor: InPlace, pairs: Pairs, recipe: Recipe, memory: Memory | N
     tell what the others are not.
     """
     if memory is None:
-        memory, _, _ = compressor.compress(compressor.contexts(pairs.contexts))
+        memory, _, _ = compressor.compress_rows(compressor.contexts(pairs.contexts))
     plan = None
     if recipe.alone:
         plan = _each_alone(memory.num_tokens, pairs.keys.shape[1], memory.starts[0]).to(compressor.device)

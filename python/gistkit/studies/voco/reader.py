@@ -79,7 +79,7 @@ class Compressed(Reader):
 
     def answers(self, pixels: Tensor, text: Tensor) -> Tensor:
         # Not `encode`, whose memories are made to be kept.
-        memory, _, _ = self.compressor.compress(self.compressor.contexts(self.context(pixels)))
+        memory, _, _ = self.compressor.compress_rows(self.compressor.contexts(self.context(pixels)))
         return self.compressor.logits(self.compressor.decode(memory, "lm", text)[:, TURN - 1 :: TURN])
 
     def trained(self) -> list[tuple[str, nn.Parameter]]:

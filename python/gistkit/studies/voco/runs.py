@@ -201,6 +201,6 @@ def sight(reader: Reader, recipe: Recipe, batch: Batch) -> Tensor:
     place = torch.arange(total) if order is None else order[0].argsort()
     seen, voco = place[1 : 1 + recipe.vision_tokens], place[1 + recipe.vision_tokens : total]
     with attach(reader.model), AttentionRecorder(rows=voco, reduce="mean") as recorder:
-        compressor.compress(rows)
+        compressor.compress_rows(rows)
     maps = torch.stack([layer.weights[0, 0][:, seen] for layer in recorder.maps])
     return maps.mean(0).unflatten(-1, (recipe.grid, recipe.grid))

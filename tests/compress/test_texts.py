@@ -1,0 +1,153 @@
+"""Text in, text out: what a compressor does with its tokenizer, and where it has it from."""
+
+import pytest
+import torch
+from transformers import GenerationConfig, TextStreamer
+
+from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX
+from gistkit.compress.tokens import QUESTION
+from tests.helpers.models import byte_tokenizer, tiny_llama
+
+TEXT = "The survey was started by Ines Moreau."
+
+
+def model():
+    return tiny_llama(vocab_size=258, bos_token_id=257).float()
+
+
+def tokens_of(text):
+    return byte_tokenizer()(text)["input_ids"]
+
+
+def compressor_of(**settings):
+    compressor = FiveHundredX(model(), chunk=8, ratio=4, lora=4, **settings).eval()
+    compressor.tokenizer = byte_tokenizer(start=True)
+    return compressor
+
+
+def test_a_text_becomes_the_memory_of_its_tokens():
+    compressor = compressor_of()
+    ids = [257, *tokens_of(TEXT)]
+    expected = compressor.encode([ids])
+    found = compressor.compress(TEXT)
+    assert found.context_lengths == (len(ids),) and all(map(torch.equal, found.tensors, expected.tensors))
+    several = compressor.compress([TEXT, "Short."])
+    assert several.context_lengths == (len(ids), 7)
+    torch.testing.assert_close(several[0].tensors[0], expected.tensors[0])
+    assert compressor.compress(TEXT, gradient=True).tensors[0].requires_grad
+
+
+def test_questions_are_asked_in_their_template_and_answered_in_words():
+    compressor = compressor_of()
+    tokenizer, memory = compressor.tokenizer, compressor.compress(TEXT)
+
+    def expected(prompt, **options):
+        # A question begins no text: it has no first token.
+        answer = compressor.generate(memory, [tokens_of(prompt)], task="qa", **options)[0]
+        return tokenizer.decode(answer, skip_special_tokens=True).strip()
+
+    answer = compressor.ask(memory, "Who?", max_new_tokens=12)
+    assert answer == expected(QUESTION.format(question="Who?"), max_new_tokens=12) and answer
+    assert compressor.ask(TEXT, "Who?", max_new_tokens=12) == answer
+    other = compressor.ask(memory, "And when?", max_new_tokens=12, template="{question} {x} ")
+    assert other == expected("And when? {x} ", max_new_tokens=12)
+    assert compressor.ask(memory, ["Who?", "When was it?"], max_new_tokens=12) == [
+        answer,
+        compressor.ask(memory, "When was it?", max_new_tokens=12),
+    ]
+    assert compressor.ask([TEXT, "Short."], "Who?", max_new_tokens=12)[0] == answer
+    beams = {"num_beams": 2, "max_new_tokens": 6}
+    assert compressor.ask(memory, "Who?", **beams) == expected(QUESTION.format(question="Who?"), **beams)
+
+
+def test_answers_end_at_the_ends_of_model_and_tokenizer(capsys):
+    compressor = compressor_of()
+    tokenizer, memory = compressor.tokenizer, compressor.compress([TEXT, "Short."])
+    prompts = [tokens_of(QUESTION.format(question="Who?"))] * 2
+    rows = compressor.generate(memory, prompts, task="qa", max_new_tokens=30).tolist()
+    # A token that ends one row early, and not the other.
+    stop = next(token for token in rows[0][1:] if token not in rows[1])
+    expected = [tokenizer.decode(rows[0][: rows[0].index(stop) + 1]).strip(), tokenizer.decode(rows[1]).strip()]
+    for ends in (
+        {"stop_tokens": stop},
+        {"eos_token_id": [stop, 256]},
+        {"generation_config": GenerationConfig(eos_token_id=stop)},
+    ):
+        assert compressor.ask(memory, "Who?", max_new_tokens=30, **ends) == expected
+    compressor.model.generation_config.eos_token_id = [stop]
+    assert compressor.ask(memory, "Who?", max_new_tokens=30) == expected
+    compressor.model.generation_config.eos_token_id = None
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(stop)
+    # As a special token it is left out.
+    without = tokenizer.decode(rows[0][: rows[0].index(stop)]).strip()
+    assert compressor.ask(memory, ["Who?", "Who?"], max_new_tokens=30) == [without, expected[1]]
+    streamed = compressor.ask(memory[1], "Who?", max_new_tokens=9, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    assert capsys.readouterr().out.strip() == streamed
+
+
+def test_the_tokenizer_comes_from_where_it_is_named(tmp_path):
+    words = byte_tokenizer(start=True)
+    compressor = FiveHundredX(model(), chunk=8, ratio=4, lora=4)
+    with pytest.raises(ValueError, match=r"tokenizer: expected .*, got none: the base model was not loaded"):
+        compressor.compress(TEXT)
+    compressor.save_pretrained(tmp_path / "bare")
+    assert not (tmp_path / "bare" / "tokenizer").exists()
+    compressor.tokenizer = words
+    compressor.save_pretrained(tmp_path / "own")
+    expected = compressor.compress(TEXT)
+
+    base = model()
+    base.save_pretrained(tmp_path / "base")
+    byte_tokenizer().save_pretrained(tmp_path / "base")
+    bare = Compressor.from_pretrained(tmp_path / "bare", base)
+    with pytest.raises(ValueError, match="tokenizer: expected the model's own"):
+        bare.compress(TEXT)
+    assert Compressor.from_pretrained(tmp_path / "bare", model(), tokenizer=words).tokenizer is words
+    # The folder's comes before the base model's.
+    loaded = type(base).from_pretrained(tmp_path / "base")
+    of_base = Compressor.from_pretrained(tmp_path / "bare", loaded).compress(TEXT)
+    assert of_base.context_lengths == (len(TEXT),)
+    found = Compressor.from_pretrained(tmp_path / "own", loaded).compress(TEXT)
+    assert all(map(torch.equal, found.tensors, expected.tensors)) and found.context_lengths == (len(TEXT) + 1,)
+
+
+def test_a_folder_of_anybody_gives_a_tokenizer_of_json_alone(tmp_path):
+    compressor = compressor_of()
+    compressor.save_pretrained(tmp_path / "folder")
+    place = tmp_path / "folder" / "tokenizer"
+    settings = (place / "tokenizer_config.json").read_text()
+    ran = tmp_path / "ran"
+    (place / "mine.py").write_text(f"open({str(ran)!r}, 'w')\nclass Mine: pass\n")
+    mine = settings.rstrip().rstrip("}") + ', "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.Mine"]}}'
+    (place / "tokenizer_config.json").write_text(mine)
+    read = Compressor.from_pretrained(tmp_path / "folder", model())
+    assert read.tokenizer("a")["input_ids"] == [257, *tokens_of("a")] and not ran.exists()
+    (place / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer: expected a tokenizer's files, got"):
+        Compressor.from_pretrained(tmp_path / "folder", model()).compress(TEXT)
+    (place / "tokenizer.json").unlink()
+    (tmp_path / "outside.json").write_text("{}")
+    (place / "tokenizer.json").symlink_to(tmp_path / "outside.json")
+    with pytest.raises(ValueError, match=r"expected a file inside .*, got a link to"):
+        Compressor.from_pretrained(tmp_path / "folder", model()).compress(TEXT)
+
+
+def test_what_is_no_text_is_named():
+    compressor = compressor_of()
+    for wrong, kind in ((3, "int"), ([], "none"), ([b"x"], "bytes"), (["x", [1]], "list and str")):
+        with pytest.raises(TypeError, match=f"text: expected a text or a sequence of texts, got {kind}"):
+            compressor.compress(wrong)
+    memory = compressor.compress(TEXT)
+    with pytest.raises(TypeError, match="question: expected a text or a sequence of texts, got NoneType"):
+        compressor.ask(memory, None)
+    with pytest.raises(ValueError, match=r"template: expected a text with \{question\} in it, got 'Q'"):
+        compressor.ask(memory, "Who?", template="Q")
+    with pytest.raises(ValueError, match="prompt_ids: expected 2 rows as the memory has, got 3"):
+        compressor.ask([TEXT, TEXT], ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("make", [lambda m: ICAE(m, chunk=8, ratio=4, lora=4), lambda m: AvgPool(m, ratio=4, lora=4)])
+def test_other_methods_answer_too(make):
+    compressor = make(model())
+    compressor.tokenizer = byte_tokenizer(start=True)
+    assert isinstance(compressor.ask(TEXT, "Who?", max_new_tokens=3), str)

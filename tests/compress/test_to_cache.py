@@ -1,0 +1,125 @@
+"""A memory as a cache of the plain model, over which transformers generates as it does behind any text."""
+
+import copy
+
+import pytest
+import torch
+from transformers import TextStreamer
+
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
+from gistkit.hf import memory_cache
+from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
+
+FAMILIES = ["llama", "mistral", "qwen3", "gemma3"]
+METHODS = {
+    "icae": lambda model, scheme: ICAE(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
+    "x500": lambda model, scheme: FiveHundredX(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
+}
+IN_PLACE = {
+    "avgpool": lambda model: AvgPool(model, ratio=4, window=16, lora=4),
+    "gistpool": lambda model: GistPool(model, ratio=4, window=16, lora=4),
+    "dodo": lambda model: Dodo(model, ratio=4, window=16, lora=4, layer=1),
+}
+
+
+def changed(compressor):
+    """A compressor whose adapters do something."""
+    with torch.no_grad():
+        for parameter in compressor.parameters():
+            if parameter.requires_grad:
+                parameter += 0.05 * torch.randn_like(parameter)
+    return compressor.eval()
+
+
+def over_the_cache(compressor, memory, prompt, task="lm", **options):
+    """What the model itself writes behind the cache; 8 new tokens alone."""
+    cache = compressor.to_cache(memory, task)
+    ids = compressor.model.generate(prompt, past_key_values=cache, max_new_tokens=8, pad_token_id=0, **options)
+    return ids[:, prompt.shape[1] :]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("scheme", ["dpl", "epl"])
+def test_the_model_goes_on_as_the_compressor_does(family, name, scheme):
+    compressor = changed(METHODS[name](tiny(family, bos_token_id=1), scheme))
+    memory = compressor.encode(torch.randint(3, 50, (2, 19)))
+    prompt = torch.randint(3, 50, (2, 5))
+    told = {"return_dict_in_generate": True, "output_logits": True}
+    expected = compressor.generate(memory, prompt, max_new_tokens=8, **told)
+    assert torch.equal(over_the_cache(compressor, memory, prompt), expected.sequences)
+    # The memory is as it was, and so are the logits, which positions change.
+    with double_angles(compressor.model):
+        cache = compressor.to_cache(memory)
+        found = compressor.model.generate(prompt, past_key_values=cache, max_new_tokens=8, pad_token_id=0, **told)
+        torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-6, atol=1e-6)
+        layers = [(layer.keys, layer.values) for layer in compressor.to_cache(memory).layers]
+        ids = {"attention_mask": torch.ones(2, 9 + 5), "past_key_values": memory_cache(layers, 9)}
+        moved = compressor.model.generate(prompt, **ids, max_new_tokens=1, pad_token_id=0, **told)
+    assert (moved.logits[0] - expected.logits[0]).abs().max() > 1e-3
+    beams = compressor.generate(memory, prompt, max_new_tokens=8, num_beams=3, num_return_sequences=2)
+    assert torch.equal(over_the_cache(compressor, memory, prompt, num_beams=3, num_return_sequences=2), beams)
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_with_an_adapter_of_the_text_it_goes_on_inside_using(name):
+    compressor = changed(IN_PLACE[name](tiny_llama(bos_token_id=1)))
+    memory = compressor.encode(torch.randint(3, 50, (1, 19)))
+    prompt = torch.randint(3, 50, (3, 5))
+    expected = compressor.generate(memory, prompt, task="qa", max_new_tokens=8)
+    with compressor.using(compressor.reader):
+        assert torch.equal(over_the_cache(compressor, memory, prompt, "qa"), expected)
+    assert not torch.equal(over_the_cache(compressor, memory, prompt, "qa"), expected)
+
+
+def test_a_reconstruction_reads_no_rest():
+    compressor = changed(METHODS["icae"](tiny_llama(), "epl"))
+    memory = compressor.encode(torch.randint(3, 50, (1, 19)))
+    prompt = torch.randint(3, 50, (1, 2))
+    expected = compressor.generate(memory, prompt, task="ae", max_new_tokens=8)
+    assert torch.equal(over_the_cache(compressor, memory, prompt, "ae"), expected)
+    assert compressor.to_cache(memory, "ae").layers[0].num_keys == compressor.to_cache(memory).layers[0].num_keys - 3
+
+
+@pytest.mark.parametrize("scheme", ["dpl", "epl"])
+def test_assistants_and_streamers_work(scheme, capsys):
+    compressor = changed(METHODS["x500"](tiny_llama(), scheme))
+    memory = compressor.encode(torch.randint(3, 50, (1, 16)))
+    prompt = torch.randint(3, 50, (1, 5))
+    expected = compressor.generate(memory, prompt, max_new_tokens=8)
+    assistant = copy.deepcopy(compressor.model)
+    assert torch.equal(over_the_cache(compressor, memory, prompt, assistant_model=assistant), expected)
+    assert torch.equal(over_the_cache(compressor, memory, prompt, prompt_lookup_num_tokens=2), expected)
+    words = byte_tokenizer()
+    over_the_cache(compressor, memory, prompt, streamer=TextStreamer(words, skip_prompt=True))
+    assert capsys.readouterr().out == words.decode(expected[0]) + "\n"
+    torch.manual_seed(1)
+    drawn = compressor.generate(memory, prompt, max_new_tokens=8, do_sample=True, top_k=5)
+    torch.manual_seed(1)
+    assert torch.equal(over_the_cache(compressor, memory, prompt, do_sample=True, top_k=5), drawn)
+
+
+def test_what_the_plain_model_cannot_read_is_refused():
+    compressor = METHODS["x500"](tiny("gpt2"), "epl")
+    with pytest.raises(TypeError, match="so that its keys can be rotated, got GPT2Model"):
+        compressor.to_cache(compressor.encode([[3] * 8]))
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    compressor = METHODS["x500"](tiny_llama(rope_parameters=scaled), "epl")
+    with pytest.raises(TypeError, match="model: expected RoPE of the same frequencies at any length, got dynamic"):
+        compressor.to_cache(compressor.encode([[3] * 8]))
+    compressor = METHODS["x500"](tiny_llama(), "epl")
+    for contexts, what in (
+        ([[3] * 8, [3] * 16], "memory tokens each"),
+        ([[3] * 17, [3] * 19], "tokens behind the win"),
+    ):
+        with pytest.raises(ValueError, match=f"memory: expected rows of as many {what}"):
+            compressor.to_cache(compressor.encode(contexts))
+    with pytest.raises(TypeError, match="memory: expected a Memory as encode returns, got list"):
+        compressor.to_cache([])
+    # Mistral's window here is 6.
+    compressor = IN_PLACE["avgpool"](tiny("mistral", bos_token_id=1))
+    with pytest.raises(
+        ValueError, match="memory: expected one of fewer than 6 context tokens, the model's sliding win"
+    ):
+        compressor.to_cache(compressor.encode([[3] * 8]))
+    assert compressor.to_cache(compressor.encode([[3] * 4])).layers[0].num_keys == 2
