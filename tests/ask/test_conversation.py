@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from transformers import GenerationConfig, MaxLengthCriteria, StoppingCriteriaList
 
 from gistkit.ask import Conversation
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool, VoCo
@@ -77,6 +78,28 @@ def test_images_have_conversations():
     first = conversation.reply(prompt, max_new_tokens=3).tolist()
     expected = answer_behind(compressor, memory, prompt + first + prompt[:2], 3)
     assert conversation.reply(prompt[:2], max_new_tokens=3).tolist() == expected
+
+
+def test_answers_take_the_options_of_generate_but_for_beams_and_drafts():
+    compressor = made("x500")
+    memory = encoded(compressor)
+    config = GenerationConfig(repetition_penalty=5.0, max_new_tokens=20)
+    expected = compressor.generate(memory, [ids(4)], task="qa", generation_config=config)[0].tolist()
+    conversation = Conversation(compressor, memory)
+    assert conversation.reply(ids(4), generation_config=config).tolist() == expected
+    assert expected != answer_behind(compressor, memory, ids(4), 20)
+    first = StoppingCriteriaList([MaxLengthCriteria(4 + 3)])
+    conversation.new()
+    assert conversation.reply(ids(4), generation_config=config, stopping_criteria=first).tolist() == expected[:3]
+    for options, got in (
+        ({"num_beams": 2}, "beam_search of 1"),
+        ({"prompt_lookup_num_tokens": 2}, "assisted_generation of 1"),
+        ({"do_sample": True, "num_return_sequences": 2}, "sample of 2"),
+    ):
+        message = f"generation_config: expected greedy_search or sample of one sequence, .*, got {got}"
+        with pytest.raises(ValueError, match=message):
+            conversation.reply(ids(4), **options)
+    assert conversation.turns == 1 and conversation.text == ids(4) + expected[:3]
 
 
 @pytest.mark.parametrize("name", ["icae", "x500", "gistpool"])

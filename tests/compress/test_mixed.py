@@ -235,6 +235,10 @@ def test_greedy_generation_is_what_one_pass_predicts():
     shorter = reader.generate(prompts[:1], max_new_tokens=12, stop_tokens=stop)
     first = answer[0].tolist().index(stop)
     assert shorter[0].tolist() == answer[0, : first + 1].tolist()
+    banned = reader.generate(prompts[:1], max_new_tokens=12, bad_words_ids=[[stop]])
+    assert stop in answer[0] and stop not in banned
+    with pytest.raises(ValueError, match=r"expected greedy_search or sample of one .*, got beam_search of 1"):
+        reader.generate(prompts, num_beams=2)
 
 
 def test_reading_on_in_training_mode_with_gradient_checkpointing():

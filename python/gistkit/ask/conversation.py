@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import accumulate
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.generation import Streamer, chooser, new_cache, stop_ids, write
+from gistkit.compress.generation import Loop, Streamer, configured, new_cache
 from gistkit.compress.memory import Memory, check_memory
 from gistkit.compress.tokens import Rows, check_rows
 from gistkit.hf.cache import MemoryCache, MemoryLayer
@@ -102,15 +103,12 @@ class Conversation:
         self,
         prompt_ids: Any,
         *,
-        max_new_tokens: int = 256,
-        do_sample: bool = False,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        generation_config: GenerationConfig | None = None,
         stop_tokens: int | Iterable[int] | None = None,
         streamer: Streamer | None = None,
         generator: torch.Generator | None = None,
         stopped: Callable[[], Any] = lambda: False,
+        **options: Any,
     ) -> Tensor:
         """The answer to a prompt, int64 [n] with 1 <= n <= max_new_tokens; both become part of the conversation.
 
@@ -119,30 +117,29 @@ class Conversation:
         Args:
             prompt_ids: int64 [T] or [1, T], a list of ids or a tokenizer's output, T >= 1.
             stopped: asked after each token; the answer ends with the tokens so far once it returns something true.
-            others: as in `gistkit.compress.generation.generate`.
+            others: as in `gistkit.compress.generation.generate`, without beams and drafts.
         """
-        whole("max_new_tokens", max_new_tokens, high=POSITIONS)
-        choose, stops = (
-            chooser(do_sample, temperature, top_k, top_p, generator),
-            stop_ids(self.compressor.lm, stop_tokens),
-        )
+        lm = self.compressor.lm
         prompt = self.compressor.rows("prompt_ids", prompt_ids, shortest=1)
         check_rows("prompt_ids", prompt, 1)
-        self.make_room(prompt.lengths[0] + max_new_tokens)
-        before, lm = len(self._text), self.compressor.lm
-        self._text += prompt.lists()[0]
-        answer: list[Tensor] = []
+        (width,) = prompt.lengths
+        config, options = configured(lm, width, generation_config, stop_tokens, None, options)
+        criteria = [*(options.pop("stopping_criteria", None) or ()), _Stopped(stopped)]
+        self.make_room(width + config.max_new_tokens)
+        before = len(self._text)
         try:
             with lm.using(self.compressor.reader), lm.without_checkpointing():
-                states = self._states(max_new_tokens, answer, stopped)
-                tokens = write(lm, states, answer, choose, stops, 0, streamer)[0]
+                turn = _Turn(self, self._plan(before + width + config.max_new_tokens - 1))
+                options["stopping_criteria"] = StoppingCriteriaList(criteria)
+                tokens: Tensor = turn.write(prompt.ids, config, streamer, generator, options)[0]
         except BaseException:
             # A pass that was broken off may have left layers of different lengths.
             self._cache, self._read = None, 0
             del self._text[before:]
             raise
-        self._text[before + prompt.lengths[0] :] = tokens.tolist()
-        self._answer, self._ended = len(tokens), int(tokens[-1]) in stops
+        self._text[before + width :] = tokens.tolist()
+        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+        self._answer, self._ended = len(tokens), int(tokens[-1]) in ends
         self._turns.append(len(self._text) - before)
         return tokens
 
@@ -177,16 +174,6 @@ class Conversation:
                     weights = layer.weights[0, 0].double().sum(0)
                     total[: len(weights)] += weights / len(recorder.maps)
         return total
-
-    def _states(self, count: int, answer: list[Tensor], stopped: Callable[[], Any]) -> Iterator[Tensor]:
-        """Yields the hidden state [1, d] that predicts each next token; `answer` holds the tokens chosen so far."""
-        plan = self._plan(len(self._text) + count - 1)
-        yield self._feed(plan, len(self._text))
-        for _ in range(count - 1):
-            if stopped():
-                return
-            self._text.append(int(answer[-1]))
-            yield self._feed(plan, len(self._text))
 
     def _plan(self, tokens: int) -> Plan:
         """The plan of the memory and that many tokens of text."""
@@ -226,3 +213,28 @@ class Conversation:
             for layer in cast("list[MemoryLayer]", self._cache.layers):
                 layer.crop(tokens - self._read)
             self._read = tokens
+
+
+class _Turn(Loop):
+    """The conversation so far, a prompt and the answer to it."""
+
+    def __init__(self, conversation: Conversation, plan: Plan) -> None:
+        super().__init__(conversation.compressor.lm)
+        self._conversation, self._turn_plan = conversation, plan
+        self._before = len(conversation._text)
+
+    def states(self, input_ids: Tensor) -> Tensor:
+        """See `Loop.states`."""
+        text = self._conversation._text
+        text[self._before :] = input_ids[0].tolist()
+        return self._conversation._feed(self._turn_plan, len(text))[:, None]
+
+
+class _Stopped(StoppingCriteria):
+    """Ends an answer once a function without arguments returns something true."""
+
+    def __init__(self, stopped: Callable[[], Any]) -> None:
+        self._stopped = stopped
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        return torch.full((len(input_ids),), bool(self._stopped()), device=input_ids.device)

@@ -54,7 +54,7 @@ class Answers:
         conversation = self.conversation
         before = conversation.turns
         prompt = self.prompts(question, conversation.text[-1] if before else None)
-        streamer = TextStreamer(self.tokenizer, skip_special_tokens=True)
+        streamer = TextStreamer(self.tokenizer, skip_prompt=True, skip_special_tokens=True)
         conversation.reply(prompt, streamer=streamer, stopped=stopped, **self.settings)
         if self.sources and not stopped():
             self._print_sources()

@@ -282,5 +282,5 @@ def _stream(
     from transformers import TextStreamer
 
     memory = compressor.join(memories) if len(memories) > 1 else memories[0]
-    streamer = TextStreamer(tokenizer, skip_special_tokens=True)
+    streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
     compressor.generate(memory, task=task, streamer=streamer, **settings)

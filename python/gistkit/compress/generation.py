@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    GenerationMixin,
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import GenerationConfig, GenerationMixin
+from transformers.generation import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from gistkit import hf
@@ -115,28 +110,12 @@ def generate(
     if memory.batch_size == 1 < prompt.batch_size:
         memory = memory.repeat(prompt.batch_size)
     check_rows("prompt_ids", prompt, memory.batch_size)
-    config, options = _configured(compressor.lm, generation_config, stop_tokens, pad_token, prompt, options)
     width = prompt.ids.shape[1]
+    config, options = configured(compressor.lm, width, generation_config, stop_tokens, pad_token, options)
     copies = max(config.num_beams or 1, config.num_return_sequences or 1)
-    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing(), _drawing_from(generator):
+    with compressor.lm.using(compressor.reader), compressor.lm.without_checkpointing():
         reading = Reading(compressor, *_repeated(memory, prompt, copies), task, config.max_new_tokens)
-        inputs = _padded_at_start(prompt, max(config.pad_token_id or 0, 0))
-        # From no tokens transformers goes on only where there are embeddings, here none of its own.
-        embeds = {} if width else {"inputs_embeds": reading.lead.new_empty(len(inputs), 0, reading.lead.shape[-1])}
-        answer: Any = reading.generate(
-            inputs if width else None,
-            generation_config=config,
-            # The plan knows each row's padding.
-            attention_mask=torch.ones_like(inputs),
-            streamer=streamer,
-            **{CACHE: reading.cache},
-            **embeds,
-            **options,
-        )
-    if isinstance(answer, Tensor):
-        return answer[:, width:]
-    answer.sequences = answer.sequences[:, width:]
-    return answer
+        return reading.write(padded_at_start(prompt, config), config, streamer, generator, options)
 
 
 def ask(
@@ -169,15 +148,20 @@ def ask(
     return answers[0] if alone and len(answers) == 1 else answers
 
 
-def _configured(
+def configured(
     model: SharedModel,
+    width: int,
     generation_config: GenerationConfig | None,
     stop_tokens: int | Iterable[int] | None,
     pad_token: int | None,
-    prompt: Rows,
     options: dict[str, Any],
 ) -> tuple[GenerationConfig, dict[str, Any]]:
-    """A complete configuration of the loop, and the options that are no part of it."""
+    """A complete configuration of the loop, and the options that are no part of it.
+
+    Args:
+        width: tokens of the prompt, with padding.
+        others: as in `generate`.
+    """
     if options.get("max_new_tokens") is not None:
         whole("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
     config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
@@ -186,7 +170,7 @@ def _configured(
         raise ValueError(f"prefill_chunk_size: expected None, as one pass reads all, got {config.prefill_chunk_size}")
     if config.max_new_tokens is None:
         length = config.max_length
-        config.max_new_tokens = NEW_TOKENS if length is None else length - prompt.ids.shape[1]
+        config.max_new_tokens = NEW_TOKENS if length is None else length - width
     config.max_length = None
     whole("max_new_tokens", config.max_new_tokens, high=POSITIONS)
     if generation_config is None and config.do_sample and config.top_k is None:
@@ -217,12 +201,12 @@ def _repeated(memory: Memory, prompt: Rows, copies: int) -> tuple[Memory, Rows]:
     return repeated, Rows(prompt.ids[rows], tuple(prompt.lengths[row] for row in rows))
 
 
-def _padded_at_start(rows: Rows, pad_token: int) -> Tensor:
+def padded_at_start(rows: Rows, config: GenerationConfig) -> Tensor:
     """The ids [B, N] with their padding before each row, where transformers expects it."""
     width = rows.ids.shape[1]
     source = torch.arange(width) - (width - torch.tensor(rows.lengths)[:, None])
     ids = rows.ids.gather(1, source.clamp(min=0).to(rows.ids.device))
-    return ids.masked_fill((source < 0).to(ids.device), pad_token)
+    return ids.masked_fill((source < 0).to(ids.device), max(config.pad_token_id or 0, 0))
 
 
 @torch.no_grad()
@@ -274,11 +258,107 @@ def _drawing_from(generator: torch.Generator | None) -> Iterator[None]:
         numbers.set_rng_state(before, *where)
 
 
-class Reading(GenerationMixin):
-    """[memory][task token, if any][rest][prompt] as a model that transformers' generation loop runs: tokens to logits.
+class Loop(GenerationMixin):
+    """Whatever reads tokens one after another, as a model that transformers' generation loop runs.
 
-    It is used inside `compressor.lm.using(compressor.reader)`. What the loop asks besides, such as the configuration,
-    is the language model's.
+    What the loop asks of it besides, such as the configuration, is the language model's.
+
+    Args:
+        lm: makes logits of hidden states.
+        cache: what beams reorder, and what rejected drafts are cut from; None: there can be neither.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(self, lm: SharedModel, cache: MemoryCache | None = None) -> None:
+        # What transformers' loop fills from it would hide what `configured` found.
+        self.generation_config = GenerationConfig()
+        self._model = pretrained(lm.model)
+        self.lm, self.cache = lm, cache
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_model":
+            raise AttributeError(name)
+        return getattr(self._model, name)
+
+    @abstractmethod
+    def states(self, input_ids: Tensor) -> Tensor:
+        """Reads what is new in the prompt's and the new tokens [B, P + n]; the hidden states [B, m, d] of its end.
+
+        Those of the new tokens that were not read, and of the one before them if it was not read either, come last.
+        """
+
+    def write(
+        self,
+        prompt: Tensor,
+        config: GenerationConfig,
+        streamer: Streamer | None,
+        generator: torch.Generator | None,
+        options: dict[str, Any],
+    ) -> Any:
+        """What `generate` returns.
+
+        Args:
+            prompt: int64 [B, P], padded at the start; what `states` has of it need not be all.
+            config, options: what `configured` returned.
+            streamer, generator: as in `generate`.
+        """
+        kept: dict[str, Any] = {CACHE: self.cache}
+        if self.cache is None:
+            mode = config.get_generation_mode(options.get("assistant_model"))
+            sequences = config.num_return_sequences or 1
+            if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE) or sequences > 1:
+                raise ValueError(
+                    "generation_config: expected greedy_search or sample of one sequence, as the cache goes on with "
+                    f"it alone, got {mode.value} of {sequences}"
+                )
+            config.use_cache, kept = False, {}
+        width = prompt.shape[1]
+        if not width:
+            # From no tokens transformers goes on only where there are embeddings, here none of its own.
+            kept["inputs_embeds"] = self.lm.embed.weight.new_empty(len(prompt), 0, self.lm.width)
+        with _drawing_from(generator):
+            answer: Any = self.generate(
+                prompt if width else None,
+                generation_config=config,
+                # `states` knows each row's padding.
+                attention_mask=torch.ones_like(prompt),
+                streamer=streamer,
+                **kept,
+                **options,
+            )
+        if isinstance(answer, Tensor):
+            return answer[:, width:]
+        answer.sequences = answer.sequences[:, width:]
+        return answer
+
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, next_sequence_length: int | None = None, inputs_embeds: Any = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The arguments of `forward`: all tokens, of which `states` knows those it has read."""
+        return {"input_ids": input_ids}
+
+    # The loop checks the names of arguments, of which the cache's depends on transformers' release.
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Any = None,
+        cache: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """The logits of `states`."""
+        logits = self.lm.logits(self.states(input_ids.to(self.lm.device)))
+        kept: dict[str, Any] = {} if self.cache is None else {CACHE: self.cache}
+        return CausalLMOutputWithPast(logits=logits, **kept)
+
+    __call__ = forward
+
+
+class Reading(Loop):
+    """[memory][task token, if any][rest][prompt], and the new tokens behind them.
+
+    It is used inside `compressor.lm.using(compressor.reader)`.
 
     Args:
         compressor, memory, task: as in `generate`; the memory on the model's device.
@@ -286,13 +366,11 @@ class Reading(GenerationMixin):
         count: tokens to generate, of which the last one is not read; more make a longer plan.
     """
 
-    main_input_name = "input_ids"
+    cache: MemoryCache
 
     def __init__(self, compressor: MemoryReader, memory: Memory, prompt: Rows, task: Task, count: int) -> None:
         lm, batch = compressor.lm, memory.batch_size
-        # What the loop fills from it would hide what `generate` was told.
-        self.generation_config = GenerationConfig()
-        self._model = pretrained(lm.model)
+        super().__init__(lm)
         if not torch.is_autocast_enabled(lm.device.type):
             memory = memory.to(dtype=lm.embed.weight.dtype)
         self._compressor, self._memory, self._prompt, self._task = compressor, memory, prompt, task
@@ -316,11 +394,6 @@ class Reading(GenerationMixin):
         )
         self.cache = new_cache(compressor, memory, self.plan.num_queries)
         self._start = self.cache.get_seq_length()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_model":
-            raise AttributeError(name)
-        return getattr(self._model, name)
 
     def _plan(self, new_tokens: int) -> Plan:
         new = Rows(
@@ -355,59 +428,10 @@ class Reading(GenerationMixin):
             out = torch.cat([compressor.last_of(self._memory)[:, None].to(out.dtype), out], 1)
         return torch.cat([out[torch.arange(len(out)), self._last][:, None], new], 1)
 
-    def prepare_inputs_for_generation(
-        self, input_ids: Tensor, next_sequence_length: int | None = None, inputs_embeds: Any = None, **kwargs: Any
-    ) -> dict[str, Any]:
-        """The arguments of `forward`: all tokens, of which it knows those it has read."""
-        return {"input_ids": input_ids}
-
-    # The loop checks the names of arguments, of which the cache's depends on transformers' release.
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Any = None,
-        cache: Any = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
-        """Logits of the tokens [B, P + n] behind the prompt's that have not been read, and of the one before them."""
+    def states(self, input_ids: Tensor) -> Tensor:
+        """See `Loop.states`."""
         read = max(self.cache.get_seq_length() - self._start - self.lead.shape[1], 0)
-        states = self.read(input_ids[:, self._prompt.ids.shape[1] + read :].to(self._compressor.lm.device))
-        return CausalLMOutputWithPast(logits=self._compressor.lm.logits(states), **{CACHE: self.cache})  # type: ignore[arg-type]
-
-    __call__ = forward
-
-
-def write(
-    model: SharedModel,
-    states: Iterable[Tensor],
-    answer: list[Tensor],
-    choose: Callable[[Tensor], Tensor],
-    stops: Sequence[int],
-    pad_token: int,
-    streamer: Streamer | None,
-) -> Tensor:
-    """Tokens [B, n] chosen one after another, each row until its own stop token.
-
-    Args:
-        states: hidden states [B, d], each predicting the next token.
-        answer: the tokens [B] chosen so far, which `states` may read; empty at the start.
-        choose: tokens [B] of logits [B, V].
-        stops, pad_token, streamer: as in `generate`.
-    """
-    stop = torch.tensor(stops, dtype=torch.int64, device=model.device)
-    ended = torch.zeros((), dtype=torch.bool, device=model.device)
-    for state in states:
-        token = choose(model.logits(state)).masked_fill(ended, pad_token)
-        answer.append(token)
-        if streamer is not None:
-            streamer.put(token.cpu())
-        ended = ended | torch.isin(token, stop)
-        if len(stops) and bool(ended.all()):
-            break
-    if streamer is not None:
-        streamer.end()
-    return torch.stack(answer, 1)
+        return self.read(input_ids[:, self._prompt.ids.shape[1] + read :])
 
 
 def stop_ids(model: SharedModel, stop_tokens: int | Iterable[int] | None) -> list[int]:
@@ -427,23 +451,3 @@ def new_cache(compressor: MemoryReader, memory: Memory, capacity: int) -> Memory
     if memory.layers is None:
         return hf.empty_cache(compressor.lm.config.num_hidden_layers, start, capacity=capacity)
     return hf.memory_cache(memory.layers, start, capacity=capacity)
-
-
-def chooser(
-    do_sample: bool, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator | None
-) -> Any:
-    if not temperature > 0:
-        raise ValueError(f"temperature: expected a number > 0, got {temperature}; do_sample=False is greedy")
-    if not do_sample:
-        return lambda logits: logits.argmax(-1)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(temperature))])
-    if top_k is not None:
-        warpers.append(TopKLogitsWarper(top_k))
-    if top_p is not None:
-        warpers.append(TopPLogitsWarper(top_p))
-
-    def sample(logits: Tensor) -> Tensor:
-        probabilities = warpers(None, logits).softmax(-1)  # type: ignore[arg-type]
-        return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-
-    return sample

@@ -6,15 +6,16 @@ It reads a text in one pass, or token by token in a `Stream`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 from gistkit import hf
-from gistkit._checks import IGNORE, POSITIONS, whole
-from gistkit.compress.generation import Streamer, chooser, stop_ids, write
+from gistkit._checks import IGNORE
+from gistkit.compress.generation import Loop, Streamer, configured, padded_at_start
 from gistkit.compress.losses import token_loss
 from gistkit.compress.methods.in_place import InPlace
 from gistkit.compress.model import Use
@@ -180,39 +181,44 @@ class Stream(ABC):
         """The role of each row's next token."""
 
 
+class _Continuation(Loop):
+    """The texts of a stream and the new tokens behind them."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream.reader.compressor.lm)
+        self._stream, self._begun = stream, False
+
+    def states(self, input_ids: Tensor) -> Tensor:
+        """See `Loop.states`."""
+        if self._begun:
+            # Rows that have ended are fed any token.
+            self._stream.read_on(input_ids[:, -1].clamp(0, self.lm.vocabulary - 1))
+        self._begun = True
+        return self._stream.last[:, None]
+
+
 @torch.no_grad()
 def generate(
     reader: LanguageModel,
     input_ids: Any,
     attention_mask: Any = None,
     *,
-    max_new_tokens: int = 256,
-    do_sample: bool = False,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    generation_config: GenerationConfig | None = None,
     stop_tokens: int | Iterable[int] | None = None,
-    pad_token: int = 0,
+    pad_token: int | None = None,
     streamer: Streamer | None = None,
     generator: torch.Generator | None = None,
-) -> Tensor:
-    """Tokens int64 [B, n] that follow the texts, n <= max_new_tokens; the cache drops keys that no token sees any more.
+    **options: Any,
+) -> Any:
+    """Tokens int64 [B, n] that follow the texts; the cache drops keys that no token sees any more.
 
     Args:
         input_ids, attention_mask: texts, as in `Compressor.encode`.
-        others: as in `gistkit.compress.generation.generate`.
+        others: as in `gistkit.compress.generation.generate`, without beams and drafts.
     """
-    whole("max_new_tokens", max_new_tokens, high=POSITIONS)
-    choose = chooser(do_sample, temperature, top_k, top_p, generator)
     compressor = reader.compressor
-    stops = stop_ids(compressor.lm, stop_tokens)
-    stream, answer = reader.start(input_ids, attention_mask), list[Tensor]()
-
-    def states() -> Iterator[Tensor]:
-        yield stream.last
-        for _ in range(max_new_tokens - 1):
-            # Rows that have ended are fed any token.
-            yield stream.read_on(answer[-1].clamp(0, compressor.vocabulary - 1))
-
+    texts = compressor.contexts(input_ids, attention_mask)
+    config, options = configured(compressor.lm, texts.ids.shape[1], generation_config, stop_tokens, pad_token, options)
     with hf.attach(compressor.model), compressor.lm.without_checkpointing():
-        return write(compressor.lm, states(), answer, choose, stops, pad_token, streamer)
+        continuation = _Continuation(reader.start(texts.ids, texts.valid))
+        return continuation.write(padded_at_start(texts, config), config, streamer, generator, options)
