@@ -49,7 +49,7 @@ example: gistkit train --model ./llama --method icae --lora 16 --embedding-lora 
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset epl-finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset epl-finetune --questions qa.jsonl --option windows=5
 example: gistkit train --model ./llama --preset epl-finetune --questions squad.jsonl drop.jsonl --weights 2,1
-example: gistkit train --model ./llava --preset epl-finetune --questions chats.jsonl --images photos/ --layout epl
+example: gistkit train --model ./llava --preset voco-llama --questions chats.jsonl --images photos/ --batch 8
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
@@ -83,8 +83,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--preset", metavar="NAME",
         help="defaults of other options, a paper's experiment: epl-pretrain, epl-pretrain-8b, epl-finetune, cl-llama2, "
-        "dodo-ae, dodo-lm, dodo-continue, dodo-finetune, gistpool-alpaca, -squad, -drop, -race, -narrativeqa, "
-        "-fairytaleqa or -mixture; or smollm2-small (default: epl-pretrain)",
+        "voco-llama, dodo-ae, dodo-lm, dodo-continue, dodo-finetune, gistpool-alpaca, -squad, -drop, -race, "
+        "-narrativeqa, -fairytaleqa or -mixture; or smollm2-small (default: epl-pretrain)",
     )  # fmt: skip
     parser.add_argument(
         "--dry-run",
@@ -273,6 +273,13 @@ def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
+def _method(arguments: argparse.Namespace, method_options: dict[str, Any]) -> str:
+    """The method of a new compressor, the preset's where none is asked for."""
+    from gistkit.train.presets import find_preset
+
+    return str(method_options.get("method", find_preset(arguments.preset or DEFAULT).method))
+
+
 def dry_run_of(words: Sequence[str]) -> DryRun:
     """What the command with these words would train, words after `train`."""
     parser = argparse.ArgumentParser()
@@ -284,20 +291,21 @@ def dry_run_of(words: Sequence[str]) -> DryRun:
 
 def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
     """The page of a run that is not made."""
-    for name in ("images", "compressor"):
-        if (value := getattr(arguments, name)) is not None:
-            raise ValueError(
-                f"--{name}: expected none beside --dry-run, which makes a new compressor of text, got {value}"
-            )
+    if arguments.compressor is not None:
+        raise ValueError(
+            f"--compressor: expected none beside --dry-run, which makes a new one, got {arguments.compressor}"
+        )
     if settings.get("end_token"):
         raise ValueError("--end-token: expected none beside --dry-run, which reads no tokenizer")
 
     from gistkit import train
 
+    if arguments.images is not None:
+        method_options = {"method": IMAGES} | method_options
     options = _set_options(arguments, ("accumulate", "precision", "gradient_checkpointing", "tau", "segment"))
     with model_errors():
         return train.dry_run(
-            load_empty(arguments.model, arguments.dtype),
+            load_empty(arguments.model, arguments.dtype, _method(arguments, method_options) == IMAGES),
             preset=arguments.preset or DEFAULT,
             recipe=_set_options(arguments, RECIPE),
             compressor=settings,
@@ -326,6 +334,8 @@ def _run(arguments: argparse.Namespace) -> int:
     images = arguments.images is not None
     if images and arguments.compressor is None:
         method_options.setdefault("method", IMAGES)
+    if not images and arguments.compressor is None and _method(arguments, method_options) == IMAGES:
+        raise ValueError(f"--images: expected a folder with the images of --questions for {IMAGES}, got none")
     if arguments.preset is not None and PartialState().is_main_process:
         print(train.notes(arguments.preset), file=sys.stderr)
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)

@@ -47,6 +47,21 @@ _EPL_OPEN = (
     "AdamW's eps: torch's 1e-8",
     "precision: --precision",
 )
+_VOCO = Recipe(
+    epochs=2, batch=128, learning_rate=2e-5, schedule="cosine", warmup=312, betas=(0.9, 0.999), weight_decay=0.0,
+    clip=1.0, min_length=2, max_length=2048,
+)  # fmt: skip
+_VOCO_OPEN = (
+    "the schedule: it follows VoCo-LLaMA's, here that of the released script, 2 epochs in batches of 128, 2e-5 along a "
+    "cosine, no weight decay, and transformers' betas of 0.9 and 0.999 and clipping at 1.0",
+    "warm-up: 312 steps, the script's 3% of two epochs of LLaVA's 665k conversations; --warmup for other data",
+    "what trains: the language model and the projector, as in the script; the vision tower rests",
+    "what text sees of the text before the image: all of it, since its mask is said to hide vision tokens alone; "
+    "nothing in the released code, --option text_sees_before=false",
+    "a row: an answer, with the questions and answers before it; in the script all answers of a conversation. Rows "
+    "without an image are not taken",
+    "the length of rows: whatever they have; --dry-run counts 2048 tokens, where the script cuts them",
+)
 _LLAMA_2_MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _DODO = Recipe(
     steps=150_000, batch=32, learning_rate=1e-4, warmup=2000, schedule="cosine", eps=1e-5, clip=1.0, memory_factor=1.0,
@@ -114,6 +129,16 @@ PRESETS: Mapping[str, Preset] = {
         data="MRQA's six training sets, as --questions",
         follows=f"{EPL}, Section 4.2 and Table 8",
         open=(*_EPL_OPEN, "how long contexts may be: cut to 2040 tokens", "shares of the sets: as many as each has"),
+    ),
+    "voco-llama": Preset(
+        _VOCO,
+        {"memory_tokens": 128, "lora": None, "train_projector": True, "losses": ("qa",)},
+        method="voco",
+        model="LLaVA 1.5's parts: Vicuna 7B, CLIP at 336 pixels, 576 tokens an image, and a pretrained projector",
+        data="LLaVA's 665k conversations, as --questions with --images",
+        follows=f"{EPL}, Section 4.4 and Table 5, 128 VoCo tokens an image; --layout dpl for its baseline, --option "
+        "memory_tokens=2 for Table 10",
+        open=_VOCO_OPEN,
     ),
     "cl-llama2": Preset(
         Recipe(steps=43_000, batch=32, learning_rate=1e-4, warmup=300, min_length=1020, max_length=1020),
