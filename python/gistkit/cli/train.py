@@ -59,8 +59,8 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "embedding_lora", "train_norms", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "packed", "questions", "split", "validation", "weights", "images", "limit", "tau", "segment",
-    "gists_as_means", "random_steps", "ratios", "scorer_rests",
+    "text", "dataset", "packed", "longer_than", "questions", "split", "validation", "weights", "images", "limit", "tau",
+    "segment", "gists_as_means", "random_steps", "ratios", "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
@@ -114,6 +114,14 @@ def _add_data(group: Any) -> None:
         default=None,
         help="cut the text into rows of --max-length, and go once through all of them in every epoch (default: "
         "passages at random places, of random lengths)",
+    )
+    group.add_argument(
+        "--longer-than",
+        type=whole(),
+        metavar="N",
+        help="one passage of --max-length tokens, from a random place, of each document of more than N characters, and "
+        "none of the others; every epoch goes once through all of them (default: 4096 for cl-llama2; 0: passages at "
+        "random places of all the text)",
     )
     purpose = "for the losses qa and kl; with --images one file of image, question and answer, or in LLaVA's format"
     add_questions(group, f"{purpose}; otherwise", "train")

@@ -19,6 +19,8 @@ class Preset:
             peft.LoraConfig.
         method: of `gistkit.compress.METHODS`.
         tau, segment: of the language model that reads with the compressor, in place of losses; None: there is none.
+        longer_than: characters of the texts that have a passage each, see `gistkit.train.Windows`; None: passages are
+            at random places of the joined text.
         model: the paper's.
         data: the paper's.
         follows: the paper and where it says so.
@@ -30,6 +32,7 @@ class Preset:
     method: str = "x500"
     tau: int | None = None
     segment: int | None = None
+    longer_than: int | None = None
     model: str = "any"
     data: str = "any"
     follows: str = "no paper"
@@ -156,15 +159,19 @@ PRESETS: Mapping[str, Preset] = {
             },
         },
         method="icae",
+        longer_than=4096,
         model="Llama 2 7B",
-        data="SlimPajama's passages of more than 4096 characters",
+        data="SlimPajama (--text or --dataset), a passage of each text of more than 4096 characters (--longer-than)",
         follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1. "
         "Its released code has one LoRA for encoder and decoder; here the decoder stays as it is",
         open=(
             "alpha of LoRA: twice the rank; dropout: none",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
             "clipping: 2.0, as there",
-            "the split of about 500 tokens twice: a context of 510, and a continuation of 510",
+            "two instances of about 500 tokens from each text: a context of 510, and the 510 behind it as its "
+            "continuation, at a random place of the text, as in its released code",
+            "which 1,000 passages are held out: those of the official split's texts, or of the first tenth; --held-out "
+            "1000 measures as many",
         ),
     ),
     "dodo-ae": Preset(
