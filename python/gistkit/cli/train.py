@@ -220,7 +220,11 @@ def _add_recipe(group: Any) -> None:
         ("min-length", positive, "shortest passage in tokens, context and continuation together"),
         ("max-length", positive, "longest passage in tokens"),
         ("context-share", number(0, 1), "share of a passage that is its context; the rest is its continuation"),
-        ("patience", positive, "evaluations on end without a lower held-out loss after which the run ends"),
+        (
+            "patience",
+            positive,
+            "evaluations on end without a lower held-out loss after which the run ends, with the weights of the lowest",
+        ),
         ("seed", whole(), "of new weights and batches"),
     ):
         group.add_argument(f"--{name}", type=kind, metavar="N", help=purpose)
@@ -376,9 +380,10 @@ def _run(arguments: argparse.Namespace) -> int:
     held_out = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
     if arguments.tau is not None and result.held_out:
         held_out += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
+    chosen = "" if result.weights == result.steps else f" of step {result.weights}, whose weights are kept"
     print(
         f"{result.steps} steps, {result.seconds:.0f} s of training; "
-        f"held-out losses in nats a token: {held_out or 'none'}"
+        f"held-out losses in nats a token{chosen}: {held_out or 'none'}"
     )
     print(f"Written: {result.folder / 'metrics.jsonl'}, {result.folder / 'compressor'}")
     return 0

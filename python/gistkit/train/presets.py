@@ -73,7 +73,7 @@ _DODO = Recipe(
 _DODO_OPEN = (
     "weight decay and clipping: 0.1 and 1.0, of Llama 2, whose training setup it follows",
     "whether 150k is a half or a whole period of the cosine: half, so that the learning rate reaches 0 there",
-    "when training stops: after 5 evaluations without a lower loss (--patience)",
+    "when training stops: after 5 evaluations without a lower loss (--patience), with the weights of the lowest",
     "the frozen model's precision: --dtype; it trains with mixed precision",
 )
 _DODO_TEXTS = "lengths of the texts: {}"
