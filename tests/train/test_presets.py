@@ -125,6 +125,8 @@ def test_the_compression_loss_trains_maps_embeddings_and_norms(llama):
         "compression head": 15 * 4096**2, "task tokens": 2 * 4096,
     }  # fmt: skip
     assert found.tokens == (32 * 1020, 32 * 1020)
+    # The released code's decoder has the same LoRA.
+    assert run(llama, "cl-llama2", compressor={"shared_lora": True}).trained == found.trained
 
 
 @pytest.fixture(scope="module")

@@ -163,9 +163,10 @@ PRESETS: Mapping[str, Preset] = {
         model="Llama 2 7B",
         data="SlimPajama (--text or --dataset), a passage of each text of more than 4096 characters (--longer-than)",
         follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1. "
-        "Its released code has one LoRA for encoder and decoder; here the decoder stays as it is",
+        "Its released code has one LoRA for encoder and decoder: --option shared_lora=true",
         open=(
             "alpha of LoRA: twice the rank; dropout: none",
+            "whether the decoder trains: it stays as it is, as ICAE's, on which it is based",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
             "clipping: 2.0, as there",
             "two instances of about 500 tokens from each text: a context of 510, and the 510 behind it as its "
