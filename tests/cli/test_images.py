@@ -164,6 +164,12 @@ def test_train_compress_ask(llava, photos, run, tmp_path):
     answer = compressor.generate(compressor.encode(context), texts, task="qa", max_new_tokens=4, stop_tokens=[2])
     status, shown, _ = run(llava, "ask", memories / "1.gist", "who is this", *trained, "--max-new-tokens", 4)
     assert status == 0 and shown.strip() == own.tokenizer.decode(answer[0].tolist(), skip_special_tokens=True).strip()
+    # The paper's preset trains the language model itself, and the projector.
+    preset = ("--preset", "voco-llama", "--option", "memory_tokens=2", "--batch", 2, "--steps", 1)
+    status, shown, complaints = run(llava, "train", *words[:4], *preset, "--out", tmp_path / "own")
+    assert status == 0 and "1 steps, " in shown and "voco-llama follows Position IDs Matter" in complaints
+    own_weights = VoCo.from_pretrained(tmp_path / "own" / "compressor", load(llava)[0])
+    assert own_weights.adapters is None and own_weights.image_layout.positions == "epl"
     # Training goes on from a compressor.
     status, shown, _ = run(llava, "train", *words[:4], *schedule, *trained, "--out", tmp_path / "on", "--steps", 1)
     assert status == 0 and "1 steps, " in shown
@@ -221,6 +227,10 @@ def mistakes(llava, photos, run, tmp_path):
         ("ask {tmp}/photo.gist --task ae", r"task: expected lm or qa for voco, whose memory is of images, got 'ae'"),
         ("ask {tmp}/photo.gist what --with {tmp}/photo.gist", r"memories: expected those of a method that compresses"),
         ("train --images {photos}", r"images: expected none without questions about them"),
+        (
+            "train --preset voco-llama --questions {tmp}/data.jsonl",
+            r"--images: expected a folder with the images of --questions for voco, got none",
+        ),
         (
             "train --questions {tmp}/data.jsonl --preset epl-finetune --images {photos} --method icae",
             r"images: expected none for icae, got .*photos",

@@ -116,6 +116,39 @@ def test_decoding_equals_plain_forwards(method, scheme, task, context, chunk, ra
     torch.testing.assert_close(ours, plain_decode(compressor, ids, task, tokens), **TOLERANCE)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_encoder_and_decoder_share_an_adapter(method, tmp_path):
+    """One plain model with the adapter on, in all passes."""
+    options = {"chunk": 6, "ratio": 3, "lora": 2, "embedding_lora": 3, "train_norms": True}
+    compressor = method(tiny_llama(), losses=("ae", "lm"), shared_lora=True, **options).double()
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_" in name or "norm" in name:
+                parameter.add_(torch.randn_like(parameter) / 4)
+    ids, tokens = torch.randint(0, 50, (2, 13)), torch.randint(0, 50, (2, 7))
+    ours = compressor.decode(compressor.encode(ids), "lm", tokens)
+    with compressor.using("encoder"):
+        expected = plain_decode(compressor, ids, "lm", tokens)
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+    alone = plain_decode(compressor, ids, "lm", tokens, lambda: compressor.using("encoder"))
+    assert not torch.allclose(ours, alone, rtol=1e-2, atol=1e-2), "the decoder's passes have it too"
+    # What it generates are the tokens that these hidden states predict, also with the adapter folded into the maps.
+    memory = compressor.eval().encode(ids)
+    made = compressor.generate(memory, tokens, task="lm", max_new_tokens=1)
+    assert made[:, 0].tolist() == compressor.logits(ours[:, -1]).argmax(-1).tolist()
+    with compressor.folded():
+        assert torch.equal(compressor.generate(memory, tokens, task="lm", max_new_tokens=1), made)
+    # A loss of the decoder's passes alone trains it.
+    compressor.train()(ids, continuation_ids=tokens)["lm"].backward()
+    assert all(parameter.grad is not None for name, parameter in compressor.trainable() if "norm" in name)
+    compressor.save_pretrained(tmp_path)
+    again = method.from_pretrained(tmp_path, tiny_llama()).double().eval()
+    torch.testing.assert_close(again.decode(again.encode(ids), "lm", tokens), ours, rtol=1e-4, atol=1e-4)
+    assert again.settings["shared_lora"] and not method(tiny_llama(), **options).settings["shared_lora"]
+    with pytest.raises(ValueError, match="shared_lora: expected False without LoRA"):
+        method(tiny_llama(), chunk=6, ratio=3, lora=None, shared_lora=True)
+
+
 def test_matched_embeddings(tmp_path):
     compressor = ICAE(tiny_llama(), chunk=6, ratio=3, losses=("ae", "lm"), match_embeddings=True, lora=2).double()
     table = compressor.embed.weight.detach()

@@ -74,22 +74,22 @@ def _run(variables, log, seconds, action, arguments):
     os._exit(status or 0)
 
 
-def train_runs(out, names):
+def train_runs(out, names, run="short_run"):
     """Short runs of `tests.helpers.train_worker`, by their names, with an evaluation before each checkpoint."""
-    from tests.helpers.train_worker import short_run
+    from tests.helpers import train_worker
 
     for name in names:
-        short_run(Path(out) / name, name)
+        getattr(train_worker, run)(Path(out) / name, name)
 
 
-def train_sharded(out, names):
+def train_sharded(out, names, run="short_run"):
     """The same with FSDP2, for which Accelerate wants GPUs: here it takes the processes for some."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
     state = PartialState(cpu=True)
     state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    train_runs(out, names)
+    train_runs(out, names, run)
 
 
 def command(*words):

@@ -3,6 +3,7 @@
 example: python tests/helpers/train_worker.py killed runs/killed
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -125,6 +126,35 @@ def short_run(out, name, steps=4, **options):
     """A run of one of `SHORT_RUNS`, with an evaluation before each checkpoint."""
     recipe = dataclasses.replace(RECIPE, steps=steps)
     return train(out, SHORT_RUNS[name](), recipe=recipe, eval_every=2, held_out=4, **options)
+
+
+@contextlib.contextmanager
+def evaluations(losses):
+    """Inside, evaluations find these losses by step, in place of their own."""
+    evaluate = Trainer._evaluate
+
+    def found(self, step, metrics):
+        passes = self._passes.evaluate
+        self._passes.evaluate = lambda batches: torch.full_like(passes(batches), losses[step])
+        evaluate(self, step, metrics)
+        self._passes.evaluate = passes
+
+    Trainer._evaluate = found
+    try:
+        yield
+    finally:
+        Trainer._evaluate = evaluate
+
+
+# The lowest is that of step 2; the run ends after two evaluations that are no lower.
+LOSSES = {0: 5.0, 1: 4.0, 2: 3.0, 3: 3.5, 4: 3.0}
+
+
+def stopping_run(out, name="x500", losses=LOSSES, patience=2, **options):
+    """A run of one of `SHORT_RUNS` that ends early, with an evaluation after each step."""
+    recipe = dataclasses.replace(RECIPE, patience=patience)
+    with evaluations(losses):
+        return train(out, SHORT_RUNS[name](), recipe=recipe, **{"eval_every": 1, "held_out": 4} | options)
 
 
 def numbers(records):

@@ -217,7 +217,7 @@ def test_processes_that_read_at_once_agree(tmp_path):
 MEASURED = """
 import resource, sys
 from gistkit.evaluate import iter_questions
-from gistkit.train import Packed, load_corpus
+from gistkit.train import Packed, Windows, load_corpus
 kind, path, cache = sys.argv[1:]
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
@@ -226,7 +226,7 @@ before = peak()
 if kind == "questions":
     print(sum(1 for _ in iter_questions(path)))
 else:
-    corpus = load_corpus(path, cache=cache)
+    corpus = load_corpus(path, cache=cache, windows=Windows(4096, 1024) if kind == "windows" else None)
     print(corpus.train.numel() + corpus.held_out.numel())
     Packed(corpus, 4, 512)(3)
 print(peak() - before)
@@ -234,32 +234,33 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["text", "jsonl", "mrqa", "squad"])
+@pytest.mark.parametrize("kind", ["text", "jsonl", "windows", "mrqa", "squad"])
 def test_200_megabytes_are_never_whole_in_memory(tmp_path, kind):
     # Random words, which gzip makes a third of.
     words = np.array(["the", "mill", "well", "rained", "on", "dry", "was", "stood.", "It", "grain", "river", "old"])
     size, paragraph = 200 << 20, " ".join(np.random.default_rng(0).choice(words, 20_000).tolist())
-    path = tmp_path / {"text": "a.txt", "jsonl": "a.jsonl.gz", "mrqa": "a.jsonl.gz", "squad": "a.json"}[kind]
+    path = tmp_path / {"text": "a.txt", "mrqa": "a.jsonl.gz", "squad": "a.json"}.get(kind, "a.jsonl.gz")
     asked = [{"question": "What?", "answers": ["rain"] if kind == "mrqa" else [{"text": "rain", "answer_start": 0}]}]
     row = {
         "text": paragraph + "\n",
-        "jsonl": json.dumps({"text": paragraph}) + "\n",
         "mrqa": json.dumps({"context": paragraph, "qas": asked}) + "\n",
         "squad": json.dumps({"title": "a", "paragraphs": [{"context": paragraph, "qas": asked}]}) + ",",
-    }[kind].encode()
+    }.get(kind, json.dumps({"text": paragraph}) + "\n").encode()
     count = size // len(row) + 1
     with gzip.open(path, "wb", 1) if path.suffix == ".gz" else path.open("wb") as file:
         file.write(b'{"version": "1.1", "data": [' if kind == "squad" else b"")
         for number in range(count):
             file.write(row[:-1] if kind == "squad" and number == count - 1 else row)
         file.write(b"]}" if kind == "squad" else b"")
-    name = "questions" if kind in ("mrqa", "squad") else "corpus"
+    name = {"mrqa": "questions", "squad": "questions"}.get(kind, kind)
     shown = subprocess.run(
         [sys.executable, "-c", MEASURED, name, path, tmp_path / "cache"], capture_output=True, text=True, check=True
     )
     found, mebibytes = map(int, shown.stdout.split())
     if name == "questions":
         assert found == count
+    elif name == "windows":
+        assert found == count * 1024
     else:
         assert abs(found - size) < 0.02 * size
     # Whole, it would be 200 at least; the digest waits for 64, for which the held-out part takes 20.

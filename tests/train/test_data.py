@@ -67,7 +67,7 @@ def test_one_document_and_the_topics_lose_their_ends(tmp_path):
 
 
 def test_a_corpus_is_tokenised_by_any_function(tmp_path, monkeypatch):
-    monkeypatch.setattr("gistkit.train.data.PIECE", 7)
+    monkeypatch.setattr("gistkit.train.streams.PIECE", 7)
     text = "äb\ncdefghij\n" * 5 + 10 * "ä"
     (tmp_path / "a.txt").write_text(text, "utf-8")
     pieces = []

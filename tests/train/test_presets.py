@@ -125,6 +125,44 @@ def test_the_compression_loss_trains_maps_embeddings_and_norms(llama):
         "compression head": 15 * 4096**2, "task tokens": 2 * 4096,
     }  # fmt: skip
     assert found.tokens == (32 * 1020, 32 * 1020)
+    # The released code's decoder has the same LoRA.
+    assert run(llama, "cl-llama2", compressor={"shared_lora": True}).trained == found.trained
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    """A folder with the configuration of LLaVA 1.5 7B alone."""
+    folder = tmp_path_factory.mktemp("llava")
+    tower = {
+        "model_type": "clip_vision_model", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+        "num_attention_heads": 16, "image_size": 336, "patch_size": 14,
+    }  # fmt: skip
+    config = {"model_type": "llava", "text_config": LLAMA | {"vocab_size": 32064}, "vision_config": tower}
+    (folder / "config.json").write_text(json.dumps(config | {"image_token_id": 32000}))
+    return str(folder)
+
+
+def test_voco_trains_the_language_model_and_the_projector(llava, llama):
+    """As LLaVA 1.5 is fine-tuned: Vicuna with 64 more tokens, and two maps from CLIP's width of 1024."""
+    found = dry_run(load_empty(llava, "float16", images=True), preset="voco-llama")
+    maps = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert found.trained == {
+        "memory tokens": 128 * 4096, "projector": 4096 * 1025 + 4096 * 4097, "the model's maps": maps,
+        "the model's embeddings": 2 * 32064 * 4096, "the model's norms": 65 * 4096,
+    }  # fmt: skip
+    assert 3.0e8 < found.frozen < 3.1e8, "CLIP's tower"
+    assert found.method == "voco, 128 VoCo tokens an image in layout epl, losses qa"
+    assert found.tokens == (None, 128 * 2048) and "those of 2 epochs" in str(found)
+    few = dry_run(
+        load_empty(llava, "float16", images=True), preset="voco-llama", layout="dpl",
+        compressor={"memory_tokens": 2, "lora": 8, "train_vision": True},
+    )  # fmt: skip
+    assert few.trained["memory tokens"] == 2 * 4096 and "2 VoCo tokens an image in layout dpl" in few.method
+    assert set(few.trained) == {"memory tokens", "projector", "vision tower", "LoRA of the text"}
+    with pytest.raises(ValueError, match=r"--model: expected a vision-language model for images of .*, of type llama"):
+        load_empty(llama, "float16", images=True)
+    with pytest.raises(ValueError, match=r"--model: expected a decoder model of transformers, got .*, of type llava"):
+        load_empty(llava, "float16")
 
 
 def test_activations_are_about_what_a_pass_keeps():

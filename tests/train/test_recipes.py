@@ -69,34 +69,6 @@ def test_adafactor_is_torchs(tmp_path):
     torch.testing.assert_close(matrix.detach().double(), start.double() - 0.5 * size * update, rtol=1e-5, atol=1e-6)
 
 
-def stopping(monkeypatch, losses, out, patience, **options):
-    """A run whose evaluations find these losses, one every step."""
-    found = iter(losses)
-    evaluate = Trainer._evaluate
-
-    def evaluated(self, step, metrics):
-        passes = self._passes.evaluate
-        value = next(found)
-        self._passes.evaluate = lambda batches: torch.full_like(passes(batches), value)
-        evaluate(self, step, metrics)
-        self._passes.evaluate = passes
-
-    recipe = dataclasses.replace(RECIPE, patience=patience)
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_evaluate", evaluated)
-        return train(out, recipe=recipe, eval_every=1, **{"save_every": 100} | options)
-
-
-def test_a_run_ends_after_evaluations_without_a_lower_loss(tmp_path, monkeypatch):
-    """The first of these is of step 0: the lowest is step 2's, and those of steps 3 and 4 are no lower."""
-    result = stopping(monkeypatch, [5.0, 4.0, 3.0, 3.0, 3.5, 1.0], tmp_path / "a", 2)
-    assert result.steps == 4 and result.held_out["loss"] == 3.5
-    assert [path.stem for path in checkpoint.find(tmp_path / "a")] == ["step-00000004"]
-    # Nothing is left to do for a run that has ended; with more patience it goes on.
-    assert stopping(monkeypatch, [], tmp_path / "a", 2, resume=True).steps == 4
-    assert stopping(monkeypatch, [3.2, 1.0, 0.5, 0.4], tmp_path / "a", 4, resume=True).steps == 8
-
-
 def test_patience_needs_evaluations(tmp_path):
     recipe = dataclasses.replace(RECIPE, patience=2)
     with pytest.raises(ValueError, match=r"patience: expected evaluations \(eval_every\) beside it, got 2"):

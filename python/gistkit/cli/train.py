@@ -49,7 +49,7 @@ example: gistkit train --model ./llama --method icae --lora 16 --embedding-lora 
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset epl-finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset epl-finetune --questions qa.jsonl --option windows=5
 example: gistkit train --model ./llama --preset epl-finetune --questions squad.jsonl drop.jsonl --weights 2,1
-example: gistkit train --model ./llava --preset epl-finetune --questions chats.jsonl --images photos/ --layout epl
+example: gistkit train --model ./llava --preset voco-llama --questions chats.jsonl --images photos/ --batch 8
 example: gistkit train --model ./llama --method dodo --ratio 10 --tau 128 --segment 32 --text books/
 example: gistkit train --model ./llama --method dodo --ratio 8 --random-steps 10000 --ratios 2,4,8 --text books/
 example: accelerate launch --num_processes 4 -m gistkit.cli train --model ./llama --dataset wikitext:wikitext-103-v1"""
@@ -59,8 +59,8 @@ RECIPE = (
 )  # fmt: skip
 SETTINGS = ("chunk", "ratio", "lora", "embedding_lora", "train_norms", "losses", "window", "end_token")
 DATA = (
-    "text", "dataset", "packed", "questions", "split", "validation", "weights", "images", "limit", "tau", "segment",
-    "gists_as_means", "random_steps", "ratios", "scorer_rests",
+    "text", "dataset", "packed", "longer_than", "questions", "split", "validation", "weights", "images", "limit", "tau",
+    "segment", "gists_as_means", "random_steps", "ratios", "scorer_rests",
 )  # fmt: skip
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
@@ -83,8 +83,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--preset", metavar="NAME",
         help="defaults of other options, a paper's experiment: epl-pretrain, epl-pretrain-8b, epl-finetune, cl-llama2, "
-        "dodo-ae, dodo-lm, dodo-continue, dodo-finetune, gistpool-alpaca, -squad, -drop, -race, -narrativeqa, "
-        "-fairytaleqa or -mixture; or smollm2-small (default: epl-pretrain)",
+        "voco-llama, dodo-ae, dodo-lm, dodo-continue, dodo-finetune, gistpool-alpaca, -squad, -drop, -race, "
+        "-narrativeqa, -fairytaleqa or -mixture; or smollm2-small (default: epl-pretrain)",
     )  # fmt: skip
     parser.add_argument(
         "--dry-run",
@@ -114,6 +114,14 @@ def _add_data(group: Any) -> None:
         default=None,
         help="cut the text into rows of --max-length, and go once through all of them in every epoch (default: "
         "passages at random places, of random lengths)",
+    )
+    group.add_argument(
+        "--longer-than",
+        type=whole(),
+        metavar="N",
+        help="one passage of --max-length tokens, from a random place, of each document of more than N characters, and "
+        "none of the others; every epoch goes once through all of them (default: 4096 for cl-llama2; 0: passages at "
+        "random places of all the text)",
     )
     purpose = "for the losses qa and kl; with --images one file of image, question and answer, or in LLaVA's format"
     add_questions(group, f"{purpose}; otherwise", "train")
@@ -212,7 +220,11 @@ def _add_recipe(group: Any) -> None:
         ("min-length", positive, "shortest passage in tokens, context and continuation together"),
         ("max-length", positive, "longest passage in tokens"),
         ("context-share", number(0, 1), "share of a passage that is its context; the rest is its continuation"),
-        ("patience", positive, "evaluations on end without a lower held-out loss after which the run ends"),
+        (
+            "patience",
+            positive,
+            "evaluations on end without a lower held-out loss after which the run ends, with the weights of the lowest",
+        ),
         ("seed", whole(), "of new weights and batches"),
     ):
         group.add_argument(f"--{name}", type=kind, metavar="N", help=purpose)
@@ -273,6 +285,13 @@ def _set_options(arguments: argparse.Namespace, names: tuple[str, ...]) -> dict[
     return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
 
 
+def _method(arguments: argparse.Namespace, method_options: dict[str, Any]) -> str:
+    """The method of a new compressor, the preset's where none is asked for."""
+    from gistkit.train.presets import find_preset
+
+    return str(method_options.get("method", find_preset(arguments.preset or DEFAULT).method))
+
+
 def dry_run_of(words: Sequence[str]) -> DryRun:
     """What the command with these words would train, words after `train`."""
     parser = argparse.ArgumentParser()
@@ -284,20 +303,21 @@ def dry_run_of(words: Sequence[str]) -> DryRun:
 
 def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
     """The page of a run that is not made."""
-    for name in ("images", "compressor"):
-        if (value := getattr(arguments, name)) is not None:
-            raise ValueError(
-                f"--{name}: expected none beside --dry-run, which makes a new compressor of text, got {value}"
-            )
+    if arguments.compressor is not None:
+        raise ValueError(
+            f"--compressor: expected none beside --dry-run, which makes a new one, got {arguments.compressor}"
+        )
     if settings.get("end_token"):
         raise ValueError("--end-token: expected none beside --dry-run, which reads no tokenizer")
 
     from gistkit import train
 
+    if arguments.images is not None:
+        method_options = {"method": IMAGES} | method_options
     options = _set_options(arguments, ("accumulate", "precision", "gradient_checkpointing", "tau", "segment"))
     with model_errors():
         return train.dry_run(
-            load_empty(arguments.model, arguments.dtype),
+            load_empty(arguments.model, arguments.dtype, _method(arguments, method_options) == IMAGES),
             preset=arguments.preset or DEFAULT,
             recipe=_set_options(arguments, RECIPE),
             compressor=settings,
@@ -326,6 +346,8 @@ def _run(arguments: argparse.Namespace) -> int:
     images = arguments.images is not None
     if images and arguments.compressor is None:
         method_options.setdefault("method", IMAGES)
+    if not images and arguments.compressor is None and _method(arguments, method_options) == IMAGES:
+        raise ValueError(f"--images: expected a folder with the images of --questions for {IMAGES}, got none")
     if arguments.preset is not None and PartialState().is_main_process:
         print(train.notes(arguments.preset), file=sys.stderr)
     model, tokenizer = load_model(arguments.model, arguments.dtype, "cpu", images)
@@ -358,9 +380,10 @@ def _run(arguments: argparse.Namespace) -> int:
     held_out = ", ".join(f"{name} {value:.3f}" for name, value in result.held_out.items())
     if arguments.tau is not None and result.held_out:
         held_out += f" (perplexity {math.exp(result.held_out['loss']):.2f})"
+    chosen = "" if result.weights == result.steps else f" of step {result.weights}, whose weights are kept"
     print(
         f"{result.steps} steps, {result.seconds:.0f} s of training; "
-        f"held-out losses in nats a token: {held_out or 'none'}"
+        f"held-out losses in nats a token{chosen}: {held_out or 'none'}"
     )
     print(f"Written: {result.folder / 'metrics.jsonl'}, {result.folder / 'compressor'}")
     return 0

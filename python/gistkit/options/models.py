@@ -98,17 +98,21 @@ def _from_transformers(name: str, dtype: torch.dtype, images: bool) -> tuple[Pre
         raise ValueError(f"--model: expected {kind} that transformers loads, got {name!r}: {reason[0]}") from error
 
 
-def load_empty(name: str, dtype: str) -> PreTrainedModel:
-    """A model of text without values, on device "meta"; of its folder or hub page only the configuration is read.
+def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
+    """A model without values, on device "meta"; of its folder or hub page only the configuration is read.
+
+    Args:
+        name, dtype: as in `load_model`.
+        images: whether it is a vision-language model.
 
     Raises:
         ValueError: if there is no such model.
     """
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     if name == "smollm2":
-        config = load_model(name, dtype, "cpu")[0].config
+        config = load_model(name, dtype, "cpu", images)[0].config
     else:
         try:
             config = AutoConfig.from_pretrained(str(Path(name).expanduser()))
@@ -117,8 +121,15 @@ def load_empty(name: str, dtype: str) -> PreTrainedModel:
             raise ValueError(
                 f"--model: expected a folder or hub name with a config.json, got {name!r}: {reason[0]}"
             ) from error
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-any-return]
+    kind: Any = AutoModelForImageTextToText if images else AutoModelForCausalLM
+    wanted = "vision-language model for images" if images else "decoder model"
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, dtype=getattr(torch, dtype))  # type: ignore[no-any-return]
+    except ValueError as error:
+        raise ValueError(
+            f"--model: expected a {wanted} of transformers, got {name!r}, of type {config.model_type}"
+        ) from error
 
 
 TRAINED = "the one that comes with gistkit for the model, or else an untrained one"

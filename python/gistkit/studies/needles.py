@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from gistkit.train.batches import Batch, Batches, check_size
-from gistkit.train.data import Corpus, token_ids
+from gistkit.train.data import Corpus
 from gistkit.train.questions import Question, collate
+from gistkit.train.streams import token_ids
 
 # A code's name and its word come from so many frequent words of the text.
 WORDS = 256

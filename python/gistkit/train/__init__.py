@@ -63,6 +63,7 @@ from gistkit.train.presets import PRESETS, Preset, notes
 from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
+from gistkit.train.windows import Windows
 
 if TYPE_CHECKING:
     from gistkit.train.command import run
@@ -88,6 +89,7 @@ __all__ = [
     "Result",
     "Stage",
     "Trainer",
+    "Windows",
     "dry_run",
     "growing",
     "load_conversations",

@@ -62,7 +62,7 @@ def save(
     identity: dict[str, Any],
     progress: dict[str, Any],
     parameters: NamedParameters,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     *,
     write: bool = True,
 ) -> None:
@@ -72,13 +72,13 @@ def save(
         identity: JSON values that determine the run; `load` refuses a state of another run.
         progress: JSON values that `load` returns.
         parameters: the trained parameters, by name.
-        optimizer: of these parameters.
+        optimizer: of these parameters; None: weights alone, which `restore` reads.
         write: False in all processes but one; the others take part in gathering sharded tensors.
     """
     tensors = {}
     for name, parameter in parameters:
         tensors[f"{MODEL}{name}"] = _whole(parameter)
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
             tensors[f"{OPTIMIZER}{name}.{key}"] = _whole(torch.as_tensor(value))
     if not write:
         return
@@ -157,13 +157,18 @@ def load_last(
     raise Damaged(f"{damages[0]}{more}")
 
 
-def restore(path: Path, parameters: NamedParameters) -> dict[str, Any]:
+def restore(path: Path, parameters: NamedParameters, *, step: int | None = None) -> dict[str, Any]:
     """Copies the trained weights of a saved state into `parameters` and returns its `progress`.
 
+    Args:
+        step: number of updates that they have seen; None: any.
+
     Raises:
-        ValueError: if the file is cut short, changed, not a state, or of other parameters.
+        ValueError: if the file is cut short, changed, not a state, of other parameters, or of another step.
     """
     content, parameters = _read(path), list(parameters)
+    if step is not None and content.progress.get("step") != step:
+        raise ValueError(f"{path}: expected the weights of step {step}, got those of {content.progress.get('step')}")
     _check_weights(path, content.tensors, parameters)
     _copy_weights(content.tensors, parameters)
     return content.progress

@@ -25,6 +25,7 @@ from gistkit.train.questions import QuestionAnswering
 from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
 from gistkit.train.trainer import Result, Trainer
+from gistkit.train.windows import Windows
 
 
 def run(
@@ -41,6 +42,7 @@ def run(
     text: str | Path | None = None,
     dataset: str | None = None,
     packed: bool = False,
+    longer_than: int | None = None,
     questions: str | Path | Sequence[str | Path] | None = None,
     split: str = "train",
     validation: str | Path | Sequence[str | Path] | None = None,
@@ -77,6 +79,9 @@ def run(
             the losses.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         packed: whether the corpus is cut into rows of the recipe's max_length, see `Packed`; False: `Pretraining`.
+        longer_than: in place of that, one passage of the recipe's max_length from each document of more characters,
+            see `Windows`; 0: from none, passages are at random places of the joined text. None: the preset's, if it has
+            any, and the rows are neither packed nor of questions.
         questions: files or folders for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a
             corpus. Several sets are one mixture.
         split: "train", "validation" or "test", of questions that have several.
@@ -106,6 +111,8 @@ def run(
     if gists_as_means is not None and (start is not None or chosen != "gistpool"):
         combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
         raise ValueError(f"gists_as_means: expected none but for a new gistpool, got {combination}")
+    if packed and longer_than:
+        raise ValueError(f"longer_than: expected none beside packed rows, got {longer_than}")
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if held_out_sources and (asked is None or images is not None):
@@ -126,10 +133,13 @@ def run(
     batches: Batches
     if asked is None:
         cache = Path(out) / CACHE
-        corpus = load_corpus(text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, progress=progress)
-        batches = _passages(corpus, schedule, packed)
-    elif text is not None or dataset is not None or packed:
-        raise ValueError("questions: expected no text or dataset beside them, and no packed rows")
+        windows = _windows(made.preset.longer_than if longer_than is None else longer_than, schedule, packed)
+        corpus = load_corpus(
+            text, dataset=dataset, tokenizer=tokenizer, limit=limit, cache=cache, windows=windows, progress=progress
+        )
+        batches = _passages(corpus, schedule, packed or windows is not None)
+    elif text is not None or dataset is not None or packed or longer_than:
+        raise ValueError("questions: expected no text or dataset beside them, and no packed rows or passages of texts")
     elif images is not None:
         batches = _image_questions(new_compressor, tokenizer, sources, images, schedule)
     else:
@@ -164,6 +174,10 @@ def _stages(
     if ratios and ratios[-1] != compressor.chunk:
         raise ValueError(f"ratios: expected the compressor's, {compressor.chunk}, as the last one, got {joined}")
     return growing(steps, random_steps, ratios, scorer_rests=scorer_rests)
+
+
+def _windows(longer_than: int | None, recipe: Recipe, packed: bool) -> Windows | None:
+    return None if packed or not longer_than else Windows(longer_than, recipe.max_length, recipe.seed)
 
 
 def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.formats import records
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
-from gistkit.train.data import HELD_OUT, token_ids
+from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
+from gistkit.train.streams import token_ids
 
 if TYPE_CHECKING:
     from gistkit.compress import VoCo

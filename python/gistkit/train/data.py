@@ -18,11 +18,9 @@ from tqdm import tqdm
 from gistkit.train.document_files import file_documents
 from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, Documents, dataset_documents, topics
 from gistkit.train.stored import IdStore, kept, tokenizer_key
+from gistkit.train.streams import IdStream
+from gistkit.train.windows import Windows
 
-# Documents are joined by an empty line.
-SEPARATOR = b"\n\n"
-# Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
-PIECE = 1 << 19
 # Texts of about so many bytes or more, or of an unknown size, are files of ids where there is a folder for them.
 LARGE = 1 << 26
 # The name of such a folder in that of a run, or beside the file of an evaluation.
@@ -107,6 +105,7 @@ def load_corpus(
     limit: int | None = None,
     cache: str | Path | None = None,
     held_out_only: bool = False,
+    windows: Windows | None = None,
     progress: bool = False,
 ) -> Corpus:
     """Reads and tokenises a text, one document or piece of one at a time.
@@ -132,13 +131,15 @@ def load_corpus(
             and not in memory. They are written once: the same files with the same tokenizer of transformers are not
             read again. None: memory.
         held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
+        windows: which passages of the documents are the corpus; None: the whole text.
         progress: whether to show a progress bar.
 
     Raises:
         FileNotFoundError: if there is no such file, or no text file in the folder.
         ImportError: if a package is missing: `datasets`, or `zstandard` for zstd.
         ValueError: if the text is not UTF-8 (with a tokenizer), a row has no text (named with file and line), both
-            `text` and `dataset` are given, or the dataset has no split "train" or no column "text".
+            `text` and `dataset` are given, the dataset has no split "train" or no column "text", or the documents have
+            none of the `windows`.
     """
     if text is not None and dataset is not None:
         raise ValueError(f"dataset: expected none beside a text, got {dataset!r} and {str(text)!r}")
@@ -146,7 +147,7 @@ def load_corpus(
         raise ValueError(f"limit: expected at least 1, got {limit}")
     # The topics alternate between their parts.
     held_out_only = held_out_only and not (text is None and dataset is None)
-    reading = _Reading(tokenizer, limit, held_out_only, progress)
+    reading = _Reading(tokenizer, limit, held_out_only, windows, progress)
     if dataset is not None:
         documents = dataset_documents(dataset, reading.enough, streaming=limit is not None)
     elif text is None:
@@ -166,11 +167,17 @@ def load_corpus(
             about = reading.read(documents, files)
             arrays = reading.arrays
     else:
-        parts = kept(
-            Path(cache), (documents.key, key, limit, held_out_only), PARTS, lambda files: reading.read(documents, files)
-        )
+        # Earlier releases had no windows.
+        values = (documents.key, key, limit, held_out_only, *([] if windows is None else [windows]))
+        parts = kept(Path(cache), values, PARTS, lambda files: reading.read(documents, files))
         about, arrays = parts.about, parts.arrays
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)
+    if windows is not None and not (held_out.numel() and (train.numel() or held_out_only)):
+        raise ValueError(
+            f"longer_than: expected documents of more than {windows.longer_than} characters and at least "
+            f"{windows.length} {'bytes' if tokenizer is None else 'tokens'} in both parts of {documents.name}, got "
+            f"{train.numel() // windows.length} to train on and {held_out.numel() // windows.length} held out"
+        )
     return Corpus(
         documents.name, train[:limit], held_out, about["digest"], tokenizer, test if about["official"] else None
     )
@@ -179,9 +186,12 @@ def load_corpus(
 class _Reading:
     """The parts of a text as ids, and what is known of them when they are read."""
 
-    def __init__(self, tokenizer: Any, limit: int | None, held_out_only: bool, progress: bool) -> None:
+    def __init__(
+        self, tokenizer: Any, limit: int | None, held_out_only: bool, windows: Windows | None, progress: bool
+    ) -> None:
         self.tokenizer, self.limit, self.held_out_only, self.progress = tokenizer, limit, held_out_only, progress
-        self.streams: dict[str, _IdStream] = {}
+        self.windows = windows
+        self.streams: dict[str, IdStream] = {}
 
     def enough(self, part: str) -> bool:
         """Whether a part has as many ids as are wanted of it, at the end of a document."""
@@ -195,10 +205,15 @@ class _Reading:
         """The ids by part, after `read`."""
         return {part: stream.store.finish() for part, stream in self.streams.items()}
 
+    def _stream(self, part: str, file: IO[bytes] | None) -> IdStream:
+        if self.windows is None:
+            return IdStream(self.tokenizer, IdStore(file))
+        return self.windows.stream(self.tokenizer, IdStore(file), PARTS.index(part))
+
     def read(self, text: Documents, files: Mapping[str, IO[bytes]]) -> dict[str, Any]:
         """Tokenises the text, into files by part or in memory; its digest, whether it has a test split, and sizes."""
-        self.streams = streams = {part: _IdStream(self.tokenizer, IdStore(files.get(part))) for part in PARTS}
-        digest = hashlib.sha256()
+        self.streams = streams = {part: self._stream(part, files.get(part)) for part in PARTS}
+        digest = hashlib.sha256(b"" if self.windows is None else repr(self.windows).encode())
         bar = tqdm(total=text.size, desc=f"reading {text.name}", unit="B", unit_scale=True, disable=not self.progress)
         with bar, ExitStack() as stack:
             # The digest is of the training text first, which is read last.
@@ -207,14 +222,14 @@ class _Reading:
                 if part == TRAIN and self.held_out_only:
                     break
                 stream = streams[part]
-                separator = SEPARATOR if stream.documents and not continues else b""
+                separator = stream.separator(continues)
                 if part == TRAIN:
                     digest.update(separator + content)
                 else:
                     waiting[part].write(separator + content)
                 if self.tokenizer is not None:
                     content = content + divided if part == TRAIN else content.removeprefix(divided)
-                stream.add(source, separator + content)
+                stream.add(source, separator + content, continues)
                 bar.update(len(content))
                 if self.limit is not None and streams[TRAIN].store.count >= self.limit:
                     break
@@ -232,55 +247,3 @@ class _Reading:
             "dtypes": {part: stream.store.dtype.str for part, stream in streams.items()},
             "counts": {part: stream.store.count for part, stream in streams.items()},
         }
-
-
-def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
-    """The ids of `text`; `tokenizer` is as in `load_corpus`, `special` whether it may add start and end tokens."""
-    if tokenizer is None:
-        return list(text.encode())
-    # verbose: a transformers tokenizer warns of texts that are too long for its model.
-    options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
-    output = tokenizer(text, **options)
-    output = output["input_ids"] if hasattr(output, "keys") else output
-    ids = np.asarray(output)
-    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
-        raise TypeError(
-            f"tokenizer: expected a list of integers for a string, got {type(output).__name__} with shape {ids.shape}"
-        )
-    return ids.astype(np.int64).tolist()
-
-
-class _IdStream:
-    """Ids of texts one after another, into a store."""
-
-    def __init__(self, tokenizer: Any, store: IdStore) -> None:
-        self.tokenizer, self.store = tokenizer, store
-        self.documents = 0
-        self._pending = ""
-
-    def add(self, source: str, part: bytes) -> None:
-        """Appends a part of the document `source`."""
-        self.documents += 1
-        if self.tokenizer is None:
-            self.store.append(np.frombuffer(bytearray(part), np.uint8))
-            return
-        try:
-            text = self._pending + part.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{source}: expected UTF-8 text, got byte {part[error.start]:#x} in it") from error
-        start = 0
-        while len(text) - start > PIECE:
-            # At the end of a line, where there is one.
-            end = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
-            self._encode(text[start:end])
-            start = end
-        self._pending = text[start:]
-
-    def flush(self) -> None:
-        """Encodes what waits for more text."""
-        if self._pending:
-            self._encode(self._pending)
-            self._pending = ""
-
-    def _encode(self, text: str) -> None:
-        self.store.append(np.array(token_ids(self.tokenizer, text), np.int32))

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from gistkit.compress import Compressor
+from gistkit.compress import Compressor, VoCo
 from gistkit.train.prepare import Prepared, prepare
 from gistkit.train.presets import find_preset, notes
 from gistkit.train.recipe import Recipe
@@ -45,7 +45,8 @@ class DryRun:
             largest number of their contexts' tokens alone, and no mean.
         memory: bytes of a process by what they hold.
         operations: floating-point operations of a step's products with weights, forward and backward; of questions
-            those of contexts of the largest length. Attention's own products are not among them.
+            those of contexts of the largest length. Attention's own products, and those of a vision
+            tower, are not among them.
     """
 
     preset: str
@@ -161,7 +162,9 @@ def tokens_read(made: Prepared, length: int) -> int:
         return length
     compressor = made.compressor
     context, predicted = _texts(made, length)
-    memory = math.ceil(context / compressor.chunk) * compressor.memory_tokens
+    # A chunk of VoCo's is an image, of which there is one in a row here.
+    chunks = 1 if isinstance(compressor, VoCo) else math.ceil(context / compressor.chunk)
+    memory = chunks * compressor.memory_tokens
     # Means and nuggets have no tokens of their own, and kept keys and values are not read again as tokens.
     encoded = context + memory * (getattr(compressor, "memory_embeddings", None) is not None)
     again = memory * (compressor.carrier == "embedding")
@@ -172,8 +175,11 @@ def operations(made: Prepared, length: int) -> float:
     """Floating-point operations of a row of that length: two a weight and token each way, two more a trained weight."""
     compressor = made.compressor
     head = compressor.model.get_output_embeddings().weight
-    looked_up = {id(compressor.model.get_input_embeddings().weight), id(head)}
-    weights = [each for each in compressor.model.parameters() if each.dim() > 1 and id(each) not in looked_up]
+    apart = {id(compressor.model.get_input_embeddings().weight), id(head)}
+    if isinstance(compressor, VoCo):
+        # It reads pixels, and no tokens.
+        apart.update(map(id, compressor.vision.tower.parameters()))
+    weights = [each for each in compressor.model.parameters() if each.dim() > 1 and id(each) not in apart]
     trained = sum(weight.numel() for weight in weights if weight.requires_grad)
     _, predicted = _texts(made, length)
     asked = length if made.tau is not None else sum(predicted.values())
@@ -202,6 +208,12 @@ def activations(tokens: int, width: int, layers: int, size: int, *, gradient_che
 
 
 def _group(compressor: Compressor, name: str) -> str:
+    if isinstance(compressor, VoCo):
+        family = compressor.vision.family
+        # The tower may hold the projector.
+        for part, group in ((family.projector, "projector"), (family.tower, "vision tower")):
+            if f".{part}." in name:
+                return group
     adapters = compressor.adapters
     if adapters is not None and adapters.owns(name):
         role = next(role for role, adapter in adapters.names.items() if adapter in name.split("."))
@@ -219,10 +231,14 @@ def _part(name: str) -> str:
 
 def _title(made: Prepared) -> str:
     compressor = made.compressor
+    losses = ", ".join(compressor.loss_weights)
+    if isinstance(compressor, VoCo):
+        tokens, layout = compressor.memory_tokens, compressor.image_layout.positions
+        return f"{compressor.method}, {tokens} VoCo tokens an image in layout {layout}, losses {losses}"
     chunk = "" if compressor.memory_tokens == 1 else f", chunks of {compressor.chunk} in layout {compressor.layout}"
     if made.tau is not None:
         return f"{compressor.method} at {compressor.ratio:g}x, reading on behind {made.tau} recent tokens"
-    return f"{compressor.method} at {compressor.ratio:g}x{chunk}, losses {', '.join(compressor.loss_weights)}"
+    return f"{compressor.method} at {compressor.ratio:g}x{chunk}, losses {losses}"
 
 
 def _adam(parameter: nn.Parameter) -> int:

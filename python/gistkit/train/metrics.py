@@ -55,6 +55,7 @@ class Metrics:
     Args:
         folder: exists.
         step: an existing file keeps its records up to this number of updates.
+        evaluates: whether the evaluation after so many is made again, so that its record goes too.
         tensorboard: whether to write event files into `folder`/tensorboard too. Needs the package `tensorboard`.
         write: False in all processes but one, which then write nothing.
 
@@ -62,7 +63,9 @@ class Metrics:
         ImportError: if `tensorboard` is True and the package is not installed.
     """
 
-    def __init__(self, folder: Path, *, step: int = 0, tensorboard: bool = False, write: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, step: int = 0, evaluates: bool = False, tensorboard: bool = False, write: bool = True
+    ) -> None:
         self._board: Any = None
         self._file = None
         if not write:
@@ -71,7 +74,11 @@ class Metrics:
             self._board = _summary_writer(folder / "tensorboard", step)
         path = folder / "metrics.jsonl"
         if path.exists():
-            kept = [line for line, record in _read_lines(path) if step and record["step"] <= step]
+            kept = [
+                line
+                for line, record in _read_lines(path)
+                if step and record["step"] <= step - (evaluates and "held_out" in record)
+            ]
             write_bytes(path, b"".join(line + b"\n" for line in kept))
         self._file = Lines(path)
 

@@ -19,6 +19,8 @@ class Preset:
             peft.LoraConfig.
         method: of `gistkit.compress.METHODS`.
         tau, segment: of the language model that reads with the compressor, in place of losses; None: there is none.
+        longer_than: characters of the texts that have a passage each, see `gistkit.train.Windows`; None: passages are
+            at random places of the joined text.
         model: the paper's.
         data: the paper's.
         follows: the paper and where it says so.
@@ -30,6 +32,7 @@ class Preset:
     method: str = "x500"
     tau: int | None = None
     segment: int | None = None
+    longer_than: int | None = None
     model: str = "any"
     data: str = "any"
     follows: str = "no paper"
@@ -47,6 +50,21 @@ _EPL_OPEN = (
     "AdamW's eps: torch's 1e-8",
     "precision: --precision",
 )
+_VOCO = Recipe(
+    epochs=2, batch=128, learning_rate=2e-5, schedule="cosine", warmup=312, betas=(0.9, 0.999), weight_decay=0.0,
+    clip=1.0, min_length=2, max_length=2048,
+)  # fmt: skip
+_VOCO_OPEN = (
+    "the schedule: it follows VoCo-LLaMA's, here that of the released script, 2 epochs in batches of 128, 2e-5 along a "
+    "cosine, no weight decay, and transformers' betas of 0.9 and 0.999 and clipping at 1.0",
+    "warm-up: 312 steps, the script's 3% of two epochs of LLaVA's 665k conversations; --warmup for other data",
+    "what trains: the language model and the projector, as in the script; the vision tower rests",
+    "what text sees of the text before the image: all of it, since its mask is said to hide vision tokens alone; "
+    "nothing in the released code, --option text_sees_before=false",
+    "a row: an answer, with the questions and answers before it; in the script all answers of a conversation. Rows "
+    "without an image are not taken",
+    "the length of rows: whatever they have; --dry-run counts 2048 tokens, where the script cuts them",
+)
 _LLAMA_2_MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _DODO = Recipe(
     steps=150_000, batch=32, learning_rate=1e-4, warmup=2000, schedule="cosine", eps=1e-5, clip=1.0, memory_factor=1.0,
@@ -55,7 +73,7 @@ _DODO = Recipe(
 _DODO_OPEN = (
     "weight decay and clipping: 0.1 and 1.0, of Llama 2, whose training setup it follows",
     "whether 150k is a half or a whole period of the cosine: half, so that the learning rate reaches 0 there",
-    "when training stops: after 5 evaluations without a lower loss (--patience)",
+    "when training stops: after 5 evaluations without a lower loss (--patience), with the weights of the lowest",
     "the frozen model's precision: --dtype; it trains with mixed precision",
 )
 _DODO_TEXTS = "lengths of the texts: {}"
@@ -115,6 +133,16 @@ PRESETS: Mapping[str, Preset] = {
         follows=f"{EPL}, Section 4.2 and Table 8",
         open=(*_EPL_OPEN, "how long contexts may be: cut to 2040 tokens", "shares of the sets: as many as each has"),
     ),
+    "voco-llama": Preset(
+        _VOCO,
+        {"memory_tokens": 128, "lora": None, "train_projector": True, "losses": ("qa",)},
+        method="voco",
+        model="LLaVA 1.5's parts: Vicuna 7B, CLIP at 336 pixels, 576 tokens an image, and a pretrained projector",
+        data="LLaVA's 665k conversations, as --questions with --images",
+        follows=f"{EPL}, Section 4.4 and Table 5, 128 VoCo tokens an image; --layout dpl for its baseline, --option "
+        "memory_tokens=2 for Table 10",
+        open=_VOCO_OPEN,
+    ),
     "cl-llama2": Preset(
         Recipe(steps=43_000, batch=32, learning_rate=1e-4, warmup=300, min_length=1020, max_length=1020),
         {
@@ -131,15 +159,20 @@ PRESETS: Mapping[str, Preset] = {
             },
         },
         method="icae",
+        longer_than=4096,
         model="Llama 2 7B",
-        data="SlimPajama's passages of more than 4096 characters",
+        data="SlimPajama (--text or --dataset), a passage of each text of more than 4096 characters (--longer-than)",
         follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1. "
-        "Its released code has one LoRA for encoder and decoder; here the decoder stays as it is",
+        "Its released code has one LoRA for encoder and decoder: --option shared_lora=true",
         open=(
             "alpha of LoRA: twice the rank; dropout: none",
+            "whether the decoder trains: it stays as it is, as ICAE's, on which it is based",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
             "clipping: 2.0, as there",
-            "the split of about 500 tokens twice: a context of 510, and a continuation of 510",
+            "two instances of about 500 tokens from each text: a context of 510, and the 510 behind it as its "
+            "continuation, at a random place of the text, as in its released code",
+            "which 1,000 passages are held out: those of the official split's texts, or of the first tenth; --held-out "
+            "1000 measures as many",
         ),
     ),
     "dodo-ae": Preset(

@@ -19,8 +19,9 @@ from tqdm import tqdm
 from gistkit._checks import IGNORE, padded
 from gistkit.evaluate.data import Example
 from gistkit.train.batches import CONTEXT, MASK, Batch, Batches, check_size
-from gistkit.train.data import HELD_OUT, token_ids
+from gistkit.train.data import HELD_OUT
 from gistkit.train.stored import IdStore
+from gistkit.train.streams import token_ids
 
 
 @dataclass(frozen=True)

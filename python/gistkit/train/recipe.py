@@ -42,7 +42,8 @@ class Recipe:
         min_length, max_length: of a passage, context and continuation together, in tokens. Contexts of questions are
             cut to max_length.
         context_share: of a passage, rounded down, that is its context, above 0; 1: it has no continuation.
-        patience: evaluations on end without a lower held-out loss after which the run ends; None: it goes on.
+        patience: evaluations on end without a lower held-out loss after which the run ends; the weights are then those
+            of the lowest. None: it goes on to the last step, and the weights are those of that.
         seed: of batches and dropout.
     """
 

@@ -22,6 +22,7 @@ from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.accelerator import make_accelerator
 from gistkit.train.batches import Batches, num_tokens
+from gistkit.train.best import Best
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
@@ -44,14 +45,17 @@ class Result:
     Args:
         steps: number of updates, including those before a resumption.
         seconds: of training, without evaluations.
-        held_out: losses of the last evaluation by name, in nats a token; empty if there was none.
+        held_out: losses of an evaluation by name, in nats a token: the last, or with patience that of the lowest loss;
+            empty if there was none.
         folder: holds metrics.jsonl, the last checkpoints (step-*.safetensors) and the trained compressor (compressor/).
+        weights: number of updates that the trained weights have seen: with patience those before that evaluation.
     """
 
     steps: int
     seconds: float
     held_out: dict[str, float]
     folder: Path
+    weights: int
 
 
 class Trainer:
@@ -72,7 +76,8 @@ class Trainer:
         compressor: its `trainable()` parameters are trained in place; those of a LanguageModel are its compressor's.
         batches: the training and held-out rows.
         recipe: the schedule; its `batch` is the batches' size. Its epochs become steps of these batches. Where its
-            patience ends, the run does, with a checkpoint, and keeps the weights of its last step.
+            patience ends, the run does, with a checkpoint. A run with patience ends with the weights of the evaluation
+            with the lowest loss, which best.safetensors holds; its checkpoints are of its last steps.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
         precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no".
@@ -149,8 +154,7 @@ class Trainer:
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
         self._held_out_losses: dict[str, float] = {}
-        # The lowest held-out loss, and how many evaluations have not lowered it since.
-        self._best, self._waited = math.inf, 0
+        self._best = Best(self.out)
         # The step of the last evaluation, and the last checkpoint's time.
         self._evaluated: int | None = None
         self._saved_at = 0.0
@@ -170,7 +174,7 @@ class Trainer:
         }
 
     def train(self, *, resume: bool = False) -> Result:
-        """Trains to the recipe's last step, or until its patience ends, and saves the compressor.
+        """Trains to the recipe's last step, or until its patience ends, and saves the compressor as it then is.
 
         Args:
             resume: whether to continue from the last checkpoint in `out`, if there is one.
@@ -189,10 +193,13 @@ class Trainer:
         resumes = self._resumes(resume)
         recipe = self.recipe
         self._evaluated = None
-        self._best, self._waited = math.inf, 0
+        self._best = Best(self.out)
+        if main and not resumes:
+            self._best.path.unlink(missing_ok=True)
         with self._ready():
             first = self._load() if resumes else 0
-            metrics = Metrics(self.out, step=first, tensorboard=self.tensorboard, write=main)
+            due = self._evaluation_due(first)
+            metrics = Metrics(self.out, step=first, evaluates=due, tensorboard=self.tensorboard, write=main)
             show_bar = self.progress and main
             bar = tqdm(
                 total=recipe.steps,
@@ -202,15 +209,16 @@ class Trainer:
                 disable=not show_bar,
             )
             try:
-                if self._evaluation_due(first):
+                if due:
                     self._evaluate(first, metrics)
                 last = self._run(first, metrics, bar)
             finally:
                 bar.close()
                 metrics.close()
-            self._calibrate(last, self.held_out)
+            weights, held_out = self._chosen(last)
+            self._calibrate(weights, self.held_out)
         self._export()
-        return Result(last, self._seconds, self._held_out_losses, self.out)
+        return Result(last, self._seconds, held_out, self.out, weights)
 
     def _run(self, first: int, metrics: Metrics, bar: Any) -> int:
         """The steps from `first` on, with their evaluations and checkpoints; returns the number of all steps."""
@@ -244,7 +252,15 @@ class Trainer:
     @property
     def _is_over(self) -> bool:
         """Whether the recipe's patience has ended."""
-        return self.recipe.patience is not None and self._waited >= self.recipe.patience
+        return self.recipe.patience is not None and self._best.waited >= self.recipe.patience
+
+    def _chosen(self, last: int) -> tuple[int, dict[str, float]]:
+        """Takes the weights that the run ends with: (how many updates they have seen, their held-out losses)."""
+        best = self._best
+        if self.recipe.patience is None or best.step == last:
+            return last, self._held_out_losses
+        step = best.restore(self.compressor.trainable(), warn=self.accelerator.is_main_process)
+        return (last, self._held_out_losses) if step is None else (step, best.held_out)
 
     def _resumes(self, resume: bool) -> bool:
         """Whether there is a checkpoint to go on from; a folder with another run's results is refused."""
@@ -345,13 +361,14 @@ class Trainer:
         losses = self._passes.evaluate([self._passes.read(batch) for batch in batches])
         held_out = dict(zip(self._passes.names, losses.tolist(), strict=True))
         self._held_out_losses = {"loss": float(self._passes.mean(losses)), **held_out}
-        is_lower = self._held_out_losses["loss"] < self._best
-        self._waited = 0 if is_lower else self._waited + 1
-        self._best = min(self._best, self._held_out_losses["loss"])
+        loss = self._held_out_losses["loss"]
         if self.measure is not None:
             with torch.no_grad():
                 self._held_out_losses |= self.measure(self.compressor)
         metrics.write({"step": step, "held_out": self._held_out_losses})
+        if self._best.see(step, loss, self._held_out_losses) and self.recipe.patience is not None:
+            self._best.keep(self.compressor.trainable(), write=self.accelerator.is_main_process)
+            self.accelerator.wait_for_everyone()
 
     def _calibrate(self, step: int, rows: int) -> None:
         """Sets a language model's threshold on at least `rows` rows, of this step and the following ones."""
@@ -368,9 +385,7 @@ class Trainer:
         states, optimizer = checkpoint.find(self.out), self._optimizer.optimizer
         progress = checkpoint.load_last(states, self.identity, parameters, optimizer, warn=accelerator.is_main_process)
         self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
-        # Earlier releases did not count: the next evaluation is their first.
-        best = progress.get("best")
-        self._best, self._waited = math.inf if best is None else best, progress.get("waited", 0)
+        self._best = Best(self.out, progress)
         step: int = progress["step"]
         # Checkpoints written before evaluations could wait for a resumption come after those of their step.
         self._evaluated = progress.get("evaluated", step)
@@ -386,8 +401,7 @@ class Trainer:
             "seconds": self._seconds,
             "held_out": self._held_out_losses,
             "evaluated": self._evaluated,
-            "best": self._best if self._best < math.inf else None,
-            "waited": self._waited,
+            **self._best.progress,
         }
         path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
         checkpoint.save(path, self.identity, progress, parameters, self._optimizer.optimizer, write=main)

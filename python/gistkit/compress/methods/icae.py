@@ -41,6 +41,7 @@ class ChunkOptions(TypedDict, total=False):
     lora: int | LoraConfig | None
     embedding_lora: int | None
     train_norms: bool
+    shared_lora: bool
     window: int | None
     end_token: int | None
     joint_head: bool
@@ -63,11 +64,12 @@ class ChunkCompressor(Compressor):
             "compression" (each memory token predicts its own segment), "qa" (answer a question about it), "kl" (answer
             as the base model does when it reads the whole context).
         lora: rank of a PEFT LoRA on the encoder's query and value projections (alpha is twice the rank), or a
-            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter. None: the model's own
-            weights train, in encoder and decoder.
+            peft.LoraConfig; the base weights are frozen and the decoder runs without the adapter, or with it if
+            shared_lora is set. None: the model's own weights train, in encoder and decoder.
         embedding_lora: beside a rank, that of LoRA on the encoder's input embedding; None: no LoRA there.
         train_norms: beside a rank, the encoder has norms of its own, which train; the decoder keeps the model's. (More
             Effective LLM Compressed Tokens, Section 3: lora 16, embedding_lora 128, train_norms.)
+        shared_lora: the decoder runs with the encoder's adapter, norms among it, as that paper's released code has it.
         window: the first `window` tokens of a longer context are compressed, and the decoder reads the others
             uncompressed, after [LM] (More Effective LLM Compressed Tokens, section 2.2). None: all are compressed.
         end_token: token id that ends the reconstruction of a context, such as the tokenizer's eos. None: no token.
@@ -88,6 +90,7 @@ class ChunkCompressor(Compressor):
         lora: int | LoraConfig | None = 128,
         embedding_lora: int | None = None,
         train_norms: bool = False,
+        shared_lora: bool = False,
         window: int | None = None,
         end_token: int | None = None,
         joint_head: bool = False,
@@ -96,6 +99,8 @@ class ChunkCompressor(Compressor):
         flag("joint_head", joint_head)
         if layout not in SCHEMES:
             raise ValueError(f"layout: expected one of {', '.join(SCHEMES)}, got {layout!r}")
+        if flag("shared_lora", shared_lora) and lora is None:
+            raise ValueError("shared_lora: expected False without LoRA, where encoder and decoder are one, got True")
         config = adapter_config(model, lora, embedding_lora=embedding_lora, train_norms=train_norms)
         super().__init__(
             model,
@@ -103,6 +108,7 @@ class ChunkCompressor(Compressor):
             memory_tokens=memory_tokens,
             layout=layout,
             losses=losses,
+            reader=ENCODER if shared_lora else None,
             window=window,
             end_token=end_token,
             joint_head=joint_head,
@@ -110,6 +116,7 @@ class ChunkCompressor(Compressor):
                 "chunk": chunk,
                 "ratio": chunk / memory_tokens,
                 "layout": layout,
+                "shared_lora": shared_lora,
                 "window": window,
                 "joint_head": joint_head,
             },

@@ -19,8 +19,8 @@ from gistkit.studies.greedy.study import Recipe, SwapSearch, passages, study
 from gistkit.studies.pages import machine_caption, runs
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.study import Job, Study, StudyPlan
-from gistkit.train.data import token_ids
 from gistkit.train.presets import find_preset
+from gistkit.train.streams import token_ids
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

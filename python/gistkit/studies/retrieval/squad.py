@@ -26,7 +26,8 @@ from gistkit.studies.extrapolation.student import Arm, Student
 from gistkit.studies.fitting import StudyRecipe
 from gistkit.studies.length import study as language_models
 from gistkit.studies.retrieval.study import SPLITS, Run
-from gistkit.train.data import Corpus, token_ids
+from gistkit.train.data import Corpus
+from gistkit.train.streams import token_ids
 
 # SeqPE, Figure 4; ANSWER stands behind the last colon and a space.
 _INSTRUCTION = (

@@ -1,0 +1,74 @@
+"""Streams: the token ids of texts, one text after another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gistkit.train.stored import IdStore
+
+# Documents are joined by an empty line.
+SEPARATOR = b"\n\n"
+# Texts are tokenised in pieces of so many characters, for visible progress and bounded memory.
+PIECE = 1 << 19
+
+
+def token_ids(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
+    """The ids of `text`; `tokenizer` is as in `load_corpus`, `special` whether it may add start and end tokens."""
+    if tokenizer is None:
+        return list(text.encode())
+    # verbose: a transformers tokenizer warns of texts that are too long for its model.
+    options = {"add_special_tokens": special, "verbose": False} if hasattr(tokenizer, "add_special_tokens") else {}
+    output = tokenizer(text, **options)
+    output = output["input_ids"] if hasattr(output, "keys") else output
+    ids = np.asarray(output)
+    if ids.ndim != 1 or (ids.size and not np.issubdtype(ids.dtype, np.integer)):
+        raise TypeError(
+            f"tokenizer: expected a list of integers for a string, got {type(output).__name__} with shape {ids.shape}"
+        )
+    return ids.astype(np.int64).tolist()
+
+
+class IdStream:
+    """Ids of texts one after another, into a store."""
+
+    def __init__(self, tokenizer: Any, store: IdStore) -> None:
+        self.tokenizer, self.store = tokenizer, store
+        self.documents = 0
+        self._pending = ""
+
+    def separator(self, continues: bool) -> bytes:
+        """What stands before the next part, which may continue a document."""
+        return SEPARATOR if self.documents and not continues else b""
+
+    def add(self, source: str, part: bytes, continues: bool) -> None:
+        """Appends a part of the document `source`, behind its separator; or what `continues` the one before."""
+        self.documents += 1
+        if self.tokenizer is None:
+            self.put(np.frombuffer(bytearray(part), np.uint8))
+            return
+        try:
+            text = self._pending + part.decode()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{source}: expected UTF-8 text, got byte {part[error.start]:#x} in it") from error
+        start = 0
+        while len(text) - start > PIECE:
+            # At the end of a line, where there is one.
+            end = text.rfind("\n", start, start + PIECE) + 1 or start + PIECE
+            self._encode(text[start:end])
+            start = end
+        self._pending = text[start:]
+
+    def flush(self) -> None:
+        """Encodes what waits for more text."""
+        if self._pending:
+            self._encode(self._pending)
+            self._pending = ""
+
+    def put(self, ids: np.ndarray) -> None:
+        """The next ids [n]."""
+        self.store.append(ids)
+
+    def _encode(self, text: str) -> None:
+        self.put(np.array(token_ids(self.tokenizer, text), np.int32))

@@ -1,0 +1,46 @@
+"""`gistkit train`: early stopping, and passages of long texts."""
+
+import re
+
+import pytest
+
+pytest.importorskip("transformers", reason="the hf extra is not installed")
+
+from gistkit.train import Packed, Trainer
+from tests.cli.test_cli import folder, run  # noqa: F401
+from tests.helpers.train_worker import evaluations
+from tests.train.test_corpora import json_lines
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def words(tmp_path):
+    texts = json_lines(tmp_path / "a.jsonl", [f"{number} is the number of this text. " * (number % 3 + 1)
+                                              for number in range(20, 50)])  # fmt: skip
+    shape = ("--max-length", 40, "--min-length", 40, "--losses", "ae", "--lora", 2, "--chunk", 16, "--ratio", 4)
+    return "--text", texts, "--out", tmp_path / "run", "--device", "cpu", "--batch", 2, *shape
+
+
+def test_the_weights_of_the_lowest_loss_are_reported(run, folder, words):  # noqa: F811
+    patience = ("--steps", 9, "--patience", 2, "--eval-every", 1)
+    with evaluations({0: 5.0, 1: 4.0, 2: 6.0, 3: 6.0}):
+        status, shown, complaints = run("train", *words, *patience)
+    assert status == 0, complaints
+    assert re.search(
+        r"^3 steps, .* a token of step 1, whose weights are kept: loss 4\.000, ae 4\.000$", shown, re.MULTILINE
+    )
+    with evaluations({0: 5.0, 1: 4.0, 2: 6.0, 3: 3.0, 4: 2.0}):
+        status, shown, _ = run("train", *words, *patience[2:], "--steps", 4, "--resume", "--patience", 3)
+    assert status == 0 and re.search(r"^4 steps, .* in nats a token: loss 2\.000, ae 2\.000$", shown, re.MULTILINE)
+
+
+def test_passages_of_long_texts(run, folder, words, monkeypatch):  # noqa: F811
+    seen = []
+    monkeypatch.setattr(Trainer, "_update", lambda self, step: seen.append(self.batches) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run("train", *words, "--longer-than", 60)
+    # Of 30 texts of one, two and three sentences of 33 letters three are held out.
+    assert isinstance(seen[0], Packed) and seen[0].rows == 18 and seen[0].length == 40
+    status, _, complaints = run("train", *words, "--out", words[3].parent / "b", "--longer-than", 500)
+    assert status == 2 and "longer_than: expected documents of more than 500 characters" in complaints
