@@ -116,6 +116,8 @@ def test_names_that_lead_nowhere_are_told(hub, tmp_path, monkeypatch):
     compressor = FiveHundredX(model(), chunk=8, ratio=4, lora=4)
     compressor.save_pretrained("runs/x500")
     assert Compressor.from_pretrained("runs/x500", model()).method == "x500"
+    with pytest.raises(TypeError, match="revision: expected no such argument for runs/x500, which is no repository"):
+        Compressor.from_pretrained("runs/x500", model(), revision="main")
 
 
 @pytest.mark.parametrize("method", ["x500", "gistpool"])

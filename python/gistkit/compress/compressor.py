@@ -669,12 +669,15 @@ class Compressor(nn.Module, ABC):
             options: for a repository, what `huggingface_hub.snapshot_download` takes, such as revision and token.
 
         Raises:
+            TypeError: for options beside a folder.
             FileNotFoundError, ValueError: if the folder has no compressor, or one of another model, method or version.
                 The model is then as it was.
         """
         home = find(folder)
         if not home.is_dir():
             home = download(folder, **options) or home
+        elif options:
+            raise TypeError(f"{min(options)}: expected no such argument for {home}, which is no repository of the hub")
         compressor = cast(Compressor, load_compressor(cls, home, model, allow_regex))
         compressor._home, compressor._tokenizer = home, tokenizer
         return compressor
