@@ -57,6 +57,13 @@ def write_card(folder: Path, name: str, model: Any, sittings: Sequence[Any]) -> 
     measured = next((one.measured for one in reversed(sittings) if one.measured), {})
     hours, tokens = (sum(getattr(one, key) for one in sittings) for key in ("seconds", "tokens"))
     option = "" if name in DEFAULTS.values() else f" --compressor {name}"
+    done, reached = 0, []
+    for stage in model.stages:
+        if done < sittings[-1].last:
+            reached.append(stage)
+        done += stage.steps
+    learned = {loss for stage in reached for loss in stage.losses}
+    state = "" if "qa" in learned else "\n\n**It has not learned to answer questions yet.**"
     stages = "; ".join(
         f"{stage.steps} steps of {', '.join(f'{weight:g} x {loss}' for loss, weight in stage.losses.items())} on "
         f"contexts of {stage.shortest} to {stage.longest} tokens"
@@ -75,7 +82,7 @@ bfloat16.
 
 {tokens / 1e6:.1f} million tokens in {hours / 3600:.1f} hours of one process. Learning rate {model.learning_rate:g}
 after {model.warmup} steps of warm-up, falling in the last {model.decay:.0%} of each sitting; {model.precision}
-autocast. Stages: {stages}.
+autocast. Stages: {stages}. It is in stage {len(reached)} of {len(model.stages)}.{state}
 
 {format_table(rows)}
 

@@ -314,3 +314,16 @@ def test_what_is_measured(place, corpus, monkeypatch):
     sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
     card.write_card(place / "models" / "tiny", "tiny", made, [sitting])
     assert f"{figures['memory']:.3g}" in (place / "models" / "tiny" / "README.md").read_text()
+
+
+@pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])
+def test_the_card_says_what_has_been_learned(place, last, stage, answers):
+    stages = (make.Stage(2, {"ae": 1.0}, 8, 16), make.Stage(100, {"ae": 1.0, "qa": 0.5}, 8, 16))
+    made = make.Model("x500", {"chunk": 30}, stages)
+    machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
+    folder = place / "models" / "staged"
+    folder.mkdir(parents=True, exist_ok=True)
+    card.write_card(folder, "staged", made, [make.Sitting(0, last, last, machine=machine)])
+    page = (folder / "README.md").read_text()
+    assert f"It is in stage {stage} of 2." in page
+    assert ("has not learned to answer" not in page) is answers
