@@ -148,7 +148,7 @@ def reading(dtype: torch.dtype, context: int, part: str) -> harness.Forms:
 
     forms = {
         "read": (read, read_all),
-        "decode": (lambda: compressor.generate(memory, max_new_tokens=NEW_TOKENS), decode_all),
+        "decode": (lambda: compressor.generate(memory, max_new_tokens=NEW_TOKENS, stop_tokens=()), decode_all),
     }[part]
     return dict(zip(("gistkit, memory", "transformers sdpa, full context"), forms, strict=True))
 

@@ -152,7 +152,7 @@ def check_method(model, method):
     memory = compressor.encode(ids[:, :6])
     states = compressor.decode(memory, "qa", ids[:, 6:])
     # Generation reads through a cache what decoding reads as a memory.
-    written = compressor.generate(memory, ids[:, 6:], task="qa", max_new_tokens=2)
+    written = compressor.generate(memory, ids[:, 6:], task="qa", max_new_tokens=2, stop_tokens=())
     choice = compressor.logits(states[:, -1])
     gap = float(choice.max() - choice[0, written[0, 0]])
     again = compressor.logits(compressor.decode(memory, "qa", torch.cat([ids[:, 6:], written[:, :1]], 1))[:, -1])
