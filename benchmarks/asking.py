@@ -26,6 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
 
+from gistkit._trained import DEFAULTS
 from gistkit.ask import Conversation
 from gistkit.compress import Compressor, trained
 from gistkit.evaluate import contains_answer, exact_match
@@ -43,6 +44,11 @@ FULL = "transformers sdpa, full context"
 
 # From the token ids of a question to those of its answer.
 Ask = Callable[[list[int]], list[int]]
+
+
+def answering() -> list[str]:
+    """The trained compressors that `gistkit ask` takes without being told."""
+    return [name for name in trained() if name in DEFAULTS.values()]
 
 
 @dataclass(frozen=True)
@@ -175,8 +181,8 @@ def main() -> int:
     """Asks, prints a row for each contender, and writes asking.json and .png where asked."""
     parser = harness.parser(__doc__, "python benchmarks/asking.py --compressor smollm2-avgpool-2x")
     parser.add_argument(
-        "--compressor", nargs="+", default=list(trained()), metavar="NAME",
-        help=f"trained compressors, names or folders (default: {', '.join(trained()) or 'none here'})",
+        "--compressor", nargs="+", default=answering(), metavar="NAME",
+        help=f"trained compressors, names or folders (default: {', '.join(answering()) or 'none here'})",
     )  # fmt: skip
     parser.add_argument("--tokens", type=int, help=f"of the document (default: {TOKENS}; 1000 if --quick)")
     parser.add_argument("--rounds", type=int, default=3, help="all read and answer so often (default: %(default)s)")
