@@ -163,9 +163,9 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     streaming = [folder / f"{name}.json" for name in ("streaming", "streaming-bfloat16")]
     tables += [streaming_table(path) for path in streaming if path.exists()]
-    if (asking := folder / "asking.json").exists():
+    if asking := suite(folder, "asking"):
         tables.append(asking_table(asking))
-        tables.append(f"![seconds after each answer]({(folder / 'asking.png').relative_to(RESULTS)})")
+        tables.append(f"![seconds after each answer]({asking.with_suffix('.png').relative_to(RESULTS)})")
     if (pool := folder / "pool.json").exists():
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
