@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,7 +145,7 @@ class Table:
         known = {arm.title: arm for arm in self.arms}
         if unknown := [title for title in titles if title not in known]:
             raise ValueError(f"arms: expected some of {', '.join(known)}, got {unknown[0]!r}")
-        return Table(**{**vars(self), "arms": tuple(known[title] for title in titles)})
+        return replace(self, arms=tuple(known[title] for title in titles))
 
 
 @dataclass(frozen=True)
@@ -249,5 +249,6 @@ def _filled(words: Sequence[str], data: Mapping[str, Sequence[str]]) -> Iterator
 
 
 def missing_data(table: Table, data: Mapping[str, Any]) -> list[str]:
-    """The names of the table's data that are not given."""
-    return [name for name in table.data if name not in data]
+    """The names of the data that the table's arms read and that are not given."""
+    read = {word for arm in table.arms for stage in arm.stages.values() for word in stage.words}
+    return [name for name in table.data if f"{{{name}}}" in read and name not in data]
