@@ -174,7 +174,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
             )
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-    compressor = chosen_compressor(arguments, model)
+    compressor = _chosen(arguments, model)
     # An unusable chat template is an error only here.
     chat = arguments.prompt == "dodo" or "summary" in baselines
     markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
@@ -281,6 +281,15 @@ def _show(report: Report | SetReports, arguments: argparse.Namespace) -> int:
     print(report.table())
     print(f"\nWritten: {arguments.out}")
     return 0
+
+
+def _chosen(arguments: argparse.Namespace, model: Any) -> Compressor:
+    """The compressor of the arguments, or the baseline whose task tokens --compressor names."""
+    from gistkit.evaluate.baselines import has_baseline, load_baseline
+
+    if arguments.compressor is not None and has_baseline(arguments.compressor):
+        return load_baseline(arguments.compressor, model)
+    return chosen_compressor(arguments, model)
 
 
 def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor, template: str) -> list[Example]:

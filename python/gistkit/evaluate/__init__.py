@@ -1,7 +1,7 @@
 """How well a compressor's memory serves: reconstruction, continuation, answers (`pip install gistkit[evaluate]`)."""
 
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
-from gistkit.evaluate.baselines import FullContext
+from gistkit.evaluate.baselines import FullContext, load_baseline
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
 from gistkit.evaluate.cross import CrossTable, cross_table
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
@@ -72,6 +72,7 @@ __all__ = [
     "exact_match",
     "iter_questions",
     "judged",
+    "load_baseline",
     "load_questions",
     "normalise_answer",
     "normalise_output",
