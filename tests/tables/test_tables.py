@@ -19,6 +19,7 @@ from gistkit.tables.table import Choices, TrainingLoss, WrongAnswers, missing_da
 from gistkit.train.estimate import operations
 from gistkit.train.prepare import prepare
 from tests.cli.test_cli import small_llama
+from tests.cli.test_images import save
 from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -56,9 +57,15 @@ def call(*words):
     return cli.main(["study", "paper-table", *map(str, words)])
 
 
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    return save("llava", tmp_path_factory.mktemp("llava"))
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, tmp_path, capsys):
+def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, llava, tmp_path, capsys):
     table = find_table(name)
+    folder = llava if "images" in table.data else folder
     assert len({column.heading for column in table.columns}) == len(table.columns)
     headings = {column.heading for other in TABLES.values() if other.paper == table.paper for column in other.columns}
     for arm in table.arms:
@@ -102,7 +109,9 @@ def test_figures_of_the_papers():
         ("dodo-3", "LMSumm 10x", "accuracy", 30.9), ("dodo-4", "Dodo 10x", "RL", 37.0),
         ("gistpool-squad", "GistPool 10x", "loss", 0.545), ("gistpool-race", "Full context", "loss", 0.083),
         ("gistpool-6", "trained on squad", "on narrativeqa", 2.886), ("epl-9-1b", "NoContext", "LM PPL", 13.25),
-        ("epl-16-3b", "FullContext", "NQ F1", 64.32), ("epl-17-8b", "NoContext", "TQA EM", 32.67),
+        ("epl-5", "EPL 128", "MMB", 64.6), ("epl-10", "DPL 2", "VQAv2", 73.7),
+        ("dodo-4", "Full (fine-tuning)", "R2", 15.6), ("epl-16-3b", "FullContext", "NQ F1", 64.32),
+        ("epl-17-8b", "NoContext", "TQA EM", 32.67),
         ("cl-2", "full, rank 256", "CL loss", 0.09), ("gistpool-drop", "SepGist 5x", "loss", 1.022),
         ("gistpool-fairytaleqa", "AvgPool 50x", "loss", 2.730), ("gistpool-2-race", "GistPool 10x", "wrong", 8.2),
         ("gistpool-race", "GistPool, one gist embedding 2x", "loss", 0.083),
@@ -209,7 +218,7 @@ def test_hours_of_measured_steps(folder, data, tmp_path, capsys):
 
 def test_mistakes(folder, tmp_path, capsys):
     for words, complaint in (
-        (("epl-5",), "table: expected one of epl-4, "),
+        (("epl-8",), "table: expected one of epl-4, "),
         (("seqpe-1",), "gistkit study length --preset seqpe-wikitext prints"),
         (("epl-4", "--arms", "ICAE"), "arms: expected some of ICAE(DPL), ICAE(EPL), 500x(DPL), 500x(EPL), got 'ICAE'"),
         (("epl-4", "--data", "pile=x"), "data: expected some of text, train, test, got 'pile'"),
