@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="the hf extra is not installed")
 
-from gistkit.train import Packed, Trainer
+from gistkit.train import Packed, Trainer, read_metrics
 from tests.cli.test_cli import folder, run  # noqa: F401
 from tests.helpers.train_worker import evaluations
 from tests.train.test_corpora import json_lines
@@ -33,6 +33,27 @@ def test_the_weights_of_the_lowest_loss_are_reported(run, folder, words):  # noq
     with evaluations({0: 5.0, 1: 4.0, 2: 6.0, 3: 3.0, 4: 2.0}):
         status, shown, _ = run("train", *words, *patience[2:], "--steps", 4, "--resume", "--patience", 3)
     assert status == 0 and re.search(r"^4 steps, .* in nats a token: loss 2\.000, ae 2\.000$", shown, re.MULTILINE)
+
+
+def test_a_baseline_trains_its_task_tokens_alone(run, folder, words):  # noqa: F811
+    words, out = words[: words.index("--lora")], words[3]
+    small = ("--steps", 2, "--baseline", "full")
+    status, _, complaints = run("train", *words, *small)
+    assert status == 0, complaints
+    assert [path.name for path in (out / "compressor").iterdir()] == ["task_tokens.safetensors"]
+    # Without a checkpoint of its weights the model is known by its values.
+    run("train", *words, *small, "--resume", "--steps", 3)
+    assert [record["step"] for record in read_metrics(out / "metrics.jsonl") if "seconds" in record] == [1, 2, 3]
+    for more, complaint in (
+        (("--method", "icae"), "method: expected none beside baseline"),
+        (("--ratio", 4), "ratio: expected none beside baseline"),
+        (("--tau", 16), "tau: expected none beside baseline, got 16"),
+        (("--compressor", out / "compressor"), "--baseline: expected none beside --compressor"),
+    ):
+        status, _, complaints = run("train", *words, *small, "--out", out.parent / "b", *more)
+        assert status == 2 and complaint in complaints
+    status, shown, complaints = run("train", "--dry-run", "--baseline", "none")
+    assert status == 0 and "NoContext, the model itself, losses ae, lm" in shown, complaints
 
 
 def test_passages_of_long_texts(run, folder, words, monkeypatch):  # noqa: F811

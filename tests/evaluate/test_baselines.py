@@ -7,7 +7,17 @@ import torch
 from torch.nn import functional as F
 
 from gistkit.compress import ICAE, Compressor, FiveHundredX
-from gistkit.evaluate import Example, FullContext, Markers, NoContext, SummaryContext, compare, evaluate, run
+from gistkit.evaluate import (
+    Example,
+    FullContext,
+    Markers,
+    NoContext,
+    SummaryContext,
+    compare,
+    evaluate,
+    load_baseline,
+    run,
+)
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 START = 3
@@ -343,6 +353,9 @@ def test_task_tokens_are_all_that_trains(method, tmp_path):
         other(model, task_tokens=True).load_task_tokens(tmp_path)
     with pytest.raises(ValueError, match=r"shapes .*'ae': \(1, 32\).* got .*'ae': \(1, 48\)"):
         method(tiny_llama(hidden_size=32), task_tokens=True).load_task_tokens(tmp_path)
+    loaded = load_baseline(tmp_path, model)
+    assert type(loaded) is method and not loaded.training
+    assert loaded(context, continuation_ids=after)["loss"] == baseline(context, continuation_ids=after)["loss"]
     with pytest.raises(FileNotFoundError, match=r"task_tokens\.safetensors: expected task tokens, got none there"):
         fresh.load_task_tokens(tmp_path / "none")
     (tmp_path / "task_tokens.safetensors").write_bytes(b"not this")

@@ -6,16 +6,20 @@ import statistics
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModelForCausalLM
 
 from gistkit import cli
 from gistkit.cli import evaluate, train
+from gistkit.evaluate import load_baseline
 from gistkit.options.arguments import Parser
 from gistkit.tables import TABLES, find_table
-from gistkit.tables.table import Choices, missing_data, runs
+from gistkit.tables.table import Choices, TrainingLoss, WrongAnswers, missing_data, runs
 from gistkit.train.estimate import operations
 from gistkit.train.prepare import prepare
 from tests.cli.test_cli import small_llama
+from tests.cli.test_images import save
 from tests.helpers.models import byte_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,9 +57,15 @@ def call(*words):
     return cli.main(["study", "paper-table", *map(str, words)])
 
 
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory):
+    return save("llava", tmp_path_factory.mktemp("llava"))
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, tmp_path, capsys):
+def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, llava, tmp_path, capsys):
     table = find_table(name)
+    folder = llava if "images" in table.data else folder
     assert len({column.heading for column in table.columns}) == len(table.columns)
     headings = {column.heading for other in TABLES.values() if other.paper == table.paper for column in other.columns}
     for arm in table.arms:
@@ -72,11 +82,10 @@ def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, fol
     for run in planned:
         parsed = parser.parse_args(list(run.words))
         assert parsed.out.is_relative_to(run.folder)
-        if run.new:
-            assert train.dry_run_of(run.new[1:]).operations > 0
     assert call(name, "--model", folder, "--out", tmp_path / "out", "--dry-run") == 0
     shown = capsys.readouterr().out
     assert table.follows in shown and shown.count("\ngistkit ") == len(planned) and "hours of training" in shown
+    assert "| 0 " not in shown
     assert not (tmp_path / "out").exists()
     # What a table names is read by some arm.
     assert missing_data(table, {}) == list(table.data)
@@ -99,7 +108,16 @@ def test_figures_of_the_papers():
         ("cl-2", "wo AE", "answers' BLEU4", 26.5), ("dodo-1", "Compressive 64", "WikiText word", 13.39),
         ("dodo-3", "LMSumm 10x", "accuracy", 30.9), ("dodo-4", "Dodo 10x", "RL", 37.0),
         ("gistpool-squad", "GistPool 10x", "loss", 0.545), ("gistpool-race", "Full context", "loss", 0.083),
-        ("gistpool-6", "trained on squad", "on narrativeqa", 2.886),
+        ("gistpool-6", "trained on squad", "on narrativeqa", 2.886), ("epl-9-1b", "NoContext", "LM PPL", 13.25),
+        ("epl-5", "EPL 128", "MMB", 64.6), ("epl-10", "DPL 2", "VQAv2", 73.7),
+        ("dodo-4", "Full (fine-tuning)", "R2", 15.6), ("epl-16-3b", "FullContext", "NQ F1", 64.32),
+        ("epl-17-8b", "NoContext", "TQA EM", 32.67),
+        ("cl-2", "full, rank 256", "CL loss", 0.09), ("gistpool-drop", "SepGist 5x", "loss", 1.022),
+        ("gistpool-fairytaleqa", "AvgPool 50x", "loss", 2.730), ("gistpool-2-race", "GistPool 10x", "wrong", 8.2),
+        ("gistpool-race", "GistPool, one gist embedding 2x", "loss", 0.083),
+        ("gistpool-8", "race 10x, trained on the other 3", "loss", 0.277),
+        ("gistpool-9", "squad 5x, trained on the same", "wrong", 10.4),
+        ("gistpool-7", "trained on race", "narrativeqa wrong", 71.4),
         ("gistpool-7", "trained on race", "on fairytaleqa", 9.317),
     ):  # fmt: skip
         found = {each.title: each for each in TABLES[name].arms}[arm]
@@ -200,7 +218,7 @@ def test_hours_of_measured_steps(folder, data, tmp_path, capsys):
 
 def test_mistakes(folder, tmp_path, capsys):
     for words, complaint in (
-        (("epl-5",), "table: expected one of epl-4, "),
+        (("epl-8",), "table: expected one of epl-4, "),
         (("seqpe-1",), "gistkit study length --preset seqpe-wikitext prints"),
         (("epl-4", "--arms", "ICAE"), "arms: expected some of ICAE(DPL), ICAE(EPL), 500x(DPL), 500x(EPL), got 'ICAE'"),
         (("epl-4", "--data", "pile=x"), "data: expected some of text, train, test, got 'pile'"),
@@ -212,3 +230,48 @@ def test_mistakes(folder, tmp_path, capsys):
     with pytest.raises(SystemExit):
         call("epl-4", "--data", "text")
     assert "expected NAME=VALUE, got 'text'" in capsys.readouterr().err
+
+
+def test_baselines_train_their_task_tokens_and_are_measured(folder, data, tmp_path, capsys):
+    out = tmp_path / "epl"
+    small = ("--more", "pretrain=--steps 2 --batch 2 --min-length 32 --max-length 48", *SMALL[2:])
+    given = (f"text={data / 'text.txt'}", f"train={data / 'train'}", f"test={data / 'dev'}")
+    words = ("--model", folder, "--out", out, *small, *(word for each in given for word in ("--data", each)))
+    assert call("epl-9-1b", *words, "--arms", "NoContext,FullContext") == 0
+    table = capsys.readouterr().out.partition("ours (paper)")[2]
+    assert "(11.56)" in table and "(9.90)" in table and "| -" not in table
+    for arm, method in (("nocontext", "no_context"), ("fullcontext", "full_context")):
+        before, after = (
+            load_file(out / f"1b-{arm}" / stage / "compressor" / "task_tokens.safetensors")
+            for stage in ("pretrain", "finetune")
+        )
+        # Questions follow the token of continuations, and no reconstruction is asked for.
+        assert torch.equal(before["ae"], after["ae"]) and not torch.equal(before["lm"], after["lm"])
+        report = json.loads((out / f"1b-{arm}" / "reconstruction" / "evaluation.json").read_text())
+        (row,) = report["rows"]
+        assert (row["metrics"]["tokens_read"] > 0) == (arm == "fullcontext")
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        reader = load_baseline(out / f"1b-{arm}" / "pretrain" / "compressor", model)
+        assert reader.method == method and not reader.training
+        assert torch.equal(reader.task_embeddings["lm"], before["lm"])
+
+
+def test_columns_of_a_judge_and_of_training(tmp_path):
+    (tmp_path / "answers").mkdir()
+    rows = [{"method": "GistPool 5x", "metrics": {"qa_judge": 0.904}}, {"method": "FullContext", "metrics": {}}]
+    (tmp_path / "answers" / "evaluation.json").write_text(json.dumps({"rows": rows}))
+    wrong = WrongAnswers("wrong", "answers", "qa_judge")
+    assert wrong.form.format(wrong.value(tmp_path)) == "9.6"
+    # Without a judge there is none.
+    assert wrong.value(tmp_path, "FullContext") is None
+    loss = TrainingLoss("CL loss", "pretrain", "compression")
+    assert loss.value(tmp_path) is None
+    (tmp_path / "pretrain").mkdir()
+    records = [
+        {"step": 0, "held_out": {"loss": 3.0, "compression": 2.0}},
+        {"step": 1, "loss": 2.5, "compression": 1.0},
+        {"step": 1, "held_out": {"loss": 2.0, "compression": 0.25}},
+    ]
+    (tmp_path / "pretrain" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
+    assert loss.value(tmp_path) == 0.25
+    assert TrainingLoss("AE", "pretrain", "ae").value(tmp_path) is None

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._processes import launched
+from gistkit._processes import Processes, launched
 from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
@@ -53,6 +53,11 @@ def add(commands: Any) -> None:
     add_questions(
         parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation"
     )
+    parser.add_argument(
+        "--images", type=path, metavar="FOLDER",
+        help="the images of --questions, which are then files of image, question and answer or answers, as for gistkit "
+        "train, or in LLaVA's format; all of their questions are measured, for the method voco",
+    )  # fmt: skip
     parser.add_argument(
         "--prompt", choices=("plain", "dodo"), default="plain",
         help="of questions; plain: ### Question: and ### Answer: lines; dodo: Dodo's prompt as a message of the "
@@ -163,6 +168,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
 
     judge = _judge(arguments)
+    if arguments.images is not None:
+        return _about_images(arguments, device_name, judge, processes)
 
     from gistkit import evaluate
     from gistkit.formats import question_sets
@@ -174,7 +181,7 @@ def _run(arguments: argparse.Namespace) -> int:
                 f"--{name.replace('_', '-')}: expected one set of questions, got {value} and {len(chosen)}"
             )
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
-    compressor = chosen_compressor(arguments, model)
+    compressor = _chosen(arguments, model)
     # An unusable chat template is an error only here.
     chat = arguments.prompt == "dodo" or "summary" in baselines
     markers = evaluate.chat_markers(tokenizer) if chat else evaluate.INST
@@ -281,6 +288,54 @@ def _show(report: Report | SetReports, arguments: argparse.Namespace) -> int:
     print(report.table())
     print(f"\nWritten: {arguments.out}")
     return 0
+
+
+def _about_images(
+    arguments: argparse.Namespace, device_name: str, judge: OpenAIJudge | None, processes: Processes
+) -> int:
+    """Questions about images, of which a compressor of images has the memory."""
+    for name, plain in (
+        ("baselines", None), ("tasks", None), ("prompt", "plain"), ("split", "validation"), ("excluded_words", None)
+    ):  # fmt: skip
+        if getattr(arguments, name) != plain:
+            word = name.replace("_", "-")
+            raise ValueError(f"--{word}: expected none beside --images, got {getattr(arguments, name)}")
+    if arguments.questions is None:
+        raise ValueError("--questions: expected files of questions about the images, got none")
+
+    from gistkit import evaluate, train
+
+    model, processor = load_model(arguments.model, arguments.dtype, device_name, images=True)
+    compressor: Any = chosen_compressor(arguments, model, processor)
+    reports = {}
+    for file in arguments.questions:
+        name = file.name.partition(".")[0]
+        if name in reports:
+            raise ValueError(f"--questions: expected files of different names, got {name} twice")
+        conversations = train.load_conversations(file, arguments.images)
+        questions = train.ConversationQuestions(conversations, compressor, processor)
+        reports[name] = evaluate.evaluate_images(
+            compressor,
+            processor.tokenizer,
+            questions,
+            limit=arguments.examples,
+            batch_size=arguments.batch_size,
+            max_new_tokens=arguments.max_new_tokens,
+            judge=judge,
+            processes=processes,
+        )
+    if len(reports) == 1:
+        return _show_one(next(iter(reports.values())), arguments)
+    return _show(evaluate.SetReports(reports), arguments) if processes.is_first else 0
+
+
+def _chosen(arguments: argparse.Namespace, model: Any) -> Compressor:
+    """The compressor of the arguments, or the baseline whose task tokens --compressor names."""
+    from gistkit.evaluate.baselines import has_baseline, load_baseline
+
+    if arguments.compressor is not None and has_baseline(arguments.compressor):
+        return load_baseline(arguments.compressor, model)
+    return chosen_compressor(arguments, model)
 
 
 def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compressor, template: str) -> list[Example]:

@@ -62,6 +62,8 @@ DATA = (
     "text", "dataset", "packed", "longer_than", "questions", "split", "validation", "weights", "images", "limit", "tau",
     "segment", "gists_as_means", "random_steps", "ratios", "scorer_rests",
 )  # fmt: skip
+# Of a new compressor.
+NEW = ("baseline", "method", "layout")
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
     "tensorboard",
@@ -145,6 +147,12 @@ def _add_data(group: Any) -> None:
 
 def _add_settings(group: Any) -> None:
     group.add_argument("--compressor", type=path, metavar="FOLDER", help="a trained compressor to continue from")
+    group.add_argument(
+        "--baseline",
+        choices=("none", "full"),
+        help="in place of a compressor, train the task tokens of the plain model that reads nothing of the context, or "
+        "all of it; gistkit evaluate --compressor OUT/compressor measures it",
+    )
     group.add_argument("--method", choices=METHODS, help="default: the preset's, often x500; voco with --images")
     group.add_argument("--layout", choices=LAYOUTS, help="default: epl")
     group.add_argument(
@@ -298,7 +306,7 @@ def dry_run_of(words: Sequence[str]) -> DryRun:
     add(parser.add_subparsers(parser_class=Parser))
     arguments = parser.parse_args(["train", *words])
     settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
-    return _dry_run(arguments, settings, _set_options(arguments, ("method", "layout")))
+    return _dry_run(arguments, settings, _set_options(arguments, NEW))
 
 
 def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_options: dict[str, Any]) -> DryRun:
@@ -329,7 +337,7 @@ def _dry_run(arguments: argparse.Namespace, settings: dict[str, Any], method_opt
 def _run(arguments: argparse.Namespace) -> int:
     check_folder("--out", arguments.out)
     settings = with_options(_set_options(arguments, SETTINGS), arguments.option)
-    method_options = _set_options(arguments, ("method", "layout"))
+    method_options = _set_options(arguments, NEW)
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
             if name != "losses":

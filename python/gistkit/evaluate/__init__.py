@@ -1,11 +1,12 @@
 """How well a compressor's memory serves: reconstruction, continuation, answers (`pip install gistkit[evaluate]`)."""
 
 # Each of these two names stands for a class of another package too, so the classes have longer ones.
-from gistkit.evaluate.baselines import FullContext
+from gistkit.evaluate.baselines import FullContext, load_baseline
 from gistkit.evaluate.baselines import NoContextBaseline as NoContext
 from gistkit.evaluate.cross import CrossTable, cross_table
 from gistkit.evaluate.data import QUESTION, Example, cloze_questions, iter_questions, load_questions, passages
 from gistkit.evaluate.evaluation import compare, evaluate
+from gistkit.evaluate.images import evaluate_images
 from gistkit.evaluate.judge import Answered, Judge, JudgeError, OpenAIJudge, judged
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
@@ -19,6 +20,7 @@ from gistkit.evaluate.metrics import (
     rouge2_f1,
     rougel_f1,
     token_f1,
+    vqa_accuracy,
 )
 from gistkit.evaluate.prompts import (
     INST,
@@ -69,9 +71,11 @@ __all__ = [
     "contains_answer",
     "cross_table",
     "evaluate",
+    "evaluate_images",
     "exact_match",
     "iter_questions",
     "judged",
+    "load_baseline",
     "load_questions",
     "normalise_answer",
     "normalise_output",
@@ -91,6 +95,7 @@ __all__ = [
     "token_losses",
     "token_texts",
     "token_types",
+    "vqa_accuracy",
     "word_loss",
     "word_summary_prompt",
 ]

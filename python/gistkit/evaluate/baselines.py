@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from gistkit import hf
 from gistkit._files import read_tensors, write_tensors
+from gistkit._messages import shown
 from gistkit.compress import Compressor, Memory
 from gistkit.compress.compressor import Task, draw_like
 from gistkit.compress.model import freeze_base
@@ -21,6 +22,7 @@ from gistkit.compress.tokens import Rows
 from gistkit.layouts import Plan
 
 TASK_TOKENS = "task_tokens.safetensors"
+_HEADER = "task tokens"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,7 +118,7 @@ class Baseline(Compressor):
         """
         self._check_task_tokens()
         path = Path(folder) / TASK_TOKENS
-        header, tokens = read_tensors(path, "task tokens")
+        header, tokens = read_tensors(path, _HEADER)
         method = header.get("method")
         expected = {name: tuple(token.shape) for name, token in self.task_embeddings.items()}
         shapes = {name: tuple(token.shape) for name, token in tokens.items()}
@@ -207,3 +209,31 @@ class NoContextBaseline(Baseline):
         count = rows.batch_size
         start, nothing = torch.full((count, 1), self.start_token, device=self.device), (0,) * count
         return BaselineInput(Rows(start, (1,) * count), nothing, (self.start_token,) * count, nothing)
+
+
+BASELINES: Mapping[str, type[Baseline]] = {"none": NoContextBaseline, "full": FullContext}
+
+
+def has_baseline(folder: str | Path) -> bool:
+    """Whether a folder has the task tokens of a baseline."""
+    return (Path(folder) / TASK_TOKENS).is_file()
+
+
+def load_baseline(folder: str | Path, model: PreTrainedModel) -> Baseline:
+    """The baseline whose task tokens are in a folder, around its model, in eval mode.
+
+    Args:
+        folder: what `Baseline.save_pretrained` wrote, or `gistkit train --baseline`.
+        model: the same as in training.
+
+    Raises:
+        FileNotFoundError, ValueError: as `Baseline.load_task_tokens`, and if they are of no baseline.
+    """
+    path = Path(folder) / TASK_TOKENS
+    method = read_tensors(path, _HEADER)[0].get("method")
+    kinds = {kind.method: kind for kind in BASELINES.values()}
+    if method not in kinds:
+        raise ValueError(f"{path}: expected task tokens of {' or '.join(kinds)}, got those of {shown(method)}")
+    baseline = kinds[method](model, task_tokens=True).eval().to(model.device)
+    baseline.load_task_tokens(folder)
+    return baseline

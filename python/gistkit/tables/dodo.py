@@ -78,10 +78,9 @@ ROUGE = [
     Column("R2", "summaries", "qa_rouge2_f1"),
     Column("RL", "summaries", "qa_rougel_f1"),
 ]
+_FINETUNE = ("--preset", "dodo-finetune", "--questions", "{train}")
 _SUMMARIES = {
-    "train": Stage(
-        TRAIN, ("--preset", "dodo-finetune", "--questions", "{train}"), ("--method", "dodo", "--ratio", "10")
-    ),
+    "train": Stage(TRAIN, _FINETUNE, ("--method", "dodo", "--ratio", "10")),
     "summaries": Stage(
         EVALUATE,
         ("--questions", "{test}", "--examples", ALL, "--prompt", "dodo", "--max-new-tokens", "128", "--baselines",
@@ -89,6 +88,8 @@ _SUMMARIES = {
         start="train",
     ),
 }  # fmt: skip
+# The mean of one state is the state: at 1x AvgPool is the model with the whole context.
+_FULL = {**_SUMMARIES, "train": Stage(TRAIN, _FINETUNE, ("--method", "avgpool", "--ratio", "1"))}
 TABLES: Mapping[str, Table] = {
     "dodo-1": Table(
         f"{PAPER}, Table 1", "dodo", "Llama 2 7B", PILE | {"wikitext": "WikiText-103's raw text"}, READING, _arms(),
@@ -112,8 +113,10 @@ TABLES: Mapping[str, Table] = {
         {"train": "CNN/DailyMail 3.0.0, training set", "test": "its test set"}, ROUGE,
         [
             Arm("Full (zero-shot)", "summaries", _SUMMARIES, {"R1": 32.5, "R2": 9.7, "RL": 28.2}, "FullContext"),
+            Arm("Full (fine-tuning)", "summaries-full", _FULL, {"R1": 37.7, "R2": 15.6, "RL": 35.3}, "AvgPool"),
             Arm("Dodo 10x", "summaries", _SUMMARIES, {"R1": 39.9, "R2": 14.6, "RL": 37.0}, "Dodo"),
         ],
-        (*CHAT, "Full (fine-tuning) is left out; a summary has at most 128 tokens"),
+        (*CHAT, "what trains of Full (fine-tuning): LoRA of Dodo's rank, on the model that reads the whole document",
+         "how long a summary may be: 128 tokens"),
     ),
 }  # fmt: skip

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.evaluate.report import COLUMNS, format_table
+from gistkit.train.metrics import read_metrics
 
 TRAIN, EVALUATE = "train", "evaluate"
-REPORT, COMPRESSOR = "evaluation.json", "compressor"
+REPORT, COMPRESSOR, METRICS = "evaluation.json", "compressor", "metrics.jsonl"
 # More examples than any set has.
 ALL = "1000000000"
 _FORMS = {name: form for name, _, form in COLUMNS}
@@ -56,6 +57,11 @@ class Column:
     metric: str
     of: str | None = None
 
+    @property
+    def form(self) -> str:
+        """How a figure is written."""
+        return _FORMS[self.metric]
+
     def value(self, folder: Path, row: str = "") -> float | None:
         """The figure in the first row of the report in an arm's folder whose method's name begins so; None: none is."""
         path = folder / self.stage / REPORT
@@ -73,6 +79,33 @@ class Column:
             if "".join(filter(str.isalpha, each["name"].lower())).startswith(str(self.of)):
                 return each["rows"]  # type: ignore[no-any-return]
         return ()
+
+
+@dataclass(frozen=True)
+class WrongAnswers(Column):
+    """The share of answers that a judge finds wrong, in percent, where the metric is the mean of its scores."""
+
+    form = "{:.1f}"
+
+    def value(self, folder: Path, row: str = "") -> float | None:
+        """As in `Column`."""
+        score = super().value(folder, row)
+        return None if score is None else 100 * (1 - score)
+
+
+@dataclass(frozen=True)
+class TrainingLoss(Column):
+    """The last held-out loss of a training, in nats a token; the metric is the loss's name."""
+
+    form = "{:.2f}"
+
+    def value(self, folder: Path, row: str = "") -> float | None:
+        """As in `Column`."""
+        path = folder / self.stage / METRICS
+        if not path.exists():
+            return None
+        held_out = [record["held_out"] for record in read_metrics(path) if "held_out" in record]
+        return held_out[-1].get(self.metric) if held_out else None
 
 
 @dataclass(frozen=True)
@@ -129,7 +162,7 @@ class Table:
         for arm in self.arms:
             cells = [arm.title]
             for column in self.columns:
-                ours, form = column.value(out / arm.folder, arm.row), _FORMS[column.metric]
+                ours, form = column.value(out / arm.folder, arm.row), column.form
                 shown = "-" if ours is None else form.format(ours)
                 published = arm.published.get(column.heading)
                 cells.append(shown if published is None else f"{shown} ({form.format(published)})")
@@ -231,7 +264,9 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
 
 
 # Options that say which compressor is trained, and not how.
-_OF_COMPRESSOR = ("--method", "--layout", "--chunk", "--ratio", "--lora", "--embedding-lora", "--option", "--window")
+_OF_COMPRESSOR = (
+    "--method", "--layout", "--chunk", "--ratio", "--lora", "--embedding-lora", "--option", "--window", "--baseline",
+)  # fmt: skip
 
 
 def _of_compressor(words: Sequence[str]) -> list[str]:

@@ -39,6 +39,7 @@ def run(
     recipe: Mapping[str, Any] | None = None,
     compressor: Mapping[str, Any] | None = None,
     start: str | Path | None = None,
+    baseline: str | None = None,
     text: str | Path | None = None,
     dataset: str | None = None,
     packed: bool = False,
@@ -77,6 +78,9 @@ def run(
             a peft.LoraConfig.
         start: folder of a trained compressor to continue from; it determines method, layout and settings, except for
             the losses.
+        baseline: "none" or "full": in place of a compressor, the task tokens of the plain model that reads nothing of
+            the context or all of it (`gistkit.evaluate.NoContext` and `FullContext`), as Position IDs Matter trains its
+            baselines.
         text, dataset, limit: the corpus, see `load_corpus`; the standard library's documentation by default.
         packed: whether the corpus is cut into rows of the recipe's max_length, see `Packed`; False: `Pretraining`.
         longer_than: in place of that, one passage of the recipe's max_length from each document of more characters,
@@ -119,7 +123,7 @@ def run(
         raise ValueError(f"validation: expected none without questions about texts, got {validation}")
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
-        start=start, tau=tau, segment=segment, questions=asked, images=images is not None,
+        start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
     )  # fmt: skip
     schedule, new_compressor = made.recipe, made.compressor
     if isinstance(new_compressor, VoCo) != (images is not None):

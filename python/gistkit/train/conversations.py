@@ -30,16 +30,18 @@ class Conversation:
     Args:
         images: files, one for each `<image>` in the first question; without one they come before its text.
         turns: (question, answer), at least one.
+        others: more right answers to the last question, such as VQAv2 has from ten people.
     """
 
     images: tuple[Path, ...]
     turns: tuple[tuple[str, str], ...]
+    others: tuple[str, ...] = ()
 
 
 def load_conversations(path: str | Path, images: str | Path) -> list[Conversation]:
     """The conversations of a JSON array or of JSON lines, each an object of one of two forms.
 
-    - {"image", "question", "answer"};
+    - {"image", "question", "answer"}, or "answers", a list of texts, the first of which is trained on;
     - LLaVA's {"image", "conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}.
 
     "image" is a file's name or a list of them. Every `<image>` is in the first question.
@@ -105,7 +107,12 @@ class ConversationQuestions(Sequence[ImageQuestion]):
     def digest(self) -> str:
         """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to tell data apart."""
         values = [
-            ([(image.name, image.stat().st_size) for image in each.images], each.turns) for each in self.conversations
+            (
+                [(image.name, image.stat().st_size) for image in each.images],
+                each.turns,
+                *([each.others] if each.others else []),
+            )
+            for each in self.conversations
         ]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:12]
 
@@ -124,7 +131,8 @@ class ConversationQuestions(Sequence[ImageQuestion]):
             raise ValueError(
                 f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"
             )
-        return ImageQuestion(context, text, answer_ids + self._end)
+        others = conversation.others if turn == len(conversation.turns) - 1 else ()
+        return ImageQuestion(context, text, answer_ids + self._end, (answer, *others))
 
 
 def _groups(conversations: Sequence[Conversation]) -> list[int]:
@@ -188,13 +196,13 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
         if not file.is_file():
             raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
         files.append(file)
-    turns = _turns(where, values)
-    for text in (text for turn in turns for text in turn):
+    turns, others = _turns(where, values)
+    for text in (*(text for turn in turns for text in turn), *others):
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{where}: expected text of whole characters, got {text!r:.60}") from error
-    if marked := [answer for _, answer in turns if IMAGE in answer]:
+    if marked := [answer for answer in (*(answer for _, answer in turns), *others) if IMAGE in answer]:
         raise ValueError(f"{where}: expected no {IMAGE} in an answer, got {marked[0]!r:.60}")
     marks = [question.count(IMAGE) for question, _ in turns]
     if any(marks[1:]) or marks[0] not in (0, len(files)):
@@ -202,16 +210,22 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
             f"{where}: expected {len(files)} {IMAGE} in the first question, or none, and none in later ones, got "
             f"{', '.join(map(str, marks))}"
         )
-    return Conversation(tuple(files), turns)
+    return Conversation(tuple(files), turns, others)
 
 
-def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Questions with an answer each, and other right answers to the last one."""
     if "conversations" not in values:
-        texts = [values.get(name) for name in ("question", "answer")]
-        for name, text in zip(("question", "answer"), texts, strict=True):
+        answers = values["answers"] if "answers" in values else [values.get("answer")]
+        if not isinstance(answers, list) or not answers:
+            raise ValueError(f"{where}: expected answers, a list of texts, got {answers!r:.60}")
+        texts = [("question", values.get("question"))]
+        texts += [("answers" if "answers" in values else "answer", answer) for answer in answers]
+        for name, text in texts:
             if not isinstance(text, str) or not text.strip():
                 raise ValueError(f"{where}: expected {name}, a text, got {text!r:.60}")
-        return ((str(texts[0]), str(texts[1])),)
+        question, first, *others = (str(text) for _, text in texts)
+        return ((question, first),), tuple(others)
     said = values["conversations"]
     if not isinstance(said, list) or not said or len(said) % 2:
         raise ValueError(f"{where}: expected conversations of questions and answers in turn, got {said!r:.60}")
@@ -224,4 +238,4 @@ def _turns(where: str, values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]
                 f"{where}: expected conversations[{index}] from {'gpt' if index % 2 else 'human'} with a value, got "
                 f"{message!r:.60}"
             )
-    return tuple((said[index]["value"], said[index + 1]["value"]) for index in range(0, len(said), 2))
+    return tuple((said[index]["value"], said[index + 1]["value"]) for index in range(0, len(said), 2)), ()

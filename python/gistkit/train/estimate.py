@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from gistkit.compress import Compressor, VoCo
+from gistkit.evaluate.baselines import Baseline, NoContextBaseline
 from gistkit.train.prepare import Prepared, prepare
 from gistkit.train.presets import find_preset, notes
 from gistkit.train.recipe import Recipe
@@ -162,6 +163,9 @@ def tokens_read(made: Prepared, length: int) -> int:
         return length
     compressor = made.compressor
     context, predicted = _texts(made, length)
+    if compressor.method == NoContextBaseline.method:
+        # The first token and the text.
+        return sum(1 + predicted.get(name, 0) for name in _passes(made))
     # A chunk of VoCo's is an image, of which there is one in a row here.
     chunks = 1 if isinstance(compressor, VoCo) else math.ceil(context / compressor.chunk)
     memory = chunks * compressor.memory_tokens
@@ -232,6 +236,8 @@ def _part(name: str) -> str:
 def _title(made: Prepared) -> str:
     compressor = made.compressor
     losses = ", ".join(compressor.loss_weights)
+    if isinstance(compressor, Baseline):
+        return f"{compressor.title}, the model itself, losses {losses}"
     if isinstance(compressor, VoCo):
         tokens, layout = compressor.memory_tokens, compressor.image_layout.positions
         return f"{compressor.method}, {tokens} VoCo tokens an image in layout {layout}, losses {losses}"

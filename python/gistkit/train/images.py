@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from gistkit._checks import IGNORE, padded
-from gistkit.train.batches import CONTEXT, MASK, TOKENS, Batch, Batches, check_size
+from gistkit.hf.image_contexts import join_contexts
+from gistkit.train.batches import Batch, Batches, check_size
 from gistkit.train.data import HELD_OUT
 
 
@@ -23,11 +22,13 @@ class ImageQuestion:
     Args:
         context: what the model's own processor returned for one text with images, up to the last one: see `VoCo.split`.
         question, answer: token ids of the text between images and answer, and of the answer with its end token.
+        answers: all right answers, for an evaluation.
     """
 
     context: Mapping[str, Any]
     question: Sequence[int]
     answer: Sequence[int]
+    answers: tuple[str, ...] = ()
 
 
 class ImageQuestions(Batches):
@@ -93,43 +94,9 @@ class ImageQuestions(Batches):
 
 
 def collate(rows: Sequence[ImageQuestion]) -> Batch:
-    """Rows as one batch: contexts padded with 0 under a mask, labels with -100, and images one after another.
-
-    Raises:
-        ValueError: if a context has several rows, or images that others have not.
-    """
-    contexts = [_tokens(row.context) for row in rows]
-    context = padded(contexts, IGNORE)
-    batch = {
-        CONTEXT: context.clamp(min=0),
-        MASK: (context != IGNORE).long(),
+    """Rows as one batch: contexts as `join_contexts` has them, questions and answers padded with -100."""
+    return {
+        **join_contexts([row.context for row in rows]),
         "question_ids": padded([list(row.question) for row in rows], IGNORE),
         "answer_ids": padded([list(row.answer) for row in rows], IGNORE),
     }
-    # What processors tell of each token follows from the tokens.
-    names = [
-        {name for name in row.context if name not in TOKENS and not name.endswith("token_type_ids")} for row in rows
-    ]
-    if any(other != names[0] for other in names):
-        raise ValueError(f"context: expected {', '.join(sorted(names[0]))} in every row, got other names in some")
-    return batch | {name: _joined([torch.as_tensor(row.context[name]) for row in rows]) for name in sorted(names[0])}
-
-
-def _tokens(context: Mapping[str, Any]) -> list[int]:
-    """The token ids of one row without its padding."""
-    ids = torch.as_tensor(context[CONTEXT])
-    mask = torch.as_tensor(context[MASK]) if context.get(MASK) is not None else torch.ones_like(ids)
-    if ids.dim() == 2 and len(ids) != 1:
-        raise ValueError(f"context: expected a processor's output for one text, got {len(ids)} rows")
-    return ids.flatten()[mask.flatten().bool()].tolist()  # type: ignore[no-any-return]
-
-
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors one after another, padded with zeros in their other dimensions, as processors pad."""
-    sizes = torch.tensor([tensor.shape for tensor in tensors]).amax(0).tolist()
-    joined = tensors[0].new_zeros(sum(map(len, tensors)), *sizes[1:])
-    start = 0
-    for tensor in tensors:
-        joined[(slice(start, start + len(tensor)), *map(slice, tensor.shape[1:]))] = tensor
-        start += len(tensor)
-    return joined

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from gistkit.compress import METHODS, Compressor, VoCo
 from gistkit.compress.losses import check_losses
+from gistkit.evaluate.baselines import BASELINES, has_baseline, load_baseline
 from gistkit.hf.chat import tile_separators
 from gistkit.train.presets import Preset, find_preset
 from gistkit.train.recipe import Recipe
@@ -46,6 +47,7 @@ def prepare(
     recipe: Mapping[str, Any] | None = None,
     compressor: Mapping[str, Any] | None = None,
     start: str | Path | None = None,
+    baseline: str | None = None,
     tau: int | None = None,
     segment: int | None = None,
     questions: str | None = None,
@@ -56,6 +58,8 @@ def prepare(
     Raises:
         ValueError: naming the argument, what was expected and what came.
     """
+    if baseline is not None:
+        _check_baseline(baseline, method=method, layout=layout, start=start, **(compressor or {}))
     found = find_preset(preset)
     schedule = changed(found.recipe, recipe or {})
     defaults, changes = dict(found.compressor), dict(compressor or {})
@@ -65,6 +69,8 @@ def prepare(
         tau, segment = found.tau, found.segment if segment is None else segment
     if tau is not None:
         losses = None
+        if baseline is not None:
+            raise ValueError(f"tau: expected none beside baseline, got {tau}")
         _check_reading(tau, schedule.max_length, losses=changes.get("losses"), questions=questions)
     elif segment is not None:
         raise ValueError(f"segment: expected none without tau, got {segment}")
@@ -85,7 +91,10 @@ def prepare(
     # The same new weights in every process, whatever was drawn before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
-        if start is None:
+        if baseline is not None:
+            end_token = changes.get("end_token")
+            made: Compressor = BASELINES[baseline](model, task_tokens=True, losses=losses, end_token=end_token)
+        elif start is None:
             if images and method == VoCo.method:
                 changes.setdefault("separators", tile_separators(model, tokenizer))
             made = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
@@ -112,6 +121,15 @@ def _check_questions(weights: Mapping[str, float], losses: Any, questions: str |
         )
 
 
+def _check_baseline(baseline: str, **arguments: Any) -> None:
+    """Refuses what a baseline does not have, which has no settings but its losses and the end of a reconstruction."""
+    if baseline not in BASELINES:
+        raise ValueError(f"baseline: expected one of {', '.join(BASELINES)}, got {baseline!r}")
+    for name, value in arguments.items():
+        if value is not None and name not in ("losses", "end_token"):
+            raise ValueError(f"{name}: expected none beside baseline, which trains task tokens alone, got {value}")
+
+
 def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
     """Refuses arguments that a language model's training does not take, and passages without a compressed past."""
     for name, value in arguments.items():
@@ -124,8 +142,9 @@ def _check_reading(tau: int, longest: int, **arguments: Any) -> None:
 
 
 def _load_start(folder: Path, model: PreTrainedModel, losses: Any) -> Compressor:
-    """A trained compressor with other losses; None: its own."""
-    compressor = Compressor.from_pretrained(folder, model)
+    """A trained compressor or baseline with other losses; None: its own."""
+    load: Any = load_baseline if has_baseline(folder) else Compressor.from_pretrained
+    compressor: Compressor = load(folder, model)
     if losses is not None:
         compressor.set_losses(losses)
     return compressor

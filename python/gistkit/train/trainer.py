@@ -18,6 +18,7 @@ from tqdm import tqdm
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
 from gistkit.compress.files import save_compressor
+from gistkit.evaluate.baselines import Baseline
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.accelerator import make_accelerator
@@ -150,7 +151,7 @@ class Trainer:
         self.save_every, self.save_minutes = save_every, save_minutes
         self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
         # Frozen base weights are not in a checkpoint; this identifies them.
-        frozen = self.compressor.adapters is not None
+        frozen = self.compressor.adapters is not None or isinstance(self.compressor, Baseline)
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
         self._held_out_losses: dict[str, float] = {}
@@ -414,7 +415,9 @@ class Trainer:
         """Saves the trained compressor, with whole weights where they are sharded."""
         main = self.accelerator.is_main_process
         with whole_weights(self.compressor, keep=main):
-            if main:
+            if main and isinstance(self.compressor, Baseline):
+                self.compressor.save_pretrained(self.out / EXPORTED)
+            elif main:
                 save_compressor(self.compressor, self.out / EXPORTED, fingerprint=self._model)
         self.accelerator.wait_for_everyone()
 
