@@ -100,7 +100,7 @@ def run(
         resume: whether to continue from the last checkpoint in `out`.
         progress: whether to show progress bars.
         options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
-            held_out, save_every, save_minutes, keep, tensorboard, measure.
+            held_out, save_every, save_minutes, keep, track, callbacks, measure.
 
     Raises:
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
