@@ -23,6 +23,7 @@ OPTIONAL = {
     "bokeh": "'gistkit[viz]'",
     "tqdm": "'gistkit[demo]'",
     "accelerate": "'gistkit[train]'",
+    "datasets": "'gistkit[datasets]'",
     "sacrebleu": "'gistkit[evaluate]'",
     "rouge_score": "'gistkit[evaluate]'",
     "lm_eval": "'gistkit[lm-eval]'",

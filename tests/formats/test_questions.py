@@ -408,7 +408,7 @@ def test_names_of_the_hub_are_streamed(monkeypatch):
     assert calls == [(("owner/name", "small"), {"split": "validation", "streaming": True})]
     assert question_sets(["hf:owner/name"])[0].name == "owner/name"
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match="pip install datasets"):
+    with pytest.raises(ImportError, match=r"pip install 'gistkit\[datasets\]'"):
         asked("hf:owner/name")
 
 

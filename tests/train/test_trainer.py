@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -125,6 +124,11 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert {path.name for path in tmp_path.glob("process-*")} == {"process-0-of-2", "process-1-of-2"}
+    told = (tmp_path / "told-0.txt").read_text().splitlines()
+    assert len(told) == 8 + 3 + 4 + 2 and not (tmp_path / "told-1.txt").exists(), "the main process alone is told"
+    # A callback of one process ends the run in both.
+    assert read_metrics(tmp_path / "ended" / "metrics.jsonl")[-1]["step"] == 5
+    assert (tmp_path / "ended.txt").read_text().splitlines()[-2:] == ["save 5 step-00000005.safetensors", "end 5"]
     train(tmp_path / "one", make_compressor(("ae", "qa")), make_questions())
     one = read_metrics(tmp_path / "one" / "metrics.jsonl")
     close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
@@ -234,10 +238,7 @@ def test_mistakes_name_the_argument(tmp_path):
         Pretraining(load_corpus(), 1, 9, 8)
 
 
-def test_missing_packages_are_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match="pip install tensorboard"):
-        train(tmp_path, tensorboard=True)
+def test_missing_accelerate_is_named(monkeypatch):
     for name in ("trainer", "accelerator"):
         monkeypatch.delitem(sys.modules, f"gistkit.train.{name}")
     monkeypatch.setitem(sys.modules, "accelerate", None)
@@ -245,27 +246,6 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
 
     with pytest.raises(ImportError, match=r"pip install 'gistkit\[train\]'"):
         gistkit.train.Trainer  # noqa: B018
-
-
-def test_tensorboard_gets_the_same_numbers(tmp_path, monkeypatch):
-    written = {}
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            assert (folder, purge_step) == (str(tmp_path / "tensorboard"), None)
-
-        def add_scalar(self, tag, value, step):
-            written[tag, step] = value
-
-        def close(self):
-            written["closed"] = True
-
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=SummaryWriter))
-    train(tmp_path, recipe=dataclasses.replace(RECIPE, steps=1), tensorboard=True)
-    before, step, after = read_metrics(tmp_path / "metrics.jsonl")
-    assert written["train/ae", 1] == step["ae"] and written["train/grad_norm", 1] == step["grad_norm"]
-    assert (written["held_out/lm", 0], written["held_out/lm", 1]) == (before["held_out"]["lm"], after["held_out"]["lm"])
-    assert written["closed"] and ("train/step", 1) not in written
 
 
 def test_embeddings_and_norms_resume_bit_for_bit(tmp_path):

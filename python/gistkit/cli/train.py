@@ -44,7 +44,7 @@ example: gistkit train --model ./llama --preset dodo-ae --dry-run
 example: gistkit train --model ./gemma --preset gistpool-squad --questions squad.json --epochs 1 --batch 8
 example: gistkit train --model ./llama --text books/ --schedule cosine --warmup 100 --patience 5
 example: gistkit train --model ./llama --text books/ --losses ae,lm,compression=0.5 --precision bf16 --resume
-example: gistkit train --model ./llama --text pile/ --packed --max-length 1020
+example: gistkit train --model ./llama --text pile/ --packed --max-length 1020 --track tensorboard
 example: gistkit train --model ./llama --method icae --lora 16 --embedding-lora 128 --train-norms
 example: gistkit train --model ./llama --compressor runs/first/compressor --preset epl-finetune --questions qa.jsonl
 example: gistkit train --model ./llama --method gistpool --preset epl-finetune --questions qa.jsonl --option windows=5
@@ -66,7 +66,7 @@ DATA = (
 NEW = ("baseline", "method", "layout")
 OPTIONS = (
     "accumulate", "precision", "gradient_checkpointing", "eval_every", "held_out", "save_every", "save_minutes", "keep",
-    "tensorboard",
+    "track",
 )  # fmt: skip
 
 
@@ -257,8 +257,9 @@ def _add_options(group: Any) -> None:
     )  # fmt: skip
     group.add_argument("--keep", type=whole(2), metavar="N", help="checkpoints kept, at least 2 (default: 2)")
     group.add_argument(
-        "--tensorboard", action="store_true", default=None, help="write event files beside metrics.jsonl"
-    )
+        "--track", action="append", choices=("tensorboard", "wandb"),
+        help="give the figures to TensorBoard (event files in --out) or Weights & Biases too; more than once for both",
+    )  # fmt: skip
 
 
 def losses(text: str) -> dict[str, float]:

@@ -25,7 +25,9 @@ def load(name: str, **options: Any) -> Any:
     try:
         from datasets import load_dataset
     except ModuleNotFoundError as error:
-        raise ImportError(f"dataset {name!r} needs the package datasets; pip install datasets brings it") from error
+        raise ImportError(
+            f"dataset {name!r} needs the package datasets; pip install 'gistkit[datasets]' brings it"
+        ) from error
     path, _, configuration = name.partition(":")
     return load_dataset(path, configuration or None, **options)
 

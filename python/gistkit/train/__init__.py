@@ -12,6 +12,9 @@ checkpoints and, at the end, `compressor/` for `Compressor.from_pretrained`. Ctr
 step, with a checkpoint; a second one ends it at once. In the compressor's place a `Trainer` takes a language model that
 reads with one, as `gistkit.compress.MixedResolution(compressor, tau=128, segment=32)`.
 
+`track="tensorboard"` (or "wandb", or a tracker of Accelerate) has the figures too, and `callbacks` hear of every step,
+evaluation and checkpoint, and may end the run: see `Callback`.
+
 Several devices: start the same script with `accelerate launch`. By itself it copies the model to every device (DDP):
 
     accelerate launch --num_processes 4 script.py
@@ -53,6 +56,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gistkit.train.batches import Batches, Packed, Pretraining
+from gistkit.train.callbacks import Callback
 from gistkit.train.checkpoint import restore
 from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
 from gistkit.train.data import Corpus, load_corpus
@@ -73,6 +77,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "Batches",
+    "Callback",
     "Conversation",
     "ConversationQuestions",
     "Corpus",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 try:
     from accelerate import Accelerator, DistributedDataParallelKwargs, DistributedType
@@ -12,18 +14,29 @@ except ModuleNotFoundError as error:
         raise
     raise ImportError("training needs the package accelerate; pip install 'gistkit[train]' brings it") from error
 
+from gistkit.train.tracking import Tracker, check_trackers
+
 PRECISIONS = ("no", "bf16")
 
 
-def make_accelerator(accumulate: int, precision: str | None, cpu: bool) -> Accelerator:
+def make_accelerator(
+    accumulate: int,
+    precision: str | None,
+    cpu: bool,
+    track: Tracker | Sequence[Tracker] = (),
+    folder: Path = Path(),
+) -> Accelerator:
     """What `accelerate launch` (or, without it, this machine) offers.
 
     Args:
         accumulate: passes a step.
         precision: "no" or "bf16" (mixed precision); None: what the launcher says, otherwise "no".
         cpu: whether to leave GPUs alone.
+        track: of `Trainer`.
+        folder: of the run, where trackers keep files.
 
     Raises:
+        ImportError: if the package of a tracker is missing.
         ValueError: if an argument or the launcher's configuration is not supported.
     """
     if accumulate < 1:
@@ -31,6 +44,7 @@ def make_accelerator(accumulate: int, precision: str | None, cpu: bool) -> Accel
     precision = precision or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if precision not in PRECISIONS:
         raise ValueError(f"precision: expected one of {', '.join(PRECISIONS)}, got {precision!r}")
+    trackers = check_trackers(track)
     # Accelerate has one state a process; a run after another may want another precision.
     if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
         AcceleratorState._reset_state()
@@ -38,6 +52,8 @@ def make_accelerator(accumulate: int, precision: str | None, cpu: bool) -> Accel
         cpu=cpu,
         mixed_precision=precision,
         gradient_accumulation_steps=accumulate,
+        log_with=trackers or None,
+        project_dir=folder / "tensorboard",
         # The language model's task token takes no part in reconstruction, and the other way round.
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )

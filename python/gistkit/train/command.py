@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from gistkit._processes import launched
 from gistkit.compress import Compressor, Dodo, VoCo, language_model, start_as_means
-from gistkit.evaluate import iter_questions
+from gistkit.evaluate import Example, iter_questions
 from gistkit.formats import question_sets
 from gistkit.train import checkpoint
 from gistkit.train.batches import CONTEXT, MASK, Batches, Packed, Pretraining
 from gistkit.train.conversations import ConversationQuestions, load_conversations
 from gistkit.train.data import CACHE, Corpus, load_corpus
+from gistkit.train.documents import Table
 from gistkit.train.images import ImageQuestions
 from gistkit.train.mixture import Mixture
 from gistkit.train.prepare import prepare
@@ -26,6 +27,8 @@ from gistkit.train.recipe import Recipe
 from gistkit.train.stages import Stage, growing
 from gistkit.train.trainer import Result, Trainer
 from gistkit.train.windows import Windows
+
+Questions = str | Path | Table
 
 
 def run(
@@ -41,12 +44,12 @@ def run(
     start: str | Path | None = None,
     baseline: str | None = None,
     text: str | Path | None = None,
-    dataset: str | None = None,
+    dataset: str | Table | Mapping[str, Table] | None = None,
     packed: bool = False,
     longer_than: int | None = None,
-    questions: str | Path | Sequence[str | Path] | None = None,
+    questions: Questions | Sequence[Questions] | None = None,
     split: str = "train",
-    validation: str | Path | Sequence[str | Path] | None = None,
+    validation: Questions | Sequence[Questions] | None = None,
     weights: Sequence[float] | None = None,
     images: str | Path | None = None,
     limit: int | None = None,
@@ -86,11 +89,11 @@ def run(
         longer_than: in place of that, one passage of the recipe's max_length from each document of more characters,
             see `Windows`; 0: from none, passages are at random places of the joined text. None: the preset's, if it has
             any, and the rows are neither packed nor of questions.
-        questions: files or folders for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`; in place of a
-            corpus. Several sets are one mixture.
-        split: "train", "validation" or "test", of questions that have several.
-        validation: files or folders of questions that are held out; their split "validation", where they have several.
-            None: the last tenth of the contexts of each set.
+        questions: files or folders for the losses "qa" and "kl", see `gistkit.evaluate.load_questions`, or their rows,
+            such as a `datasets.Dataset` or `IterableDataset`; in place of a corpus. Several sets are one mixture.
+        split: "train", "validation" or "test", of files and folders of questions that have several.
+        validation: files, folders or rows of questions that are held out; their split "validation", where they have
+            several. None: the last tenth of the contexts of each set.
         weights: the shares of several sets of questions, in their order, see `Mixture`; None: as many rows as each has.
         tau, segment: of the language model that reads with a compressor of the method, "dodo" or "avgpool", see
             `gistkit.compress.READERS`; it is trained to read on, in place of the losses. None: the preset's, if it has
@@ -104,13 +107,13 @@ def run(
         resume: whether to continue from the last checkpoint in `out`.
         progress: whether to show progress bars.
         options: keyword arguments of `Trainer`: accumulate, precision, cpu, gradient_checkpointing, eval_every,
-            held_out, save_every, save_minutes, keep, tensorboard, measure.
+            held_out, save_every, save_minutes, keep, track, callbacks, measure.
 
     Raises:
         ValueError, FileNotFoundError, ImportError: naming the argument, what was expected and what came.
     """
-    sources, held_out_sources = _several(questions), _several(validation)
-    asked = ", ".join(map(str, sources)) or None
+    sources, held_out_sources = _several("questions", questions), _several("validation", validation)
+    asked = ", ".join(map(_name, sources)) or None
     chosen = find_preset(preset).method if method is None else method
     if gists_as_means is not None and (start is not None or chosen != "gistpool"):
         combination = f"{gists_as_means} with {chosen if start is None else f'the start {start}'}"
@@ -120,7 +123,7 @@ def run(
     if gists_as_means is not None and gists_as_means < 1:
         raise ValueError(f"gists_as_means: expected at least 1, got {gists_as_means}")
     if held_out_sources and (asked is None or images is not None):
-        raise ValueError(f"validation: expected none without questions about texts, got {validation}")
+        raise ValueError(f"validation: expected none without questions about texts, got {validation!r:.60}")
     made = prepare(
         model, tokenizer, preset=preset, method=method, layout=layout, recipe=recipe, compressor=compressor,
         start=start, baseline=baseline, tau=tau, segment=segment, questions=asked, images=images is not None,
@@ -157,10 +160,32 @@ def run(
     return trainer.train(resume=resume)
 
 
-def _several(paths: str | Path | Sequence[str | Path] | None) -> tuple[str | Path, ...]:
-    if paths is None or isinstance(paths, str | Path):
-        return () if paths is None else (paths,)
-    return tuple(paths)
+def _several(name: str, sources: Questions | Sequence[Questions] | None) -> tuple[Questions, ...]:
+    """The sets of questions: files, folders, or rows, which a list of objects and any table are."""
+    if isinstance(sources, Mapping):
+        expected = f"rows, such as {name}[{next(iter(sources), 'train')!r}]"
+        raise ValueError(f"{name}: expected {expected}, got splits or sets by name: {', '.join(map(str, sources))}")
+    if sources is None:
+        return ()
+    if isinstance(sources, list | tuple) and not any(isinstance(each, Mapping) for each in sources):
+        return tuple(sources)
+    return (cast(Questions, sources),)
+
+
+def _name(source: Questions) -> str:
+    return str(source) if isinstance(source, str | Path) else type(source).__name__
+
+
+def _examples(name: str, sources: Sequence[Questions], split: str) -> dict[str, Iterator[Example]]:
+    """The examples of each set by its name; rows have the argument's, with their number where sets are several."""
+    found: dict[str, Iterator[Example]] = {}
+    paths = [source for source in sources if isinstance(source, str | Path)]
+    for each in question_sets(paths):
+        found[each.name] = iter_questions(each.path, split=split)
+    for index, source in enumerate(sources):
+        if not isinstance(source, str | Path):
+            found[f"{name}[{index}]" if len(sources) > 1 else name] = iter_questions(source)
+    return found
 
 
 def _stages(
@@ -192,9 +217,9 @@ def _passages(corpus: Corpus, recipe: Recipe, packed: bool) -> Batches:
 
 
 def _questions(
-    sources: Sequence[str | Path],
+    sources: Sequence[Questions],
     split: str,
-    validation: Sequence[str | Path],
+    validation: Sequence[Questions],
     weights: Sequence[float] | None,
     tokenizer: Any,
     recipe: Recipe,
@@ -202,10 +227,10 @@ def _questions(
     progress: bool,
 ) -> Batches:
     """The questions of one or more sets: all of them, or sets with shares of their own."""
-    sets = {each.name: iter_questions(each.path, split=split) for each in question_sets(sources)}
+    sets = _examples("questions", sources, split)
     options: dict[str, Any] = {"max_context": recipe.max_length, "folder": folder, "progress": progress}
     if weights is None:
-        held_out = {each.name: iter_questions(each.path, split="validation") for each in question_sets(validation)}
+        held_out = _examples("validation", validation, "validation")
         return QuestionAnswering(sets, tokenizer, recipe.batch, recipe.seed, validation=held_out or None, **options)
     if len(sets) < 2 or len(weights) != len(sets):
         raise ValueError(
@@ -218,11 +243,14 @@ def _questions(
 
 
 def _image_questions(
-    compressor: Any, processor: Any, sources: Sequence[str | Path], images: str | Path, recipe: Recipe
+    compressor: Any, processor: Any, sources: Sequence[Questions], images: str | Path, recipe: Recipe
 ) -> ImageQuestions:
     if len(sources) > 1:
         raise ValueError(f"questions: expected one file beside images, got {len(sources)}")
-    examples = ConversationQuestions(load_conversations(sources[0], images), compressor, processor)
+    (source,) = sources
+    if not isinstance(source, str | Path):
+        raise ValueError(f"questions: expected a file beside images, got {_name(source)}")
+    examples = ConversationQuestions(load_conversations(source, images), compressor, processor)
     return ImageQuestions(examples, recipe.batch, examples.digest, recipe.seed, examples.held_out)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from gistkit.train.document_files import file_documents
-from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, Documents, dataset_documents, topics
+from gistkit.train.documents import HELD, HELD_OUT, TEST, TRAIN, Documents, Table, dataset_documents, name_of, topics
 from gistkit.train.stored import IdStore, kept, tokenizer_key
 from gistkit.train.streams import IdStream
 from gistkit.train.windows import Windows
@@ -100,7 +100,7 @@ class Corpus:
 def load_corpus(
     text: str | Path | None = None,
     *,
-    dataset: str | None = None,
+    dataset: str | Table | Mapping[str, Table] | None = None,
     tokenizer: Any = None,
     limit: int | None = None,
     cache: str | Path | None = None,
@@ -122,8 +122,10 @@ def load_corpus(
             `wiki.test.raw`. With neither a text nor `dataset`, it is `pydoc_data.topics`, 460 KB of English that comes
             with Python.
         dataset: name of a Hugging Face dataset, "owner/name" or "owner/name:configuration", whose split "train" has a
-            column "text". A row is a document; in WikiText, whose rows are lines, an article is. Official splits are
-            "validation" and "test". Needs the package `datasets`.
+            column "text"; that needs the package `datasets`. Or the dataset itself: a `DatasetDict`, or one `Dataset`
+            or `IterableDataset`, whose rows are read in their order. A row is a document; in WikiText, whose rows are
+            lines, an article is. Official splits are "validation" and "test". Without these, and without a limit, the
+            rows of a stream are counted first.
         tokenizer: a transformers tokenizer, or a function of a string that returns token ids; None: UTF-8 bytes.
         limit: training ids to keep; reading stops soon after them, a dataset is streamed, and of held-out documents so
             many are read as make a tenth of all. None: all.
@@ -138,11 +140,11 @@ def load_corpus(
         FileNotFoundError: if there is no such file, or no text file in the folder.
         ImportError: if a package is missing: `datasets`, or `zstandard` for zstd.
         ValueError: if the text is not UTF-8 (with a tokenizer), a row has no text (named with file and line), both
-            `text` and `dataset` are given, the dataset has no split "train" or no column "text", or the documents have
-            none of the `windows`.
+            `text` and `dataset` are given, the dataset has no split "train" or no column "text" or is an iterator, or
+            the documents have none of the `windows`.
     """
     if text is not None and dataset is not None:
-        raise ValueError(f"dataset: expected none beside a text, got {dataset!r} and {str(text)!r}")
+        raise ValueError(f"dataset: expected none beside a text, got {name_of(dataset)!r} and {str(text)!r}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit: expected at least 1, got {limit}")
     # The topics alternate between their parts.

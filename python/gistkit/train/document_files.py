@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import IO
 
 from gistkit.formats import files, parquet
-from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, row_documents
+from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, row_documents, text_row
 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
@@ -96,7 +96,7 @@ class Rows:
                 yield from ({"text": line} for _, line in files.lines(file))
             else:
                 rows = parquet.rows if file.suffix == parquet.SUFFIX else files.json_lines
-                yield from (_row(where, values) for where, values in rows(file))
+                yield from (text_row(where, values) for where, values in rows(file))
 
     def __len__(self) -> int:
         return self._count
@@ -111,18 +111,6 @@ def _rows_of(file: Path) -> int:
         return parquet.count(file)
     blank = files.suffix_of(file) in WIKITEXT
     return sum(1 for _, line in files.lines(file) if blank or line.strip())
-
-
-def _row(where: str, values: object) -> dict[str, str]:
-    text = values.get("text") if isinstance(values, Mapping) else None
-    if not isinstance(text, str):
-        got = repr(text) if isinstance(values, Mapping) else type(values).__name__
-        raise ValueError(f"{where}, 'text': expected an object with a text, got {got:.60}")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where}, 'text': expected whole characters, got {text[error.start]!r}") from error
-    return {"text": text}
 
 
 def _splits(path: Path, chosen: Sequence[Path]) -> dict[str, Rows]:

@@ -1,9 +1,10 @@
-"""Documents of a text, and which of them are held out: of Python's documentation, rows, or a dataset of the hub."""
+"""Documents of a text, and which of them are held out: of Python's documentation, rows, or of `datasets`."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -45,6 +46,8 @@ class Documents(NamedTuple):
 
 # Whether a part has as many tokens as are wanted of it.
 Enough = Callable[[str], bool]
+# Such as a split of `datasets`: rows that can be read more than once.
+Table = Iterable[Mapping[str, Any]]
 
 
 def topics() -> Documents:
@@ -57,20 +60,77 @@ def topics() -> Documents:
     return Documents("pydoc_data.topics", cut, size, size)
 
 
-def dataset_documents(name: str, enough: Enough, *, streaming: bool) -> Documents:
-    """The documents of a Hugging Face dataset; see `load_corpus` for its splits.
+def dataset_documents(dataset: str | Table | Mapping[str, Table], enough: Enough, *, streaming: bool) -> Documents:
+    """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits.
 
     Raises:
-        ImportError: if `datasets` is not installed.
-        ValueError: if there is no split "train", or no column "text".
+        ImportError: if it is a name, and `datasets` is not installed.
+        ValueError: if there is no split "train", no column "text", or rows can be read only once.
     """
-    splits = hub.load(name, streaming=streaming)
+    name = name_of(dataset)
+    if isinstance(dataset, str):
+        splits = hub.load(dataset, streaming=streaming)
+    else:
+        splits = dataset if isinstance(dataset, Mapping) else {TRAIN: dataset}
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
-    columns = splits[TRAIN].column_names
-    if columns is not None and "text" not in columns:
-        raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
-    return Documents(name, row_documents(name, splits, enough, streaming=streaming), None)
+    tables = {split: TextRows(name if split == TRAIN else f"{name}, {split}", rows) for split, rows in splits.items()}
+    return Documents(name, row_documents(name, tables, enough, streaming=streaming), None)
+
+
+def name_of(dataset: object) -> str:
+    """The name of a dataset in messages: its own, or its kind."""
+    return dataset if isinstance(dataset, str) else type(dataset).__name__
+
+
+class TextRows:
+    """The rows {"text"} of a table, as often as asked for.
+
+    Args:
+        name: in messages.
+        rows: such as a `datasets.Dataset` or `IterableDataset`.
+
+    Raises:
+        ValueError: if the table is known to have no column "text", or can be read only once; when a row is read, if
+            that has no text.
+    """
+
+    def __init__(self, name: str, rows: Any) -> None:
+        columns = getattr(rows, "column_names", None)
+        if columns is not None and "text" not in columns:
+            raise ValueError(f"dataset: expected a column 'text' in {name}, got {', '.join(columns)}")
+        if not isinstance(rows, Iterable) or isinstance(rows, Iterator | str | bytes):
+            raise ValueError(f"dataset: expected rows that can be read more than once, got {type(rows).__name__}")
+        self._name, self._rows = name, rows
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        for index, values in enumerate(self._rows):
+            yield text_row(f"{self._name}[{index}]", values)
+
+    def __len__(self) -> int:
+        return self._count
+
+    @cached_property
+    def _count(self) -> int:
+        # A stream does not know how many rows it has: they are read once more.
+        return len(self._rows) if isinstance(self._rows, Sized) else sum(1 for _ in self._rows)
+
+
+def text_row(where: str, values: object) -> dict[str, str]:
+    """The row {"text"} of an object that has a text; `where` it stands.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    text = values.get("text") if isinstance(values, Mapping) else None
+    if not isinstance(text, str):
+        got = repr(text) if isinstance(values, Mapping) else type(values).__name__
+        raise ValueError(f"{where}, 'text': expected an object with a text, got {got:.60}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{where}, 'text': expected whole characters, got {text[error.start]!r}") from error
+    return {"text": text}
 
 
 def row_documents(name: str, splits: Mapping[str, Any], enough: Enough, *, streaming: bool) -> Iterator[Document]:

@@ -1,4 +1,4 @@
-"""Metrics: the figures of a training run, as JSON lines and optionally for TensorBoard."""
+"""Metrics: the figures of a training run, as JSON lines."""
 
 from __future__ import annotations
 
@@ -56,22 +56,13 @@ class Metrics:
         folder: exists.
         step: an existing file keeps its records up to this number of updates.
         evaluates: whether the evaluation after so many is made again, so that its record goes too.
-        tensorboard: whether to write event files into `folder`/tensorboard too. Needs the package `tensorboard`.
         write: False in all processes but one, which then write nothing.
-
-    Raises:
-        ImportError: if `tensorboard` is True and the package is not installed.
     """
 
-    def __init__(
-        self, folder: Path, *, step: int = 0, evaluates: bool = False, tensorboard: bool = False, write: bool = True
-    ) -> None:
-        self._board: Any = None
+    def __init__(self, folder: Path, *, step: int = 0, evaluates: bool = False, write: bool = True) -> None:
         self._file = None
         if not write:
             return
-        if tensorboard:
-            self._board = _summary_writer(folder / "tensorboard", step)
         path = folder / "metrics.jsonl"
         if path.exists():
             kept = [
@@ -87,13 +78,6 @@ class Metrics:
         if self._file is None:
             return
         self._file.write(json.dumps(record))
-        if self._board is not None:
-            for name, value in record.items():
-                parts = value if isinstance(value, dict) else {"": value}
-                for part, number in parts.items():
-                    if name != "step":
-                        tag = f"{name}/{part}" if part else f"train/{name}"
-                        self._board.add_scalar(tag, number, record["step"])
 
     def sync(self) -> None:
         """Waits until all records are on the disk."""
@@ -104,15 +88,3 @@ class Metrics:
         """Closes the files."""
         if self._file is not None:
             self._file.close()
-        if self._board is not None:
-            self._board.close()
-
-
-def _summary_writer(folder: Path, step: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ModuleNotFoundError as error:
-        raise ImportError(
-            "tensorboard=True needs the package tensorboard; pip install tensorboard brings it"
-        ) from error
-    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
@@ -24,11 +23,13 @@ from gistkit.train import checkpoint
 from gistkit.train.accelerator import make_accelerator
 from gistkit.train.batches import Batches, num_tokens
 from gistkit.train.best import Best
+from gistkit.train.callbacks import Bar, Callback, Told
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
 from gistkit.train.sharding import gathers_kept_keys, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
+from gistkit.train.tracking import Tracked, Tracker
 
 Measure = Callable[[Compressor], dict[str, float]]
 EXPORTED = "compressor"
@@ -90,13 +91,17 @@ class Trainer:
         save_minutes: minutes after which a step has a checkpoint if none before it has; None: by steps alone.
         keep: number of checkpoints to keep, at least 2, since the last one may turn out damaged. One takes three times
             the bytes of the trained parameters (with Adam's state), and one more is there while it is written.
-        tensorboard: whether to write TensorBoard's event files too.
+        track: where the figures go too, through Accelerate's trackers: "tensorboard" (event files in `out`/tensorboard)
+            or "wandb" (the project gistkit, under the name of `out`), several of them, or objects of
+            `accelerate.tracking.GeneralTracker`. A resumed run goes on in the same run. Only the main process logs.
+        callbacks: what the main process tells of steps, evaluations and checkpoints, each in its turn; see `Callback`.
         progress: whether to show a progress bar.
         measure: returns more numbers for each evaluation from the compressor in eval mode; called in every process.
         stages: how a Dodo with a scorer selects nuggets in the first steps, see `growing`; evaluations, and what is
             saved, are as the compressor says.
 
     Raises:
+        ImportError: if the package of a tracker is missing.
         ValueError: if an argument is out of range, or the rows cannot be divided among processes and passes.
     """
 
@@ -116,7 +121,8 @@ class Trainer:
         save_every: int = 500,
         save_minutes: float | None = 5.0,
         keep: int = 2,
-        tensorboard: bool = False,
+        track: Tracker | Sequence[Tracker] = (),
+        callbacks: Sequence[Callback] = (),
         progress: bool = True,
         measure: Measure | None = None,
         stages: Sequence[Stage] = (),
@@ -135,7 +141,7 @@ class Trainer:
             raise ValueError(f"patience: expected evaluations (eval_every) beside it, got {recipe.patience} without")
         if batches.size != recipe.batch:
             raise ValueError(f"batches: expected {recipe.batch} rows as the recipe says, got {batches.size}")
-        self.accelerator = make_accelerator(accumulate, precision, cpu)
+        self.accelerator = make_accelerator(accumulate, precision, cpu, track, Path(out))
         processes, passes = self.accelerator.num_processes, self.accelerator.gradient_accumulation_steps
         if recipe.batch % (processes * passes):
             raise ValueError(
@@ -149,16 +155,19 @@ class Trainer:
         self.gradient_checkpointing = gradient_checkpointing
         self.eval_every, self.held_out, self.keep = eval_every, held_out, keep
         self.save_every, self.save_minutes = save_every, save_minutes
-        self.tensorboard, self.progress, self.measure = tensorboard, progress, measure
+        self.progress, self.measure, self.callbacks = progress, measure, tuple(callbacks)
         # Frozen base weights are not in a checkpoint; this identifies them.
         frozen = self.compressor.adapters is not None or isinstance(self.compressor, Baseline)
         self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
         self._seconds = 0.0
         self._held_out_losses: dict[str, float] = {}
         self._best = Best(self.out)
-        # The step of the last evaluation, and the last checkpoint's time.
+        # The step of the last evaluation, the last checkpoint's time, and whether a callback has ended the run.
         self._evaluated: int | None = None
         self._saved_at = 0.0
+        self._ended = False
+        self._told = Told(())
+        self._steps_done = 0
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -197,44 +206,48 @@ class Trainer:
         self._best = Best(self.out)
         if main and not resumes:
             self._best.path.unlink(missing_ok=True)
-        with self._ready():
-            first = self._load() if resumes else 0
-            due = self._evaluation_due(first)
-            metrics = Metrics(self.out, step=first, evaluates=due, tensorboard=self.tensorboard, write=main)
-            show_bar = self.progress and main
-            bar = tqdm(
-                total=recipe.steps,
-                initial=min(first, recipe.steps),
-                unit="step",
-                dynamic_ncols=True,
-                disable=not show_bar,
-            )
-            try:
-                if due:
-                    self._evaluate(first, metrics)
-                last = self._run(first, metrics, bar)
-            finally:
-                bar.close()
-                metrics.close()
-            weights, held_out = self._chosen(last)
-            self._calibrate(weights, self.held_out)
-        self._export()
+        self._ended, self._steps_done = False, 0
+        self._told = Told(self._all_callbacks() if main else ())
+        try:
+            with self._ready():
+                first = self._load() if resumes else 0
+                self._steps_done = first
+                due = self._evaluation_due(first)
+                metrics = Metrics(self.out, step=first, evaluates=due, write=main)
+                try:
+                    self._told.on_start(first, recipe.steps)
+                    if due:
+                        self._evaluate(first, metrics)
+                    self._run(first, metrics)
+                finally:
+                    metrics.close()
+                last = self._steps_done
+                weights, held_out = self._chosen(last)
+                self._calibrate(weights, self.held_out)
+            self._export()
+        finally:
+            self._told.on_end(self._steps_done)
         return Result(last, self._seconds, held_out, self.out, weights)
 
-    def _run(self, first: int, metrics: Metrics, bar: Any) -> int:
-        """The steps from `first` on, with their evaluations and checkpoints; returns the number of all steps."""
-        steps, steps_done = self.recipe.steps, first
+    def _all_callbacks(self) -> list[Callback]:
+        """The main process's: its progress bar and trackers, then the user's."""
+        bar = [Bar()] if self.progress else []
+        tracked = [Tracked(self.accelerator, self.out, self.identity)] if self.accelerator.log_with else []
+        return [*bar, *tracked, *self.callbacks]
+
+    def _run(self, first: int, metrics: Metrics) -> None:
+        """The steps from `first` on, with their evaluations and checkpoints."""
+        steps = self.recipe.steps
         self._saved_at = time.monotonic()
         with held(NOTICE if self.accelerator.is_main_process else "") as signals:
             for step in range(first, steps):
                 if self._is_over:
                     break
                 record = self._update(step)
-                steps_done = step + 1
+                self._steps_done = steps_done = step + 1
                 metrics.write(record)
-                bar.update()
-                bar.set_postfix_str(_postfix(record, self._held_out_losses))
-                number, is_time = self._agree(signals.number)
+                ends = self._told.on_step(steps_done, record)
+                number, is_time, self._ended = self._agree(signals.number, ends)
                 if not number and self._evaluation_due(steps_done):
                     self._evaluate(steps_done, metrics)
                 is_last = steps_done == steps or self._is_over
@@ -248,12 +261,11 @@ class Trainer:
                         f"{signal.Signals(number).name} after step {steps_done} of {steps}; {path} is saved, and "
                         "resume=True goes on from there",
                     )
-        return steps_done
 
     @property
     def _is_over(self) -> bool:
-        """Whether the recipe's patience has ended."""
-        return self.recipe.patience is not None and self._best.waited >= self.recipe.patience
+        """Whether the recipe's patience has ended, or a callback the run."""
+        return self._ended or (self.recipe.patience is not None and self._best.waited >= self.recipe.patience)
 
     def _chosen(self, last: int) -> tuple[int, dict[str, float]]:
         """Takes the weights that the run ends with: (how many updates they have seen, their held-out losses)."""
@@ -275,17 +287,17 @@ class Trainer:
             )
         return bool(states)
 
-    def _agree(self, number: int) -> tuple[int, bool]:
-        """(the signal that a process got or 0, whether it is time for a checkpoint), the same in all processes."""
+    def _agree(self, number: int, ends: bool = False) -> tuple[int, bool, bool]:
+        """The same in all processes: the signal that one got or 0, whether to save, and whether a callback ends it."""
         accelerator = self.accelerator
         waited = time.monotonic() - self._saved_at
         is_time = self.save_minutes is not None and waited >= 60 * self.save_minutes
         if accelerator.num_processes == 1:
-            return number, is_time
+            return number, is_time, ends
         # Clocks differ: the main process's decides.
-        ours = torch.tensor([[number, is_time and accelerator.is_main_process]], device=accelerator.device)
-        number, is_time = accelerator.gather(ours).amax(0).tolist()
-        return number, bool(is_time)
+        ours = torch.tensor([[number, is_time and accelerator.is_main_process, ends]], device=accelerator.device)
+        number, is_time, ends = accelerator.gather(ours).amax(0).tolist()
+        return number, bool(is_time), bool(ends)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -367,6 +379,8 @@ class Trainer:
             with torch.no_grad():
                 self._held_out_losses |= self.measure(self.compressor)
         metrics.write({"step": step, "held_out": self._held_out_losses})
+        ends = self._told.on_evaluate(step, self._held_out_losses)
+        self._ended = self._agree(0, ends)[2] or self._ended
         if self._best.see(step, loss, self._held_out_losses) and self.recipe.patience is not None:
             self._best.keep(self.compressor.trainable(), write=self.accelerator.is_main_process)
             self.accelerator.wait_for_everyone()
@@ -410,6 +424,7 @@ class Trainer:
             checkpoint.prune(self.out, self.keep, step)
         self.accelerator.wait_for_everyone()
         self._saved_at = time.monotonic()
+        self._told.on_save(step, path)
 
     def _export(self) -> None:
         """Saves the trained compressor, with whole weights where they are sharded."""
@@ -420,8 +435,3 @@ class Trainer:
             elif main:
                 save_compressor(self.compressor, self.out / EXPORTED, fingerprint=self._model)
         self.accelerator.wait_for_everyone()
-
-
-def _postfix(record: Record, held_out: dict[str, float]) -> str:
-    text = f"loss {record['loss']:.3f}, {record['tokens_per_second']:.0f} tokens/s"
-    return f"{text}, held-out {held_out['loss']:.3f}" if held_out else text

@@ -1,0 +1,30 @@
+"""A conversation about one memory: later questions read on behind earlier ones, and answers name their sources.
+
+python examples/conversation.py
+"""
+
+from pathlib import Path
+
+from gistkit.ask import Conversation, sources
+from gistkit.compress import Compressor
+from gistkit.evaluate import QUESTION
+from gistkit.hf.smollm2 import load_smollm2
+
+text = (Path(__file__).parents[1] / "docs" / "report.txt").read_text()
+model, tokenizer = load_smollm2()
+compressor = Compressor.from_pretrained("smollm2-avgpool-2x", model).eval()
+conversation = Conversation(compressor, compressor.compress(text))
+
+ids = tokenizer(text)["input_ids"]
+for question in ("Who started the survey?", "Which pile is the worst?"):
+    # The template that the compressor was trained with.
+    prompt = tokenizer(QUESTION.format(question=question), add_special_tokens=False)
+    answer = conversation.reply(prompt, max_new_tokens=12)
+    print(f"> {question}\n{tokenizer.decode(answer, skip_special_tokens=True).strip()}")
+    # Of all passages of 16 tokens, the one that the answer attended to most.
+    passage = sources(conversation, count=1, length=16)[0]
+    print(
+        f"  from: ...{tokenizer.decode(ids[passage.start : passage.end])!r}... ({passage.share:.0%} of the attention)"
+    )
+
+print(f"{conversation.turns} turns: {len(conversation.text)} tokens behind {conversation.memory.lengths[0]} of memory")

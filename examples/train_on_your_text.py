@@ -1,0 +1,49 @@
+"""Train a compressor on a text of your own, with a callback; stop, resume, and load what was trained.
+
+    python examples/train_on_your_text.py                # the documentation of Python, 30 steps
+    python examples/train_on_your_text.py book.txt 2000
+
+The model here is small and has random weights, so that seconds are enough to see it learn. Put
+`AutoModelForCausalLM.from_pretrained(...)` and its tokenizer in its place.
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gistkit import train
+from gistkit.compress import Compressor
+
+text = sys.argv[1] if len(sys.argv) > 1 else None
+steps = int(sys.argv[2]) if len(sys.argv) > 2 else 30
+torch.manual_seed(0)
+shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=256, bos_token_id=None, eos_token_id=None, **shape))
+
+
+class Report(train.Callback):
+    """Prints evaluations, and where a run begins."""
+
+    def on_start(self, step, steps):
+        print(f"step {step} of {steps}")
+
+    def on_evaluate(self, step, held_out):
+        print(f"  after {step:3} steps: held-out loss {held_out['loss']:.3f} nats a byte")
+
+
+with tempfile.TemporaryDirectory() as out:
+    options = {
+        "method": "x500", "compressor": {"chunk": 40, "ratio": 5, "lora": None, "losses": ("ae",)},
+        "text": text, "eval_every": max(1, steps // 3), "callbacks": [Report()], "progress": False,
+    }  # fmt: skip
+    recipe = {"batch": 16, "min_length": 80, "max_length": 80, "learning_rate": 2e-3, "warmup": 5}
+    # A tracker too: track="tensorboard", or "wandb".
+    train.run(model, None, out, recipe={**recipe, "steps": steps // 2}, **options)
+    result = train.run(model, None, out, recipe={**recipe, "steps": steps}, resume=True, **options)
+    print(f"{result.steps} steps, {result.seconds:.0f} s; {sum(1 for _ in Path(out).glob('step-*'))} checkpoints")
+    trained = Compressor.from_pretrained(Path(out) / "compressor", model).eval()
+    memory = trained.encode([list(b"A compressor reads text, and keeps few tokens of it.")])
+    print(f"{memory.context_lengths[0]} bytes -> {memory.lengths[0]} memory tokens")
