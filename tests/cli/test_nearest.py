@@ -1,12 +1,15 @@
 """`gistkit ask STORE QUESTION`: the documents nearest to each question answer, and standard error says which."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("sklearn", reason="the index extra is not installed")
 
-from gistkit.cli import ask, memories
+from gistkit.cli import ask
+from gistkit.cli.memories import NearestMemories
+from gistkit.options.models import load_compressor, load_model
 from gistkit.store import Store
 from gistkit.store.nearest import index_files
 from tests.cli import test_cli
@@ -70,30 +73,40 @@ def test_several_are_read_as_one_context_the_nearest_first(store, run, words, tm
     assert status == 0 and len(re.findall(r"\(0.\d\d\)", told)) == 3
 
 
-def test_of_documents_behind_the_window_the_nearest_stays(store, monkeypatch, capsys):
-    opened = Store(store)
-    best, second, third = (name for name, _ in opened.nearest("the river, the garden and the violin", 3))
+def test_a_document_behind_the_window_is_read_last(folder, store, monkeypatch, capsys):
+    opened, question = Store(store), "the river, the garden and the violin"
+    best, second, third = (name for name, _ in opened.nearest(question, 3))
     kept = {name: opened[name] for name in opened}
+    compressor = load_compressor(folder / "x500", load_model(str(folder), None, "cpu")[0])
 
     def with_rest(*names):
-        def read(self, name):
-            memory = kept[name]
-            if name in names:
-                memory = memory[0]
-                object.__setattr__(memory, "rest", ((1, 2),))
-            return memory
-
-        monkeypatch.setattr(Store, "__getitem__", read)
-        names, read = memories.NearestMemories(opened, 3, ([], [])).of("the river, the garden and the violin")
-        assert len(names) == len(read)
-        return [name.removeprefix(f"{store}, ") for name in names]
+        """Which documents are read where these have two tokens behind the window."""
+        rest = {name: replace(kept[name], rest=((1, 2),)) for name in names}
+        monkeypatch.setattr(Store, "__getitem__", lambda self, name: (kept | rest)[name])
+        read, memories = NearestMemories(opened, 3, ([], [])).of(question, compressor)
+        assert len(read) == len(memories)
+        return [name.removeprefix(f"{store}, ") for name in read]
 
     assert with_rest() == [best, second, third]
-    assert with_rest(best) == [second, third, best], "it is read last"
-    assert "cannot be read beside" not in capsys.readouterr().err
-    assert with_rest(best, third) == [best]
+    assert with_rest(best) == [second, third, best]
+    assert "--nearest" not in capsys.readouterr().err
+    assert with_rest(best, third) == [best], "they cannot be joined"
     told = capsys.readouterr().err
-    assert f"{second}: cannot be read beside {best}" in told and f"nearest: {best} (" in told.splitlines()[-1]
+    assert "--nearest: 3 documents cannot be read as one context (memories: expected a rest" in told
+    assert told.splitlines()[-1].startswith(f"nearest: {best} (")
+
+
+def test_a_method_that_joins_nothing_reads_the_nearest(run, tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(text)
+    made = run("compress", tmp_path / "texts", "-o", tmp_path / "store", "--index", "--method", "avgpool", "--ratio", 2)
+    assert made[0] == 0
+    question = (tmp_path / "store", VIOLIN, "--max-new-tokens", 4)
+    one, several = run("ask", *question), run("ask", *question, "--nearest", 2)
+    assert one[0] == several[0] == 0 and one[1] == several[1]
+    assert "2 documents cannot be read as one context (memories: expected those of a method that" in several[2]
+    assert "nearest: 2026/march.md (" in several[2] and "garden" not in several[2]
 
 
 def test_the_index_follows_the_store(store, run, words, tmp_path):

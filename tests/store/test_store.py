@@ -129,6 +129,7 @@ def test_two_processes_fill_a_store_and_after_a_kill_one_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_shares_a_folder_among_processes(tmp_path):
+    pytest.importorskip("sklearn", reason="the index extra is not installed")
     from transformers import LlamaForCausalLM
 
     model = make_compressor().model
@@ -140,8 +141,9 @@ def test_the_command_shares_a_folder_among_processes(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     words = ("compress", str(tmp_path / "texts"), "-o", str(tmp_path / "store"), "--model", str(tmp_path / "model"))
-    launch(2, command, *words, "--chunk", "6", "--ratio", "3", logs=tmp_path)
+    launch(2, command, *words, "--chunk", "6", "--ratio", "3", "--index", logs=tmp_path)
     assert sorted(Store(tmp_path / "store")) == sorted(TEXTS)
+    assert Store(tmp_path / "store").index().names == sorted(TEXTS)
     told = [(tmp_path / f"process-{rank}.log").read_text() for rank in range(2)]
     assert "process 0 of 2: 13 documents in " in told[0] and "process 1 of 2: 12 documents in " in told[1]
     assert "document/s" in told[0] and "document/s" not in told[1], "one bar for all"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.answers import Answers, Prompts, text_ids
 from gistkit.cli.dialogue import converse
-from gistkit.cli.memories import named_memories, nearest_memories
+from gistkit.cli.memories import named_memories, nearest_memories, readable
 from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,
@@ -130,7 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
     texts = text_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
     compressor = _compressor(arguments, model, memories[0])
-    memories = _readable(compressor, names, memories)
+    memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
     with torch.no_grad(), compressor.folded():
@@ -153,24 +153,12 @@ def _run(arguments: argparse.Namespace) -> int:
             if len(arguments.questions) != 1:
                 print(f"> {question}", flush=True)
             if nearest is not None:
-                names, memories = nearest.of(question)
-                answers = answers_from(names, _readable(compressor, names, memories))
+                answers = answers_from(*nearest.of(question, compressor))
             elif answers is None:
                 answers = answers_from(names, memories)
             answers.conversation.new()
             answers.answer(question)
     return 0
-
-
-def _readable(compressor: Compressor, names: list[str], memories: list[Memory]) -> list[Memory]:
-    """The memories where the model is."""
-    memories = [memory.to(compressor.model.device, compressor.model.dtype) for memory in memories]
-    for name, memory in zip(names, memories, strict=True):
-        try:
-            compressor.check_readable(memory)
-        except ValueError as error:
-            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
-    return memories
 
 
 def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:

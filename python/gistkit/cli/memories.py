@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
-    from gistkit.compress import Memory
+    from gistkit.compress import Compressor, Memory
     from gistkit.store import Store
 
 # What to call each memory, and the memories in the order in which they are read.
@@ -110,25 +110,44 @@ class NearestMemories:
         name = next(iter(self.store))
         return [f"{self.store.folder}, {name}", *self.others[0]], [self.store[name], *self.others[1]]
 
-    def of(self, question: str) -> Named:
+    def of(self, question: str, compressor: Compressor) -> Named:
         """The memories for a question, nearest document first; standard error says which they are.
 
-        A document with tokens behind the compressor's window is read last; of several such ones, which cannot be read
-        together, the nearest document alone stays.
+        A document with tokens behind the compressor's window is read last. Where the compressor cannot join the
+        documents, the nearest alone is read.
 
         Raises:
-            ValueError: if no document has a word of the question, or a memory is damaged.
+            ValueError: if no document has a word of the question, or a memory is damaged or of another compressor.
         """
         found = self.store.nearest(question, self.count)
         if not found:
             raise ValueError(f"QUESTION: expected one with a word of some document, got {question!r:.80}")
-        memories = [(name, score, self.store[name]) for name, score in found]
-        memories.sort(key=lambda each: any(each[2].rest))
-        behind = [memory for *_, memory in memories] + self.others[1]
-        if any(any(memory.rest) for memory in behind[:-1]) and len(memories) > 1:
-            warn(f"{found[1][0]}: cannot be read beside {found[0][0]}, whose tokens behind the window come last")
-            memories = [(*found[0], self.store[found[0][0]])]
-        told = ", ".join(f"{name} ({score:.2f})" for name, score, _ in memories)
+        scores = dict(found)
+        read = {name: self.store[name] for name in scores}
+        names = sorted(read, key=lambda name: any(read[name].rest))
+        ready = self._ready(compressor, names, read)
+        if len(names) > 1:
+            try:
+                compressor.join(ready[1])
+            except ValueError as error:
+                warn(f"--nearest: {len(names)} documents cannot be read as one context ({error}); the nearest is")
+                names = [found[0][0]]
+                ready = self._ready(compressor, names, read)
+        told = ", ".join(f"{name} ({scores[name]:.2f})" for name in names)
         print(f"nearest: {told}", file=sys.stderr, flush=True)
-        names = [f"{self.store.folder}, {name}" for name, *_ in memories]
-        return names + self.others[0], [memory for *_, memory in memories] + self.others[1]
+        return ready
+
+    def _ready(self, compressor: Compressor, documents: list[str], read: dict[str, Memory]) -> Named:
+        names = [f"{self.store.folder}, {name}" for name in documents] + self.others[0]
+        return names, readable(compressor, names, [read[name] for name in documents] + self.others[1])
+
+
+def readable(compressor: Compressor, names: list[str], memories: list[Memory]) -> list[Memory]:
+    """The memories where the compressor's model is; a ValueError names one that it cannot read."""
+    memories = [memory.to(compressor.model.device, compressor.model.dtype) for memory in memories]
+    for name, memory in zip(names, memories, strict=True):
+        try:
+            compressor.check_readable(memory)
+        except ValueError as error:
+            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
+    return memories

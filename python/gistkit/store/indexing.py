@@ -27,8 +27,8 @@ def index_documents(
     """Adds the documents that the index of a store does not have yet, and returns their number.
 
     Files of some hundred documents are written whole or not at all, and a later call goes on. The index of words needs
-    scikit-learn alone; it knows words by their letters and suits languages that write them apart. Its files take about half
-    as much as the texts.
+    scikit-learn alone; it knows words by their letters and suits languages that write them apart. Its files take about
+    half as much as the texts.
 
     Args:
         folder: of a store that has all documents of this part, see `compress_documents`.
