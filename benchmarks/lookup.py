@@ -158,6 +158,7 @@ def main() -> int:
     parser.add_argument("--pages", type=int, default=800, help="default: %(default)s")
     parser.add_argument("--characters", type=int, default=6000, help="of a page, at most (default: %(default)s)")
     parser.add_argument("--hidden", action="store_true", help="the model's last hidden states too: slow")
+    parser.add_argument("--form", default="", metavar="TEXT", help="only those with this text in their name")
     parser.add_argument("--threads", type=int, default=2, help="torch's threads (default: %(default)s)")
     parser.add_argument("--save", action="store_true", help="add the rows to benchmarks/results/lookup.jsonl")
     options = parser.parse_args()
@@ -168,6 +169,8 @@ def main() -> int:
     questions, wanted = [question for question, _ in pages.questions], [page for _, page in pages.questions]
     print(f"{len(pages.texts)} pages, {pages.by_hand} questions by hand, {len(questions) - pages.by_hand} facts")
     for name, (size, scores) in rows(options).items():
+        if options.form not in name:
+            continue
         parts, owners = windows(pages.texts, size)
         found = ranks(np.asarray(scores(parts, questions)), owners, wanted)
         figures = {

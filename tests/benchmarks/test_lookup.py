@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="the index extra is not installed")
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +17,7 @@ import lookup  # noqa: E402
 
 from gistkit.store import Store, index_documents  # noqa: E402
 from gistkit.store.nearest import WINDOW  # noqa: E402
+from tests.helpers.models import byte_tokenizer, tiny_llama  # noqa: E402
 from tests.helpers.stores import documents  # noqa: E402
 from tests.store.test_nearest import texts, write  # noqa: E402
 
@@ -76,3 +78,21 @@ def test_the_table_of_the_guide_is_that_of_the_results():
     assert f"windows of {WINDOW} (the index)" in guide
     changes = re.sub(r"\s+", " ", (ROOT / "CHANGELOG.md").read_text())
     assert f"800 pages {index['hand@1']:.0f}% find their page, {index['hand@5']:.0f}% among the nearest five" in changes
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_embeddings_are_weighted_means_over_tokens(hidden):
+    torch.manual_seed(0)
+    model, tokenizer = tiny_llama(vocab_size=257).float().eval(), byte_tokenizer()
+    parts, question = ["the river", "a tower of stone"], "a river"
+    rows = [tokenizer(text)["input_ids"] for text in (*parts, question)]
+    seen = [*rows[0], *rows[1]]
+    means = []
+    for row in rows:
+        states = model.get_input_embeddings()(torch.tensor([row]))
+        if hidden:
+            states = model.model(torch.tensor([row])).last_hidden_state
+        weights = torch.tensor([1 / (1 + seen.count(token) / len(seen) / lookup.SIF) for token in row])
+        means.append((weights[:, None] * states[0]).sum(0).detach())
+    wanted = [float(torch.cosine_similarity(means[2], mean, 0)) for mean in means[:2]]
+    assert lookup.embeddings(model, tokenizer, hidden)(parts, [question])[0].tolist() == pytest.approx(wanted, abs=1e-5)
