@@ -28,6 +28,7 @@ OPTIONAL = {
     "rouge_score": "'gistkit[evaluate]'",
     "lm_eval": "'gistkit[lm-eval]'",
     "scikit-learn": "'gistkit[studies]'",
+    "faiss-cpu": "'gistkit[index]'",
     "pillow": "'gistkit[images]'",
     "torchvision": "'gistkit[images]'",
     "zstandard": "'gistkit[zstd]'",

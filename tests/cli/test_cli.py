@@ -200,7 +200,12 @@ def test_a_folder_in_batches_equals_one_by_one(folder, run, tmp_path, method):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "--document: expected one of the 1 documents of {store}, got none"),
+        (
+            [],
+            "{store}: expected an index of its documents or a --document, got none; gistkit compress FOLDER -o STORE "
+            "--index adds one",
+        ),
+        (["--document", "notes.txt", "--nearest", "2"], "--nearest: expected none beside --document, got 2"),
         (["--document", "nots.txt"], "--document: expected one of {store}, got 'nots.txt'; there is notes.txt"),
     ],
 )

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+import time
+import tracemalloc
 
 import pytest
 import torch
 
 from gistkit.compress.memory import packed
-from gistkit.store import Store, StoreWriter, compress_documents
+from gistkit.store import Store, StoreWriter, compress_documents, index_documents
 from tests.helpers.launched import command, fill, launch
 from tests.helpers.models import byte_tokenizer
 from tests.helpers.stores import documents, make_compressor, make_texts, make_tokenizer
@@ -127,6 +129,7 @@ def test_two_processes_fill_a_store_and_after_a_kill_one_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_shares_a_folder_among_processes(tmp_path):
+    pytest.importorskip("sklearn", reason="the index extra is not installed")
     from transformers import LlamaForCausalLM
 
     model = make_compressor().model
@@ -138,26 +141,60 @@ def test_the_command_shares_a_folder_among_processes(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     words = ("compress", str(tmp_path / "texts"), "-o", str(tmp_path / "store"), "--model", str(tmp_path / "model"))
-    launch(2, command, *words, "--chunk", "6", "--ratio", "3", logs=tmp_path)
+    launch(2, command, *words, "--chunk", "6", "--ratio", "3", "--index", logs=tmp_path)
     assert sorted(Store(tmp_path / "store")) == sorted(TEXTS)
+    assert Store(tmp_path / "store").index().names == sorted(TEXTS)
     told = [(tmp_path / f"process-{rank}.log").read_text() for rank in range(2)]
     assert "process 0 of 2: 13 documents in " in told[0] and "process 1 of 2: 12 documents in " in told[1]
     assert "document/s" in told[0] and "document/s" not in told[1], "one bar for all"
 
 
 @pytest.mark.slow
-def test_ten_thousand_documents(tmp_path):
-    texts = make_texts(10_000)
-    compressor = make_compressor()
-    half = dict(list(texts.items())[:5_000])
-    assert write(tmp_path / "store", half, compressor, batch_tokens=8192) == 5_000
-    assert write(tmp_path / "store", texts, compressor, batch_tokens=8192) == 5_000
-    opened = Store(tmp_path / "store")
-    assert sorted(opened) == sorted(texts) and len([*(tmp_path / "store").iterdir()]) == 3
-    name = "4/9999.txt" if "4/9999.txt" in opened else f"{9999 % 7}/9999.txt"
+def test_ten_thousand_documents(tmp_path, monkeypatch):
+    """A writer is killed in the middle and another goes on; then all are found, by name and by their words."""
+    pytest.importorskip("sklearn", reason="the index extra is not installed")
+    texts, compressor, folder = make_texts(10_000), make_compressor(), tmp_path / "store"
+    launch(1, fill, str(folder), texts, 8192, ("line", 5_000), logs=tmp_path, expected=-9)
+    before = Store(folder)
+    kept = max(entry.offset + entry.nbytes for entry in before.entries.values())
+    memories = (folder / "shard-00000.gists").read_bytes()[:kept]
+    assert len(before) == 4_999
+    assert write(folder, texts, compressor, batch_tokens=8192) == 5_001
+    assert (folder / "shard-00000.gists").read_bytes()[:kept] == memories, "nothing is removed"
+    assert index_documents(folder, documents(texts)) == 10_000
+    assert len([*folder.iterdir()]) == 3 + 20, "few files"
+
+    # Whatever is there is neither tokenized nor compressed again.
+    monkeypatch.setattr(compressor, "encode", None)
+    assert compress_documents(compressor, None, documents(texts), folder) == 0
+    assert index_documents(folder, documents(texts)) == 0
+
+    tracemalloc.start()
+    start = time.process_time()
+    opened = Store(folder)
+    seconds, peak = time.process_time() - start, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seconds < 5 and peak < 20e6, "tracing slows it several times"
+    assert sorted(opened) == sorted(texts)
+    for number in (8_123, 4_747, 9_996):
+        name = f"{number % 7}/{number}.txt"
+        assert opened.nearest(f"Which text is about {number}?")[0][0] == name
+    assert opened._shards == {}, "no memory is read for it"
+    monkeypatch.undo()
     (row,) = make_tokenizer()([texts[name]])["input_ids"]
     for ours, theirs in zip(opened[name].tensors, compressor.encode([row]).tensors, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_there_is_no_part_beyond_the_last(tmp_path):
+    for part, parts, told in (
+        (2, 2, "part: expected a number below parts, 2, got 2"),
+        (-1, 2, "part: expected a whole number >= 0, got -1"),
+        (0, 0, "parts: expected a whole number >= 1, got 0"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            write(tmp_path / "store", part=part, parts=parts)
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_store_opens_without_its_memories(store, tmp_path):

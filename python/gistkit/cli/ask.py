@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit.cli.answers import Answers, Prompts, text_ids
 from gistkit.cli.dialogue import converse
+from gistkit.cli.memories import named_memories, nearest_memories, readable
 from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
 from gistkit.options.models import (
     IMAGES,
@@ -37,6 +37,7 @@ example: gistkit ask report.gist --with appendix.gist --model ./llama --compress
 example: gistkit ask photo.gist "What is on the table?" --model ./llava --compressor runs/voco/compressor
 example: gistkit ask report.gist "Who wrote it?" --sources --text report.txt
 example: gistkit ask report.gist --text report.txt
+example: gistkit ask notes.store "What was decided in March?" --nearest 2
 example: gistkit ask notes.store --document 2026/march.md "What was decided?"
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
 
@@ -53,7 +54,13 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--document", dest="documents", action="append", default=[], metavar="NAME",
-        help="a document of the store, by its path in the folder; may be repeated, to read several in turn",
+        help="a document of the store, by its path in the folder; may be repeated, to read several in turn "
+        "(default: the nearest to each question by the store's index)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--nearest", type=positive, metavar="K",
+        help="documents of the store that each question is asked of, as one context, the nearest first; standard error "
+        "says which (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
@@ -109,7 +116,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
     for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
         check_text(name, text)
-    names, memories = _memories(arguments)
+    nearest = nearest_memories(arguments, in_terminal)
+    names, memories = named_memories(arguments) if nearest is None else nearest.any()
     for name, memory in zip(names, memories, strict=True):
         if memory.batch_size != 1:
             raise ValueError(f"{name}: expected the memory of one text, got {memory.batch_size} rows")
@@ -122,12 +130,7 @@ def _run(arguments: argparse.Namespace) -> int:
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
     texts = text_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
     compressor = _compressor(arguments, model, memories[0])
-    memories = [memory.to(model.device, model.dtype) for memory in memories]
-    for name, memory in zip(names, memories, strict=True):
-        try:
-            compressor.check_readable(memory)
-        except ValueError as error:
-            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
+    memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
     settings = _settings(arguments, compressor, words)
     with torch.no_grad(), compressor.folded():
@@ -137,45 +140,25 @@ def _run(arguments: argparse.Namespace) -> int:
         prompts = (
             _image_prompts(compressor, tokenizer) if images else _text_prompts(tokenizer, template, arguments.chat)
         )
-        conversation = Conversation(compressor, *memories)
-        answers = Answers(conversation, words, prompts, settings, names, texts, arguments.sources)
+
+        def answers_from(names: list[str], memories: list[Memory]) -> Answers:
+            conversation = Conversation(compressor, *memories)
+            return Answers(conversation, words, prompts, settings, names, texts, arguments.sources)
+
         if in_terminal:
-            converse(answers)
+            converse(answers_from(names, memories))
             return 0
+        answers: Answers | None = None
         for question in _questions(arguments):
             if len(arguments.questions) != 1:
                 print(f"> {question}", flush=True)
-            conversation.new()
+            if nearest is not None:
+                answers = answers_from(*nearest.of(question, compressor))
+            elif answers is None:
+                answers = answers_from(names, memories)
+            answers.conversation.new()
             answers.answer(question)
     return 0
-
-
-def _memories(arguments: argparse.Namespace) -> tuple[list[str], list[Memory]]:
-    """The memories in their order, and what to call them."""
-    from gistkit.compress import Memory
-    from gistkit.store import Store
-    from gistkit.store.store import is_store
-
-    names, memories = [], []
-    if is_store(arguments.memory):
-        store = Store(arguments.memory)
-        if not arguments.documents:
-            raise ValueError(f"--document: expected one of the {len(store)} documents of {arguments.memory}, got none")
-        for name in arguments.documents:
-            if name not in store:
-                near = difflib.get_close_matches(name, store, n=3)
-                hint = f"; there is {' and '.join(near)}" if near else ""
-                raise ValueError(f"--document: expected one of {arguments.memory}, got {name!r}{hint}")
-            names.append(f"{arguments.memory}, {name}")
-            memories.append(store[name])
-    elif arguments.documents:
-        raise ValueError(f"--document: expected none beside a memory file, got {arguments.documents[0]!r}")
-    else:
-        names.append(str(arguments.memory))
-        memories.append(Memory.load(arguments.memory))
-    names += map(str, arguments.others)
-    memories += map(Memory.load, arguments.others)
-    return names, memories
 
 
 def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 example: gistkit compress report.txt -o report.gist
 example: gistkit compress notes/ --glob '**/*.md' -o notes.store --model ./llama --ratio 10
+example: gistkit compress notes/ -o notes.store --index --model ./llama --compressor runs/x500
 example: accelerate launch --num_processes 4 -m gistkit.cli compress wiki/ -o wiki.store --model ./llama \\
              --compressor runs/x500
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
@@ -58,6 +59,10 @@ def add(commands: Any) -> None:
         "--glob", help="which files of a folder (default: **/*.txt, and for a store **/*.md too; images are never "
         "stored)",
     )  # fmt: skip
+    parser.add_argument(
+        "--index", action="store_true", help="adds the store's documents to its index too, by which gistkit ask finds "
+        "the nearest to a question by their words",
+    )  # fmt: skip
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
@@ -73,6 +78,8 @@ def _run(arguments: argparse.Namespace) -> int:
         check_file("-o", arguments.out)
     if (documents := _documents(arguments)) is not None:
         return _store(documents, arguments, processes, device_name)
+    if arguments.index:
+        raise ValueError("--index: expected a folder of texts and -o for a store of them, got other texts")
     if processes.count > 1:
         raise ValueError(f"TEXT: expected a folder of texts and -o for {processes.count} processes, got other texts")
     sources = find_sources(arguments.texts, arguments.glob or TEXT_FILES, arguments.out)
@@ -119,8 +126,12 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
     """Compresses the documents that the store does not have, this process's share of them."""
     from tqdm import tqdm
 
-    from gistkit.store.documents import Document, compress_documents
+    from gistkit.store import Document, compress_documents, index_documents
+    from gistkit.store.nearest import word_counter
 
+    if arguments.index:
+        # What is missing is told before the work.
+        word_counter()
     texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
@@ -137,6 +148,9 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
             compressor, tokenizer, texts, arguments.out, batch_tokens=arguments.batch_tokens,
             part=processes.index, parts=processes.count, on_batch=count,
         )  # fmt: skip
+    if arguments.index:
+        with tqdm(total=share, desc="index", unit="document", disable=not processes.is_first) as bar:
+            index_documents(arguments.out, texts, part=processes.index, parts=processes.count, on_file=bar.update)
     total = Total("text")
     total.grown = [entry.name for entry in seen if entry.memory_tokens > entry.tokens]
     tokens, memory_tokens = sum(entry.tokens for entry in seen), sum(entry.memory_tokens for entry in seen)

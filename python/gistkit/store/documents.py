@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gistkit._checks import at_least
+from gistkit._checks import at_least, whole
 from gistkit.compress.compressor import Compressor
 from gistkit.store.store import Entry, StoreWriter
 
@@ -57,7 +57,8 @@ def compress_documents(
     """Compresses the documents that a store does not have yet, and returns their number.
 
     A process that is killed loses no document of the store, at most the batch that it was at, and the next call goes
-    on. With as many parts as before, the memories are then those of one uninterrupted call, to the bit.
+    on. With as many parts as before, the memories are then those of one uninterrupted call, to the bit. What the store
+    has is read once more, at the speed of the disk, and compared: a text that changed is told, not passed over.
 
     Args:
         compressor: in eval mode.
@@ -70,18 +71,18 @@ def compress_documents(
 
     Raises:
         ValueError: if a document is empty, too long for the compressor, or not the text that the store has under its
-            name, or as `StoreWriter`.
+            name, if there is no such part, or as `StoreWriter`.
     """
-    batch_tokens, parts = at_least("compress_documents", "batch_tokens", batch_tokens, 1), max(parts, 1)
-    share = sorted(documents, key=lambda document: (-document.size, document.name))[part::parts]
+    batch_tokens = at_least("compress_documents", "batch_tokens", batch_tokens, 1)
+    own = share(documents, part, parts)
     count = 0
     with StoreWriter(folder, compressor, part=part) as writer, torch.no_grad():
         stored = dict(writer.entries)
         if on_batch is not None:
-            on_batch([stored[document.name] for document in share if document.name in stored])
-        for start in range(0, len(share), WINDOW):
-            window = share[start : start + WINDOW]
-            texts = [_text(document, stored.get(document.name)) for document in window]
+            on_batch([stored[document.name] for document in own if document.name in stored])
+        for start in range(0, len(own), WINDOW):
+            window = own[start : start + WINDOW]
+            texts = [checked_text(document, stored.get(document.name)) for document in window]
             if all(document.name in stored for document in window):
                 continue
             rows = [_row(document, text, compressor, tokenizer) for document, text in zip(window, texts, strict=True)]
@@ -99,7 +100,18 @@ def compress_documents(
     return count
 
 
-def _text(document: Document, entry: Entry | None) -> str:
+def share(documents: Sequence[Document], part: int, parts: int) -> list[Document]:
+    """Every parts-th document by size, the largest first.
+
+    Raises:
+        ValueError: if there is no such part.
+    """
+    if whole("part", part, 0) >= whole("parts", parts):
+        raise ValueError(f"part: expected a number below parts, {parts}, got {part}")
+    return sorted(documents, key=lambda document: (-document.size, document.name))[part::parts]
+
+
+def checked_text(document: Document, entry: Entry | None) -> str:
     """The text of a document, which must be that of its memory where it has one."""
     text = document.read()
     if entry is not None and entry.text != zlib.crc32(text.encode()):

@@ -18,11 +18,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from gistkit._checks import whole
 from gistkit._files import Appended, Lines, packed_tensors, unpacked_tensors, write_text
 from gistkit._messages import one_line, shown
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.folder import read_json
 from gistkit.compress.memory import Memory, packed, unpacked
+from gistkit.store.nearest import Embed, Nearest
 
 FORMAT = "gistkit-store"
 VERSION = 1
@@ -73,6 +75,7 @@ class Store(Mapping[str, Memory]):
         self.header = _read_header(self.folder)
         self.entries = _read_entries(self.folder)
         self._shards: dict[int, mmap.mmap] = {}
+        self._indexes: dict[str, Nearest] = {}
 
     def __getitem__(self, name: str) -> Memory:
         """The memory of one document, on the CPU.
@@ -101,6 +104,30 @@ class Store(Mapping[str, Memory]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.folder)!r}: {len(self):,} documents)"
+
+    def nearest(self, text: str, k: int = 1, *, embed: Embed | None = None) -> list[tuple[str, float]]:
+        """The k documents nearest to a text, such as a question: their names and scores, best first.
+
+        The score of a document is the cosine of its nearest window of 50 words: of tf-idf, 0 to 1, or of the vectors.
+        The first call reads the index.
+
+        Args:
+            text: some words; by words, a document without any of them is left out.
+            k: at least 1; there may be fewer.
+            embed: what `index_documents` had made vectors with; None: by words.
+
+        Raises:
+            FileNotFoundError: if the store has no such index; `index_documents` or `gistkit compress --index` adds it.
+            ValueError: if the index is damaged, or `embed` gives other vectors than it has.
+            ImportError: if scikit-learn, or FAISS for vectors, is not installed.
+        """
+        return self.index("words" if embed is None else "vectors").nearest(text, whole("k", k), embed)
+
+    def index(self, kind: str = "words") -> Nearest:
+        """The index of "words" or "vectors" as it was at the first call, whose `names` it has; errors as `nearest`."""
+        if kind not in self._indexes:
+            self._indexes[kind] = Nearest(self.folder, kind)
+        return self._indexes[kind]
 
     def _shard(self, number: int) -> mmap.mmap:
         if number not in self._shards:

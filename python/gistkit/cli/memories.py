@@ -1,0 +1,153 @@
+"""The memories that `gistkit ask` answers from: of a file, of documents of a store, or of the nearest to a question."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from typing import TYPE_CHECKING
+
+from gistkit.options.messages import warn
+
+if TYPE_CHECKING:
+    from gistkit.compress import Compressor, Memory
+    from gistkit.store import Store
+
+# What to call each memory, and the memories in the order in which they are read.
+Named = tuple[list[str], "list[Memory]"]
+
+
+def named_memories(arguments: argparse.Namespace) -> Named:
+    """The memories that the arguments name: MEMORY, or documents of a store, and then --with.
+
+    Raises:
+        ValueError, OSError: if one is not there or damaged.
+    """
+    from gistkit.compress import Memory
+    from gistkit.store import Store
+
+    if not arguments.documents:
+        names, memories = [str(arguments.memory)], [Memory.load(arguments.memory)]
+    else:
+        store = Store(arguments.memory)
+        for name in arguments.documents:
+            if name not in store:
+                near = difflib.get_close_matches(name, store, n=3)
+                hint = f"; there is {' and '.join(near)}" if near else ""
+                raise ValueError(f"--document: expected one of {arguments.memory}, got {name!r}{hint}")
+        names = [f"{arguments.memory}, {name}" for name in arguments.documents]
+        memories = [store[name] for name in arguments.documents]
+    others_names, others = _others(arguments)
+    return names + others_names, memories + others
+
+
+def _others(arguments: argparse.Namespace) -> Named:
+    from gistkit.compress import Memory
+
+    return [str(path) for path in arguments.others], [Memory.load(path) for path in arguments.others]
+
+
+def nearest_memories(arguments: argparse.Namespace, in_terminal: bool) -> NearestMemories | None:
+    """What finds the documents of a store for each question; None where the memories are named.
+
+    Raises:
+        ValueError: if the arguments go with the other of both only, or the store has no index.
+    """
+    from gistkit.store import Store
+    from gistkit.store.store import is_store
+
+    if not is_store(arguments.memory):
+        for option, given in (("--document", arguments.documents[:1]), ("--nearest", arguments.nearest)):
+            if given:
+                shown = repr(given[0]) if option == "--document" else given
+                raise ValueError(f"{option}: expected none beside a memory file, got {shown}")
+        return None
+    if arguments.documents:
+        if arguments.nearest:
+            raise ValueError(f"--nearest: expected none beside --document, got {arguments.nearest}")
+        return None
+    store = Store(arguments.memory)
+    for given, what in (
+        (in_terminal, "a conversation"),
+        (arguments.task != "qa", f"--task {arguments.task}"),
+        (arguments.texts, "--text"),
+    ):
+        if given:
+            raise ValueError(
+                f"--document: expected one of the {len(store)} documents of {arguments.memory} for {what}, got none"
+            )
+    if not store:
+        raise ValueError(f"{arguments.memory}: expected a store of documents, got one without any")
+    return NearestMemories(store, arguments.nearest or 1, _others(arguments))
+
+
+class NearestMemories:
+    """Finds the documents of a store that are nearest to a question.
+
+    Args:
+        store: with at least one document.
+        count: how many are read.
+        others: read after them.
+
+    Raises:
+        ValueError: if the store has no index.
+    """
+
+    def __init__(self, store: Store, count: int, others: Named) -> None:
+        self.store, self.count, self.others = store, count, others
+        try:
+            indexed = len(store.index().names)
+        except FileNotFoundError as error:
+            raise ValueError(
+                f"{store.folder}: expected an index of its documents or a --document, got none; "
+                "gistkit compress FOLDER -o STORE --index adds one"
+            ) from error
+        if indexed < len(store):
+            warn(f"{store.folder}: {len(store) - indexed} of {len(store)} documents are not in its index")
+
+    def any(self) -> Named:
+        """A document of the store, which says who made it, and the others."""
+        name = next(iter(self.store))
+        return [f"{self.store.folder}, {name}", *self.others[0]], [self.store[name], *self.others[1]]
+
+    def of(self, question: str, compressor: Compressor) -> Named:
+        """The memories for a question, nearest document first; standard error says which they are.
+
+        A document with tokens behind the compressor's window is read last. Where the compressor cannot join the
+        documents, the nearest alone is read.
+
+        Raises:
+            ValueError: if no document has a word of the question, or a memory is damaged or of another compressor.
+        """
+        found = self.store.nearest(question, self.count)
+        if not found:
+            raise ValueError(f"QUESTION: expected one with a word of some document, got {question!r:.80}")
+        scores = dict(found)
+        read = {name: self.store[name] for name in scores}
+        names = sorted(read, key=lambda name: any(read[name].rest))
+        ready = self._ready(compressor, names, read)
+        if len(names) > 1:
+            try:
+                compressor.join(ready[1])
+            except ValueError as error:
+                warn(f"--nearest: {len(names)} documents cannot be read as one context ({error}); the nearest is")
+                names = [found[0][0]]
+                ready = self._ready(compressor, names, read)
+        told = ", ".join(f"{name} ({scores[name]:.2f})" for name in names)
+        print(f"nearest: {told}", file=sys.stderr, flush=True)
+        return ready
+
+    def _ready(self, compressor: Compressor, documents: list[str], read: dict[str, Memory]) -> Named:
+        names = [f"{self.store.folder}, {name}" for name in documents] + self.others[0]
+        return names, readable(compressor, names, [read[name] for name in documents] + self.others[1])
+
+
+def readable(compressor: Compressor, names: list[str], memories: list[Memory]) -> list[Memory]:
+    """The memories where the compressor's model is; a ValueError names one that it cannot read."""
+    memories = [memory.to(compressor.model.device, compressor.model.dtype) for memory in memories]
+    for name, memory in zip(names, memories, strict=True):
+        try:
+            compressor.check_readable(memory)
+        except ValueError as error:
+            raise ValueError(f"{name}: {str(error).removeprefix('memory: ')}") from error
+    return memories

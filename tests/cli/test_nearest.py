@@ -1,0 +1,166 @@
+"""`gistkit ask STORE QUESTION`: the documents nearest to each question answer, and standard error says which."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("sklearn", reason="the index extra is not installed")
+
+from gistkit.cli import ask
+from gistkit.cli.memories import NearestMemories
+from gistkit.options.models import load_compressor, load_model
+from gistkit.store import Store
+from gistkit.store.nearest import index_files
+from tests.cli import test_cli
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+folder, run = test_cli.folder, test_cli.run
+TEXTS = {
+    "2026/march.md": "In March the committee chose a new violin for the town's orchestra.",
+    "garden.txt": "The garden has a stone wall, two old pear trees and a well behind the wall.",
+    "harbor.txt": "Ships of copper and tin leave the harbor in winter, when the river is high.",
+}
+VIOLIN, PEARS = "Which violin was chosen in March?", "Where are the pear trees and the well?"
+
+
+@pytest.fixture
+def words(folder):
+    """What follows the store and the question."""
+    return ("--compressor", folder / "x500", "--max-new-tokens", 5)
+
+
+@pytest.fixture
+def store(folder, run, tmp_path):
+    """A store of three texts with its index."""
+    for name, text in TEXTS.items():
+        path = tmp_path / "texts" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    made = run("compress", tmp_path / "texts", "-o", tmp_path / "store", "--index", "--compressor", folder / "x500")
+    assert made[0] == 0
+    return tmp_path / "store"
+
+
+def named(store, run, words, question, *names):
+    """What the documents of these names answer."""
+    status, shown, _ = run("ask", store, question, *(w for name in names for w in ("--document", name)), *words)
+    assert status == 0
+    return shown
+
+
+def test_each_question_is_asked_of_its_nearest_document(store, run, words):
+    status, shown, told = run("ask", store, VIOLIN, *words)
+    assert status == 0 and shown == named(store, run, words, VIOLIN, "2026/march.md")
+    ((name, score),) = Store(store).nearest(VIOLIN)
+    assert f"nearest: {name} ({score:.2f})\n" in told and name == "2026/march.md"
+    status, shown, told = run("ask", store, *words, stdin=f"{VIOLIN}\n\n{PEARS}\n")
+    answers = [named(store, run, words, VIOLIN, "2026/march.md"), named(store, run, words, PEARS, "garden.txt")]
+    assert shown == f"> {VIOLIN}\n{answers[0]}> {PEARS}\n{answers[1]}"
+    assert re.findall(r"nearest: (\S+) ", told) == ["2026/march.md", "garden.txt"]
+
+
+def test_several_are_read_as_one_context_the_nearest_first(store, run, words, tmp_path):
+    found = [name for name, _ in Store(store).nearest(PEARS, 2)]
+    assert found[0] == "garden.txt"
+    status, shown, told = run("ask", store, PEARS, "--nearest", 2, "--sources", *words)
+    assert status == 0 and re.search(r"nearest: garden.txt \(0.\d\d\), (\S+) \(0.\d\d\)", told)[1] == found[1]
+    ours, theirs = shown.splitlines()[0], named(store, run, words, PEARS, *found).splitlines()[0]
+    assert ours == theirs and f"{store}, garden.txt, tokens " in shown
+    # More than there are, and a memory that is read after them.
+    run("compress", tmp_path / "texts" / "harbor.txt", "-o", tmp_path / "other.gist", *words[:2])
+    status, shown, told = run("ask", store, PEARS, "--nearest", 9, "--with", tmp_path / "other.gist", *words)
+    assert status == 0 and len(re.findall(r"\(0.\d\d\)", told)) == 3
+
+
+def test_a_document_behind_the_window_is_read_last(folder, store, monkeypatch, capsys):
+    opened, question = Store(store), "the river, the garden and the violin"
+    best, second, third = (name for name, _ in opened.nearest(question, 3))
+    kept = {name: opened[name] for name in opened}
+    compressor = load_compressor(folder / "x500", load_model(str(folder), None, "cpu")[0])
+
+    def with_rest(*names):
+        """Which documents are read where these have two tokens behind the window."""
+        rest = {name: replace(kept[name], rest=((1, 2),)) for name in names}
+        monkeypatch.setattr(Store, "__getitem__", lambda self, name: (kept | rest)[name])
+        read, memories = NearestMemories(opened, 3, ([], [])).of(question, compressor)
+        assert len(read) == len(memories)
+        return [name.removeprefix(f"{store}, ") for name in read]
+
+    assert with_rest() == [best, second, third]
+    assert with_rest(best) == [second, third, best]
+    assert "--nearest" not in capsys.readouterr().err
+    assert with_rest(best, third) == [best], "they cannot be joined"
+    told = capsys.readouterr().err
+    assert "--nearest: 3 documents cannot be read as one context (memories: expected a rest" in told
+    assert told.splitlines()[-1].startswith(f"nearest: {best} (")
+
+
+def test_a_method_that_joins_nothing_reads_the_nearest(run, tmp_path):
+    for name, text in TEXTS.items():
+        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "texts" / name).write_text(text)
+    made = run("compress", tmp_path / "texts", "-o", tmp_path / "store", "--index", "--method", "avgpool", "--ratio", 2)
+    assert made[0] == 0
+    question = (tmp_path / "store", VIOLIN, "--max-new-tokens", 4)
+    one, several = run("ask", *question), run("ask", *question, "--nearest", 2)
+    assert one[0] == several[0] == 0 and one[1] == several[1]
+    assert "2 documents cannot be read as one context (memories: expected those of a method that" in several[2]
+    assert "nearest: 2026/march.md (" in several[2] and "garden" not in several[2]
+
+
+def test_the_index_follows_the_store(store, run, words, tmp_path):
+    (tmp_path / "texts" / "new.txt").write_text("A zebra slept beside the well.")
+    assert run("compress", tmp_path / "texts", "-o", store, *words[:2])[0] == 0
+    status, _, told = run("ask", store, "Where is the well?", *words)
+    assert status == 0 and f"{store}: 1 of 4 documents are not in its index" in told
+    status, _, complaint = run("ask", store, "zebra", *words)
+    assert status == 2 and complaint.endswith("QUESTION: expected one with a word of some document, got 'zebra'\n")
+    assert run("compress", tmp_path / "texts", "-o", store, "--index", *words[:2])[0] == 0
+    assert len(index_files(store, "words")) == 2
+    status, _, told = run("ask", store, "zebra", *words)
+    assert status == 0 and "nearest: new.txt (" in told and "not in its index" not in told
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--task", "lm"), "--document: expected one of the 3 documents of {store} for --task lm, got none"),
+        (
+            ("Who?", "--sources", "--text", "garden.txt"),
+            "--document: expected one of the 3 documents of {store} for --text, got none",
+        ),
+        (("Who?", "--nearest", "0"), "argument --nearest: expected a whole number of at least 1, got '0'"),
+    ],
+)
+def test_what_needs_a_name_says_so(store, run, more, told, capsys):
+    try:
+        status, _, complaint = run("ask", store, *more)
+    except SystemExit as error:
+        status, complaint = error.code, capsys.readouterr().err
+    assert status == 2 and told.format(store=store) in complaint
+
+
+def test_a_conversation_needs_a_name(store, run, monkeypatch):
+    monkeypatch.setattr(ask.sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(ask.sys.stdout, "isatty", lambda: True, raising=False)
+    status, _, complaint = run("ask", store)
+    assert status == 2 and f"expected one of the 3 documents of {store} for a conversation, got none" in complaint
+
+
+def test_an_index_is_of_a_store(run, folder, tmp_path):
+    (tmp_path / "one.txt").write_text("one text")
+    status, _, complaint = run("compress", tmp_path / "one.txt", "--index", "--compressor", folder / "x500")
+    assert (
+        status == 2 and "--index: expected a folder of texts and -o for a store of them, got other texts" in complaint
+    )
+    assert run("compress", tmp_path / "one.txt", "--compressor", folder / "x500")[0] == 0
+    status, _, complaint = run("ask", tmp_path / "one.gist", "Who?", "--nearest", 2)
+    assert status == 2 and "--nearest: expected none beside a memory file, got 2" in complaint
+
+
+def test_a_damaged_index_is_a_line(store, run, words):
+    (path,) = index_files(store, "words")
+    path.write_bytes(path.read_bytes()[:-1])
+    status, _, complaint = run("ask", store, VIOLIN, *words)
+    assert status == 2 and complaint.count("\n") == 1 and str(path) in complaint
