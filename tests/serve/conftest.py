@@ -14,7 +14,7 @@ import httpx
 import uvicorn
 from starlette.testclient import TestClient
 
-from gistkit.serve import Limits, Shelf, application
+from gistkit.serve import Limits, Shelf, application, running
 from tests.helpers.stores import make_compressor
 
 GIGA = 10**9
@@ -34,11 +34,22 @@ class Letters:
         return "".join(LETTERS[token % len(LETTERS)] for token in ids if token != 256)
 
 
+def made():
+    compressor = make_compressor()
+    compressor.tokenizer = Letters()
+    return compressor
+
+
 @pytest.fixture(scope="session")
 def compressor():
-    made = make_compressor()
-    made.tokenizer = Letters()
-    return made
+    """The server's own, which nothing else may use while it runs."""
+    return made()
+
+
+@pytest.fixture(scope="session")
+def same():
+    """A compressor of the same weights, for what an answer has to be."""
+    return made()
 
 
 @pytest.fixture
@@ -72,12 +83,12 @@ def live(serving):
     @contextmanager
     def serve(**options):
         with serving(**options) as inner, socket.create_server(("127.0.0.1", 0)) as listener:
-            server = uvicorn.Server(uvicorn.Config(inner.app, log_level="warning", lifespan="off"))
+            server = running._Server(uvicorn.Config(inner.app, log_level="warning", lifespan="off"))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
             thread.start()
             try:
                 with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=30) as client:
-                    client.state = inner.state
+                    client.state, client.server = inner.state, server
                     yield client
             finally:
                 server.should_exit = True
@@ -100,6 +111,19 @@ def gate(compressor, monkeypatch):
     monkeypatch.setattr(compressor, "generate", gated)
     yield opened
     opened.set()
+
+
+@pytest.fixture
+def sizes(compressor, monkeypatch):
+    """How many questions were answered together, of each batch."""
+    found, generate = [], compressor.generate
+
+    def counted(memory, prompts, **options):
+        found.append(len(prompts))
+        return generate(memory, prompts, **options)
+
+    monkeypatch.setattr(compressor, "generate", counted)
+    return found
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_its_routes_are_those_of_the_server(client):
 
 
 def test_its_fields_are_those_of_the_server():
-    sentence = PAGE.split("A chat completion takes ")[1].split("A field that would")[0]
+    sentence = PAGE.split("A chat completion takes ")[1].split("Several memories")[0]
     named = set(re.findall(r"`(\w+)`", sentence))
     assert named == {*ChatBody.model_fields, "max_completion_tokens"}
     assert ChatBody.model_fields["max_tokens"].default == 256 and ChatBody.model_fields["temperature"].default == 0
@@ -42,7 +42,7 @@ def test_its_options_are_those_of_the_command():
     ]
 
 
-def test_the_client_of_openai_asks_as_it_shows(live, compressor, monkeypatch):
+def test_the_client_of_openai_asks_as_it_shows(live, same, monkeypatch):
     pytest.importorskip("openai", reason="openai is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(ROOT)
@@ -56,4 +56,4 @@ def test_the_client_of_openai_asks_as_it_shows(live, compressor, monkeypatch):
         with contextlib.redirect_stdout(shown):
             exec(code, {})
         expected = answer_of(asked(client, added(client, text), "Who started the survey?", max_tokens=256))
-    assert shown.getvalue() == expected == compressor.ask(text, "Who started the survey?", max_new_tokens=256)
+    assert shown.getvalue() == expected == same.ask(text, "Who started the survey?", max_new_tokens=256)

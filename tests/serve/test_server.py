@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from gistkit.serve import Limits
+from gistkit.serve import Limits, running
 from tests.serve.helpers import added, answer_of, asked, events, eventually
 
 TEXT, QUESTION = "The gate code is 4471.", "What is the code?"
@@ -23,11 +23,11 @@ def error_of(response, status):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_is_that_of_the_compressor_itself(client, compressor, stream):
+def test_an_answer_is_that_of_the_compressor_itself(client, same, stream):
     memory = added(client, TEXT)
     for count in (1, 9, 40):
         response = asked(client, memory, QUESTION, max_tokens=count, stream=stream)
-        assert answer_of(response) == compressor.ask(TEXT, QUESTION, max_new_tokens=count)
+        assert answer_of(response) == same.ask(TEXT, QUESTION, max_new_tokens=count)
 
 
 def test_a_stream_has_the_chunks_of_openai_in_whole_words(client):
@@ -43,8 +43,8 @@ def test_a_stream_has_the_chunks_of_openai_in_whole_words(client):
     assert last["choices"] == [] and last["usage"] == whole["usage"]
 
 
-def test_the_numbers_of_a_memory_and_of_an_answer(client, compressor):
-    memory = compressor.compress(TEXT)
+def test_the_numbers_of_a_memory_and_of_an_answer(client, same):
+    memory = same.compress(TEXT)
     body = client.post("/v1/memories", json={"text": TEXT}).json()
     assert body == {
         **{"id": body["id"], "object": "memory", "used": body["used"], "in_ram": True},
@@ -73,43 +73,43 @@ def test_memories_are_listed_shown_and_removed(client):
     assert answer_of(asked(client, names[0], QUESTION))
 
 
-def test_memories_answer_alike_from_ram_from_disk_and_after_a_restart(serving, compressor):
+def test_memories_answer_alike_from_ram_from_disk_and_after_a_restart(serving, same):
     texts = [f"{TEXT} {number}" for number in range(3)]
-    size = compressor.compress(texts[0]).nbytes
+    size = same.compress(texts[0]).nbytes
     with serving(ram_bytes=size) as client:
         names = [added(client, text) for text in texts]
         assert client.get("/health").json()["ram_bytes"] == size
         before = [answer_of(asked(client, name, QUESTION, max_tokens=20)) for name in names]
     with serving() as client:
         after = [answer_of(asked(client, name, QUESTION, max_tokens=20)) for name in names]
-    assert before == after == [compressor.ask(text, QUESTION, max_new_tokens=20) for text in texts]
+    assert before == after == [same.ask(text, QUESTION, max_new_tokens=20) for text in texts]
 
 
-def test_later_turns_are_read_as_a_conversation_whose_answers_ended(client, compressor):
+def test_later_turns_are_read_as_a_conversation_whose_answers_ended(client, same):
     memory, turns, read = added(client, TEXT), [], []
     for question in ("Who?", "When?", "Where?"):
         turns.append(question)
         read += f"\n### Question:\n{question}\n### Answer:\n".encode()
-        tokens = compressor.generate(compressor.compress(TEXT), [read], task="qa", max_new_tokens=12)[0]
+        tokens = same.generate(same.compress(TEXT), [read], task="qa", max_new_tokens=12)[0]
         answer = answer_of(asked(client, memory, *turns, max_tokens=12))
-        assert answer == compressor.tokenizer.decode(tokens.tolist()).strip()
+        assert answer == same.tokenizer.decode(tokens.tolist()).strip()
         turns.append("it is so")
         read += [*b"it is so", 256]
 
 
-def test_several_memories_are_one_context(client, compressor):
+def test_several_memories_are_one_context(client, same):
     texts = [TEXT, "The key is with Olga."]
     names = [added(client, text) for text in texts]
-    joined = compressor.join([compressor.compress(text) for text in texts])
-    expected = compressor.ask(joined, QUESTION, max_new_tokens=20)
+    joined = same.join([same.compress(text) for text in texts])
+    expected = same.ask(joined, QUESTION, max_new_tokens=20)
     assert answer_of(asked(client, names, QUESTION, max_tokens=20)) == expected
     assert expected != answer_of(asked(client, names[::-1], QUESTION, max_tokens=20))
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_ends_an_answer_and_is_no_part_of_it(client, compressor, stream):
+def test_a_stop_ends_an_answer_and_is_no_part_of_it(client, same, stream):
     memory = added(client, TEXT)
-    whole = compressor.ask(TEXT, QUESTION, max_new_tokens=40)
+    whole = same.ask(TEXT, QUESTION, max_new_tokens=40)
     stop = whole[len(whole) // 2 :][:2]
     response = asked(client, memory, QUESTION, max_tokens=40, stop=stop, stream=stream)
     assert answer_of(response) == whole[: whole.index(stop)].strip()
@@ -117,14 +117,20 @@ def test_a_stop_ends_an_answer_and_is_no_part_of_it(client, compressor, stream):
     assert choice["finish_reason"] == "stop"
 
 
-def test_samples_are_those_of_their_seed(client, compressor):
+def test_samples_are_those_of_their_seed(client):
     memory = added(client, TEXT)
     ask = lambda **options: answer_of(asked(client, memory, QUESTION, max_tokens=30, temperature=1.5, **options))  # noqa: E731
     assert ask(seed=3) == ask(seed=3) != ask(seed=4)
     assert len({ask(top_p=0.9) for _ in range(3)}) == 3
 
 
-def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client, compressor):
+def test_a_temperature_next_to_0_is_greedy(client, same):
+    memory = added(client, TEXT)
+    answer = answer_of(asked(client, memory, QUESTION, temperature=1e-300, max_tokens=20))
+    assert answer == same.ask(TEXT, QUESTION, max_new_tokens=20)
+
+
+def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client, same):
     memory = added(client, TEXT)
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " the code?"}]
     body = {
@@ -132,7 +138,7 @@ def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client
         **{"messages": [{"role": "user", "content": parts, "name": None}], "response_format": {"type": "text"}},
         **{"presence_penalty": 0.0, "logprobs": False, "seed": None, "temperature": 0},
     }
-    assert answer_of(client.post("/v1/chat/completions", json=body)) == compressor.ask(TEXT, QUESTION, max_new_tokens=9)
+    assert answer_of(client.post("/v1/chat/completions", json=body)) == same.ask(TEXT, QUESTION, max_new_tokens=9)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +260,7 @@ def test_a_server_for_others_is_called_by_any_name(serving):
         assert client.get("/health", headers={"host": "gist.example"}).status_code == 200
 
 
-def test_sixteen_clients_at_once_get_the_answers_that_each_gets_alone(live, compressor):
+def test_sixteen_clients_at_once_get_the_answers_that_each_gets_alone(live, same):
     texts = [f"{TEXT} {'more ' * number}" for number in range(4)]
     with live() as client, ThreadPoolExecutor(16) as pool:
         names = list(pool.map(lambda text: added(client, text), texts))
@@ -270,18 +276,11 @@ def test_sixteen_clients_at_once_get_the_answers_that_each_gets_alone(live, comp
         together = list(pool.map(ask, range(16), timeout=60))
         assert together == [ask(number) for number in range(16)]
         for number in (1, 7, 14):
-            expected = compressor.ask(texts[number % 4], f"{QUESTION}{number}", max_new_tokens=5 + number)
+            expected = same.ask(texts[number % 4], f"{QUESTION}{number}", max_new_tokens=5 + number)
             assert together[number] == expected
 
 
-def test_questions_that_wait_are_answered_together_with_those_alike(live, gate, compressor, monkeypatch):
-    sizes, generate = [], compressor.generate
-
-    def counted(memory, prompts, **options):
-        sizes.append(len(prompts))
-        return generate(memory, prompts, **options)
-
-    monkeypatch.setattr(compressor, "generate", counted)
+def test_questions_that_wait_are_answered_together_with_those_alike(live, gate, sizes):
     with live(limits=Limits(batch=3)) as client, ThreadPoolExecutor(8) as pool:
         memory = added(client, TEXT)
         first = pool.submit(asked, client, memory, QUESTION, max_tokens=4)
@@ -294,20 +293,22 @@ def test_questions_that_wait_are_answered_together_with_those_alike(live, gate, 
     assert sorted(sizes) == [1, 1, 1, 3] and sizes[0] == 1
 
 
-def test_a_batch_keeps_to_its_tokens(live, gate, compressor):
-    with live(limits=Limits(batch_tokens=200)) as client, ThreadPoolExecutor(8) as pool:
+def test_a_batch_keeps_to_its_tokens(live, gate, sizes):
+    # A memory of 8 tokens, a prompt of 45 and an answer of 40.
+    with live(limits=Limits(batch_tokens=250)) as client, ThreadPoolExecutor(8) as pool:
         memory = added(client, TEXT)
-        waiting = [pool.submit(asked, client, memory, QUESTION, max_tokens=40) for _ in range(4)]
+        waiting = [pool.submit(asked, client, memory, QUESTION, max_tokens=40) for _ in range(5)]
         assert gate.begun.wait(10)
-        eventually(lambda: client.state.worker.waiting >= 2)
+        eventually(lambda: sum(sizes) + client.state.worker.waiting == 5)
         gate.set()
         assert len({answer_of(one.result()) for one in waiting}) == 1
+    assert sum(sizes) == 5 and max(sizes) == 2
 
 
 def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
     with live(limits=Limits(queue=2)) as client, ThreadPoolExecutor(4) as pool:
         memory = added(client, TEXT)
-        running = pool.submit(asked, client, memory, QUESTION)
+        first = pool.submit(asked, client, memory, QUESTION)
         assert gate.begun.wait(10)
         waiting = [pool.submit(asked, client, memory, QUESTION) for _ in range(2)]
         eventually(lambda: client.get("/health").json()["waiting"] == 2)
@@ -315,7 +316,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
         assert error_of(refused, 503) == "the queue is full, 2 requests are waiting"
         assert refused.headers["retry-after"] == "1"
         gate.set()
-        assert all(answer_of(one.result()) for one in (running, *waiting))
+        assert all(answer_of(one.result()) for one in (first, *waiting))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -362,7 +363,7 @@ def test_a_client_that_goes_frees_the_worker(live, compressor, monkeypatch, stre
 def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):
     with live(limits=Limits(queue=1)) as client, ThreadPoolExecutor(4) as pool:
         memory = added(client, TEXT)
-        running = pool.submit(asked, client, memory, QUESTION, max_tokens=3)
+        first = pool.submit(asked, client, memory, QUESTION, max_tokens=3)
         assert gate.begun.wait(10)
         with httpx.Client(base_url=client.base_url, timeout=0.3) as going, pytest.raises(httpx.ReadTimeout):
             asked(going, memory, QUESTION)
@@ -370,7 +371,7 @@ def test_who_goes_while_waiting_is_never_answered_and_makes_room(live, gate):
         later = pool.submit(asked, client, memory, QUESTION, max_tokens=3)
         eventually(lambda: not any(job.cancelled for job in client.state.worker._waiting))
         gate.set()
-        assert answer_of(running.result()) == answer_of(later.result())
+        assert answer_of(first.result()) == answer_of(later.result())
         eventually(lambda: client.get("/health").json()["done"] == 3)
 
 
@@ -394,3 +395,26 @@ def test_at_its_end_a_server_refuses_what_waits(serving, gate):
         assert error_of(asked(client, memory, QUESTION), 503) == "the server is shutting down"
         gate.set()
         closing.result()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_runs_when_a_server_ends_has_its_time_and_then_an_error(live, compressor, monkeypatch, stream):
+    monkeypatch.setattr(running, "GRACE", 0.2)
+    begun, go_on, decode = threading.Event(), threading.Event(), compressor.tokenizer.decode
+
+    def slow(tokens, **options):
+        if len(tokens) == 40:
+            begun.set()
+            assert go_on.wait(10)
+        return decode(tokens, **options)
+
+    with live() as client, ThreadPoolExecutor(1) as pool:
+        memory = added(client, TEXT)
+        monkeypatch.setattr(compressor.tokenizer, "decode", slow)
+        answering = pool.submit(asked, client, memory, QUESTION, max_tokens=400, stop="@", stream=stream)
+        assert begun.wait(10)
+        client.server.should_exit = True
+        response = answering.result(timeout=10)
+        error = events(response)[-1] if stream else response.json()
+        assert error["error"]["code"] == "shutting_down" and response.status_code == (200 if stream else 503)
+        go_on.set()

@@ -18,8 +18,6 @@ EXAMPLES = """\
 example: gistkit serve
 example: gistkit serve --model ./llama --compressor runs/x500 --memories memories/ --port 8080
 example: gistkit serve --memories memories/ --max-memories 1000 --ram 4e9 --disk 5e10 --batch 32"""
-# Seconds that open answers have to end after Ctrl-C.
-GRACE = 5
 
 
 def add(commands: Any) -> None:
@@ -85,11 +83,11 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     device_name = device(arguments.device)
-    import uvicorn
 
     from gistkit.ask.turns import chat_turns
     from gistkit.serve import Limits, Shelf, application
     from gistkit.serve.app import LOOPBACK
+    from gistkit.serve.running import run
 
     with ExitStack() as stack:
         # An address that is taken is told before the model is loaded.
@@ -122,12 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
             compressor, shelf, name=name, turns=turns, limits=limits, seconds=arguments.timeout,
             body_bytes=arguments.max_body, hosts=LOOPBACK if _is_loopback(listener) else None,
         )  # fmt: skip
-        config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE, ws="none", lifespan="on",
-            limit_concurrency=2 * arguments.queue + arguments.batch, timeout_keep_alive=30,
-        )  # fmt: skip
         _greet(listener, name, shelf, arguments)
-        uvicorn.Server(config).run(sockets=[listener])
+        run(app, listener, connections=2 * arguments.queue + arguments.batch)
     return 0
 
 

@@ -110,7 +110,8 @@ def application(
         if body.max_tokens > limits.new_tokens:
             raise Refused(400, f"max_tokens: expected at most {limits.new_tokens}, got {body.max_tokens}", "max_tokens")
         asked = body.turns()
-        sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature > 0 else Sampling()
+        # So near to 0 the likeliest token is all but certain, and logits would overflow.
+        sampling = Sampling(body.temperature, body.top_p, body.seed) if body.temperature >= 1e-3 else Sampling()
 
         def question(tell: Callable[[Any], None]) -> Question:
             return Question(tell, body.memories, asked, body.max_tokens, sampling, body.stop, body.stream)

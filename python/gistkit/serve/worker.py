@@ -183,14 +183,18 @@ class Worker:
             self._waiting.append(job)
             self._changed.notify()
 
-    def close(self) -> None:
-        """Ends what runs at its next token, refuses what waits, and ends the thread."""
+    def stop(self) -> None:
+        """Refuses what waits, what comes and what runs, which ends at its next token."""
         with self._changed:
             self._closing = True
             jobs = [*self.running, *self._waiting]
             self._waiting.clear()
             self._changed.notify()
         _refuse(jobs, Refused(503, "the server is shutting down", code="shutting_down"))
+
+    def close(self) -> None:
+        """`stop`, and waits until the thread has ended."""
+        self.stop()
         self._thread.join()
 
     @torch.no_grad()
@@ -267,7 +271,10 @@ class Worker:
                 raise Refused(
                     404, f"memory: expected the id of a memory, got {name[:80]!r}", "memory", code="memory_not_found"
                 ) from None
-        memory = compressor.join(memories) if len(memories) > 1 else memories[0]
+        try:
+            memory = compressor.join(memories) if len(memories) > 1 else memories[0]
+        except ValueError as error:
+            raise Refused(400, f"memory: {str(error).removeprefix('memories: ')}", "memory") from error
         memory = memory.to(dtype=compressor.embed.weight.dtype)
         prompt = self._tokens(job.turns)
         lead = compressor.task_embedding("qa", memory).shape[1]
