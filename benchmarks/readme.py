@@ -128,6 +128,24 @@ def asking_table(path: Path) -> str:
     return f"{table}\n\nMedians of {content['rounds']} rounds. {machine_line(content['machine'])}."
 
 
+def serving_table(path: Path) -> str:
+    """Many clients at once: seconds of an answer, rates, errors and resident memory, a row a server."""
+    content = json.loads(path.read_text())
+    head = ["an answer, p50", "p95", "answers/s", "tokens/s", "answers", "errors", "right one within", "memory, peak"]
+    cells = [
+        [
+            row["form"], f"{row['p50']:.1f} s", f"{row['p95']:.1f} s", f"{row['rate']:.2f}", f"{row['tokens']:.1f}",
+            f"{row['requests']}", f"{row['errors']}", f"{row['right']:.0f}%",
+            f"{row['rss']:.0f} MiB ({row['first']:.0f}, then {row['second']:.0f})",
+        ]
+        for row in content["rows"]
+    ]  # fmt: skip
+    title = f"{content['clients']} clients, documents of {content['tokens']} tokens, SmolLM2-135M"
+    table = format_table([[title, *head], *cells])
+    together = f"Questions begin within {content['seconds']:.0f} s; gistkit answers up to {content['batch']} together."
+    return f"{table}\n\n{together} In brackets: memory in either half. {machine_line(content['machine'])}."
+
+
 def suite(folder: Path, name: str) -> Path | None:
     """A suite's file of the machine, or of the first other one that has it."""
     return next(
@@ -163,6 +181,8 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     streaming = [folder / f"{name}.json" for name in ("streaming", "streaming-bfloat16")]
     tables += [streaming_table(path) for path in streaming if path.exists()]
+    if serving := suite(folder, "serving"):
+        tables.append(serving_table(serving))
     if asking := suite(folder, "asking"):
         tables.append(asking_table(asking))
         tables.append(f"![seconds after each answer]({asking.with_suffix('.png').relative_to(RESULTS)})")

