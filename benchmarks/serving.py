@@ -3,9 +3,9 @@
 The documents are those of asking.py: docstrings of torch.nn with made-up facts among their paragraphs. gistkit reads
 each of them once, and a question names its memory; transformers gets the whole document with every question, in the
 model's chat template. Each client asks one question after another; answers have at most 24 tokens of one line, and are
-greedy. While the clients of gistkit ask, another one adds a text every five seconds, and the server keeps 32 memories.
-The servers run one after the other, each as a process of its own, whose resident memory is read every second.
-`transformers serve` needs the package openai too.
+greedy. While the clients of gistkit ask, another one adds a text, and five seconds behind it the next; the server keeps
+32 memories. The servers run one after the other, each as a process of its own, whose resident memory is read every
+second. `transformers serve` needs the package openai too.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FULL = "transformers serve, full context"
 KEPT = 32
 """Memories that gistkit's server keeps."""
 PAUSE = 5.0
-"""Seconds between two texts that are added while the clients ask."""
+"""Seconds from a text that was added, while the clients ask, to the next."""
 
 
 @dataclass
@@ -112,18 +112,23 @@ async def ask_all(
     return load
 
 
-async def beside(client: httpx.AsyncClient, load: Load, adds: bool, resident: Resident) -> None:
-    """Reads the server's memory every second, and adds a text to it now and then, until it is cancelled."""
-    start, added = time.perf_counter(), 0
+async def watch(resident: Resident) -> None:
+    """Reads a server's memory every second, until it is cancelled."""
+    start = time.perf_counter()
     while True:
-        second = time.perf_counter() - start
-        resident.read(second)
-        if adds and second >= added * PAUSE:
-            added += 1
-            response = await client.post("/v1/memories", json={"text": f"Text {added}. " + "And so on. " * 50})
-            if response.status_code != 201:
-                load.errors.append(f"memories: {response.status_code} {response.text:.200}")
+        resident.read(time.perf_counter() - start)
         await asyncio.sleep(1)
+
+
+async def add_texts(client: httpx.AsyncClient, errors: list[str]) -> None:
+    """Adds a text now and then, until it is cancelled, and notes what goes wrong."""
+    for number in count():
+        try:
+            response = await client.post("/v1/memories", json={"text": f"Text {number}. " + "And so on. " * 50})
+            response.raise_for_status()
+        except httpx.HTTPError as error:
+            errors.append(f"memories: {type(error).__name__}: {error}")
+        await asyncio.sleep(PAUSE)
 
 
 def row(name: str, load: Load, reading: float, samples: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -205,14 +210,15 @@ async def measure(
         reading = time.perf_counter() - start
         # What a server does once is done.
         (await client.post("/v1/chat/completions", json=bodies[0][0])).raise_for_status()
-        resident, others = Resident(pid), Load()
-        watching = asyncio.create_task(beside(client, others, adds, resident))
+        resident, errors = Resident(pid), list[str]()
+        beside = [asyncio.create_task(watch(resident))]
+        if adds:
+            beside.append(asyncio.create_task(add_texts(client, errors)))
         with tqdm(desc=name, unit="answer", dynamic_ncols=True) as bar:
             load = await ask_all(client, bodies, options.clients, options.seconds, bar.update)
-        if watching.done():
-            watching.result()
-        watching.cancel()
-        load.errors += others.errors
+        for task in beside:
+            task.cancel()
+        load.errors += errors
         for error in load.errors[:3]:
             print(f"  {name}: {error}", file=sys.stderr)
         return row(name, load, reading, resident.samples)

@@ -74,6 +74,22 @@ def test_the_memory_of_a_process_is_read_while_it_lives():
     assert ended.samples == []
 
 
+def test_texts_are_added_beside_the_questions_and_failures_are_noted(monkeypatch):
+    monkeypatch.setattr(serving, "PAUSE", 0.01)
+    client, seen, _ = server(fails={1})
+    errors, resident = [], serving.Resident(os.getpid())
+
+    async def a_while():
+        tasks = [asyncio.create_task(each) for each in (serving.add_texts(client, errors), serving.watch(resident))]
+        await asyncio.sleep(0.3)
+        for task in tasks:
+            task.cancel()
+
+    asyncio.run(a_while())
+    assert len({body["text"] for body in seen}) == len(seen) >= 3
+    assert len(errors) == 1 and errors[0].startswith("memories: HTTPStatusError") and len(resident.samples) == 1
+
+
 def test_a_server_that_ends_at_once_says_why():
     command = [sys.executable, "-c", "raise SystemExit('no port')"]
     with pytest.raises(RuntimeError, match="no port"), serving.served(command, serving.free_port(), 1):
