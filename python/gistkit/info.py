@@ -20,7 +20,6 @@ OPTIONAL = {
     "safetensors": "'gistkit[hf]'",
     "peft": "'gistkit[hf]'",
     "matplotlib": "'gistkit[viz]'",
-    "bokeh": "'gistkit[viz]'",
     "tqdm": "'gistkit[demo]'",
     "accelerate": "'gistkit[train]'",
     "datasets": "'gistkit[datasets]'",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("bokeh", reason="the viz extra is not installed")
+pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,12 @@
 """`gistkit view attention` on a small random model: which weights, of which tokens."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("bokeh", reason="the viz extra is not installed")
+pytest.importorskip("matplotlib", reason="the viz extra is not installed")
 
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -36,11 +38,13 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def view(folder, tmp_path, monkeypatch):
-    """Runs the command with some words; returns the page's (title, {name: weights}, tokens)."""
+    """Runs the command with some words; returns the page's (title, {(layer, head): weights}, tokens)."""
     shown = []
 
-    def page(weights, *, queries, title):
-        shown.append((title, weights, queries))
+    def page(weights, *, layers, heads, queries, title):
+        assert weights.shape[:2] == (len(layers), len(heads))
+        maps = dict(zip(product(layers, heads), weights.reshape(-1, *weights.shape[2:]), strict=True))
+        shown.append((title, maps, queries))
         return "<html>"
 
     def call(*words):
@@ -66,13 +70,33 @@ def test_a_model_by_itself_shows_its_eager_weights(folder, view):
     title, maps, tokens = view("--layer", "1,0", "--head", "1,0")
     assert title == f"{folder} reads {folder / 'text.txt'}" and list(tokens.texts) == list(TEXT)
     names = [(layer, head) for layer in (0, 1) for head in (0, 1)]
-    assert list(maps) == [f"layer {layer}, head {head}" for layer, head in names]
+    assert list(maps) == [(str(layer), str(head)) for layer, head in names]
     for (layer, head), weights in zip(names, maps.values(), strict=True):
         np.testing.assert_allclose(weights, expected[layer, head], rtol=1e-4, atol=1e-6)
     assert set(tokens.roles) == {Role.TEXT} and tokens.positions.tolist() == list(range(COUNT))
     _, maps, _ = view()
-    assert list(maps) == ["layer 1, mean of 2 heads"]
-    np.testing.assert_allclose(maps["layer 1, mean of 2 heads"], expected[1].mean(0), rtol=1e-4, atol=1e-6)
+    assert list(maps) == list(product("01", ["mean of 2", "0", "1"]))
+    for layer in (0, 1):
+        its = {"mean of 2": expected[layer].mean(0), "0": expected[layer, 0], "1": expected[layer, 1]}
+        for head, weights in its.items():
+            np.testing.assert_allclose(maps[str(layer), head], weights, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("room", "words", "layers", "heads", "said"),
+    [
+        (2, [], "01", ["mean of 2"], "2 layers x 3 heads x {n} x {n} tokens are many weights for a page"),
+        (1, [], "1", ["mean of 2"], "the mean of all heads of the last layer"),
+        (1, ["--layer", "0"], "0", ["mean of 2"], "the mean of all heads of the chosen layers"),
+        (1, ["--layer", "0,1", "--head", "0,mean"], "01", ["mean of 2", "0"], ""),
+    ],
+)  # fmt: skip
+def test_maps_that_nobody_chose_are_as_many_as_fit(room, words, layers, heads, said, view, monkeypatch, capsys):
+    monkeypatch.setattr("gistkit.cli.view_attention.COMFORTABLE", room * COUNT**2)
+    _, maps, _ = view(*words)
+    assert list(maps) == list(product(layers, heads))
+    out = capsys.readouterr().out
+    assert said.format(n=COUNT) in out and ("many weights" in out) == bool(said)
 
 
 def fed(layout, *left_out):
@@ -93,7 +117,7 @@ CASES = {
 def test_an_encoder_shows_what_its_layout_sees(method, view):
     words, layout = CASES[method]
     title, maps, tokens = view("--method", method, *words)
-    (weights,) = maps.values()
+    weights = maps["1", "mean of 2"]
     assert " encodes " in title
     assert ((weights > 0) == layout.dense_mask()).all()
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
@@ -106,7 +130,7 @@ def test_an_encoder_shows_what_its_layout_sees(method, view):
 
 def test_a_dodo_shows_its_encoder_and_its_nuggets(folder, view):
     """Its scorer runs a layer first; without adapters of its own the encoder is the base model."""
-    _, maps, tokens = view("--method", "dodo", "--ratio", "8", "--layer", "0,1", "--option", "layer=1")
+    _, maps, tokens = view("--method", "dodo", "--ratio", "8", "--head", "mean", "--option", "layer=1")
     model = AutoModelForCausalLM.from_pretrained(folder)
     compressor = new_compressor(model, "dodo", ratio=8, layer=1)
     with torch.no_grad():
@@ -124,7 +148,7 @@ def test_a_saved_compressor_is_loaded(folder, view, capsys):
     title, maps, tokens = view("--compressor", str(folder / "icae"))
     assert title.startswith("ICAE EPL 4x encodes") and "UNTRAINED" not in capsys.readouterr().err
     layout = layouts.icae_encoder(COUNT, 16, 4)
-    assert ((maps["layer 1, mean of 2 heads"] > 0) == layout.dense_mask()).all()
+    assert ((maps["1", "mean of 2"] > 0) == layout.dense_mask()).all()
     assert (tokens.positions == layout.positions).all()
 
 

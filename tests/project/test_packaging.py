@@ -158,7 +158,7 @@ def test_source_distribution_holds_what_a_build_needs(tmp_path, monkeypatch):
         "pyproject.toml",
         "csrc/CMakeLists.txt",
         "csrc/cpu/isa.cpp",
-        "python/gistkit/viz/matrix_page.js",
+        "python/gistkit/viz/browser/page.js",
     ):
         assert needed in names
     assert {str(p.relative_to(ROOT)) for p in (ROOT / "csrc").rglob("*") if p.is_file()} <= names

@@ -49,7 +49,7 @@ def test_what_needs_torch_alone_loads_neither_its_compiler_nor_transformers() ->
         "import gistkit.ops, gistkit.layouts, gistkit.nn, gistkit.inspect; assert 'torch._dynamo' not in sys.modules"
     )
     assert {"gistkit", "numpy", "torch"} <= set(packages)
-    assert not {"transformers", "safetensors", "peft", "matplotlib", "bokeh"} & set(packages)
+    assert not {"transformers", "safetensors", "peft", "matplotlib"} & set(packages)
 
 
 def seconds(*words: str) -> float:

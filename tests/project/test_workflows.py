@@ -130,9 +130,9 @@ def wheel(folder: Path, changed: dict[str, bytes | None], tag: str = "manylinux_
 def test_a_wheel_with_other_files_is_refused(tmp_path: Path) -> None:
     assert check_wheel.faults(wheel(tmp_path, {})) == []
     assert "gistkit/trained/smollm2-avgpool-2x/compressor.safetensors" in check_wheel.expected(ROOT)
-    changed = {"gistkit/info.py": b"", "gistkit/viz/matrix_page.js": None, "gistkit/x.o": b""}
+    changed = {"gistkit/info.py": b"", "gistkit/viz/browser/page.js": None, "gistkit/x.o": b""}
     assert check_wheel.faults(wheel(tmp_path, changed)) == [
-        "gistkit/viz/matrix_page.js is missing",
+        "gistkit/viz/browser/page.js is missing",
         "gistkit/x.o is not in the tree",
         "gistkit/info.py differs from the tree's",
     ]

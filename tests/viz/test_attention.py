@@ -87,7 +87,9 @@ def test_a_memory_map_says_measured_beside_expected():
     figure = draw_memory_map(windows(8, 5, beside=5 / 40), title="EPL")
     axes, bar = figure.axes
     assert texts(axes) == [
-        "peak moves 5.0 tokens (11.3°), centre 2.5 (21.8°)\neven: 5.0 (11.3°); focus 56% (flat: 12%)",
+        "From one memory token to the next, attention moves on by\n"
+        "5.0 context tokens at its peak, 2.5 on average (even: 5.0);\n"
+        "56% of it stays in the token's own part (if flat: 12%)",
         "EPL",
     ]
     (line,) = axes.lines
@@ -104,11 +106,11 @@ def test_memory_attention_has_a_panel_a_layer_and_layout():
     found = [text for axes in panels for text in texts(axes)]
     assert [text for text in found if "\n" not in text] == ["DPL", "EPL"]
     stated = [text for text in found if "\n" in text]
-    assert [text.split("\n")[0].split("(")[0] for text in stated] == [
-        f"peak moves {slope} tokens " for slope in ("0.0", "5.0", "5.0", "1.0")
+    assert [text.split("\n")[1].split(" at its peak")[0] for text in stated] == [
+        f"{slope} context tokens" for slope in ("0.0", "5.0", "5.0", "1.0")
     ]
-    assert [text.split("focus ")[1] for text in stated] == [
-        f"{share} (flat: 25%)" for share in ("25%", "100%", "100%", "25%")
+    assert [text.split("\n")[2] for text in stated] == [
+        f"{share} of it stays in the token's own part (if flat: 25%)" for share in ("25%", "100%", "100%", "25%")
     ]
     assert [axes.get_ylabel() for axes in panels] == ["layer 3\nmemory token", "", "layer 4\nmemory token", ""]
     with pytest.raises(ValueError, match="maps: expected at least one layout and a layer of each, got none"):

@@ -7,7 +7,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib", reason="the viz extra is not installed")
-pytest.importorskip("bokeh", reason="the viz extra is not installed")
 
 from gistkit.layouts import causal
 from gistkit.viz import text_html, text_page

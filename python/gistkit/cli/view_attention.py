@@ -25,6 +25,13 @@ example: gistkit view attention --text report.txt --model smollm2 --layer 0,29 -
 example: gistkit view attention --text report.txt --model ./llama --compressor runs/x500 --layer 5 --head 0,1
 example: gistkit view attention --text - --model ./llama --method gistpool --ratio 8 < report.txt"""
 BY_ITSELF = "show the model by itself"
+MEAN = "mean"
+# Weights of a page whose layers and heads nobody chose: a file of some 5 MB.
+COMFORTABLE = 2**24
+
+
+def _head(text: str) -> int | str:
+    return MEAN if text == MEAN else fits_page(text)
 
 
 def add(kinds: Any) -> None:
@@ -33,10 +40,12 @@ def add(kinds: Any) -> None:
     parser.add_argument("--text", required=True, help="text file, or - for standard input")
     add_model(parser)
     add_compressor(parser, BY_ITSELF)
-    layers = "layers, counted from 0 and comma-separated (default: the last)"
+    layers = (
+        "layers for the slider, counted from 0 and comma-separated (default: all, or the last where all are too many)"
+    )
     parser.add_argument("--layer", type=several(fits_page), metavar="L", help=layers)
-    heads = "query heads, a map each (default: the mean of all)"
-    parser.add_argument("--head", type=several(fits_page), metavar="H", help=heads)
+    heads = "query heads for the slider, and mean, their mean (default: mean, and each head where the page has room)"
+    parser.add_argument("--head", type=several(_head), metavar="H", help=heads)
     add_out(parser)
 
 
@@ -52,16 +61,16 @@ def _run(arguments: argparse.Namespace) -> int:
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     config = model.config.get_text_config()
-    layers = _below("--layer", arguments.layer or [config.num_hidden_layers - 1], config.num_hidden_layers)
-    heads = _below("--head", arguments.head or [], config.num_attention_heads) or None
+    chosen_layers = _below("--layer", arguments.layer or [], config.num_hidden_layers)
+    chosen_heads = _below("--head", arguments.head or [], config.num_attention_heads)
     ids = tokenizer(text, verbose=False)["input_ids"]
     if len(ids) > LARGEST:
         raise ValueError(f"--text: expected at most {LARGEST} tokens, got {len(ids)}; show a part of it")
-    map_count = len(layers) * len(heads or [0])
-    if map_count * len(ids) ** 2 > MOST_CELLS:
+    layers, heads = _fitting(chosen_layers, chosen_heads, config, len(ids))
+    if len(layers) * len(heads) * len(ids) ** 2 > MOST_CELLS:
         raise ValueError(
             f"--layer, --head: expected at most {MOST_CELLS // len(ids) ** 2} maps of {len(ids)} tokens, "
-            f"got {map_count}"
+            f"got {len(layers) * len(heads)}"
         )
     compressor_options = [getattr(arguments, name) for name in ("compressor", "method", "layout", "ratio", "chunk")]
     compressor = None
@@ -73,24 +82,47 @@ def _run(arguments: argparse.Namespace) -> int:
     order = np.arange(count) if plan is None or plan.order is None else plan.order[0].cpu().numpy().argsort()
     texts = token_texts(tokenizer, input_ids)
     tokens = _tokens(texts, plan, nuggets, order)
-    maps = {}
-    for layer, layer_map in zip(layers, recorded, strict=True):
-        for place, weights in enumerate(layer_map.weights[0].float().numpy()):
-            head_title = f"mean of {len(layer_map.heads)} heads" if heads is None else f"head {layer_map.heads[place]}"
-            maps[f"layer {layer}, {head_title}"] = weights[np.ix_(order, order)]
+    maps = np.empty((len(layers), len(heads), count, count), np.float32)
+    for layer_maps, layer_map in zip(maps, recorded, strict=True):
+        weights = layer_map.weights[0].float().numpy()
+        places = {head: place for place, head in enumerate(layer_map.heads)}
+        for one, head in zip(layer_maps, heads, strict=True):
+            one[:] = (weights.mean(0) if head == MEAN else weights[places[head]])[np.ix_(order, order)]
     title = f"{arguments.model} reads" if compressor is None else f"{compressor.title} encodes"
-    write_page(attention_page(maps, queries=tokens, title=f"{title} {arguments.text}"), arguments.out)
+    head_names = [f"{MEAN} of {config.num_attention_heads}" if head == MEAN else str(head) for head in heads]
+    page = attention_page(
+        maps, layers=list(map(str, layers)), heads=head_names, queries=tokens, title=f"{title} {arguments.text}"
+    )
+    write_page(page, arguments.out)
     return 0
 
 
-def _below(name: str, numbers: list[int], limit: int) -> list[int]:
-    if numbers and max(numbers) >= limit:
-        raise ValueError(f"{name}: expected less than {limit}, the number that the model has, got {max(numbers)}")
-    return sorted(numbers)
+def _fitting(layers: list[int], heads: list[Any], config: Any, tokens: int) -> tuple[list[int], list[Any]]:
+    """The layers and heads to show: the chosen ones, and of the others as many as are comfortable to open."""
+    every_layer, every_head = list(range(config.num_hidden_layers)), [MEAN, *range(config.num_attention_heads)]
+    fullest = (layers or every_layer, heads or every_head)
+    ways = [fullest, (fullest[0], heads or [MEAN]), (layers or every_layer[-1:], heads or [MEAN])]
+    shown = next((way for way in ways if len(way[0]) * len(way[1]) * tokens**2 <= COMFORTABLE), ways[-1])
+    if shown != fullest:
+        of_layers = "the chosen layers" if layers else "each layer" if shown == ways[1] else "the last layer"
+        print(
+            f"{len(fullest[0])} layers x {len(fullest[1])} heads x {tokens} x {tokens} tokens are many weights for a "
+            f"page: it has {'the chosen heads' if heads else 'the mean of all heads'} of {of_layers}; choose "
+            "by --layer and --head"
+        )
+    return shown
+
+
+def _below(name: str, chosen: list[Any], limit: int) -> list[Any]:
+    """In order, `MEAN` first."""
+    numbers = sorted(number for number in chosen if number != MEAN)
+    if numbers and numbers[-1] >= limit:
+        raise ValueError(f"{name}: expected less than {limit}, the number that the model has, got {numbers[-1]}")
+    return [MEAN, *numbers] if MEAN in chosen else numbers
 
 
 def _record(
-    model: PreTrainedModel, compressor: Compressor | None, ids: list[int], layers: list[int], heads: list[int] | None
+    model: PreTrainedModel, compressor: Compressor | None, ids: list[int], layers: list[int], heads: list[Any]
 ) -> tuple[list[AttentionMap], Plan | None, list[int], list[int]]:
     """Maps of the layers, the plan of their pass, its tokens without memory slots, and which of those are nuggets."""
     import torch
@@ -99,7 +131,8 @@ def _record(
     from gistkit.hf import attach
     from gistkit.inspect import AttentionRecorder
 
-    recorder = AttentionRecorder(heads=heads, reduce="mean" if heads is None else "none")
+    # A mean beside some heads needs them all.
+    recorder = AttentionRecorder(heads=None if MEAN in heads else heads, reduce="mean" if heads == [MEAN] else "none")
     plan: Plan | None = None
 
     def begin(module: Any, args: Any, inputs: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit._checks import one_of
-from gistkit.inspect import AttentionMap, line_angle, measure_tracking
+from gistkit.inspect import AttentionMap, measure_tracking
 from gistkit.layouts.relations import Role
 from gistkit.viz.layout import ROLE_COLOURS
 from gistkit.viz.style import COLOURS, FigureOrAxes, Picture, axes_of
@@ -95,8 +95,8 @@ def draw_memory_map(
     """Attention of memory tokens over the context, the line of even coverage, and measured and expected figures.
 
     The text gives how far the peak and the centre of mass of attention move, and how far they would under even
-    coverage, in context tokens for each memory token and as the angle arctan(1 / slope) of the line; and the focus, the
-    share of a memory token's attention in its own L / M tokens. See `gistkit.inspect.Tracking`.
+    coverage, in context tokens for each memory token; and the focus, the share of a memory token's attention in its own
+    L / M tokens. See `gistkit.inspect.Tracking`, and `line_angle` for the paper's angles.
 
     Args:
         weights: [M, L], M at least 2; each row of any scale.
@@ -125,12 +125,14 @@ def draw_memory_map(
     ax.set(xlim=(-0.5, context - 0.5), ylim=(memory - 0.5, -0.5))
     ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     text = (
-        f"peak moves {_slope(tracking.peak_slope, ' tokens')}, centre {_slope(tracking.slope)}\n"
-        f"even: {_slope(ratio)}; focus {tracking.own_segment:.0%} (flat: {1 / memory:.0%})"
+        "From one memory token to the next, attention moves on by\n"
+        f"{_tokens(tracking.peak_slope)} context tokens at its peak, {_tokens(tracking.slope)} on average "
+        f"(even: {_tokens(ratio)});\n"
+        f"{tracking.own_segment:.0%} of it stays in the token's own part (if flat: {1 / memory:.0%})"
     )
     ax.set_title(text, loc="left", fontsize=8)
     if title is not None:
-        ax.annotate(title, (0, 1), (0, 27), xycoords="axes fraction", textcoords="offset points", fontsize=11)
+        ax.annotate(title, (0, 1), (0, 38), xycoords="axes fraction", textcoords="offset points", fontsize=11)
     if single:
         ax.set(xlabel="context token", ylabel="memory token")
         ax.figure.colorbar(image, ax=ax, label="share of attention", extend="max")
@@ -171,9 +173,9 @@ def draw_memory_attention(
     return figure
 
 
-def _slope(slope: float, unit: str = "") -> str:
-    """A slope and its angle; a slope that rounds to 0 has no sign."""
-    return f"{round(slope, 1) + 0.0:.1f}{unit} ({line_angle(slope):.1f}°)"
+def _tokens(slope: float) -> str:
+    """A slope; one that rounds to 0 has no sign."""
+    return f"{round(slope, 1) + 0.0:.1f}"
 
 
 def _place(name: str, number: int | None, numbers: Sequence[int]) -> int:

@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from bokeh.models import ColumnDataSource
-from bokeh.palettes import Magma256
+from matplotlib import colormaps
 from matplotlib.colors import to_hex, to_rgb
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit.layouts.layout import Layout, physical_order
 from gistkit.layouts.relations import Role
 from gistkit.viz.flow import legible
-from gistkit.viz.layout import ROLE_COLOURS
-from gistkit.viz.matrix_page import MARKERS, MatrixPage
+from gistkit.viz.matrix_page import ROLE_COLOURS_ON, MatrixPage, Side
 
 __all__ = ["MOST_CELLS", "MOST_TOKENS", "Tokens", "attention_page", "layout_page"]
 MOST_TOKENS = 4096
+# A page holds a byte a weight, compressed: about a third of that in a file of a causal model's maps.
 MOST_CELLS = 4 * MOST_TOKENS**2
 # A cell of a layout is 0, or SHADES * role + the share of its pairs that are seen, 1 to SHADES.
 SHADES = 42
 # A cell of an attention map is 0, or 255 + OCTAVE * log2(weight), 1 to 255: at most 2**(1/24) off.
 OCTAVE = 12
-LEAST = 2.0 ** ((1.5 - 255) / OCTAVE)
 # Weights below have the lightest colour.
-LIGHTEST = 1e-5
-WEIGHT = f"""\
-if (cell < 2) return cell ? "below {LEAST:.1e}" : "0";
-const weight = 2 ** ((cell - 255) / {OCTAVE});
-return weight < 0.001 ? weight.toExponential(2) : weight.toPrecision(3);"""
+LIGHTEST = 1e-4
+# What a pair that is not seen has; that of dark pages is theirs.
+BLANK = {"light": "#FFFFFF", "dark": "#15171B"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +47,9 @@ class Tokens:
 def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: str | None = None) -> str:
     """The mask of a layout, in logical and in physical order, and its position ids, as HTML.
 
-    Pointing at a pair shows both tokens, their roles and position ids, and whether the query sees the key. A pixel of
-    several pairs has the colour of most visible keys among them; the fewer these are, the paler it is.
+    Tokens that are chosen in the text, or a row of the map, colour the tokens that they see. Pointing at a pair shows
+    both tokens, their roles and position ids, and whether the query sees the key. A pixel of several pairs has the
+    colour of most visible keys among them; the fewer these are, the paler it is.
 
     Args:
         layout: of at most 4096 tokens.
@@ -68,73 +64,125 @@ def layout_page(layout: Layout, *, tokens: Sequence[str] | None = None, title: s
     layout_tokens = Tokens(tokens, layout.roles, layout.positions)
     side = _side("layout_page", "tokens", layout_tokens, len(layout), physical_order(layout))
     mask = layout.dense_mask()
-    palette = ["#FFFFFF"]
-    for role in Role:
-        palette += [_towards(ROLE_COLOURS[role], (shade / SHADES) ** 0.5) for shade in range(1, SHADES + 1)]
     return MatrixPage(
         title=title or layout.name or "layout",
-        notes=f"{len(layout)} tokens; {mask.mean():.1%} of the pairs are seen, in the colour of the key.",
+        caption=(
+            f"Which of {len(layout)} tokens sees which: each row is a token that looks, and the columns that are "
+            f"coloured in it are the tokens that it sees, in the colour of their role. {mask.mean():.1%} of all pairs "
+            "are seen."
+        ),
+        hint="Click a token, drag over several, or use the arrow keys (with Shift for several).",
+        rows="what the chosen tokens see",
+        columns="what sees them",
         queries=side,
-        keys=side,
-        cells={"mask": np.where(mask, SHADES * (layout.roles + 1), 0).astype(np.uint8)},
-        palette=palette,
+        keys=None,
+        cells=np.where(mask, SHADES * (layout.roles + 1), 0).astype(np.uint8)[None, None],
+        layers=[""],
+        heads=[""],
+        palettes={theme: _role_palette(theme) for theme in BLANK},
         shades=SHADES,
         mean=True,
-        value=("seen", 'return cell ? "yes" : "no"'),
+        ticks={},
     ).html()
 
 
 def attention_page(
-    weights: ArrayLike | Mapping[str, ArrayLike],
+    weights: ArrayLike,
     *,
+    layers: Sequence[str] | None = None,
+    heads: Sequence[str] | None = None,
     queries: Tokens | None = None,
     keys: Tokens | None = None,
     title: str = "Attention",
 ) -> str:
-    """Attention weights as HTML: a map, or several to choose from.
+    """Attention weights as HTML: a map, or that of each layer and head, by sliders.
 
-    Pointing at a weight shows it, to 3 %, and both tokens with their roles and position ids. Colours are logarithmic
-    from 1e-5 to 1, and white at 0; a pixel of several weights has the colour of the largest.
+    Tokens that are chosen in the text, or a row of the map, colour the tokens that they look at; or those that look at
+    them. Pointing at a weight shows it, to 3 %, and both tokens with their roles and position ids. Colours are
+    logarithmic from 1e-4 to 1, and those of the page at 0; a pixel of several weights has the colour of the largest.
+    The file has a byte a weight, layers x heads x Nq x Nk, before compression.
 
     Args:
-        weights: [Nq, Nk], 0 to 1, and 0 where a query does not see a key; or {name: such weights}, all of one shape. At
-            most 4096 queries and keys, and 4 x 4096 x 4096 weights in all.
+        weights: [Nq, Nk] or [layers, heads, Nq, Nk], 0 to 1, and 0 where a query does not see a key. At most 4096
+            queries and keys, and 4 x 4096 x 4096 weights in all.
+        layers, heads: their names, such as "3" and "mean of 9"; None: their numbers from 0.
         queries, keys: their tokens; `keys` None is `queries` if there are as many of both.
         title: heading.
 
     Raises:
         TypeError: if a token is no string.
-        ValueError: for other weights, too many weights, or another number of tokens, roles or positions.
+        ValueError: for other weights, too many weights, or another number of names, tokens, roles or positions.
     """
-    named_weights = weights if isinstance(weights, Mapping) else {"weights": weights}
-    maps = {name: np.asarray(weight_map, np.float32) for name, weight_map in named_weights.items()}
-    shapes = {weight_map.shape for weight_map in maps.values()}
-    shape = next(iter(shapes), ())
-    if len(shapes) != 1 or len(shape) != 2 or 0 in shape:
-        raise ValueError(f"attention_page: expected weights [Nq, Nk], all of one shape, got shapes {sorted(shapes)}")
-    rows, width = shape
-    _check_count("attention_page", "weights", max(shape))
-    if len(maps) * rows * width > MOST_CELLS:
+    maps = np.asarray(weights)
+    if maps.ndim not in (2, 4) or 0 in maps.shape:
         raise ValueError(
-            f"attention_page: expected at most {MOST_CELLS} weights, got {len(maps)} maps of {rows} x {width}"
+            f"attention_page: expected weights [Nq, Nk] or [layers, heads, Nq, Nk], got shape {list(maps.shape)}"
+        )
+    maps = maps.reshape((-1, 1, *maps.shape)[-4:])
+    rows, width = maps.shape[2:]
+    _check_count("attention_page", "weights", max(rows, width))
+    if maps.size > MOST_CELLS:
+        raise ValueError(
+            f"attention_page: expected at most {MOST_CELLS} weights, got {maps.shape[0]} layers x {maps.shape[1]} "
+            f"heads of {rows} x {width}"
         )
     query_side = _side("attention_page", "queries", queries or Tokens(), rows)
     self_attention = rows == width and (keys is None or keys is queries)
-    key_side = query_side if self_attention else _side("attention_page", "keys", keys or Tokens(), width)
-    darkest, lightest = 255.0, _level(LIGHTEST)
-    shades = np.clip((np.arange(1, 256) - lightest) / (darkest - lightest), 0, 1)
+    key_side = None if self_attention else _side("attention_page", "keys", keys or Tokens(), width)
+    cells = np.empty(maps.shape, np.uint8)
+    for place in np.ndindex(*maps.shape[:2]):
+        cells[place] = _levels(maps[place].astype(np.float32, copy=False))
     return MatrixPage(
         title=title,
-        notes=f"{rows} queries, {width} keys; weights to 3 %, white where there is none.",
+        caption=(
+            f"Where attention goes: each row is a token that looks, each column a token that it may look at; colours "
+            f"say how much of its attention goes there, by powers of ten ({rows} x {width} tokens)."
+        ),
+        hint="Click a token, drag over several, or use the arrow keys (with Shift for several).",
+        rows="what the chosen tokens look at",
+        columns="what looks at them",
         queries=query_side,
         keys=key_side,
-        cells={name: _levels(weight_map) for name, weight_map in maps.items()},
-        palette=["#FFFFFF", *(Magma256[255 - round(255 * shade)] for shade in shades)],
+        cells=cells,
+        layers=_names("layers", layers, maps.shape[0]),
+        heads=_names("heads", heads, maps.shape[1]),
+        palettes={theme: _weight_palette(theme) for theme in BLANK},
         shades=255,
         mean=False,
-        value=("weight", WEIGHT),
-        ticks={_level(weight): f"{weight:g}" for weight in (1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)},
+        octave=OCTAVE,
+        ticks={f"{100 * weight:g} %": _level(weight) for weight in (1e-4, 1e-3, 1e-2, 1e-1, 1.0)},
     ).html()
+
+
+def _names(name: str, names: Sequence[str] | None, count: int) -> list[str]:
+    if names is None:
+        return [str(number) for number in range(count)]
+    if len(names) != count:
+        raise ValueError(f"attention_page: expected {count} names of {name}, got {len(names)}")
+    return [legible(text) for text in names]
+
+
+def _weight_palette(theme: str) -> list[str]:
+    """From the page's colour, for 0, to the one farthest from it."""
+    shades = np.clip((np.arange(1, 256) - _level(LIGHTEST)) / (255 - _level(LIGHTEST)), 0, 1)
+    # The first and last tenth of the map are hardly told from white and from black pages.
+    ramp = colormaps["magma"](1 - 0.9 * shades - 0.02 if theme == "light" else 0.12 + 0.88 * shades)
+    return [BLANK[theme], *map(to_hex, ramp)]
+
+
+def _role_palette(theme: str) -> list[str]:
+    """For each role SHADES mixtures of the page's colour and its own."""
+    palette = [BLANK[theme]]
+    for role in Role:
+        colour = ROLE_COLOURS_ON[theme][role]
+        palette += [_mixed(BLANK[theme], colour, (shade / SHADES) ** 0.5) for shade in range(1, SHADES + 1)]
+    return palette
+
+
+def _mixed(start: str, end: str, amount: float) -> str:
+    """A mixture of two colours: 0 is the first, 1 the second."""
+    red, green, blue = (one + amount * (other - one) for one, other in zip(to_rgb(start), to_rgb(end), strict=True))
+    return to_hex((red, green, blue))
 
 
 def _level(weight: float) -> float:
@@ -150,43 +198,38 @@ def _levels(weights: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.where(weights > 0, levels, 0).astype(np.uint8)
 
 
-def _towards(colour: str, amount: float) -> str:
-    """A mixture of white, 0, and the colour, 1."""
-    red, green, blue = (1 - amount * (1 - part) for part in to_rgb(colour))
-    return to_hex((red, green, blue))
-
-
 def _check_count(function: str, name: str, count: int) -> None:
     if count > MOST_TOKENS:
         raise ValueError(f"{function}: expected {name} of at most {MOST_TOKENS} tokens, got {count}; show a part of it")
 
 
-def _side(
-    function: str, name: str, tokens: Tokens, count: int, physical: NDArray[np.int64] | None = None
-) -> ColumnDataSource:
+def _side(function: str, name: str, tokens: Tokens, count: int, physical: NDArray[np.int64] | None = None) -> Side:
     """The tokens along one side, as `MatrixPage` takes them."""
-    columns: dict[str, Any] = {"place": np.arange(count, dtype=np.int32)}
     parts: list[Iterable[str]] = [(f"#{place}" for place in range(count))]
-    texts = tokens.texts
-    if texts is not None:
-        if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+    texts = roles = positions = None
+    if tokens.texts is not None:
+        if isinstance(tokens.texts, str) or not all(isinstance(text, str) for text in tokens.texts):
             raise TypeError(f"{function}: expected {name} to hold strings, one a token")
-        if len(texts) != count:
-            raise ValueError(f"{function}: expected {count} {name}, got {len(texts)}")
-        parts.append(f"“{legible(text)}”" for text in texts)
+        if len(tokens.texts) != count:
+            raise ValueError(f"{function}: expected {count} {name}, got {len(tokens.texts)}")
+        texts = [legible(text) for text in tokens.texts]
+        parts.append(f"“{text}”" for text in texts)
     if tokens.roles is not None:
         roles = np.asarray(tokens.roles)
         if roles.shape != (count,) or not np.isin(roles, list(Role)).all():
             raise ValueError(f"{function}: expected roles of {name}, [{count}] values of Role, got {tokens.roles!r}")
         physical = np.argsort(roles, kind="stable") if physical is None else physical
-        columns["physical"] = physical.astype(np.int32)
-        columns["colour"] = [ROLE_COLOURS[Role(role)] for role in roles]
-        columns["marker"] = [MARKERS[Role(role)] for role in roles]
         parts.append(Role(role).name for role in roles)
     if tokens.positions is not None:
         positions = np.atleast_2d(tokens.positions)
         if positions.shape[1:] != (count,):
             raise ValueError(f"{function}: expected positions of {name}, [{count}], got shape {list(positions.shape)}")
-        columns |= {f"position{axis}": ids.astype(np.float64) for axis, ids in enumerate(positions)}
         parts.append("position " + ", ".join(f"{id:.12g}" for id in ids) for ids in positions.T)
-    return ColumnDataSource({**columns, "label": list(map(" ".join, zip(*parts, strict=True)))})
+    return Side(
+        labels=list(map(" ".join, zip(*parts, strict=True))),
+        names=[f"#{place}" if texts is None else f"#{place} “{texts[place]}”" for place in range(count)],
+        texts=texts,
+        roles=None if roles is None else roles.astype(int).tolist(),
+        positions=None if positions is None else positions.astype(float).tolist(),
+        physical=None if roles is None or physical is None else physical.tolist(),
+    )

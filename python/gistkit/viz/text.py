@@ -14,6 +14,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from gistkit._checks import at_least, one_of
+from gistkit.viz.browser import file_of
 from gistkit.viz.flow import flow, legible, symbol_of, width_of
 from gistkit.viz.style import COLOURS, Picture
 
@@ -88,11 +89,13 @@ PAGE = """\
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
 <meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark">
 <title>{title}</title>
-<style>body {{ font: 15px/1.5 sans-serif; max-width: 60em; margin: 1em auto; padding: 0 1.5em; }}</style>
+<style>
+{style}
+</style>
 </head>
 <body>
+<form autocomplete="off">{theme}</form>
 {content}
 </body>
 </html>
@@ -112,7 +115,8 @@ def text_page(
     # A file of UTF-8 has no surrogates, which file names may have.
     title, label = legible(title), legible(label)
     content = text_html(tokens, scores, selected, label=label, scale=scale, title=title)
-    return PAGE.format(title=escape(title), content=content)
+    style, theme = file_of("theme.css"), file_of("theme.html")
+    return PAGE.format(title=escape(title), content=content, style=style, theme=theme)
 
 
 def _element(nugget: bool | None, shade: float, hint: str, content: str) -> str:
