@@ -11,7 +11,8 @@ from gistkit._compiled import INSTALL_AGAIN
 
 PACKAGE = Path(__file__).resolve().parent.parent
 # In the order of the levels of csrc/cpu/isa.h.
-ISA_NAMES = ("generic", "neon") if platform.machine() in ("aarch64", "arm64") else ("generic", "avx2", "avx512")
+_ARM = platform.machine() in ("aarch64", "arm64")
+ISA_NAMES: tuple[str, ...] = ("generic", "neon") if _ARM else ("generic", "avx2", "avx512")
 
 
 def _find(stem: str) -> tuple[Path | None, list[Path]]:
