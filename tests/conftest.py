@@ -1,6 +1,7 @@
 """Shared test set-up: memory that gistkit allocates without filling starts as NaN, so a forgotten write is seen."""
 
 import os
+import platform
 
 # Threads must not differ between machines, or timings of the suite would: two, or one where processes share the cores,
 # whatever they inherit. Tests of threads choose their number.
@@ -42,6 +43,9 @@ def pytest_sessionstart(session):
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if session.config.getoption("quick") and terminal is not None:
         terminal.write_line(HEADER.format(best=" and ".join(best_isas())))
+
+
+ISAS = ["generic", "neon"] if platform.machine() in ("aarch64", "arm64") else ["generic", "avx2", "avx512"]
 
 
 def highest_isa():
@@ -92,13 +96,13 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512"])
+@pytest.fixture(params=ISAS)
 def isa(request):
     """Runs the test with each instruction set, then puts back the one in use."""
     yield from using(request.param)
 
 
-@pytest.fixture(params=["generic", "avx2", "avx512", "amx"])
+@pytest.fixture(params=[*ISAS, "amx"] if "avx512" in ISAS else ISAS)
 def attention_isa(request):
     """The same and, where the processor has it, AVX-512 with AMX beside it."""
     yield from using(request.param)

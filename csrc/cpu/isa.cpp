@@ -33,6 +33,9 @@ Isa best_isa() {
     return Isa::kGeneric;
   }();
   return best;
+#elif defined(GISTKIT_ARM64)
+  // Every AArch64 processor has it.
+  return Isa::kNeon;
 #else
   return Isa::kGeneric;
 #endif
@@ -43,7 +46,7 @@ static std::atomic<int>& chosen() {
     int best = static_cast<int>(best_isa());
     const char* name = std::getenv("GISTKIT_ISA");
     if (!name) return best;
-    // An unknown or unavailable name is refused in Python; here it only must not crash.
+    // An unknown or unavailable name is refused in Python; here it only must not crash. NEON is the best where it is.
     int wanted = !std::strcmp(name, "generic") ? 0 : !std::strcmp(name, "avx2") ? 1 : 2;
     return wanted < best ? wanted : best;
   }();

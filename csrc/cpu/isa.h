@@ -4,22 +4,23 @@
 
 namespace gistkit {
 
-enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2 };
+// Levels, each of one kind of processor: x86-64 has the first three, AArch64 kGeneric and kNeon.
+enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 1 };
 
 // The best one that this processor has and this build contains.
 Isa best_isa();
 
-// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512), or what gistkit_cpu_isa chose.
+// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512; neon), or what gistkit_cpu_isa chose.
 Isa current_isa();
 
 // Whether AVX-512 is in use and, beside it, AMX: the processor and the system have it, this build contains it, and
 // neither GISTKIT_AMX=0 nor gistkit_cpu_amx turned it off.
 bool amx_in_use();
 
-// One of these, which are in the order of Isa.
-template <class Kernel>
-Kernel* in_use(Kernel* of_generic, Kernel* of_avx2, Kernel* of_avx512) {
-  Kernel* const kernels[] = {of_generic, of_avx2, of_avx512};
+// One of these, which are in the order of Isa: generic's first.
+template <class Kernel, class... Kernels>
+Kernel* in_use(Kernel* of_generic, Kernels*... of_others) {
+  Kernel* const kernels[] = {of_generic, of_others...};
   return kernels[static_cast<int>(current_isa())];
 }
 
@@ -35,11 +36,16 @@ Kernel* in_use(Kernel* of_generic, Kernel* of_avx2, Kernel* of_avx512) {
   }                         \
   namespace avx512 {        \
   __VA_ARGS__               \
+  }                         \
+  namespace neon {          \
+  __VA_ARGS__               \
   }
 
 // The kernel of that name for the instruction set in use.
 #ifdef GISTKIT_X86
 #define GISTKIT_IN_USE(kernel) gistkit::in_use(generic::kernel, avx2::kernel, avx512::kernel)
+#elif defined(GISTKIT_ARM64)
+#define GISTKIT_IN_USE(kernel) gistkit::in_use(generic::kernel, neon::kernel)
 #else
 #define GISTKIT_IN_USE(kernel) generic::kernel
 #endif

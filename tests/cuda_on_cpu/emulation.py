@@ -60,10 +60,10 @@ def _call(command: Sequence[str]) -> bytes:
     return result.stdout
 
 
-def _once(path: Path, make: Callable[[Path], object]) -> Path:
+def once(path: Path, make: Callable[[Path], object]) -> Path:
     """`path`, made where it is missing: by one process, while the others that need it wait."""
     if not path.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
@@ -79,13 +79,13 @@ def _object(source: str, flags: Sequence[str]) -> Path:
     text = _call([*command, "-E", source])
     key = hashlib.sha256(b"\0".join([*(word.encode() for word in command), text])).hexdigest()[:24]
     path = BUILD / f"{Path(source).stem}-{key}.o"
-    return _once(path, lambda part: _call([*command, "-c", source, "-o", str(part)]))
+    return once(path, lambda part: _call([*command, "-c", source, "-o", str(part)]))
 
 
 def _link(name: str, objects: Sequence[Path], flags: Sequence[str]) -> Path:
     key = hashlib.sha256("\0".join([*map(str, objects), *flags, *_sanitizer()]).encode()).hexdigest()[:24]
     link = [_compiler(), "-shared", "-Wl,-Bsymbolic", *_sanitizer(), *map(str, objects), *flags]
-    return _once(BUILD / f"lib{name}-{key}.so", lambda part: _call([*link, "-o", str(part)]))
+    return once(BUILD / f"lib{name}-{key}.so", lambda part: _call([*link, "-o", str(part)]))
 
 
 @functools.cache
@@ -99,7 +99,7 @@ def _emulator() -> tuple[Path, ctypes.CDLL]:
     return path, library
 
 
-def _layout_source(structs: Iterable[Struct]) -> str:
+def layout_source(structs: Iterable[Struct]) -> str:
     """Checks, when it is compiled, that ctypes structures have the layout of the C++ ones."""
     lines = ["#include <cstddef>"]
     for header, name, mirror in structs:
@@ -119,7 +119,7 @@ def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[st
     flags = ["-DGISTKIT_EMULATE", *(f"-D{define}" for define in defines)]
     if layout:
         path = BUILD / f"layout-{hashlib.sha256(layout.encode()).hexdigest()[:24]}.cpp"
-        _once(path, lambda part: part.write_text(layout))
+        once(path, lambda part: part.write_text(layout))
         # Offsets in a derived struct are well defined where g++ computes them.
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
     # Taken apart into scalars, a vector's load would look like several.
@@ -147,7 +147,7 @@ def build(
 
     `structs`: (header, C++ name, ctypes.Structure); their sizes and offsets are compared by the compiler.
     """
-    return _build(name, tuple(sources), checked, tuple(defines), _layout_source(structs) if structs else "")
+    return _build(name, tuple(sources), checked, tuple(defines), layout_source(structs) if structs else "")
 
 
 @dataclass

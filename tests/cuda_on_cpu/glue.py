@@ -66,7 +66,7 @@ def package() -> Path:
         shutil.copy(_planner.__file__, folder / "gistkit")
         shutil.copy(ops, folder / "gistkit" / "libgistkit_ops.so")
 
-    return emulation._once(BUILD / f"package-{key.hexdigest()[:24]}", copy)
+    return emulation.once(BUILD / f"package-{key.hexdigest()[:24]}", copy)
 
 
 def run(code: str, *arguments: str, timeout: float = 600) -> str:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 from pathlib import Path
 
 import torch
@@ -9,7 +10,9 @@ import torch
 from gistkit._compiled import INSTALL_AGAIN
 
 PACKAGE = Path(__file__).resolve().parent.parent
-ISA_NAMES = ("generic", "avx2", "avx512")
+# In the order of the levels of csrc/cpu/isa.h.
+_ARM = platform.machine() in ("aarch64", "arm64")
+ISA_NAMES: tuple[str, ...] = ("generic", "neon") if _ARM else ("generic", "avx2", "avx512")
 
 
 def _find(stem: str) -> tuple[Path | None, list[Path]]:
@@ -79,7 +82,10 @@ def best_isa() -> str:
 
 
 def cpu_isa(name: str | None = None) -> str:
-    """Name of the instruction set the CPU kernels use; with `name` ("generic", "avx2", "avx512"), chooses it first."""
+    """Name of the instruction set the CPU kernels use; with `name`, chooses it first.
+
+    They are "generic", "avx2" and "avx512" on x86-64, and "generic" and "neon" on arm64.
+    """
     if name is None:
         return ISA_NAMES[_handle.gistkit_cpu_isa(-1)]
     if name not in ISA_NAMES:
