@@ -207,26 +207,26 @@ def _run(arguments: argparse.Namespace) -> int:
         report = evaluate.run(compressor, tokenizer, *(read() for read in sets.values()), **settings)
         return _show_one(report, arguments)
     domains = {each.name: each.domain for each in chosen if each.domain is not None}
-    reports = evaluate.run_sets(compressor, tokenizer, sets, domains=domains, **settings)
-    if not processes.is_first:
-        return 0
-    for each in reports.reports.values():
-        _warn_of_missing_scores(each, arguments)
-    return _show(reports, arguments)
+    return _show_sets(evaluate.run_sets(compressor, tokenizer, sets, domains=domains, **settings), arguments)
+
+
+def _refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
+    """Refuses options that have no meaning beside another one, where they are not what they are by default."""
+    for name, value in plain.items():
+        if getattr(arguments, name) != value:
+            word = name.replace("_", "-")
+            raise ValueError(f"--{word}: expected none beside {beside}, got {getattr(arguments, name)}")
 
 
 def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
-    for name, plain in (
-        ("questions", None), ("split", "validation"), ("cloze", False), ("tasks", None), ("prompt", "plain"),
-        ("max_new_tokens", None), ("keep_examples", False), ("judge", None), ("judge_model", None),
-        ("judge_prompt", None), ("judge_concurrency", None),
-    ):  # fmt: skip
-        if getattr(arguments, name) != plain:
-            word = name.replace("_", "-")
-            raise ValueError(f"--{word}: expected none beside --tau, got {getattr(arguments, name)}")
+    _refuse(
+        arguments, "--tau", questions=None, images=None, split="validation", cloze=False, tasks=None, prompt="plain",
+        max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
+        judge_concurrency=None,
+    )  # fmt: skip
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
     if unknown := sorted({*baselines} - {"recent", "full"}):
         raise ValueError(f"--baselines: expected some of recent, full beside --tau, got {unknown[0]}")
@@ -276,6 +276,14 @@ def _show_one(report: Report, arguments: argparse.Namespace) -> int:
     return _show(dataclasses.replace(report, settings=report.settings | sets), arguments)
 
 
+def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:
+    if not launched().is_first:
+        return 0
+    for each in reports.reports.values():
+        _warn_of_missing_scores(each, arguments)
+    return _show(reports, arguments)
+
+
 def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace) -> None:
     for row in report.rows if arguments.judge is not None else ():
         if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
@@ -294,12 +302,9 @@ def _about_images(
     arguments: argparse.Namespace, device_name: str, judge: OpenAIJudge | None, processes: Processes
 ) -> int:
     """Questions about images, of which a compressor of images has the memory."""
-    for name, plain in (
-        ("baselines", None), ("tasks", None), ("prompt", "plain"), ("split", "validation"), ("excluded_words", None)
-    ):  # fmt: skip
-        if getattr(arguments, name) != plain:
-            word = name.replace("_", "-")
-            raise ValueError(f"--{word}: expected none beside --images, got {getattr(arguments, name)}")
+    _refuse(
+        arguments, "--images", baselines=None, tasks=None, prompt="plain", split="validation", excluded_words=None
+    )  # fmt: skip
     if arguments.questions is None:
         raise ValueError("--questions: expected files of questions about the images, got none")
 
@@ -326,7 +331,7 @@ def _about_images(
         )
     if len(reports) == 1:
         return _show_one(next(iter(reports.values())), arguments)
-    return _show(evaluate.SetReports(reports), arguments) if processes.is_first else 0
+    return _show_sets(evaluate.SetReports(reports), arguments)
 
 
 def _chosen(arguments: argparse.Namespace, model: Any) -> Compressor:
