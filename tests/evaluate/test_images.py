@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,9 +10,9 @@ from gistkit import cli
 from gistkit.compress import VoCo
 from gistkit.evaluate import evaluate_images, vqa_accuracy
 from gistkit.train import ConversationQuestions, load_conversations
-from tests.cli.test_images import load, save
+from tests.cli.test_images import llava, load, photos  # noqa: F401
 
-PIL = pytest.importorskip("PIL.Image")
+pytest.importorskip("PIL.Image")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -43,18 +42,9 @@ def test_no_answer_has_no_accuracy():
         vqa_accuracy("yes", [])
 
 
-@pytest.fixture(scope="module")
-def llava(tmp_path_factory):
-    return save("llava", tmp_path_factory.mktemp("llava"))
-
-
 @pytest.fixture
-def data(tmp_path):
+def data(photos, tmp_path):  # noqa: F811
     """Photos, and two sets of questions: of one answer each, and of several people's."""
-    (tmp_path / "photos").mkdir()
-    for seed in range(3):
-        pixels = np.random.default_rng(seed).integers(0, 255, (12, 20, 3), dtype=np.uint8)
-        PIL.fromarray(pixels).save(tmp_path / "photos" / f"{seed}.png")
     questions = ("what is this", "who is this", "who")
     letters = [{"image": f"{n}.png", "question": questions[n], "answer": "this"} for n in range(3)]
     people = [{"image": f"{n}.png", "question": questions[n], "answers": ["who", "is", "is"]} for n in range(3)]
@@ -63,7 +53,7 @@ def data(tmp_path):
     return tmp_path
 
 
-def test_figures_are_those_of_one_question_at_a_time(llava, data):
+def test_figures_are_those_of_one_question_at_a_time(llava, data):  # noqa: F811
     model, own = load(llava)
     compressor = VoCo(model, memory_tokens=2, lora=None).eval()
     found = ConversationQuestions(load_conversations(data / "vqav2.jsonl", data / "photos"), compressor, own)
@@ -90,7 +80,7 @@ def test_figures_are_those_of_one_question_at_a_time(llava, data):
 
 
 @pytest.mark.filterwarnings("ignore:memory_tokens")
-def test_on_the_command_line(llava, data, capsys):
+def test_on_the_command_line(llava, data, capsys):  # noqa: F811
     words = ["evaluate", "--model", str(llava), "--device", "cpu", "--images", str(data / "photos")]
     words += ["--option", "memory_tokens=2", "--out", str(data / "report.json"), "--max-new-tokens", "3"]
     files = [str(data / "sqa.jsonl"), str(data / "vqav2.jsonl")]
