@@ -211,7 +211,7 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Times a window of tokens around each length, and writes streaming.json and .png where asked."""
+    """Times a window of tokens around each length, and keeps the times with a picture where asked."""
     parser = harness.parser(__doc__, "python benchmarks/streaming.py --selection strided learned")
     parser.add_argument(
         "--selection", nargs="+", choices=("strided", "learned"), default=["strided"],
@@ -262,16 +262,15 @@ def main() -> int:
         if row["tokens"] == lengths[-1]:
             print(f"{row['form']}: {row['growth']:.2f} x from {lengths[0]} to {lengths[-1]} tokens")
     suite = "streaming" if options.dtype == "float32" else f"streaming-{options.dtype}"
-    if path := harness.output(suite, options):
-        content = {
-            "suite": "streaming", "machine": found, "text": [corpus.name, corpus.digest], "ratio": RATIO, "tau": TAU,
-            "segment": SEGMENT, "memory_ratio": MEMORY_RATIO, "dtype": options.dtype, "window": window,
-            "milliseconds": rows,
-        }  # fmt: skip
-        harness.write(path, content)
+    content = {
+        "suite": "streaming", "machine": found, "text": [corpus.name, corpus.digest], "ratio": RATIO, "tau": TAU,
+        "segment": SEGMENT, "memory_ratio": MEMORY_RATIO, "dtype": options.dtype, "window": window,
+        "milliseconds": rows,
+    }  # fmt: skip
+    if path := harness.write(suite, content, options):
         from picture import draw
 
-        print(f"wrote {draw(path)}")
+        print(f"wrote {draw(path, suite)}")
     return 0
 
 

@@ -1,6 +1,5 @@
 """The benchmark of reading on token by token: who takes part, what is measured, and the table and picture of it."""
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import picture  # noqa: E402
 import readme  # noqa: E402
 import streaming  # noqa: E402
+import suites  # noqa: E402
 
 BOS = 1
 
@@ -128,12 +128,10 @@ def test_growth_is_that_of_each_contender():
     }
 
 
-def test_the_table_has_a_row_a_length_and_how_the_last_compares(tmp_path):
-    path = tmp_path / "streaming.json"
+def test_the_table_has_a_row_a_length_and_how_the_last_compares():
     content = results()
     content["milliseconds"].sort(key=lambda row: row["tokens"])
-    path.write_text(json.dumps(content))
-    table, _, below = readme.streaming_table(path).partition("\n\n")
+    table, _, below = readme.streaming_table(content).partition("\n\n")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     columns = [cells[0].index(form) for form in ("gistkit, mixed resolution, strided", streaming.THEIRS)]
     assert {row[0]: [row[column] for column in columns] for row in cells[2:]} == {
@@ -147,9 +145,9 @@ def test_the_table_has_a_row_a_length_and_how_the_last_compares(tmp_path):
 
 
 def test_the_picture_shows_each_contender_in_both_panels(tmp_path):
-    path = tmp_path / "streaming.json"
-    path.write_text(json.dumps(results()))
-    assert picture.draw(path).read_bytes().startswith(b"\x89PNG")
+    suites.write(tmp_path / "figures.json", "streaming-bfloat16", results())
+    drawn = picture.draw(tmp_path / "figures.json", "streaming-bfloat16")
+    assert drawn == tmp_path / "streaming-bfloat16.png" and drawn.read_bytes().startswith(b"\x89PNG")
     time, cache = picture.draw_streaming(results()).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in time.lines}
     assert drawn == {
