@@ -28,6 +28,7 @@ OPTIONAL = {
     "lm_eval": "'gistkit[lm-eval]'",
     "scikit-learn": "'gistkit[studies]'",
     "faiss-cpu": "'gistkit[index]'",
+    "sentence-transformers": "'gistkit[embed]'",
     "pillow": "'gistkit[images]'",
     "torchvision": "'gistkit[images]'",
     "zstandard": "'gistkit[zstd]'",

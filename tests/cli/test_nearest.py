@@ -1,11 +1,15 @@
 """`gistkit ask STORE QUESTION`: the documents nearest to each question answer, and standard error says which."""
 
 import re
+import sys
 from dataclasses import replace
 
 import pytest
+import torch
 
 pytest.importorskip("sklearn", reason="the index extra is not installed")
+
+from transformers import AutoModel, AutoTokenizer
 
 from gistkit.cli import ask
 from gistkit.cli.memories import NearestMemories
@@ -164,3 +168,99 @@ def test_a_damaged_index_is_a_line(store, run, words):
     path.write_bytes(path.read_bytes()[:-1])
     status, _, complaint = run("ask", store, VIOLIN, *words)
     assert status == 2 and complaint.count("\n") == 1 and str(path) in complaint
+
+
+ASKED = "asked: "
+
+
+def save_embedding(folder, out):
+    """A model of sentence-transformers that averages hidden states, and puts words before a question."""
+    pytest.importorskip("faiss", reason="the index extra is not installed")
+    library = pytest.importorskip("sentence_transformers", reason="the embed extra is not installed")
+    from sentence_transformers.models import Pooling, Transformer
+
+    states = Transformer(str(folder))
+    means = Pooling(states.get_embedding_dimension(), "mean")
+    library.SentenceTransformer(modules=[states, means], prompts={"query": ASKED}).save(str(out))
+    return out
+
+
+@pytest.fixture
+def embedding(folder, tmp_path):
+    """What follows `--embed`."""
+    return save_embedding(folder, tmp_path / "embedding")
+
+
+@torch.no_grad()
+def means(folder, texts):
+    """Means over tokens of the last hidden states, of length 1."""
+    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+    rows = [model(torch.tensor([tokenizer(text)["input_ids"]])).last_hidden_state[0].mean(0) for text in texts]
+    return torch.nn.functional.normalize(torch.stack(rows), dim=-1)
+
+
+def test_vectors_of_a_model_find_the_documents(store, run, words, folder, embedding, tmp_path):
+    made = run("compress", tmp_path / "texts", "-o", store, "--embed", embedding, *words[:2])
+    assert made[0] == 0 and len(index_files(store, "vectors")) == len(index_files(store, "words")) == 1
+    cosines = (means(folder, list(TEXTS.values())) @ means(folder, [ASKED + PEARS]).T)[:, 0]
+    wanted = sorted(zip(cosines.tolist(), TEXTS, strict=True), reverse=True)
+    question = (store, PEARS, "--embed", embedding, *words)
+    for count in (1, 3):
+        status, _, told = run("ask", *question, "--nearest", count)
+        found = re.findall(r"(\S+\.\w+) \((-?\d\.\d\d)\)", told.split("nearest: ")[1])
+        assert status == 0 and [name for name, _ in found] == [name for _, name in wanted[:count]]
+        assert [float(score) for _, score in found] == pytest.approx([one for one, _ in wanted[:count]], abs=0.006)
+    # By words as before.
+    assert "nearest: garden.txt (" in run("ask", store, PEARS, *words)[2]
+    # A later run adds what is new, by the same model.
+    (tmp_path / "texts" / "new.txt").write_text("A zebra slept beside the well.")
+    assert run("compress", tmp_path / "texts", "-o", store, *words[:2])[0] == 0
+    assert "1 of 4 documents are not in its index" in run("ask", *question)[2]
+    assert run("compress", tmp_path / "texts", "-o", store, "--embed", embedding, *words[:2])[0] == 0
+    assert len(index_files(store, "vectors")) == 2 and "not in its index" not in run("ask", *question)[2]
+
+
+def test_another_model_than_that_of_the_vectors_is_told(store, run, words, embedding, tmp_path):
+    assert run("compress", tmp_path / "texts", "-o", store, "--embed", embedding, *words[:2])[0] == 0
+    for other, size in (("same", 32), ("narrow", 16)):
+        torch.manual_seed(1)
+        test_cli.small_llama(hidden_size=size, num_hidden_layers=1).save_pretrained(tmp_path / "model")
+        AutoTokenizer.from_pretrained(embedding).save_pretrained(tmp_path / "model")
+        save_embedding(tmp_path / "model", tmp_path / other)
+        for call in (("ask", store, PEARS), ("compress", tmp_path / "texts", "-o", store)):
+            status, _, complaint = run(*call, "--embed", tmp_path / other, *words[:2])
+            assert status == 2
+            assert (
+                f"embed: expected what made the vectors of {store}, 32 numbers each, got another ({size}" in complaint
+            )
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (("ask", "{store}", "Who?", "--embed", "{model}"), "expected an index of vectors of its documents or a --doc"),
+        (("ask", "{store}", "Who?", "--embed", "{model}/none"), "--embed: expected a folder with a model, got"),
+        (
+            ("ask", "{store}", "Who?", "--embed", "{store}"),
+            "--embed: expected a model that sentence-transformers loads",
+        ),
+        (
+            ("ask", "{store}", "Who?", "--embed", "{model}", "--document", "garden.txt"),
+            "--embed: expected none beside --document, got",
+        ),
+        (
+            ("compress", "{store}/../texts/garden.txt", "--embed", "{model}"),
+            "--embed: expected a folder of texts and -o for a store of them, got other texts",
+        ),
+    ],
+)
+def test_what_embeds_needs_a_store_and_a_model(store, run, words, embedding, call, told):
+    call = [word.format(store=store, model=embedding) for word in call]
+    status, _, complaint = run(*call, *words[:2])
+    assert status == 2 and told in complaint and "Traceback" not in complaint
+
+
+def test_without_sentence_transformers_it_is_named(store, run, words, folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    status, _, complaint = run("ask", store, "Who?", "--embed", folder, *words)
+    assert status != 0 and "sentence-transformers is missing; pip install 'gistkit[embed]' brings it" in complaint

@@ -38,6 +38,7 @@ example: gistkit ask photo.gist "What is on the table?" --model ./llava --compre
 example: gistkit ask report.gist "Who wrote it?" --sources --text report.txt
 example: gistkit ask report.gist --text report.txt
 example: gistkit ask notes.store "What was decided in March?" --nearest 2
+example: gistkit ask notes.store "Who paid for the boat?" --embed ./bge-small
 example: gistkit ask notes.store --document 2026/march.md "What was decided?"
 example: gistkit ask report.gist --task ae --max-new-tokens 500 --model smollm2 --compressor runs/x500"""
 
@@ -61,6 +62,10 @@ def add(commands: Any) -> None:
         "--nearest", type=positive, metavar="K",
         help="documents of the store that each question is asked of, as one context, the nearest first; standard error "
         "says which (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--embed", metavar="MODEL", help="finds them by the store's index of vectors, which gistkit compress --embed "
+        "made with this model (default: by its index of words)",
     )  # fmt: skip
     parser.add_argument(
         "--with", dest="others", type=path, action="append", default=[], metavar="MEMORY",
@@ -116,7 +121,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise ValueError(f"--template: expected a text with {{question}} in it, got {template!r}")
     for name, text in (("--template", template), *(("QUESTION", question) for question in arguments.questions)):
         check_text(name, text)
-    nearest = nearest_memories(arguments, in_terminal)
+    nearest = nearest_memories(arguments, in_terminal, device_name)
     names, memories = named_memories(arguments) if nearest is None else nearest.any()
     for name, memory in zip(names, memories, strict=True):
         if memory.batch_size != 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit._processes import Processes, launched
 from gistkit.options.arguments import add_command, device, path, positive
+from gistkit.options.embedding import HELP, load_embedder
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
@@ -35,6 +36,7 @@ EXAMPLES = """\
 example: gistkit compress report.txt -o report.gist
 example: gistkit compress notes/ --glob '**/*.md' -o notes.store --model ./llama --ratio 10
 example: gistkit compress notes/ -o notes.store --index --model ./llama --compressor runs/x500
+example: gistkit compress notes/ -o notes.store --embed ./bge-small --model ./llama --compressor runs/x500
 example: accelerate launch --num_processes 4 -m gistkit.cli compress wiki/ -o wiki.store --model ./llama \\
              --compressor runs/x500
 example: gistkit compress photo.png --model ./llava --compressor runs/voco/compressor
@@ -63,6 +65,10 @@ def add(commands: Any) -> None:
         "--index", action="store_true", help="adds the store's documents to its index too, by which gistkit ask finds "
         "the nearest to a question by their words",
     )  # fmt: skip
+    parser.add_argument(
+        "--embed", metavar="MODEL", help="adds the store's documents to an index of vectors, by which gistkit ask "
+        f"--embed MODEL finds the nearest to a question: {HELP}",
+    )  # fmt: skip
     add_model(parser)
     add_compressor(parser)
     parser.add_argument(
@@ -78,8 +84,9 @@ def _run(arguments: argparse.Namespace) -> int:
         check_file("-o", arguments.out)
     if (documents := _documents(arguments)) is not None:
         return _store(documents, arguments, processes, device_name)
-    if arguments.index:
-        raise ValueError("--index: expected a folder of texts and -o for a store of them, got other texts")
+    if arguments.index or arguments.embed is not None:
+        option = "--index" if arguments.index else "--embed"
+        raise ValueError(f"{option}: expected a folder of texts and -o for a store of them, got other texts")
     if processes.count > 1:
         raise ValueError(f"TEXT: expected a folder of texts and -o for {processes.count} processes, got other texts")
     sources = find_sources(arguments.texts, arguments.glob or TEXT_FILES, arguments.out)
@@ -132,6 +139,7 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
     if arguments.index:
         # What is missing is told before the work.
         word_counter()
+    embedder = None if arguments.embed is None else load_embedder(arguments.embed, device_name)
     texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
@@ -148,9 +156,13 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
             compressor, tokenizer, texts, arguments.out, batch_tokens=arguments.batch_tokens,
             part=processes.index, parts=processes.count, on_batch=count,
         )  # fmt: skip
-    if arguments.index:
-        with tqdm(total=share, desc="index", unit="document", disable=not processes.is_first) as bar:
-            index_documents(arguments.out, texts, part=processes.index, parts=processes.count, on_file=bar.update)
+    ways = [None] if arguments.index else []
+    for embed in ways if embedder is None else [*ways, embedder.documents]:
+        name = "index" if embed is None else "embed"
+        with tqdm(total=share, desc=name, unit="document", disable=not processes.is_first) as bar:
+            index_documents(
+                arguments.out, texts, embed=embed, part=processes.index, parts=processes.count, on_file=bar.update
+            )
     total = Total("text")
     total.grown = [entry.name for entry in seen if entry.memory_tokens > entry.tokens]
     tokens, memory_tokens = sum(entry.tokens for entry in seen), sum(entry.memory_tokens for entry in seen)

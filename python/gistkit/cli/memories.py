@@ -7,6 +7,7 @@ import difflib
 import sys
 from typing import TYPE_CHECKING
 
+from gistkit.options.embedding import Embedder, load_embedder
 from gistkit.options.messages import warn
 
 if TYPE_CHECKING:
@@ -47,17 +48,20 @@ def _others(arguments: argparse.Namespace) -> Named:
     return [str(path) for path in arguments.others], [Memory.load(path) for path in arguments.others]
 
 
-def nearest_memories(arguments: argparse.Namespace, in_terminal: bool) -> NearestMemories | None:
+def nearest_memories(arguments: argparse.Namespace, in_terminal: bool, device: str) -> NearestMemories | None:
     """What finds the documents of a store for each question; None where the memories are named.
 
     Raises:
-        ValueError: if the arguments go with the other of both only, or the store has no index.
+        ValueError: if the arguments go with the other of both only, or the store has no such index.
+        ImportError: if a package is missing.
     """
     from gistkit.store import Store
     from gistkit.store.store import is_store
 
     if not is_store(arguments.memory):
-        for option, given in (("--document", arguments.documents[:1]), ("--nearest", arguments.nearest)):
+        for option, given in (
+            ("--document", arguments.documents[:1]), ("--nearest", arguments.nearest), ("--embed", arguments.embed)
+        ):  # fmt: skip
             if given:
                 shown = repr(given[0]) if option == "--document" else given
                 raise ValueError(f"{option}: expected none beside a memory file, got {shown}")
@@ -65,6 +69,8 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool) -> Neares
     if arguments.documents:
         if arguments.nearest:
             raise ValueError(f"--nearest: expected none beside --document, got {arguments.nearest}")
+        if arguments.embed is not None:
+            raise ValueError(f"--embed: expected none beside --document, got {arguments.embed}")
         return None
     store = Store(arguments.memory)
     for given, what in (
@@ -78,7 +84,8 @@ def nearest_memories(arguments: argparse.Namespace, in_terminal: bool) -> Neares
             )
     if not store:
         raise ValueError(f"{arguments.memory}: expected a store of documents, got one without any")
-    return NearestMemories(store, arguments.nearest or 1, _others(arguments))
+    embedder = None if arguments.embed is None else load_embedder(arguments.embed, device)
+    return NearestMemories(store, arguments.nearest or 1, _others(arguments), embedder)
 
 
 class NearestMemories:
@@ -88,21 +95,28 @@ class NearestMemories:
         store: with at least one document.
         count: how many are read.
         others: read after them.
+        embedder: what made the store's vectors; None: by words.
 
     Raises:
-        ValueError: if the store has no index.
+        ValueError: if the store has no such index, or another model made its vectors.
     """
 
-    def __init__(self, store: Store, count: int, others: Named) -> None:
-        self.store, self.count, self.others = store, count, others
+    def __init__(self, store: Store, count: int, others: Named, embedder: Embedder | None = None) -> None:
+        self.store, self.count, self.others, self.embedder = store, count, others, embedder
         try:
-            indexed = len(store.index().names)
+            index = store.index("words" if embedder is None else "vectors")
         except FileNotFoundError as error:
+            what, option = ("", "--index") if embedder is None else (" of vectors", f"--embed {embedder.name}")
             raise ValueError(
-                f"{store.folder}: expected an index of its documents or a --document, got none; "
-                "gistkit compress FOLDER -o STORE --index adds one"
+                f"{store.folder}: expected an index{what} of its documents or a --document, got none; "
+                f"gistkit compress FOLDER -o STORE {option} adds one"
             ) from error
-        if indexed < len(store):
+        if embedder is not None:
+            try:
+                index.check(embedder.documents)
+            except ValueError as error:
+                raise ValueError(f"--{error}") from error
+        if (indexed := len(index.names)) < len(store):
             warn(f"{store.folder}: {len(store) - indexed} of {len(store)} documents are not in its index")
 
     def any(self) -> Named:
@@ -119,7 +133,8 @@ class NearestMemories:
         Raises:
             ValueError: if no document has a word of the question, or a memory is damaged or of another compressor.
         """
-        found = self.store.nearest(question, self.count)
+        embed = None if self.embedder is None else self.embedder.questions
+        found = self.store.nearest(question, self.count, embed=embed)
         if not found:
             raise ValueError(f"QUESTION: expected one with a word of some document, got {question!r:.80}")
         scores = dict(found)

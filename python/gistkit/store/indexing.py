@@ -8,7 +8,16 @@ from pathlib import Path
 import torch
 
 from gistkit.store.documents import Document, checked_text, share
-from gistkit.store.nearest import Embed, index_files, read_file, vector_tensors, windows, word_tensors, write_file
+from gistkit.store.nearest import (
+    Embed,
+    check_embed,
+    index_files,
+    read_file,
+    vector_tensors,
+    windows,
+    word_tensors,
+    write_file,
+)
 from gistkit.store.store import Store
 
 # Most documents, and about as many bytes of text, in a file of the index.
@@ -34,19 +43,24 @@ def index_documents(
         folder: of a store that has all documents of this part, see `compress_documents`.
         documents: as in `compress_documents`; those that the index has are not read.
         embed: makes the vectors [N, D] of a list of N texts, such as the `encode` of a model of sentence-transformers,
-            for an index of vectors beside that of words; None: the index of words. Always the same for a store.
+            for an index of vectors beside that of words; None: the index of words. Always the same for a store, which
+            is checked by a text whose vector the index keeps.
         part, parts: this process and the number of processes.
         on_file: told what was in the index already and then what each file added, numbers of documents.
 
     Raises:
         FileNotFoundError: if there is no store.
         ValueError: if the store does not have a document, or another text of its name, if a file of the index is
-            damaged, or `embed` gives something else.
+            damaged, or `embed` gives something else or is not what made the vectors that are there.
         ImportError: if scikit-learn is needed and not installed.
     """
     folder, kind = Path(folder), "words" if embed is None else "vectors"
     entries = Store(folder).entries
-    known = {name for path in index_files(folder, kind) for name in read_file(path)[0]}
+    files = [read_file(path) for path in index_files(folder, kind)]
+    known = {name for names, _ in files for name in names}
+    if embed is not None:
+        check_embed(embed, [arrays for _, arrays in files], folder)
+    del files
     own = share(documents, part, parts)
     missing = [document for document in own if document.name not in known]
     if on_file is not None:

@@ -25,6 +25,8 @@ FORMAT, VERSION = "gistkit-index", "1"
 WINDOW = 50
 # Words are numbered by a hash below this.
 TERMS = 2**20
+# Its vector says whether what embeds is what made an index: at most as far from it as rounding in half precision.
+PROBE, FAR = "Who wrote this report, and when was it finished?", 0.2
 INSTALL = "pip install 'gistkit[index]' brings it"
 
 # Vectors [N, D] of N texts, an array or what NumPy makes one of, such as `SentenceTransformer(...).encode`.
@@ -48,8 +50,27 @@ def word_tensors(texts: Sequence[str]) -> dict[str, Tensor]:
 
 
 def vector_tensors(texts: Sequence[str], embed: Embed) -> dict[str, Tensor]:
-    """The vectors of texts, of length 1."""
-    return {"vectors": torch.from_numpy(unit_vectors(texts, embed))}
+    """The vectors of texts, and of PROBE, of length 1."""
+    vectors = unit_vectors(texts, embed)
+    return {"vectors": torch.from_numpy(vectors), "probe": torch.from_numpy(unit_vectors([PROBE], embed)[0])}
+
+
+def check_embed(embed: Embed, files: Sequence[Mapping[str, np.ndarray]], folder: Path) -> None:
+    """Compares what embeds documents with what made the files of an index; those without a probe have any.
+
+    Raises:
+        ValueError: if it is another.
+    """
+    probes = [file["probe"] for file in files if "probe" in file]
+    if not probes:
+        return
+    (found,) = unit_vectors([PROBE], embed)
+    for probe in probes:
+        if found.shape != probe.shape or np.linalg.norm(found - probe) > FAR:
+            raise ValueError(
+                f"embed: expected what made the vectors of {folder}, {len(probe)} numbers each, got another "
+                f"({len(found)} numbers)"
+            )
 
 
 def unit_vectors(texts: Sequence[str], embed: Embed) -> np.ndarray:
@@ -136,6 +157,12 @@ class Nearest:
         ]
         files = [arrays for _, arrays in parts]
         self._search = _word_search(files) if kind == "words" else _vector_search(paths, files)
+        self._probes = [{"probe": arrays["probe"]} for arrays in files if "probe" in arrays]
+        self._folder = folder
+
+    def check(self, embed: Embed) -> None:
+        """A ValueError if `embed`, of documents, is not what made the vectors."""
+        check_embed(embed, self._probes, self._folder)
 
     def nearest(self, text: str, k: int, embed: Embed | None) -> list[tuple[str, float]]:
         """At most k documents and their scores, best first; those of words leave out who has none of the text's."""
@@ -239,9 +266,12 @@ def _is_right(names: Any, arrays: Mapping[str, np.ndarray]) -> bool:
         return False
     if documents.min() < 0 or documents.max() >= len(names):
         return False
-    if arrays.keys() == {"documents", "vectors"}:
-        vectors = arrays["vectors"]
-        return vectors.dtype == np.float32 and vectors.ndim == 2 and len(vectors) == len(documents)
+    if "vectors" in arrays:
+        if not {"documents", "vectors"} <= arrays.keys() <= {"documents", "vectors", "probe"}:
+            return False
+        vectors, probe = arrays["vectors"], arrays.get("probe", arrays["vectors"][:1].reshape(-1))
+        shapes = vectors.ndim == 2 and len(vectors) == len(documents) and probe.shape == vectors.shape[1:]
+        return shapes and vectors.dtype == probe.dtype == np.float32
     starts, terms, counts = (arrays[name] for name in ("starts", "terms", "counts"))
     kinds = (starts.dtype, terms.dtype, counts.dtype) == (np.int64, np.int32, np.uint8)
     shapes = starts.shape == (len(documents) + 1,) and terms.shape == counts.shape == (starts[-1],)

@@ -114,7 +114,7 @@ class Store(Mapping[str, Memory]):
         Args:
             text: some words; by words, a document without any of them is left out.
             k: at least 1; there may be fewer.
-            embed: what `index_documents` had made vectors with; None: by words.
+            embed: what `index_documents` had made vectors with, or the same model's way with questions; None: by words.
 
         Raises:
             FileNotFoundError: if the store has no such index; `index_documents` or `gistkit compress --index` adds it.
