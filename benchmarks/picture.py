@@ -96,14 +96,15 @@ def draw_attention(content: Mapping[str, Any]) -> Figure:
 
 
 def draw_streaming(content: Mapping[str, Any]) -> Figure:
-    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender.
+    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender, of the first dtype.
 
     Args:
-        content: the suite's JSON: machine, ratio, tau, window, milliseconds.
+        content: the suite's JSON: machine, ratio, tau, window, measured.
     """
+    measured = content["measured"][0]
     figure = Picture(figsize=(9.6, 4.4), layout="constrained")
     time, cache = figure.subplots(1, 2)
-    rows = sorted(content["milliseconds"], key=lambda row: row["tokens"])
+    rows = sorted(measured["milliseconds"], key=lambda row: row["tokens"])
     lengths = sorted({row["tokens"] for row in rows})
     for form, style in STREAMING.items():
         here = [row for row in rows if row["form"] == form]
@@ -119,7 +120,7 @@ def draw_streaming(content: Mapping[str, Any]) -> Figure:
         tidy(axes)
     figure.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     setting = f"nuggets {content['ratio']}x, tau {content['tau']}, segment {content['segment']}"
-    _head(figure, f"Reading on token by token, SmolLM2-135M {content['dtype']}; {setting}", content["machine"])
+    _head(figure, f"Reading on token by token, SmolLM2-135M {measured['dtype']}; {setting}", content["machine"])
     return figure
 
 

@@ -87,29 +87,36 @@ def memory_table(path: Path, title: str = "attention, peak memory", above: str =
     return f"{table}\n\nMiB above {above}. {machine_line(content['machine'])}."
 
 
-def streaming_table(path: Path) -> str:
-    """What a token takes after so many others, milliseconds and MiB of cache, and the last against the first."""
+def streaming_tables(path: Path) -> list[str]:
+    """For each dtype: what a token takes after so many others, milliseconds and MiB of cache, and single calls."""
     content = json.loads(path.read_text())
-    rows: dict[str, dict[str, str]] = {}
-    for row in content["milliseconds"]:
-        cell = f"{row['mean']:.3g} ms, {row['mib']:.0f} MiB"
-        rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
-    lengths = sorted({row["tokens"] for row in content["milliseconds"]})
-    rows[f"{lengths[-1]} to {lengths[0]}"] = {
-        row["form"]: f"{row['growth']:.2f} x" for row in content["milliseconds"] if row["tokens"] == lengths[-1]
-    }
-    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
-    cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
-    # Files of before there was a choice have neither.
-    dtype, memories = content.get("dtype", "float32"), content.get("memory_ratio")
-    title = "a token more, SmolLM2-135M" + ("" if dtype == "float32" else f" {dtype}")
-    table = format_table([[title, *forms], *cells])
-    others = f", means and memories {memories}x" if memories else ""
-    setting = f"nuggets {content['ratio']}x{others}, tau {content['tau']}, segment {content['segment']}, untrained"
-    return (
-        f"{table}\n\nMean of {content['window']} tokens around each length; {setting}. "
-        f"{machine_line(content['machine'])}."
+    setting = (
+        f"nuggets {content['ratio']}x, means and memories {content['memory_ratio']}x, tau {content['tau']}, segment "
+        f"{content['segment']}, untrained"
     )
+    tables = []
+    for measured in content["measured"]:
+        rows: dict[str, dict[str, str]] = {}
+        for row in measured["milliseconds"]:
+            cell = f"{row['mean']:.3g} ms, {row['mib']:.0f} MiB"
+            rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
+        lengths = sorted({row["tokens"] for row in measured["milliseconds"]})
+        rows[f"{lengths[-1]} to {lengths[0]}"] = {
+            row["form"]: f"{row['growth']:.2f} x" for row in measured["milliseconds"] if row["tokens"] == lengths[-1]
+        }
+        forms = list(dict.fromkeys(form for row in rows.values() for form in row))
+        cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
+        table = format_table([[f"a token more, SmolLM2-135M {measured['dtype']}", *forms], *cells])
+        times: dict[str, list[str]] = {}
+        for timing in measured["calls"]:
+            times.setdefault(timing["case"], []).append(f"{timing['form']} {timing['median'] * 1e3:.1f} us")
+        single = "; ".join(f"{case}, Llama 8B's heads: {', '.join(found)}" for case, found in times.items())
+        tables.append(
+            f"{table}\n\nMean of {content['window']} tokens around each length, of which the linear maps alone take "
+            f"{measured['floor']:.3g} ms; {setting}. Medians of single calls: {single}. "
+            f"{machine_line(content['machine'])}."
+        )
+    return tables
 
 
 def asking_table(path: Path) -> str:
@@ -179,8 +186,8 @@ def speed_table(machine: str) -> str:
     if (dodo := folder / "attention-dodo.json").exists():
         cases = r"(Dodo 10x.*, N (?:4096|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
-    streaming = [folder / f"{name}.json" for name in ("streaming", "streaming-bfloat16")]
-    tables += [streaming_table(path) for path in streaming if path.exists()]
+    if (streaming := folder / "streaming.json").exists():
+        tables += streaming_tables(streaming)
     if serving := suite(folder, "serving"):
         tables.append(serving_table(serving))
     if asking := suite(folder, "asking"):
