@@ -178,7 +178,7 @@ def row(name: str, rounds: Sequence[Times], nbytes: int, facts: Sequence[Fact], 
 
 
 def main() -> int:
-    """Asks, prints a row for each contender, and writes asking.json and .png where asked."""
+    """Asks, prints a row for each contender, and keeps the rows with a picture where asked."""
     parser = harness.parser(__doc__, "python benchmarks/asking.py --compressor smollm2-avgpool-2x")
     parser.add_argument(
         "--compressor", nargs="+", default=answering(), metavar="NAME",
@@ -225,15 +225,14 @@ def main() -> int:
             f"{one['token']:5.1f} ms a token, {one['mib']:6.1f} MiB, right {one['exact']:.0f}%, within "
             f"{one['within']:.0f}%"
         )
-    if path := harness.output("asking", options):
-        content = {
-            "suite": "asking", "machine": found, "dtype": options.dtype, "tokens": len(ids), "rounds": rounds,
-            "facts": [fact._asdict() for fact in facts], "rows": rows,
-        }  # fmt: skip
-        harness.write(path, content)
+    content = {
+        "suite": "asking", "machine": found, "dtype": options.dtype, "tokens": len(ids), "rounds": rounds,
+        "facts": [fact._asdict() for fact in facts], "rows": rows,
+    }  # fmt: skip
+    if path := harness.write("asking", content, options):
         from picture import draw
 
-        print(f"wrote {draw(path)}")
+        print(f"wrote {draw(path, 'asking')}")
     return 0
 
 

@@ -190,12 +190,12 @@ def main() -> None:
     timings = harness.run(suite, found, options, seconds=5, least=3, roof=roof)
     if options.study:
         print("\n".join([*proportion(found, timings), *leads(found, timings)]))
-    if path := harness.output(suite, options):
+    if path := harness.output(options):
         from picture import draw, drawn
 
         if not drawn(case.facts for case in found):
             return
-        print(f"wrote {draw(path)}")
+        print(f"wrote {draw(path, suite)}")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def measure(head: str, dtype: str, checkpointing: bool) -> float:
 
 
 def main() -> int:
-    """Measures every case and writes compression_loss.json where asked."""
+    """Measures every case and keeps them where asked."""
     if sys.argv[1:2] == ["--case"]:
         print(json.dumps(measure(*CASES[int(sys.argv[2])])))
         return 0
@@ -81,11 +81,7 @@ def main() -> int:
             {"head": head, "dtype": dtype, "checkpointing": checkpointing, "mib": json.loads(shown.splitlines()[-1])}
         )
         tqdm.write(f"{head}, {dtype}{', checkpointed' if checkpointing else ''}: {rows[-1]['mib']:.0f} MiB")
-    path = harness.output("compression_loss", options)
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"machine": found, "mebibytes": rows}, indent=1) + "\n")
-        print(f"wrote {path}")
+    harness.write("compression_loss", {"suite": "compression_loss", "machine": found, "mebibytes": rows}, options)
     return 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import statistics
@@ -13,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import suites
 import torch
 from roof import Roof
 from roof import lines as roof_lines
@@ -124,23 +124,36 @@ def parser(description: str | None, example: str) -> argparse.ArgumentParser:
     )
     options.add_argument("--quick", action="store_true", help="few cases and a tenth of the time, noisier")
     options.add_argument("--threads", type=int, default=2, help="torch's threads (default: %(default)s)")
-    options.add_argument("--json", type=Path, help="write the figures to this file")
+    options.add_argument(
+        "--json", type=Path, help="write the figures to this file instead, without those of other suites"
+    )
     options.add_argument(
         "--save",
         action="store_true",
-        help="write them to benchmarks/results/MACHINE, or with --quick to runs/benchmarks/MACHINE",
+        help="keep them in benchmarks/results/MACHINE/suites.json, or with --quick in runs/benchmarks/MACHINE",
     )
     options.add_argument(
-        "--append", action="store_true", help="keep the other cases that the file has, of the same machine and commit"
+        "--append",
+        action="store_true",
+        help="keep the other cases that the suite has there, of the same machine and commit",
     )
     return options
 
 
-def output(suite: str, options: argparse.Namespace) -> Path | None:
-    """The JSON file that the command line asks for."""
+def output(options: argparse.Namespace) -> Path | None:
+    """The JSON file of suites that the command line asks for."""
     if options.json:
         return Path(options.json)
-    return results_folder(options.quick) / f"{suite}.json" if options.save else None
+    return results_folder(options.quick) / suites.NAME if options.save else None
+
+
+def write(suite: str, content: Mapping[str, object], options: argparse.Namespace) -> Path | None:
+    """Writes a suite's figures where the command line asks for them: beside the machine's others, or alone (--json)."""
+    path = output(options)
+    if path is not None:
+        suites.write(path, suite, content, alone=bool(options.json))
+        print(f"wrote {suite} to {path}")
+    return path
 
 
 def figures(case: Case, timing: Timing, first: Timing, roof: Roof | None) -> dict[str, float]:
@@ -197,10 +210,12 @@ def run(
         seconds, least = seconds / 10, 3
     torch.set_num_threads(options.threads)
     found = environment()
-    path = output(suite, options)
-    earlier = json.loads(path.read_text()) if path and options.append and path.exists() else None
+    path = output(options)
+    earlier = suites.read(path).get(suite) if path and options.append else None
     if earlier and earlier["machine"] != found:
-        raise SystemExit(f"--append: expected {path} to be of this machine and commit, got {earlier['machine']}")
+        raise SystemExit(
+            f"--append: expected {suite} in {path} to be of this machine and commit, got {earlier['machine']}"
+        )
     print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
     if roof:
         print("\n".join(roof_lines(roof)))
@@ -226,12 +241,5 @@ def run(
             content["cases"] = [case for case in earlier["cases"] if case["name"] not in again] + content["cases"]
             kept = [timing for timing in earlier["milliseconds"] if timing["case"] not in again]
             content["milliseconds"] = kept + content["milliseconds"]
-        write(path, content)
+        write(suite, content, options)
     return timings
-
-
-def write(path: Path, content: Mapping[str, object]) -> None:
-    """Writes a suite's figures as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}")

@@ -120,8 +120,7 @@ def main() -> None:
         rows.append({"case": case.name, **asdict(case), "mib": mib})
         mark = f"  above the target of {TARGET_MIB} MiB" if case.form == FORMS[0] and mib > TARGET_MIB else ""
         tqdm.write(f"  {case.name:60} {case.form:18} {mib:8.1f} MiB{mark}")
-    if path := harness.output("memory", options):
-        harness.write(path, {"suite": "memory", "machine": found, "target": TARGET_MIB, "mebibytes": rows})
+    harness.write("memory", {"suite": "memory", "machine": found, "target": TARGET_MIB, "mebibytes": rows}, options)
 
 
 if __name__ == "__main__":

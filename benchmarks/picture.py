@@ -1,5 +1,4 @@
-"""Draws the JSON of an attention suite, time against visible area with the roof as a line, or that of streaming.py or
-asking.py.
+"""Draws a suite of attention, time against visible area with the roof as a line, or one of streaming.py or asking.py.
 
 Of attention only cases of head dim 64 in float32 are drawn, so that one line is the roof of all of them.
 """
@@ -7,12 +6,12 @@ Of attention only cases of head dim 64 in float32 are drawn, so that one line is
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import suites
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
@@ -96,15 +95,14 @@ def draw_attention(content: Mapping[str, Any]) -> Figure:
 
 
 def draw_streaming(content: Mapping[str, Any]) -> Figure:
-    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender, of the first dtype.
+    """Milliseconds a token, and MiB of cache, against the tokens read, a line a contender.
 
     Args:
-        content: the suite's JSON: machine, ratio, tau, window, measured.
+        content: the suite's JSON: machine, ratio, tau, window, milliseconds.
     """
-    measured = content["measured"][0]
     figure = Picture(figsize=(9.6, 4.4), layout="constrained")
     time, cache = figure.subplots(1, 2)
-    rows = sorted(measured["milliseconds"], key=lambda row: row["tokens"])
+    rows = sorted(content["milliseconds"], key=lambda row: row["tokens"])
     lengths = sorted({row["tokens"] for row in rows})
     for form, style in STREAMING.items():
         here = [row for row in rows if row["form"] == form]
@@ -120,7 +118,7 @@ def draw_streaming(content: Mapping[str, Any]) -> Figure:
         tidy(axes)
     figure.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
     setting = f"nuggets {content['ratio']}x, tau {content['tau']}, segment {content['segment']}"
-    _head(figure, f"Reading on token by token, SmolLM2-135M {measured['dtype']}; {setting}", content["machine"])
+    _head(figure, f"Reading on token by token, SmolLM2-135M {content['dtype']}; {setting}", content["machine"])
     return figure
 
 
@@ -186,26 +184,29 @@ def _draw_roof(axes: Any, gflops: Mapping[str, list[float]], cases: list[Any], f
             )
 
 
-def draw(path: Path, out: Path | None = None) -> Path:
-    """Draws a suite's JSON as a PNG file, by default beside it; returns the file."""
-    content = json.loads(path.read_text())
-    out = out or path.with_suffix(".png")
+def draw(path: Path, suite: str, out: Path | None = None) -> Path:
+    """Draws a suite of a file of suites as a PNG file, by default SUITE.png beside it; returns the file."""
+    content = suites.read(path)[suite]
+    out = out or path.with_name(f"{suite}.png")
     drawing = {"streaming": draw_streaming, "asking": draw_asking}.get(content["suite"], draw_attention)
     drawing(content).savefig(out, dpi=150)
     return out
 
 
 def main() -> None:
-    """Draws a JSON file as a PNG file."""
+    """Draws a suite as a PNG file."""
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog="example: python benchmarks/picture.py benchmarks/results/amd-epyc-avx512/attention.json",
+        epilog="example: python benchmarks/picture.py benchmarks/results/intel-xeon-avx512/suites.json attention",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("json", type=Path, help="figures of attention.py, streaming.py or asking.py")
-    parser.add_argument("--out", type=Path, help="default: the same name with .png")
+    parser.add_argument("json", type=Path, help="a file of suites")
+    parser.add_argument("suite", help="one of its suites of attention.py, streaming.py or asking.py")
+    parser.add_argument("--out", type=Path, help="default: SUITE.png beside the file")
     options = parser.parse_args()
-    print(f"wrote {draw(options.json, options.out)}")
+    if options.suite not in (found := suites.read(options.json)):
+        parser.error(f"suite: expected one of {', '.join(found) or 'none, as the file has none'}, got {options.suite}")
+    print(f"wrote {draw(options.json, options.suite, options.out)}")
 
 
 if __name__ == "__main__":

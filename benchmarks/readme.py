@@ -9,12 +9,13 @@ example: python benchmarks/readme.py --machine amd-epyc-avx512
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
+import suites
 from lengths import read_runs as lengths_runs
 from masks import FEW
 from roof import Roof
@@ -26,6 +27,8 @@ from gistkit.train.presets import find_preset
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+Content = Mapping[str, Any]
+"""A suite's figures."""
 
 
 def lengths_table() -> str:
@@ -44,14 +47,13 @@ def lengths_table() -> str:
     )
 
 
-def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") -> str:
-    """Median milliseconds of a suite's JSON: a column a form, a row a case that the pattern `cases` matches.
+def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!)") -> str:
+    """Median milliseconds of a suite: a column a form, a row a case that the pattern `cases` matches.
 
     The pattern's groups, joined, are what a row is called. Forms in which `leave_out` is found have no column. Where
     the suite measured the roof, a last column says how much of it the first form reaches, but for matrix units: of the
     multiply-add peak, or of the reading speed where a case has no work but traffic.
     """
-    content = json.loads(path.read_text())
     found = {case["name"]: case for case in content.get("cases", [])}
     rows: dict[str, dict[str, str]] = {}
     rated = ""
@@ -75,9 +77,8 @@ def timing_table(path: Path, title: str, cases: str, leave_out: str = "(?!)") ->
     return f"{format_table([[title, *forms], *cells])}\n\n{unit} {machine_line(content['machine'])}."
 
 
-def memory_table(path: Path, title: str = "attention, peak memory", above: str = "inputs and results") -> str:
+def memory_table(content: Content, title: str = "attention, peak memory", above: str = "inputs and results") -> str:
     """Peak memory of a case in every form, MiB above what there was."""
-    content = json.loads(path.read_text())
     rows: dict[str, dict[str, str]] = {}
     for measured in content["mebibytes"]:
         rows.setdefault(measured["case"], {})[measured["form"]] = f"{measured['mib']:.0f}"
@@ -87,41 +88,32 @@ def memory_table(path: Path, title: str = "attention, peak memory", above: str =
     return f"{table}\n\nMiB above {above}. {machine_line(content['machine'])}."
 
 
-def streaming_tables(path: Path) -> list[str]:
-    """For each dtype: what a token takes after so many others, milliseconds and MiB of cache, and single calls."""
-    content = json.loads(path.read_text())
-    setting = (
-        f"nuggets {content['ratio']}x, means and memories {content['memory_ratio']}x, tau {content['tau']}, segment "
-        f"{content['segment']}, untrained"
+def streaming_table(content: Content) -> str:
+    """What a token takes after so many others, milliseconds and MiB of cache, and the last against the first."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in content["milliseconds"]:
+        cell = f"{row['mean']:.3g} ms, {row['mib']:.0f} MiB"
+        rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
+    lengths = sorted({row["tokens"] for row in content["milliseconds"]})
+    rows[f"{lengths[-1]} to {lengths[0]}"] = {
+        row["form"]: f"{row['growth']:.2f} x" for row in content["milliseconds"] if row["tokens"] == lengths[-1]
+    }
+    forms = list(dict.fromkeys(form for row in rows.values() for form in row))
+    cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
+    # Files of before there was a choice have neither.
+    dtype, memories = content.get("dtype", "float32"), content.get("memory_ratio")
+    title = "a token more, SmolLM2-135M" + ("" if dtype == "float32" else f" {dtype}")
+    table = format_table([[title, *forms], *cells])
+    others = f", means and memories {memories}x" if memories else ""
+    setting = f"nuggets {content['ratio']}x{others}, tau {content['tau']}, segment {content['segment']}, untrained"
+    return (
+        f"{table}\n\nMean of {content['window']} tokens around each length; {setting}. "
+        f"{machine_line(content['machine'])}."
     )
-    tables = []
-    for measured in content["measured"]:
-        rows: dict[str, dict[str, str]] = {}
-        for row in measured["milliseconds"]:
-            cell = f"{row['mean']:.3g} ms, {row['mib']:.0f} MiB"
-            rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
-        lengths = sorted({row["tokens"] for row in measured["milliseconds"]})
-        rows[f"{lengths[-1]} to {lengths[0]}"] = {
-            row["form"]: f"{row['growth']:.2f} x" for row in measured["milliseconds"] if row["tokens"] == lengths[-1]
-        }
-        forms = list(dict.fromkeys(form for row in rows.values() for form in row))
-        cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
-        table = format_table([[f"a token more, SmolLM2-135M {measured['dtype']}", *forms], *cells])
-        times: dict[str, list[str]] = {}
-        for timing in measured["calls"]:
-            times.setdefault(timing["case"], []).append(f"{timing['form']} {timing['median'] * 1e3:.1f} us")
-        single = "; ".join(f"{case}, Llama 8B's heads: {', '.join(found)}" for case, found in times.items())
-        tables.append(
-            f"{table}\n\nMean of {content['window']} tokens around each length, of which the linear maps alone take "
-            f"{measured['floor']:.3g} ms; {setting}. Medians of single calls: {single}. "
-            f"{machine_line(content['machine'])}."
-        )
-    return tables
 
 
-def asking_table(path: Path) -> str:
+def asking_table(content: Content) -> str:
     """Questions about a long document: seconds, what is kept of it, and right answers, a row a contender."""
-    content = json.loads(path.read_text())
     head = ["first answer", "an answer after it", "a token of it", "kept", "right", "right one within"]
     cells = [
         [
@@ -135,9 +127,8 @@ def asking_table(path: Path) -> str:
     return f"{table}\n\nMedians of {content['rounds']} rounds. {machine_line(content['machine'])}."
 
 
-def serving_table(path: Path) -> str:
+def serving_table(content: Content) -> str:
     """Many clients at once: seconds of an answer, rates, errors and resident memory, a row a server."""
-    content = json.loads(path.read_text())
     head = ["an answer, p50", "p95", "answers/s", "tokens/s", "answers", "errors", "right one within", "memory, peak"]
     cells = [
         [
@@ -153,59 +144,60 @@ def serving_table(path: Path) -> str:
     return f"{table}\n\n{together} In brackets: memory in either half. {machine_line(content['machine'])}."
 
 
-def suite(folder: Path, name: str) -> Path | None:
-    """A suite's file of the machine, or of the first other one that has it."""
-    return next(
-        (path for path in (folder / f"{name}.json", *sorted(RESULTS.glob(f"*/{name}.json"))) if path.exists()), None
-    )
+def of_any(machine: str, suite: str) -> tuple[str, Content] | None:
+    """The machine, or the first other one, that has the suite, and its figures."""
+    machines = [machine, *sorted(path.parent.name for path in RESULTS.glob(f"*/{suites.NAME}"))]
+    return next(((name, found[suite]) for name in machines if suite in (found := of(name))), None)
+
+
+def of(machine: str) -> dict[str, Content]:
+    """A machine's suites."""
+    return suites.read(RESULTS / machine / suites.NAME)
 
 
 def speed_table(machine: str) -> str:
     """A machine's figures: attention at the base point and rope on long texts, and of other suites what is there."""
-    folder = RESULTS / machine
+    found = of(machine)
+    attention = found["attention"]
     size = ", N 4096, B1 H8/8 D64 float32"
     masks = f"({'|'.join(FEW)}){size}, (.*)"
     others = "plain torch|mask creation"
-    tables = [timing_table(folder / "attention.json", f"attention{size}", masks, others)]
-    if (narrow := folder / "attention-torch-avx2.json").exists():
+    tables = [timing_table(attention, f"attention{size}", masks, others)]
+    if narrow := found.get("attention-torch-avx2"):
         tables.append(timing_table(narrow, "the same, gistkit and torch limited to AVX2", masks, others))
     halves = rf"({'|'.join(FEW)}), N 4096, B1 H8/8 D64 (b?float16), (.*)"
-    tables.append(timing_table(folder / "attention.json", "attention in half precision", halves, others))
+    tables.append(timing_table(attention, "attention in half precision", halves, others))
     cases = r"decoding, (1 query, \d+ keys), H32/8 D128 (\w+)"
-    tables.append(timing_table(folder / "attention.json", "decoding, H32/8 D128 (roof: reading)", cases))
-    tables.append(
-        timing_table(
-            folder / "rope.json", "rope, N 4096, B1 H32/8", r"(Llama \w+), N 4096, B1 H32/8 D\d+ float32, (forward.*)"
-        )
-    )
-    if (memory := folder / "memory.json").exists():
+    tables.append(timing_table(attention, "decoding, H32/8 D128 (roof: reading)", cases))
+    cases = r"(Llama \w+), N 4096, B1 H32/8 D\d+ float32, (forward.*)"
+    tables.append(timing_table(found["rope"], "rope, N 4096, B1 H32/8", cases))
+    if memory := found.get("memory"):
         tables.append(memory_table(memory))
-    if (gistpool := folder / "attention-gistpool.json").exists():
+    if gistpool := found.get("attention-gistpool"):
         cases = r"(GistPool \d+x, N (?:2048|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(gistpool, "attention under GistPool's mask", cases, "creation alone"))
-    if (dodo := folder / "attention-dodo.json").exists():
+    if dodo := found.get("attention-dodo"):
         cases = r"(Dodo 10x.*, N (?:4096|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
-    if (streaming := folder / "streaming.json").exists():
-        tables += streaming_tables(streaming)
-    if serving := suite(folder, "serving"):
-        tables.append(serving_table(serving))
-    if asking := suite(folder, "asking"):
-        tables.append(asking_table(asking))
-        tables.append(f"![seconds after each answer]({asking.with_suffix('.png').relative_to(RESULTS)})")
-    if (pool := folder / "pool.json").exists():
+    tables += [streaming_table(found[name]) for name in ("streaming", "streaming-bfloat16") if name in found]
+    if serving := of_any(machine, "serving"):
+        tables.append(serving_table(serving[1]))
+    if asking := of_any(machine, "asking"):
+        tables.append(asking_table(asking[1]))
+        tables.append(f"![seconds after each answer]({asking[0]}/asking.png)")
+    if pool := found.get("pool"):
         cases = r"(pool (?:2|10)x), N 16384, B1 H8 D128 (\w+), (.*)"
         tables.append(timing_table(pool, "window_pool, keys and values, N 16384, H8 D128", cases))
-    if (seqpe := folder / "seqpe.json").exists():
+    if seqpe := found.get("seqpe"):
         encoder = r"seqpe (\d.*), d 768 float32, (.*)"
         tables.append(timing_table(seqpe, "SeqPE's encoder, 2 layers, d 768", encoder))
-    if frozen := suite(folder, "seqpe-frozen"):
-        tables.append(timing_table(frozen, "SeqPE frozen, d 768: look-ups", r"seqpe frozen, (.*), d 768 float32"))
-    if (seqpe_memory := folder / "seqpe-memory.json").exists():
+    if frozen := of_any(machine, "seqpe-frozen"):
+        tables.append(timing_table(frozen[1], "SeqPE frozen, d 768: look-ups", r"seqpe frozen, (.*), d 768 float32"))
+    if seqpe_memory := found.get("seqpe-memory"):
         tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
-    if (compressor := folder / "compressor.json").exists():
+    if compressor := found.get("compressor"):
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
-    if (picture := folder / "attention.png").exists():
+    if (picture := RESULTS / machine / "attention.png").exists():
         tables.append(f"![time against visible area]({picture.relative_to(RESULTS)})")
     return "\n\n".join(tables)
 
@@ -226,7 +218,7 @@ def summary_table(machine: str) -> str:
     """gistkit against the best of the others in the same run, forward and with backward."""
     rows, machines = [["float32, 2 threads", "pass", "gistkit", "best other", "", "ratio"]], []
     for suite, case, name in SUMMARY:
-        content = json.loads((RESULTS / machine / f"{suite}.json").read_text())
+        content = of(machine)[suite]
         machines.append(content["machine"])
         for each in ("forward", "forward + backward"):
             times = {
@@ -276,7 +268,9 @@ def updated(page: str, tables: dict[str, Callable[[str], str]], name: str) -> st
 def main() -> int:
     """Updates or checks the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    machines = sorted(path.parent.name for path in RESULTS.glob("*/attention.json"))
+    machines = [
+        path.parent.name for path in sorted(RESULTS.glob(f"*/{suites.NAME}")) if "attention" in suites.read(path)
+    ]
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a page is out of date")
     parser.add_argument("--machine", choices=machines, help="show this machine's results from now on")
     arguments = parser.parse_args()

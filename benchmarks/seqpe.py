@@ -135,8 +135,7 @@ def main() -> None:
     elif options.memory:
         found = harness.environment()
         rows = measure_memory(options.threads)
-        if path := harness.output("seqpe-memory", options):
-            harness.write(path, {"suite": "seqpe-memory", "machine": found, "mebibytes": rows})
+        harness.write("seqpe-memory", {"suite": "seqpe-memory", "machine": found, "mebibytes": rows}, options)
     elif options.frozen:
         harness.run("seqpe-frozen", lookups(), options)
     else:

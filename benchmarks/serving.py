@@ -225,7 +225,7 @@ async def measure(
 
 
 def main() -> int:
-    """Asks both servers, prints a row for each, and writes serving.json where asked."""
+    """Asks both servers, prints a row for each, and keeps the rows where asked."""
     parser = harness.parser(__doc__, "python benchmarks/serving.py --clients 8 --seconds 30")
     names = answering()
     parser.add_argument(
@@ -319,13 +319,12 @@ def main() -> int:
                 f"{one['right']:.0f}%, {one['rss']:.0f} MiB ({one['first']:.0f}, then {one['second']:.0f})",
                 flush=True,
             )
-    if path := harness.output("serving", options):
-        content = {
-            "suite": "serving", "machine": found, "threads": options.threads, "clients": options.clients,
-            "seconds": options.seconds, "tokens": options.tokens, "documents": options.documents,
-            "batch": options.batch, "rows": rows,
-        }  # fmt: skip
-        harness.write(path, content)
+    content = {
+        "suite": "serving", "machine": found, "threads": options.threads, "clients": options.clients,
+        "seconds": options.seconds, "tokens": options.tokens, "documents": options.documents,
+        "batch": options.batch, "rows": rows,
+    }  # fmt: skip
+    harness.write("serving", content, options)
     return 0
 
 

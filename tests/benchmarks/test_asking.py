@@ -1,6 +1,5 @@
 """The benchmark of asking about a long document: who answers, what is measured, and the table and picture of it."""
 
-import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import asking  # noqa: E402
 import picture  # noqa: E402
 import readme  # noqa: E402
+import suites  # noqa: E402
 
 BOS, END = 1, 3
 
@@ -123,16 +123,15 @@ def test_rows_have_the_seconds_and_the_right_answers(monkeypatch):
 
 
 def test_the_table_and_the_picture_show_each_contender(monkeypatch, tmp_path):
-    path = tmp_path / "asking.json"
     content = results(monkeypatch)
-    path.write_text(json.dumps(content))
-    table, _, below = readme.asking_table(path).partition("\n\n")
+    table, _, below = readme.asking_table(content).partition("\n\n")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     assert cells[0][0] == "2 questions about 8000 tokens, SmolLM2-135M float32"
     assert cells[2] == ["gistkit, some", "4.5 s", "0.50 s", "333 ms", "2 MiB", "50%", "100%"]
     assert cells[3][1:] == ["7.0 s", "1.00 s", "667 ms", "4 MiB", "0%", "50%"]
     assert below.startswith("Medians of 2 rounds. some")
-    assert picture.draw(path).read_bytes().startswith(b"\x89PNG")
+    suites.write(tmp_path / "figures.json", "asking", content)
+    assert picture.draw(tmp_path / "figures.json", "asking").read_bytes().startswith(b"\x89PNG")
     time, kept = picture.draw_asking(content).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in time.lines}
     assert drawn == {"gistkit, some": [[1, 4.5], [2, 5]], asking.FULL: [[1, 7], [2, 8]]}

@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import json
 import re
 import runpy
 import sys
@@ -38,6 +37,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import contenders  # noqa: E402
 import harness  # noqa: E402
 import masks  # noqa: E402
+import suites  # noqa: E402
 from roof import BUILDS, Roof, measure  # noqa: E402
 
 from gistkit.ops.reference import dense_mask  # noqa: E402
@@ -234,7 +234,7 @@ def test_a_run_writes_json(tmp_path, capsys):
     )
     cases = [harness.Case("sum", lambda: {"ours": lambda: sum(range(99))}, work=99, facts={"n": 99})]
     harness.run("some", cases, options, seconds=0.01)
-    content = json.loads(options.json.read_text())
+    content = suites.read(options.json)["some"]
     assert content["machine"]["commit"] and content["cases"] == [{"name": "sum", "work": 99, "traffic": 0, "n": 99}]
     (row,) = content["milliseconds"]
     assert row["form"] == "ours" and 0 < row["low"] <= row["median"] <= row["high"]
@@ -242,12 +242,30 @@ def test_a_run_writes_json(tmp_path, capsys):
     options.append = True
     harness.run("some", [harness.Case("other", cases[0].make, work=99, facts={"n": 9}), *cases], options, seconds=0.01)
     harness.run("some", cases, options, seconds=0.01)
-    content = json.loads(options.json.read_text())
+    content = suites.read(options.json)["some"]
     for found in ([case["name"] for case in content["cases"]], [row["case"] for row in content["milliseconds"]]):
         assert found == ["other", "sum"]
-    options.json.write_text(json.dumps(content | {"machine": {"commit": "another"}}))
-    with pytest.raises(SystemExit, match="of this machine and commit, got"):
+    suites.write(options.json, "some", content | {"machine": {"commit": "another"}})
+    with pytest.raises(SystemExit, match=r"expected some in .* to be of this machine and commit, got"):
         harness.run("some", cases, options, seconds=0.01)
+
+
+def test_a_machine_s_file_keeps_each_suite_with_its_own_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "results_folder", lambda quick: tmp_path / f"quick-{quick}")
+    options = argparse.Namespace(json=None, save=True, quick=False)
+    assert (
+        harness.write("b", {"machine": {"commit": "1"}, "rows": [1]}, options) == tmp_path / "quick-False/suites.json"
+    )
+    path = harness.write("a", {"machine": {"commit": "2"}}, options)
+    harness.write("b", {"machine": {"commit": "3"}, "rows": []}, options)
+    found = suites.read(path)
+    assert list(found) == ["a", "b"]
+    assert found == {"a": {"machine": {"commit": "2"}}, "b": {"machine": {"commit": "3"}, "rows": []}}
+    # A file that --json names has what was measured, and no more.
+    harness.write("c", {}, argparse.Namespace(json=path, save=True, quick=False))
+    assert suites.read(path) == {"c": {}}
+    assert harness.write("c", {}, argparse.Namespace(json=None, save=False, quick=False)) is None
+    assert suites.read(tmp_path / "none.json") == {}
 
 
 def test_the_roof_is_measured_for_each_instruction_set():

@@ -1,6 +1,5 @@
 """The benchmark of reading on token by token: who takes part, what is measured, and the table and picture of it."""
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,6 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import picture  # noqa: E402
 import readme  # noqa: E402
 import streaming  # noqa: E402
+import suites  # noqa: E402
 
 BOS = 1
 
@@ -115,14 +115,12 @@ def results():
         for tokens, mean in zip((256, 4096), both, strict=True)
     ]
     machine = {"processor": "some", "threads": 2, "instruction_set": "avx2", "torch": "2", "commit": "abc"}
-    sizes = {"ratio": 10, "tau": 128, "segment": 32, "memory_ratio": 8, "window": 64}
-    calls = [{"case": "rope of one token", "form": "gistkit", "median": 0.005}]
-    measured = {"dtype": "float32", "calls": calls, "floor": 9.0, "milliseconds": streaming.growth(rows[::-1])}
-    return {"suite": "streaming", "machine": machine, **sizes, "measured": [measured]}
+    sizes = {"ratio": 10, "tau": 128, "segment": 32, "memory_ratio": 8, "dtype": "float32", "window": 64}
+    return {"suite": "streaming", "machine": machine, **sizes, "milliseconds": streaming.growth(rows[::-1])}
 
 
 def test_growth_is_that_of_each_contender():
-    assert {(row["form"], row["tokens"]): row["growth"] for row in results()["measured"][0]["milliseconds"]} == {
+    assert {(row["form"], row["tokens"]): row["growth"] for row in results()["milliseconds"]} == {
         ("gistkit, mixed resolution, strided", 256): 1.0,
         ("gistkit, mixed resolution, strided", 4096): 1.05,
         (streaming.THEIRS, 256): 1.0,
@@ -130,13 +128,10 @@ def test_growth_is_that_of_each_contender():
     }
 
 
-def test_the_table_has_a_row_a_length_and_how_the_last_compares(tmp_path):
-    path = tmp_path / "streaming.json"
+def test_the_table_has_a_row_a_length_and_how_the_last_compares():
     content = results()
-    content["measured"][0]["milliseconds"].sort(key=lambda row: row["tokens"])
-    path.write_text(json.dumps(content))
-    (text,) = readme.streaming_tables(path)
-    table, _, below = text.partition("\n\n")
+    content["milliseconds"].sort(key=lambda row: row["tokens"])
+    table, _, below = readme.streaming_table(content).partition("\n\n")
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
     columns = [cells[0].index(form) for form in ("gistkit, mixed resolution, strided", streaming.THEIRS)]
     assert {row[0]: [row[column] for column in columns] for row in cells[2:]} == {
@@ -145,29 +140,14 @@ def test_the_table_has_a_row_a_length_and_how_the_last_compares(tmp_path):
         "4096 to 256": ["1.05 x", "2.50 x"],
     }
     assert below.startswith(
-        "Mean of 64 tokens around each length, of which the linear maps alone take 9 ms; nuggets 10x, means and "
-        "memories 8x, tau 128, segment 32, untrained. Medians of single calls: rope of one token, Llama 8B's heads: "
-        "gistkit 5.0 us. some"
+        "Mean of 64 tokens around each length; nuggets 10x, means and memories 8x, tau 128, segment 32, untrained. some"
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_single_calls_and_linear_maps_are_timed(dtype):
-    found = streaming.calls(dtype, 0.01)
-    assert [(row["case"], row["form"]) for row in found if "sum" not in row["form"]] == [
-        ("attention of one query over 64 keys", f"gistkit {streaming.best_isa()}"),
-        ("attention of one query over 64 keys", "SDPA"),
-        ("rope of one token", "gistkit"),
-        ("rope of one token", "transformers"),
-    ]
-    assert all(row["median"] > 0 for row in found)
-    assert streaming.floor(model().to(dtype), 2) > 0
-
-
 def test_the_picture_shows_each_contender_in_both_panels(tmp_path):
-    path = tmp_path / "streaming.json"
-    path.write_text(json.dumps(results()))
-    assert picture.draw(path).read_bytes().startswith(b"\x89PNG")
+    suites.write(tmp_path / "figures.json", "streaming-bfloat16", results())
+    drawn = picture.draw(tmp_path / "figures.json", "streaming-bfloat16")
+    assert drawn == tmp_path / "streaming-bfloat16.png" and drawn.read_bytes().startswith(b"\x89PNG")
     time, cache = picture.draw_streaming(results()).axes
     drawn = {line.get_label(): line.get_xydata().tolist() for line in time.lines}
     assert drawn == {

@@ -1,5 +1,7 @@
 """Pictures of attention maps against what they are drawn from, and the tracking figures of maps whose line is known."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -87,9 +89,9 @@ def test_a_memory_map_says_measured_beside_expected():
     figure = draw_memory_map(windows(8, 5, beside=5 / 40), title="EPL")
     axes, bar = figure.axes
     assert texts(axes) == [
-        "From one memory token to the next, attention moves on by\n"
-        "5.0 context tokens at its peak, 2.5 on average (even: 5.0);\n"
-        "56% of it stays in the token's own part (if flat: 12%)",
+        "From one memory token to the next, attention moves on\n"
+        "by 5.0 context tokens at its peak, 2.5 on average\n"
+        "(even: 5.0); 56% stays in the token's part (flat: 12%)",
         "EPL",
     ]
     (line,) = axes.lines
@@ -107,10 +109,10 @@ def test_memory_attention_has_a_panel_a_layer_and_layout():
     assert [text for text in found if "\n" not in text] == ["DPL", "EPL"]
     stated = [text for text in found if "\n" in text]
     assert [text.split("\n")[1].split(" at its peak")[0] for text in stated] == [
-        f"{slope} context tokens" for slope in ("0.0", "5.0", "5.0", "1.0")
+        f"by {slope} context tokens" for slope in ("0.0", "5.0", "5.0", "1.0")
     ]
     assert [text.split("\n")[2] for text in stated] == [
-        f"{share} of it stays in the token's own part (if flat: 25%)" for share in ("25%", "100%", "100%", "25%")
+        f"(even: 5.0); {share} stays in the token's part (flat: 25%)" for share in ("25%", "100%", "100%", "25%")
     ]
     assert [axes.get_ylabel() for axes in panels] == ["layer 3\nmemory token", "", "layer 4\nmemory token", ""]
     with pytest.raises(ValueError, match="maps: expected at least one layout and a layer of each, got none"):
@@ -120,6 +122,18 @@ def test_memory_attention_has_a_panel_a_layer_and_layout():
     for draw, weights in ((draw_memory_map, windows(4, 5)), (draw_memory_attention, maps)):
         with pytest.raises(ValueError, match="ratio: expected context tokens above 0, got 0"):
             draw(weights, ratio=0)
+
+
+def test_captions_of_layouts_side_by_side_do_not_touch():
+    # Slopes of four characters, as wide as they come.
+    backwards = windows(16, 5)[::-1] + 1e-6
+    figure = draw_memory_attention({"dpl": [backwards], "upl": [backwards], "epl": [windows(16, 5)]})
+    figure.draw_without_rendering()
+    panels = [axes for axes in figure.axes if axes.images]
+    assert panels[0].get_title(loc="left").split("\n")[1].startswith("by -5.0 context tokens")
+    ends = [axes._left_title.get_window_extent() for axes in panels]
+    for left, right in itertools.pairwise(ends):
+        assert left.x1 < right.x0
 
 
 @pytest.mark.parametrize("scale", ["linear", "log"])

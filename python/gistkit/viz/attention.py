@@ -125,10 +125,9 @@ def draw_memory_map(
     ax.set(xlim=(-0.5, context - 0.5), ylim=(memory - 0.5, -0.5))
     ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     text = (
-        "From one memory token to the next, attention moves on by\n"
-        f"{_tokens(tracking.peak_slope)} context tokens at its peak, {_tokens(tracking.slope)} on average "
-        f"(even: {_tokens(ratio)});\n"
-        f"{tracking.own_segment:.0%} of it stays in the token's own part (if flat: {1 / memory:.0%})"
+        "From one memory token to the next, attention moves on\n"
+        f"by {_tokens(tracking.peak_slope)} context tokens at its peak, {_tokens(tracking.slope)} on average\n"
+        f"(even: {_tokens(ratio)}); {tracking.own_segment:.0%} stays in the token's part (flat: {1 / memory:.0%})"
     )
     ax.set_title(text, loc="left", fontsize=8)
     if title is not None:
@@ -156,7 +155,7 @@ def draw_memory_attention(
     if len(shapes) > 1:
         raise ValueError(f"maps: expected weights [M, L] of one shape, got {', '.join(map(str, sorted(shapes)))}")
     layers = max(len(layer_maps) for layer_maps in maps.values())
-    figure = Picture(figsize=(max(5.6, 1.2 + 3.6 * len(maps)), 1.2 + 2.0 * layers), layout="constrained", dpi=120)
+    figure = Picture(figsize=(max(5.6, 1.2 + 3.6 * len(maps)), 1.2 + 2.0 * layers), layout="constrained", dpi=110)
     grid = figure.subplots(layers, len(maps), squeeze=False, sharex=True, sharey=True)
     for column, (layout, layer_maps) in enumerate(maps.items()):
         for row, weights in enumerate(layer_maps):
