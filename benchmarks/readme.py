@@ -100,14 +100,15 @@ def streaming_table(content: Content) -> str:
     }
     forms = list(dict.fromkeys(form for row in rows.values() for form in row))
     cells = [[case, *(row[form] for form in forms)] for case, row in rows.items()]
-    # Files of before there was a choice have neither.
+    # Figures of before there was a choice have neither.
     dtype, memories = content.get("dtype", "float32"), content.get("memory_ratio")
     title = "a token more, SmolLM2-135M" + ("" if dtype == "float32" else f" {dtype}")
     table = format_table([[title, *forms], *cells])
     others = f", means and memories {memories}x" if memories else ""
     setting = f"nuggets {content['ratio']}x{others}, tau {content['tau']}, segment {content['segment']}, untrained"
+    floor = f", of which products with the weights take {content['floor']:.3g} ms" if "floor" in content else ""
     return (
-        f"{table}\n\nMean of {content['window']} tokens around each length; {setting}. "
+        f"{table}\n\nMean of {content['window']} tokens around each length{floor}; {setting}. "
         f"{machine_line(content['machine'])}."
     )
 
@@ -179,6 +180,8 @@ def speed_table(machine: str) -> str:
     if dodo := found.get("attention-dodo"):
         cases = r"(Dodo 10x.*, N (?:4096|8192)), B1 H8/8 D64 float32, (.*)"
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
+    if calls := of_any(machine, "calls"):
+        tables.append(timing_table(calls[1], "single calls, Llama 8B's heads", "(.*)"))
     tables += [streaming_table(found[name]) for name in ("streaming", "streaming-bfloat16") if name in found]
     if serving := of_any(machine, "serving"):
         tables.append(serving_table(serving[1]))

@@ -11,6 +11,7 @@
 #include <optional>
 #include <tuple>
 
+#include "glue/allocate.h"
 #include "glue/checks.h"
 #include "glue/device.h"
 #ifdef USE_CUDA
@@ -220,13 +221,14 @@ Rows rows(Tensor& t) {
 
 // Rows of heads next to each other, as [batch, rows, heads, dim] in memory.
 Tensor empty_tokens_first(const Tensor& like, int64_t batch, int64_t heads, int64_t rows, int64_t dim) {
-  return torch::stable::transpose(torch::stable::new_empty(like, {batch, rows, heads, dim}), 1, 2);
+  return make_strided(like, like.scalar_type(), {batch, heads, rows, dim},
+                      {rows * heads * dim, dim, heads * dim, int64_t{1}});
 }
 
 // A gradient with its memory in the order of the tensor it belongs to.
 Tensor empty_gradient(const Tensor& of) {
   if (of.stride(1) < of.stride(2)) return empty_tokens_first(of, of.size(0), of.size(1), of.size(2), of.size(3));
-  return torch::stable::new_empty(of, {of.size(0), of.size(1), of.size(2), of.size(3)});
+  return make(of, of.scalar_type(), {of.size(0), of.size(1), of.size(2), of.size(3)});
 }
 
 void check_rows(const Tensor& t, const char* name, const Tensor& query) {
@@ -322,8 +324,7 @@ std::tuple<Tensor, Tensor> attention(const Tensor& query, const Tensor& key, con
   AttentionForward p{};
   fill_problem(p, query, key, value, spans, key_bias, scale, softcap);
   Tensor out = empty_tokens_first(query, p.batch, p.query_heads, p.num_queries, p.dim_v);
-  Tensor lse =
-      torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_queries}, accumulation_dtype(query.scalar_type()));
+  Tensor lse = make(query, accumulation_dtype(query.scalar_type()), {p.batch, p.query_heads, p.num_queries});
   p.out = rows(out);
   p.lse = lse.mutable_data_ptr();
   Device::forward(p, query, tiles);
@@ -345,9 +346,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   check_row_values(lse, "lse", query, p);
   if (grad_lse) check_row_values(*grad_lse, "grad_lse", query, p);
   Tensor grad_query = empty_gradient(query), grad_key = empty_gradient(key), grad_value = empty_gradient(value);
-  Tensor grad_key_bias = need_key_bias
-                             ? torch::stable::new_empty(query, {p.batch, p.query_heads, p.num_keys}, accumulation)
-                             : torch::stable::new_empty(query, {0}, accumulation);
+  Tensor grad_key_bias = need_key_bias ? make(query, accumulation, {p.batch, p.query_heads, p.num_keys})
+                                       : make(query, accumulation, {int64_t{0}});
   p.out = const_rows(out);
   p.grad_out = const_rows(grad_out);
   p.lse = lse.const_data_ptr();

@@ -9,6 +9,7 @@
 
 #include <tuple>
 
+#include "glue/allocate.h"
 #include "glue/checks.h"
 #include "glue/device.h"
 #ifdef USE_CUDA
@@ -65,19 +66,31 @@ void copy_strides(const Tensor& x, int64_t* strides) {
   for (int i = 0; i < 3; ++i) strides[i] = x.stride(i);
 }
 
+// The size and stride of dimension `d` of [A, B, N] or [H, A, R/2], whose first dimensions may be left out.
+int64_t size_of(const Tensor& x, int64_t d) {
+  const int64_t left_out = 3 - x.dim();
+  return d < left_out ? 1 : x.size(d - left_out);
+}
+int64_t stride_of(const Tensor& x, int64_t d) {
+  const int64_t left_out = 3 - x.dim();
+  return d < left_out ? 0 : x.stride(d - left_out);
+}
+
 RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, const Tensor& query, const Tensor& key) {
-  STD_TORCH_CHECK(
-      same_device(positions, query) && same_device(inv_freq, query) && positions.dim() == 3 && inv_freq.dim() == 3,
-      "gistkit::rope: expected positions [A, B or 1, N] and inv_freq [H or 1, A, R/2] on the query's device");
-  STD_TORCH_CHECK(positions.size(0) == inv_freq.size(1) && positions.size(2) == query.size(2) &&
-                      (positions.size(1) == query.size(0) || positions.size(1) == 1),
+  STD_TORCH_CHECK(same_device(positions, query) && same_device(inv_freq, query) && positions.dim() >= 1 &&
+                      positions.dim() <= 3 && inv_freq.dim() >= 1 && inv_freq.dim() <= 3,
+                  "gistkit::rope: expected positions [N], [B or 1, N] or [A, B or 1, N] and inv_freq [R/2], [A, R/2] "
+                  "or [H or 1, A, R/2] on the query's device");
+  const int64_t sequences = size_of(positions, 1), axes = size_of(inv_freq, 1), freqs = size_of(inv_freq, 2);
+  STD_TORCH_CHECK(size_of(positions, 0) == axes && size_of(positions, 2) == query.size(2) &&
+                      (sequences == query.size(0) || sequences == 1),
                   "gistkit::rope: positions [A, B or 1, N] do not match inv_freq and query");
-  const int64_t groups = inv_freq.size(0);
+  const int64_t groups = size_of(inv_freq, 0);
   STD_TORCH_CHECK(
       groups == 1 || ((query.size(1) == groups || query.size(1) == 0) && (key.size(1) == groups || key.size(1) == 0)),
       "gistkit::rope: inv_freq [H or 1, A, R/2] does not match the heads");
-  STD_TORCH_CHECK(2 * inv_freq.size(2) <= query.size(3), "gistkit::rope: more rotary dims than head dims");
-  STD_TORCH_CHECK(inv_freq.size(1) <= kMostAxes, "gistkit::rope: expected at most ", kMostAxes, " axes");
+  STD_TORCH_CHECK(2 * freqs <= query.size(3), "gistkit::rope: more rotary dims than head dims");
+  STD_TORCH_CHECK(axes >= 1 && axes <= kMostAxes, "gistkit::rope: expected 1 to ", kMostAxes, " axes");
   check_sizes("rope", {&positions, &inv_freq, &query, &key});
   STD_TORCH_CHECK(inv_freq.is_contiguous() &&
                       (inv_freq.scalar_type() == ScalarType::Float || inv_freq.scalar_type() == ScalarType::Double),
@@ -85,13 +98,13 @@ RopeAngles angles_of(const Tensor& positions, const Tensor& inv_freq, const Tens
   RopeAngles angles{};
   angles.positions.data = positions.const_data_ptr();
   angles.positions.type = position_type(positions);
-  copy_strides(positions, angles.positions.stride);
-  if (positions.size(1) == 1) angles.positions.stride[1] = 0;
+  for (int d = 0; d < 3; ++d) angles.positions.stride[d] = stride_of(positions, d);
+  if (sequences == 1) angles.positions.stride[1] = 0;
   angles.inv_freq = inv_freq.const_data_ptr();
   angles.inv_freq_double = inv_freq.scalar_type() == ScalarType::Double;
   angles.freq_heads = groups;
-  angles.axes = inv_freq.size(1);
-  angles.freqs = inv_freq.size(2);
+  angles.axes = axes;
+  angles.freqs = freqs;
   return angles;
 }
 
@@ -123,7 +136,9 @@ void rotate(const Tensor* in[2], Tensor* out[2], const Tensor& positions, const 
 
 std::tuple<Tensor, Tensor> rope(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling,
                                 bool interleaved, bool inverse) {
-  Tensor rotated_query = torch::stable::empty_like(query), rotated_key = torch::stable::empty_like(key);
+  check_heads(query, query);
+  check_heads(key, query);
+  Tensor rotated_query = make_like(query), rotated_key = make_like(key);
   const Tensor* in[2] = {&query, &key};
   Tensor* out[2] = {&rotated_query, &rotated_key};
   rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);
@@ -162,11 +177,10 @@ std::tuple<Tensor, Tensor> rope_angle_grad(Tensor grad_query, Tensor grad_key, T
   params.scaling = scaling;
   params.interleaved = interleaved;
   params.inverse = inverse;
-  params.positions_shared = positions.size(1) == 1;
-  Tensor grad_positions = torch::stable::new_empty(positions, {positions.size(0), positions.size(1), positions.size(2)},
-                                                   ScalarType::Double);
-  Tensor grad_inv_freq = torch::stable::new_empty(
-      inv_freq, {params.angles.freq_heads, params.angles.axes, params.angles.freqs}, ScalarType::Double);
+  params.positions_shared = size_of(positions, 1) == 1;
+  // Of the shapes that came.
+  Tensor grad_positions = torch::stable::new_empty(positions, positions.sizes(), ScalarType::Double);
+  Tensor grad_inv_freq = torch::stable::new_empty(inv_freq, inv_freq.sizes(), ScalarType::Double);
   params.grad_positions = static_cast<double*>(grad_positions.mutable_data_ptr());
   params.grad_inv_freq = static_cast<double*>(grad_inv_freq.mutable_data_ptr());
   Device::rope_angle_grad(params, query);

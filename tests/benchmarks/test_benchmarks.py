@@ -29,6 +29,7 @@ COMMANDS = [
     "compressor",
     "compression_loss",
     "streaming",
+    "calls",
     "greedy",
     "lengths",
 ]

@@ -115,7 +115,7 @@ def results():
         for tokens, mean in zip((256, 4096), both, strict=True)
     ]
     machine = {"processor": "some", "threads": 2, "instruction_set": "avx2", "torch": "2", "commit": "abc"}
-    sizes = {"ratio": 10, "tau": 128, "segment": 32, "memory_ratio": 8, "dtype": "float32", "window": 64}
+    sizes = {"ratio": 10, "tau": 128, "segment": 32, "memory_ratio": 8, "dtype": "float32", "floor": 9.0, "window": 64}
     return {"suite": "streaming", "machine": machine, **sizes, "milliseconds": streaming.growth(rows[::-1])}
 
 
@@ -140,7 +140,8 @@ def test_the_table_has_a_row_a_length_and_how_the_last_compares():
         "4096 to 256": ["1.05 x", "2.50 x"],
     }
     assert below.startswith(
-        "Mean of 64 tokens around each length; nuggets 10x, means and memories 8x, tau 128, segment 32, untrained. some"
+        "Mean of 64 tokens around each length, of which products with the weights take 9 ms; nuggets 10x, means and "
+        "memories 8x, tau 128, segment 32, untrained. some"
     )
 
 
@@ -156,6 +157,23 @@ def test_the_picture_shows_each_contender_in_both_panels(tmp_path):
     }
     assert [line.get_ydata().tolist() for line in cache.lines] == [[1, 16]] * 2
     assert time.get_ylim()[0] == 0
+
+
+def test_the_floor_is_a_product_with_every_weight(monkeypatch):
+    seen, clock = [], SimpleNamespace(now=0.0)
+    monkeypatch.setattr(streaming, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+
+    def product(x, weight):
+        clock.now += weight.numel()
+        seen.append(tuple(weight.shape))
+        return linear(x, weight)
+
+    linear = torch.nn.functional.linear
+    monkeypatch.setattr(torch.nn.functional, "linear", product)
+    plain = model()
+    shapes = [tuple(part.weight.shape) for part in plain.modules() if isinstance(part, torch.nn.Linear)]
+    assert streaming.floor(plain, 3) == pytest.approx(1e3 * sum(rows * columns for rows, columns in shapes))
+    assert seen == 3 * shapes
 
 
 def test_without_the_weights_the_text_is_bytes(monkeypatch):

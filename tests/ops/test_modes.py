@@ -10,6 +10,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gistkit
 from gistkit import Plan
@@ -193,3 +194,30 @@ def test_autocast_compiles_whole() -> None:
     assert attend(*given).dtype == torch.float32
     with torch.autocast("cpu", torch.bfloat16):
         assert attend(*given).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_unrecorded_calls_leave_autograd_as_it_was(name: str) -> None:
+    """They dispatch past autograd, also where they are refused, and modes still see them."""
+    function, x = OPS[name]
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            function(x)
+            with pytest.raises((TypeError, ValueError, RuntimeError)):
+                function(x.int())
+    leaf = x.clone().requires_grad_()
+    with torch.no_grad():
+        assert not function(leaf).requires_grad
+    (grad,) = torch.autograd.grad(function(leaf).sum(), leaf)
+    assert grad.shape == leaf.shape
+
+    seen = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func.name())
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad(), Names():
+        function(x)
+    assert f"gistkit::{name}" in seen

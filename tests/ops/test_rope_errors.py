@@ -78,7 +78,9 @@ UNSAFE = [
     (Q, K[:, :, :4], P3, F3),
     (Q, K[:1], P3, F3),
     (Q.mT.contiguous().mT, K, P3, F3),
-    (Q, K, P, F3),
+    (Q, K, P3[None], F3),
+    (Q, K, P3, F3[None]),
+    (Q, K, P[0], F3),
     (Q, K, P3[..., :4], F3),
     (Q, K, P3.expand(1, 3, 5), F3),
     (Q, K, P3.expand(2, 1, 5), F3),
@@ -101,3 +103,18 @@ def test_the_op_itself_refuses_what_it_could_not_read(arguments):
         torch.ops.gistkit.rope_angle_grad(*arguments[:2], *arguments, 1.0, False, False)
     with pytest.raises(RuntimeError, match=r"gistkit(::rope)?: "):
         torch.ops.gistkit.rope_angle_grad(Q[:, :3], K, Q, K, P3, F3, 1.0, False, False)
+
+
+def test_the_op_itself_takes_positions_and_frequencies_of_fewer_dimensions():
+    query, key = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    positions, inv_freq = torch.rand(5, dtype=torch.float64), torch.rand(4)
+    full = positions[None, None], inv_freq[None, None]
+    op, gradient = torch.ops.gistkit.rope, torch.ops.gistkit.rope_angle_grad
+    expected = op(query, key, *full, 1.0, False, False)
+    expected_gradient = gradient(query, key, query, key, *full, 1.0, False, False)
+    for angles in ((positions, inv_freq), (positions[None], inv_freq[None]), (full[0], inv_freq)):
+        for a, b in zip(op(query, key, *angles, 1.0, False, False), expected, strict=True):
+            assert torch.equal(a, b)
+        found = gradient(query, key, query, key, *angles, 1.0, False, False)
+        for a, b, of in zip(found, expected_gradient, angles, strict=True):
+            assert a.shape == of.shape and torch.equal(a, b.view_as(a))

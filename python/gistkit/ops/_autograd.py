@@ -7,9 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 from torch.autograd import forward_ad
 
 from gistkit.ops._modes import refuse_forward_mode
+
+_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
+_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def differentiable(
@@ -17,8 +22,10 @@ def differentiable(
 ) -> Callable[..., Any]:
     """Registers the op's gradient and returns a faster function of the same arguments for its Python wrapper.
 
-    torch.library walks schema and arguments on every call, some 20 us of Python; a Function of our own does not.
-    Compiled code sees the op. Tangents of forward-mode differentiation are refused, in inputs and upstream gradients.
+    torch.library walks schema and arguments on every call, some 20 us of Python; a Function of our own does not. A call
+    that records nothing leaves autograd out, whose kernel of torch.library takes 5 us of Python even then. Compiled
+    code and transforms of torch.func see the op. Tangents of forward-mode differentiation are refused, in inputs and
+    upstream gradients.
 
     Args:
         op: an overload, such as `torch.ops.gistkit.rope.default`.
@@ -33,7 +40,7 @@ def differentiable(
     torch.library.register_autograd(op, checked, setup_context=setup_context)
 
     def forward(ctx: Any, *inputs: Any) -> Any:
-        output = op(*inputs)
+        output = unrecorded(op, inputs)
         setup_context(ctx, inputs, output)
         return output
 
@@ -43,11 +50,24 @@ def differentiable(
     def call(*inputs: Any) -> Any:
         if forward_ad._current_level >= 0:
             refuse_forward_mode(name, *inputs)
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
             return op(*inputs)
-        for x in inputs:
-            if isinstance(x, Tensor) and x.requires_grad:
-                return apply(*inputs)
-        return op(*inputs)
+        if torch.is_grad_enabled():
+            for x in inputs:
+                if isinstance(x, Tensor) and x.requires_grad:
+                    return apply(*inputs)
+        return unrecorded(op, inputs)
 
     return call
+
+
+def unrecorded(op: Any, inputs: tuple[Any, ...]) -> Any:
+    """The op where no gradient is recorded: dispatched as ever, but past autograd."""
+    # A transform of torch.func brings its own autograd.
+    if _functorch.maybe_current_level() is not None or _excluded(_AUTOGRAD):
+        return op(*inputs)
+    _exclude(_AUTOGRAD, True)
+    try:
+        return op(*inputs)
+    finally:
+        _exclude(_AUTOGRAD, False)

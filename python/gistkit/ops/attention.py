@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
@@ -72,35 +71,56 @@ def attention(
     """
     if torch._C._is_any_autocast_enabled():
         query, key, value = autocast(query, key, value)
-    _check_tensors(query, key, value)
-    _check_plan(plan, query, key)
-    if key_bias is not None:
-        (key_bias,) = autocast_to_float32(key_bias)
-        _check_key_bias(key_bias, query, key)
-        key_bias = _contiguous_last(key_bias)
-    if scale is None:
-        scale = query.shape[-1] ** -0.5
-    # While compiling they may be symbols.
-    if not torch.compiler.is_compiling():
-        if not math.isfinite(scale):
-            raise ValueError(f"attention: scale: expected a finite number, got {scale}")
-        if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
-            raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
+        if isinstance(key_bias, Tensor):
+            (key_bias,) = autocast_to_float32(key_bias)
+    if torch.compiler.is_compiling():
+        _check(query, key, value, plan, key_bias, scale, softcap)
+        query, key, value = map(_contiguous_last, (query, key, value))
+        out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
+        return (out, lse) if return_lse else out
+    try:
+        out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError):
+        # The op refuses what it cannot read; which argument that is, and whether a copy helps, is found out only then.
+        _check(query, key, value, plan, key_bias, scale, softcap)
+        given = query, key, value
+        query, key, value = map(_contiguous_last, given)
+        if all(copy is t for copy, t in zip((query, key, value), given, strict=True)):
+            raise
+        out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
+    return (out, lse) if return_lse else out
+
+
+def _call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    key_bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+) -> tuple[Tensor, Tensor]:
+    """`attention` of arguments that may be wrong in any way, which then is an error without their names."""
     spans, tiles = plan.spans, None
     if _by_lists(spans):
+        _check(query, key, value, plan, key_bias, scale, softcap)
         spans, tiles = _lists(plan, torch.is_grad_enabled() and _any_requires_grad(query, key, value, key_bias))
-    run = _attend if torch.is_grad_enabled() or forward_ad._current_level >= 0 else _ATTENTION
-    out, lse = run(
-        _contiguous_last(query),
-        _contiguous_last(key),
-        _contiguous_last(value),
+    # What the op does not know, or takes for something else.
+    _, heads, keys, dim = key.shape
+    if heads == 0 or keys != plan.num_keys or (softcap is not None and softcap <= 0):
+        raise ValueError("attention: expected key heads, a plan of key's rows and a positive softcap")
+    if key_bias is not None:
+        key_bias = _contiguous_last(key_bias)
+    return _attend(  # type: ignore[no-any-return]
+        query,
+        key,
+        value,
         spans,
         key_bias,
-        float(scale),
+        dim**-0.5 if scale is None else float(scale),
         0.0 if softcap is None else float(softcap),
         tiles,
     )
-    return (out, lse) if return_lse else out
 
 
 def _by_lists(spans: Tensor) -> bool:
@@ -170,6 +190,29 @@ def _contiguous_last(t: Tensor) -> Tensor:
     return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()
 
 
+def _check(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    plan: Plan,
+    key_bias: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+) -> None:
+    """Raises the errors that `attention` lists."""
+    _check_tensors(query, key, value)
+    _check_plan(plan, query, key)
+    if key_bias is not None:
+        _check_key_bias(key_bias, query, key)
+    # While compiling they may be symbols.
+    if torch.compiler.is_compiling():
+        return
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(f"attention: scale: expected a finite number, got {scale}")
+    if softcap is not None and not (softcap > 0 and math.isfinite(softcap)):
+        raise ValueError(f"attention: softcap: expected a positive number or None, got {softcap}")
+
+
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
     for name, t in (("query", query), ("key", key), ("value", value)):
         if not isinstance(t, Tensor):
@@ -207,16 +250,19 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
 def _check_plan(plan: Plan, query: Tensor, key: Tensor) -> None:
     if not isinstance(plan, Plan):
         raise TypeError(f"attention: plan: expected a gistkit.Plan, got {type(plan).__name__}")
-    spans, shape = plan.spans, plan.spans.shape
-    batch, _, rows, _ = query.shape
+    _check_spans(plan.spans, query)
+    if plan.num_keys != key.shape[2]:
+        raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")
+
+
+def _check_spans(spans: Tensor, query: Tensor) -> None:
+    shape, batch, rows = spans.shape, query.shape[0], query.shape[2]
     if len(shape) != 4 or shape[3] != 2 or spans.dtype != torch.int32 or not spans.is_contiguous():
         raise ValueError(
             f"attention: plan.spans: expected a contiguous int32 [B or 1, Nq, S, 2], got {spans.dtype} {tuple(shape)}"
         )
     if shape[1] != rows:
-        raise ValueError(f"attention: plan: expected one for query's {rows} rows, got one for {plan.num_queries}")
-    if plan.num_keys != key.shape[2]:
-        raise ValueError(f"attention: plan: expected one for key's {key.shape[2]} rows, got one for {plan.num_keys}")
+        raise ValueError(f"attention: plan: expected one for query's {rows} rows, got one for {shape[1]}")
     if shape[0] != 1 and shape[0] != batch:
         raise ValueError(f"attention: plan: expected one for 1 or {batch} sequences, got one for {shape[0]}")
     if spans.device != query.device:
@@ -256,6 +302,10 @@ def _fake(
     softcap: float,
     tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
+    if not torch.compiler.is_compiling():
+        # Where nothing has values, shapes are all that can be refused.
+        _check_tensors(query, key, value)
+        _check_spans(spans, query)
     batch, heads, rows, _ = query.shape
     out = query.new_empty((batch, rows, heads, value.shape[3])).transpose(1, 2)
     return out, query.new_empty((batch, heads, rows), dtype=_accumulation_dtype(query.dtype))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 import gistkit.ops._library  # noqa: F401
 from gistkit import _gpu
@@ -60,16 +59,32 @@ def rope(
     """
     if not inplace and torch._C._is_any_autocast_enabled():
         query, key = autocast(query, key)
+    if inplace:
+        positions, inv_freq = _check(query, key, positions, inv_freq)
+        _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
+        _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
+        if not torch.compiler.is_compiling():
+            # Autograd must notice that what it saved has changed.
+            torch.autograd.graph.increment_version((query, key))
+        return query, key
+    # Whole positions and float32 frequencies, as models have them, go to the op at once, which refuses what it cannot
+    # read; which argument that is, and whether a copy or a cast helps, is found out only then.
+    if not torch.compiler.is_compiling() and _as_models_have(positions, inv_freq):
+        try:
+            return _rotate(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
+        except (RuntimeError, TypeError):
+            pass
     positions, inv_freq = _check(query, key, positions, inv_freq)
-    if not inplace:
-        run = _rotate if torch.is_grad_enabled() or forward_ad._current_level >= 0 else _ROPE
-        return run(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)
-    _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
-    _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
-    if not torch.compiler.is_compiling():
-        # Autograd must notice that what it saved has changed.
-        torch.autograd.graph.increment_version((query, key))
-    return query, key
+    return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
+
+
+def _as_models_have(positions: Any, inv_freq: Any) -> bool:
+    return (
+        isinstance(positions, Tensor)
+        and isinstance(inv_freq, Tensor)
+        and positions.dtype == torch.int64
+        and inv_freq.dtype == torch.float32
+    )
 
 
 def rerotate(
@@ -107,7 +122,19 @@ def _rows(heads: Tensor) -> Tensor:
 
 
 def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> tuple[Tensor, Tensor]:
-    """Checks the arguments; positions as [A, B or 1, N] and inv_freq as [H or 1, A, R/2], in types kernels read."""
+    """Checks the arguments; positions and inv_freq in types that kernels read."""
+    _check_shapes(query, key, positions, inv_freq)
+    if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
+        bad = positions[~positions.isfinite()][0].item()
+        raise ValueError(f"positions: expected finite values, got {bad}")
+    if positions.dtype not in _KERNEL_POSITIONS:
+        positions = positions.to(torch.float32 if positions.is_floating_point() else torch.int64)
+    if inv_freq.dtype not in (torch.float32, torch.float64):
+        inv_freq = inv_freq.float()
+    return positions, inv_freq.contiguous()
+
+
+def _check_shapes(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> None:
     for name, tensor in (("query", query), ("key", key), ("positions", positions), ("inv_freq", inv_freq)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name}: expected a torch tensor, got {type(tensor).__name__}")
@@ -158,19 +185,6 @@ def _check(query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor) -> t
             f"positions: expected [N], [B, N] or [A, B, N] with B = {batch}, N = {tokens}, got shape "
             f"{tuple(positions.shape)}"
         )
-    if positions.is_floating_point() and _gpu.has_values(positions) and not positions.isfinite().all():
-        bad = positions[~positions.isfinite()][0].item()
-        raise ValueError(f"positions: expected finite values, got {bad}")
-
-    if positions.dtype not in _KERNEL_POSITIONS:
-        positions = positions.to(torch.float32 if positions.is_floating_point() else torch.int64)
-    if inv_freq.dtype not in (torch.float32, torch.float64):
-        inv_freq = inv_freq.float()
-    while positions.dim() < 3:
-        positions = positions[None]
-    while inv_freq.dim() < 3:
-        inv_freq = inv_freq[None]
-    return positions, inv_freq.contiguous()
 
 
 def _check_inplace(tensors: dict[str, Tensor]) -> None:
@@ -194,6 +208,9 @@ def _check_inplace(tensors: dict[str, Tensor]) -> None:
 def _rope_fake(
     query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
+    if not torch.compiler.is_compiling():
+        # Where nothing has values, shapes are all that can be refused.
+        _check_shapes(query, key, positions, inv_freq)
     return torch.empty_like(query), torch.empty_like(key)
 
 
