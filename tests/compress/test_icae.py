@@ -328,20 +328,50 @@ def test_joint_head_is_one_map_to_all_logits_of_a_segment():
 
 @pytest.mark.parametrize("chunk", [1, 3, 100, None])
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_token_loss_is_cross_entropy_in_chunks(chunk, softcap):
+@pytest.mark.parametrize("biased", [False, True])
+def test_token_loss_is_cross_entropy_in_chunks(chunk, softcap, biased):
     hidden, weight = torch.randn(2, 5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    bias = torch.randn(9, requires_grad=True) if biased else None
     targets = torch.randint(0, 9, (2, 5))
     targets[1, 2] = -100
-    logits = hidden @ weight.T
+    logits = F.linear(hidden, weight, bias)
     logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-    ours = token_loss(hidden, weight, targets, chunk=chunk, softcap=softcap)
+    ours = token_loss(hidden, weight, targets, bias=bias, chunk=chunk, softcap=softcap)
     torch.testing.assert_close(ours, expected)
-    for a, b in zip(
-        torch.autograd.grad(ours, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight)), strict=True
-    ):
+    inputs = [tensor for tensor in (hidden, weight, bias) if tensor is not None]
+    # A factor of the loss is one of the gradient, which was made before it.
+    for a, b in zip(torch.autograd.grad(3 * ours, inputs), torch.autograd.grad(3 * expected, inputs), strict=True):
         torch.testing.assert_close(a, b)
+    with torch.no_grad():
+        torch.testing.assert_close(token_loss(hidden, weight, targets, bias=bias, softcap=softcap, chunk=chunk), ours)
     assert token_loss(hidden, weight, torch.full_like(targets, -100)) == 0
+
+
+@pytest.mark.parametrize("base", [torch.float32, torch.bfloat16])
+def test_token_loss_under_autocast_has_the_gradient_of_rounded_products(base):
+    hidden = torch.randn(40, 64, requires_grad=True)
+    weight = torch.randn(300, 64).to(base).requires_grad_()
+    targets = torch.randint(0, 300, (40,))
+
+    def plain(hidden, weight):
+        return F.cross_entropy(F.linear(hidden, weight).float(), targets)
+
+    def ours(hidden, weight):
+        return token_loss(hidden, weight, targets, chunk=16)
+
+    found = {}
+    for name, loss in (("ours", ours), ("plain", plain)):
+        with torch.autocast("cpu", torch.bfloat16):
+            value = loss(hidden, weight)
+        gradients = torch.autograd.grad(value, (hidden, weight))
+        assert [gradient.dtype for gradient in gradients] == [torch.float32, base]
+        found[name] = [value, *(gradient.float() for gradient in gradients)]
+    exact = plain(hidden, weight.float())
+    found["exact"] = [exact, *(g.float() for g in torch.autograd.grad(exact, (hidden, weight)))]
+    for a, b, c in zip(found["ours"], found["plain"], found["exact"], strict=True):
+        # As near to the exact one as plain autocast is.
+        assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-3 * c.norm()
 
 
 def test_settings_say_what_was_expected():

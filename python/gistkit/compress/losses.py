@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -36,11 +38,71 @@ def _logits(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, softcap:
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
-def _summed_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None
-) -> Tensor:
-    logits = _logits(hidden_states, weight, bias, softcap)
-    return F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
+class _SummedCrossEntropy(torch.autograd.Function):
+    """Cross entropy of `hidden_states @ weight.T + bias`, summed; its gradient is made while the logits are there.
+
+    Computing logits again in the backward pass, and a pass over them for each operation, cost more than the products.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        softcap: float | None,
+        chunk: int,
+        trains: bool,
+    ) -> Tensor:
+        """A scalar, fp32; `trains`: whether there will be a backward pass, which `forward` cannot see."""
+        needs = [trains and need for need in ctx.needs_input_grad[:3]]
+        total = hidden_states.new_zeros((), dtype=torch.float32)
+        gradients = [
+            torch.empty_like(hidden_states) if needs[0] else None,
+            torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None,
+            torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs[2] else None,
+        ]
+        for first in range(0, len(hidden_states), chunk):
+            part, labels = hidden_states[first : first + chunk], targets[first : first + chunk, None]
+            logits = F.linear(part, weight, bias).float()
+            slope = None
+            if softcap is not None:
+                capped = torch.tanh(logits / softcap)
+                logits, slope = softcap * capped, 1 - capped * capped
+            counted = labels != IGNORE
+            labels = labels.where(counted, 0)
+            label_logits = logits.gather(1, labels)
+            peak = logits.amax(1, keepdim=True)
+            exponentials = logits.sub_(peak).exp_()
+            sums = exponentials.sum(1, keepdim=True)
+            total += (peak + sums.log() - label_logits).where(counted, 0.0).sum()
+            if not any(needs):
+                continue
+            # softmax(logits) - one_hot(label), 0 in rows that are left out.
+            difference = exponentials.mul_(torch.where(counted, 1 / sums, 0.0))
+            difference.scatter_add_(1, labels, -counted.to(difference.dtype))
+            if slope is not None:
+                difference *= slope
+            rounded = difference.to(weight.dtype)
+            if gradients[0] is not None:
+                torch.mm(rounded, weight, out=gradients[0][first : first + chunk])
+            if gradients[1] is not None:
+                gradients[1] += rounded.t() @ part
+            if gradients[2] is not None:
+                gradients[2] += difference.sum(0)
+        ctx.gradients, ctx.dtypes = gradients, (hidden_states.dtype, weight.dtype, weight.dtype)
+        return total
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients that `forward` made, times that of the sum."""
+        found = [
+            None if kept is None else (kept * gradient).to(dtype)
+            for kept, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
+        ]
+        return *found, None, None, None, None
 
 
 def token_loss(
@@ -75,11 +137,12 @@ def token_loss(
         raise ValueError(f"chunk: expected at least 1, got {chunk}")
     rows, labels = hidden_states.reshape(-1, hidden_states.shape[-1]), targets.reshape(-1)
     count = (labels != IGNORE).sum().clamp(min=1)
-    if rows.shape[0] <= chunk:
-        return _summed_cross_entropy(rows, weight, bias, labels, softcap) / count
-    total = hidden_states.new_zeros((), dtype=torch.float32)
-    for part, part_labels in zip(rows.split(chunk), labels.split(chunk), strict=True):
-        total = total + checkpoint(_summed_cross_entropy, part, weight, bias, part_labels, softcap, use_reentrant=False)
+    device = rows.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        rows, weight, bias = rows.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    with torch.autocast(device, enabled=False):
+        total = _SummedCrossEntropy.apply(rows, weight, bias, labels, softcap, chunk, torch.is_grad_enabled())
     return total / count
 
 

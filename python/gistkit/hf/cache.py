@@ -82,10 +82,9 @@ class MemoryLayer(CacheLayerMixin):
             self._blocks = None
             return self.keys, self.values
         keys, values = self._room(used + count, key_states.shape[0])
-        # narrow takes half as long as an index does, in every layer of every token.
-        keys.narrow(2, used, count).copy_(key_states)
-        values.narrow(2, used, count).copy_(value_states)
-        self.keys, self.values = keys.narrow(2, 0, used + count), values.narrow(2, 0, used + count)
+        keys[:, :, used : used + count] = key_states
+        values[:, :, used : used + count] = value_states
+        self.keys, self.values = keys[:, :, : used + count], values[:, :, : used + count]
         return self.keys, self.values
 
     def _room(self, length: int, rows: int) -> tuple[Tensor, Tensor]:
