@@ -74,6 +74,22 @@ def test_the_table_of_the_guide_is_that_of_the_results():
         row = measured[form.removesuffix(" (the index)")]
         assert cells == [f"{row[key]:.0f}" for key in ("hand@1", "hand@5", "facts@1", "facts@5")]
         assert row["questions"] == [50, 170] and row["characters"] == 6000
+    few = {row["form"]: row for row in rows if row["pages"] == 200}
+    plain = " ".join(guide.split())
+    for form, *said in (
+        (
+            "last hidden states of SmolLM2, windows of 100",
+            "SmolLM2 find {}% of",
+            "by hand, {}% among",
+            "and {}%",
+            "{}% of",
+        ),
+        (f"words, tf-idf, windows of {WINDOW}", "words finds {}%", "and {}%,", "and {}% and", "{}%. So"),
+    ):
+        figures = (few[form][key] for key in ("hand@1", "hand@5", "facts@1", "facts@5"))
+        found = [words.format(f"{figure:.0f}") for words, figure in zip(said, figures, strict=True)]
+        assert re.search(".*?".join(map(re.escape, found)), plain), found
+        assert few[form]["questions"] == [50, 170] and few[form]["characters"] == 2000
     index = measured[f"words, tf-idf, windows of {WINDOW}"]
     assert f"windows of {WINDOW} (the index)" in guide
     changes = re.sub(r"\s+", " ", (ROOT / "CHANGELOG.md").read_text())
