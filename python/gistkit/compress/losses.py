@@ -120,8 +120,8 @@ def token_loss(
         hidden_states: [..., d] hidden states.
         weight, bias: [V, d] and [V], the output embedding.
         targets: int64 [...], vocabulary ids; -100 is left out of the mean.
-        chunk: rows of logits computed at a time; they are computed again in the backward pass. None: as many as hold
-            2^25 logits, an eighth of a gigabyte.
+        chunk: rows of logits computed at a time, and their gradient with them: it can be differentiated once. None: as
+            many as hold 2^25 logits, an eighth of a gigabyte.
         softcap: logits are softcap * tanh(logits / softcap) where given, as Gemma 2 caps them.
 
     Returns:
@@ -166,7 +166,9 @@ def divergence_loss(
 
     Args:
         hidden_states, teacher: [n, d] hidden states of the model and of its teacher, at the same tokens.
-        weight, bias, chunk, softcap: as in `token_loss`.
+        weight, bias, softcap: as in `token_loss`.
+        chunk: rows of logits computed at a time, of each; they are computed again in the backward pass. None: half as
+            many as in `token_loss`.
 
     Returns:
         A scalar in nats a token, fp32; 0 where there are no tokens.
