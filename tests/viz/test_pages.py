@@ -271,6 +271,8 @@ def test_a_layout_is_drawn_as_it_is_and_told_on_hover(show):
             assert strips == [ROLE_COLOURS[Role(layout.roles[order[its]])] for its in (query, key)]
         key_told = page.hover(0, 9)["key"]
         page.page.locator("#positions").scroll_into_view_if_needed()
+        # A scroll event, which comes with the next frame, hides the box.
+        page.settle()
         marks = page.page.evaluate(
             "marksOf(view, byId('positions'), keys.positions, columnOrder).marks.map(({x, y}) => [x, y])"
         )

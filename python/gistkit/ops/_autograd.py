@@ -7,14 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
+from torch._C import _are_functorch_transforms_active as transforms
+from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch.autograd import forward_ad
 
 from gistkit.ops._modes import refuse_forward_mode
-
-_AUTOGRAD = torch._C.DispatchKey.AutogradFunctionality
-_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 
 
 def differentiable(
@@ -64,10 +61,7 @@ def differentiable(
 def unrecorded(op: Any, inputs: tuple[Any, ...]) -> Any:
     """The op where no gradient is recorded: dispatched as ever, but past autograd."""
     # A transform of torch.func brings its own autograd.
-    if _functorch.maybe_current_level() is not None or _excluded(_AUTOGRAD):
+    if transforms():
         return op(*inputs)
-    _exclude(_AUTOGRAD, True)
-    try:
+    with below_autograd():
         return op(*inputs)
-    finally:
-        _exclude(_AUTOGRAD, False)

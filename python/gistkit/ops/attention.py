@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as transforms
+from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch.autograd import forward_ad
 
 from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
@@ -111,16 +114,12 @@ def _call(
         raise ValueError("attention: expected key heads, a plan of key's rows and a positive softcap")
     if key_bias is not None:
         key_bias = _contiguous_last(key_bias)
-    return _attend(  # type: ignore[no-any-return]
-        query,
-        key,
-        value,
-        spans,
-        key_bias,
-        dim**-0.5 if scale is None else float(scale),
-        0.0 if softcap is None else float(softcap),
-        tiles,
-    )
+    scale = dim**-0.5 if scale is None else float(scale)
+    softcap = 0.0 if softcap is None else float(softcap)
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or torch.compiler.is_compiling():
+        return _attend(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
+    with below_autograd():
+        return _ATTENTION(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
 
 
 def _by_lists(spans: Tensor) -> bool:

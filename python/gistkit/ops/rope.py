@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as transforms
+from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch.autograd import forward_ad
 
 import gistkit.ops._library  # noqa: F401
 from gistkit import _gpu
@@ -67,24 +70,24 @@ def rope(
             # Autograd must notice that what it saved has changed.
             torch.autograd.graph.increment_version((query, key))
         return query, key
-    # Whole positions and float32 frequencies, as models have them, go to the op at once, which refuses what it cannot
-    # read; which argument that is, and whether a copy or a cast helps, is found out only then.
-    if not torch.compiler.is_compiling() and _as_models_have(positions, inv_freq):
+    # Whole positions, as models have them, go to the op at once, which refuses what it cannot read; which argument that
+    # is, and whether a copy or a cast helps, is found out only then.
+    if isinstance(positions, Tensor) and positions.dtype == torch.int64 and not torch.compiler.is_compiling():
         try:
-            return _rotate(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
+            return _turned(query, key, positions, inv_freq, scaling, interleaved)
         except (RuntimeError, TypeError):
             pass
     positions, inv_freq = _check(query, key, positions, inv_freq)
-    return _rotate(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
+    return _turned(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved)
 
 
-def _as_models_have(positions: Any, inv_freq: Any) -> bool:
-    return (
-        isinstance(positions, Tensor)
-        and isinstance(inv_freq, Tensor)
-        and positions.dtype == torch.int64
-        and inv_freq.dtype == torch.float32
-    )
+def _turned(
+    query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or torch.compiler.is_compiling():
+        return _rotate(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
+    with below_autograd():
+        return _ROPE(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
 
 
 def rerotate(
