@@ -10,7 +10,8 @@
 namespace gistkit {
 namespace {
 
-constexpr int kAmxQueries = 96, kAmxKeys = 256;
+// Keys and values of long sequences come from the last cache: many queries share what is read of them.
+constexpr int kAmxQueries = 192, kAmxKeys = 256;
 
 class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat16, kAmxQueries, kAmxKeys> {
   using S = Simd<float>;
@@ -100,7 +101,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
       }
       pack_along_dims(w.rows, qk_pad_, w.queries + block * qk_pad_);
     }
-    std::memset(w.out, 0, sizeof(float) * kQueries * v_pad_);
+    std::memset(w.out, 0, sizeof(float) * round_up(rows, kGroup) * v_pad_);
     for (int r = 0; r < kQueries; ++r) {
       w.maximum[r] = -kInfinity<float>;
       w.total[r] = 0;
