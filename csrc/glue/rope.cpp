@@ -145,8 +145,18 @@ std::tuple<Tensor, Tensor> rope(Tensor query, Tensor key, Tensor positions, Tens
   return {rotated_query, rotated_key};
 }
 
+// What several elements share would be turned once for each of them.
+void check_own_memory(const Tensor& x) {
+  if (x.dim() != 4 || x.numel() == 0) return;
+  for (int d = 0; d < 4; ++d)
+    STD_TORCH_CHECK(x.stride(d) != 0 || x.size(d) == 1,
+                    "gistkit::rope: expected memory of their own for query and key in place, got an expanded one");
+}
+
 void rope_in_place(Tensor query, Tensor key, Tensor positions, Tensor inv_freq, double scaling, bool interleaved,
                    bool inverse) {
+  check_own_memory(query);
+  check_own_memory(key);
   const Tensor* in[2] = {&query, &key};
   Tensor* out[2] = {&query, &key};
   rotate(in, out, positions, inv_freq, scaling, interleaved, inverse);

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch._C import _are_functorch_transforms_active as transforms
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
+from torch._C import _is_any_autocast_enabled as autocasts
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
@@ -72,11 +74,11 @@ def attention(
         RuntimeError: under `torch.compile`, or while a CUDA graph is captured, a plan that was made on a GPU has no
             lists yet and is beyond these bounds. `Plan.to`, or one call before, gives it lists.
     """
-    if torch._C._is_any_autocast_enabled():
+    if autocasts():
         query, key, value = autocast(query, key, value)
         if isinstance(key_bias, Tensor):
             (key_bias,) = autocast_to_float32(key_bias)
-    if torch.compiler.is_compiling():
+    if is_compiling():
         _check(query, key, value, plan, key_bias, scale, softcap)
         query, key, value = map(_contiguous_last, (query, key, value))
         out, lse = _call(query, key, value, plan, key_bias, scale, softcap)
@@ -116,7 +118,7 @@ def _call(
         key_bias = _contiguous_last(key_bias)
     scale = dim**-0.5 if scale is None else float(scale)
     softcap = 0.0 if softcap is None else float(softcap)
-    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or is_compiling():
         return _attend(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
     with below_autograd():
         return _ATTENTION(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
@@ -133,7 +135,7 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
 def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
     """The plan's spans and lists of tiles, which are made for it where they can be kept. Without, the op makes some."""
     lists = plan._lists
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return (plan.spans, None) if lists is None else (lists.spans, lists.tiles)
     spans = plan.spans
     kept = lists if lists is not None and lists.serve(spans, gradient) else None
@@ -204,7 +206,7 @@ def _check(
     if key_bias is not None:
         _check_key_bias(key_bias, query, key)
     # While compiling they may be symbols.
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
     if scale is not None and not math.isfinite(scale):
         raise ValueError(f"attention: scale: expected a finite number, got {scale}")
@@ -301,7 +303,7 @@ def _fake(
     softcap: float,
     tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    if not torch.compiler.is_compiling():
+    if not is_compiling():
         # Where nothing has values, shapes are all that can be refused.
         _check_tensors(query, key, value)
         _check_spans(spans, query)

@@ -62,23 +62,21 @@ def rope(
     """
     if not inplace and torch._C._is_any_autocast_enabled():
         query, key = autocast(query, key)
-    if inplace:
-        positions, inv_freq = _check(query, key, positions, inv_freq)
-        _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
-        _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
-        if not torch.compiler.is_compiling():
-            # Autograd must notice that what it saved has changed.
-            torch.autograd.graph.increment_version((query, key))
-        return query, key
     # Whole positions, as models have them, go to the op at once, which refuses what it cannot read; which argument that
     # is, and whether a copy or a cast helps, is found out only then.
     if isinstance(positions, Tensor) and positions.dtype == torch.int64 and not torch.compiler.is_compiling():
         try:
-            return _turned(query, key, positions, inv_freq, scaling, interleaved)
-        except (RuntimeError, TypeError):
+            if not inplace:
+                return _turned(query, key, positions, inv_freq, scaling, interleaved)
+            if query is not key and not _recorded(query, key, positions, inv_freq):
+                return _turned_in_place(query, key, positions, inv_freq, scaling, interleaved)
+        except (RuntimeError, TypeError, AttributeError):
             pass
     positions, inv_freq = _check(query, key, positions, inv_freq)
-    return _turned(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved)
+    if not inplace:
+        return _turned(_rows(query), _rows(key), positions, inv_freq, scaling, interleaved)
+    _check_inplace({"query": query, "key": key, "positions": positions, "inv_freq": inv_freq})
+    return _turned_in_place(query, key, positions, inv_freq, scaling, interleaved)
 
 
 def _turned(
@@ -88,6 +86,26 @@ def _turned(
         return _rotate(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
     with below_autograd():
         return _ROPE(query, key, positions, inv_freq, scaling, interleaved, False)  # type: ignore[no-any-return]
+
+
+def _recorded(*tensors: Tensor) -> bool:
+    return forward_ad._current_level >= 0 or (torch.is_grad_enabled() and any(x.requires_grad for x in tensors))
+
+
+def _turned_in_place(
+    query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool
+) -> tuple[Tensor, Tensor]:
+    if torch.compiler.is_compiling():
+        _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
+        return query, key
+    if transforms():
+        _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
+    else:
+        with below_autograd():
+            _ROPE_IN_PLACE(query, key, positions, inv_freq, scaling, interleaved, False)
+    # Autograd must notice that what it saved has changed.
+    torch.autograd.graph.increment_version((query, key))
+    return query, key
 
 
 def rerotate(
@@ -221,7 +239,8 @@ def _rope_fake(
 def _rope_in_place_fake(
     query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
 ) -> None:
-    pass
+    if not torch.compiler.is_compiling():
+        _check_shapes(query, key, positions, inv_freq)
 
 
 @torch.library.register_fake("gistkit::rope_angle_grad")
