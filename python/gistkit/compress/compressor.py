@@ -76,6 +76,8 @@ class _Weights(NamedTuple):
 class Compressor(nn.Module, ABC):
     """What all methods share: losses from one compression, generation, joining, and their files.
 
+    Threads may share a compressor, and compressors a model: one thread at a time is in a pass, and the others wait.
+
     Args:
         model: a transformers causal language model; its one copy of the weights serves all passes.
         chunk, memory_tokens: each chunk of `chunk` context tokens has `memory_tokens` memory tokens; so has a shorter
