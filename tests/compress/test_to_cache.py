@@ -172,6 +172,19 @@ def test_a_memory_in_place_of_a_cache_says_what_makes_one():
     assert torch.equal(over_the_cache(compressor, copied, prompt), over_the_cache(compressor, memory, prompt))
 
 
+def test_a_cache_goes_on_or_is_reset():
+    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
+    memory, told = compressor.encode(torch.randint(3, 50, (1, 16))), {"max_new_tokens": 4, "pad_token_id": 0}
+    prompt, more = torch.randint(3, 50, (1, 5)), torch.randint(3, 50, (1, 3))
+    cache = compressor.to_cache(memory)
+    first = compressor.model.generate(prompt, past_key_values=cache, **told)
+    longer = torch.cat([first, more], 1)
+    expected = compressor.model.generate(longer, past_key_values=compressor.to_cache(memory), **told)
+    assert torch.equal(compressor.model.generate(longer, past_key_values=cache, **told), expected)
+    cache.reset()
+    assert torch.equal(compressor.model.generate(prompt, past_key_values=cache, **told), first)
+
+
 def test_what_the_plain_model_cannot_read_is_refused():
     compressor = METHODS["x500"](tiny("gpt2"), "epl")
     with pytest.raises(TypeError, match="so that its keys can be rotated, got GPT2Model"):
