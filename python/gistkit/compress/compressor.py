@@ -611,8 +611,8 @@ class Compressor(nn.Module, ABC):
         have the same number of memory tokens; one row serves prompts of any number. Shorter prompts are padded at their
         start, and the model, which `hf.cover_memory` prepares here, takes their mask [B, N]. A call of `model.generate`
         leaves its tokens in the cache, which the next one continues, given all of them; `cache.reset()` drops them.
-        Methods in place with LoRA have an adapter for the text too, which is on inside `with
-        compressor.using(compressor.reader)`.
+        Methods in place with LoRA have an adapter for the text too, which is on inside
+        `with compressor.using(compressor.reader)`.
 
         Args:
             memory, task: as in `generate`; tokens behind the window are read into the cache.
