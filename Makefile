@@ -13,6 +13,7 @@
 # make notebooks   runs the notebooks and keeps their outputs; ARGS=notebooks/01_layouts.ipynb for one
 # make models  a sitting of each compressor in models/ (an hour on one core): STEPS=1000; Debian's manuals first, see there
 # make wheel  the sdist and a wheel of manylinux that is built from it, both in dist/; tried in a folder of its own
+# make wheel-test   that wheel in an environment of its own, with the tests of the ops: TORCH=torch==2.11.0 for the oldest
 # make bench  the benchmarks, their results and the README's tables; ARGS=--quick for a short run that keeps no results
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -24,7 +25,7 @@ CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o 
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel clean
+.PHONY: demo test check avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -142,6 +143,15 @@ wheel: $(VENV)/torch $(VENV)/packages-wheel
 	  --exclude libc10.so -w dist build/unrepaired/*.whl
 	mv build/unrepaired/*.tar.gz dist/
 	$(BIN)/python tools/check_wheel.py dist/*.whl
+
+# No part of this tree is on its path but the tests; the packages are those of test-requires in pyproject.toml.
+WHEEL_TEST := build/wheel-test/bin/python -m
+wheel-test:
+	rm -rf build/wheel-test
+	$(PYTHON) -m venv build/wheel-test
+	$(WHEEL_TEST) pip --disable-pip-version-check install -q "$(TORCH)" numpy "pytest>=8" "hypothesis>=6.100"
+	$(WHEEL_TEST) pip --disable-pip-version-check install -q --no-deps dist/*.whl
+	$(WHEEL_TEST) pytest tests/ops $(ARGS)
 
 # A second copy of the package with instrumented libraries; PYTHONPATH puts it before the installed one. What
 # torch.compile generates is not instrumented, so those tests are left out.

@@ -115,7 +115,7 @@ def lines() -> list[str]:
 def main() -> None:
     """Prints the report."""
     argparse.ArgumentParser(
-        prog="python -m gistkit.info", description=__doc__, epilog="example: GISTKIT_ISA=avx2 python -m gistkit.info"
+        prog="python -m gistkit.info", description=__doc__, epilog="example: GISTKIT_ISA=generic python -m gistkit.info"
     ).parse_args()
     print("\n".join(lines()))
 

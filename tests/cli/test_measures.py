@@ -49,6 +49,37 @@ def test_an_endpoint_judges_and_reports_become_a_matrix(run, questions, tmp_path
     assert "expected one report trained on a and tested on b" in capsys.readouterr().err
 
 
+def test_answers_without_a_score_are_told_of_each_of_several_sets(run, questions, tmp_path):  # noqa: F811
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(questions.read_text().replace("The", "Our").splitlines(keepends=True)[:2]))
+    prompt, out = tmp_path / "prompt.txt", tmp_path / "report.json"
+    prompt.write_text("{question}/{reference}/{answer}")
+    bad = (400, {}, "too long")
+    # Each set has an answer 0.
+    answer = lambda number, body: bad if "/0/" in body["messages"][0]["content"] else RIGHT  # noqa: E731
+    words = (
+        "--questions",
+        questions,
+        other,
+        "--baselines",
+        "",
+        "--max-new-tokens",
+        3,
+        "--method",
+        "icae",
+        "--out",
+        out,
+    )
+    with Server(answer) as server:
+        judge = ("--judge", server.url, "--judge-model", "grader", "--judge-prompt", prompt)
+        status, shown, complaints = run("evaluate", *words, *judge)
+    assert status == 0 and "mean of 2 sets" in shown, complaints
+    for name, count in (("questions", 3), ("other", 2)):
+        assert f"the judge gave 1 of {count} answers to {name} of ICAE EPL 5x no score" in complaints
+    counts = {each["name"]: each["rows"][0]["counts"] for each in json.loads(out.read_text())["sets"]}
+    assert {name: each["qa_judged"] for name, each in counts.items()} == {"questions": 2, "other": 1}
+
+
 def test_a_judge_that_cannot_answer_is_known_before_the_evaluation(run, questions, tmp_path):  # noqa: F811
     out = tmp_path / "report.json"
     with Server(in_turn((404, {}, "no such model"))) as server:

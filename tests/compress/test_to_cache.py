@@ -1,6 +1,8 @@
 """A memory as a cache of the plain model, over which transformers generates as it does behind any text."""
 
 import copy
+import dataclasses
+import pickle
 
 import pytest
 import torch
@@ -97,6 +99,90 @@ def test_assistants_and_streamers_work(scheme, capsys):
     drawn = compressor.generate(memory, prompt, max_new_tokens=8, do_sample=True, top_k=5)
     torch.manual_seed(1)
     assert torch.equal(over_the_cache(compressor, memory, prompt, do_sample=True, top_k=5), drawn)
+
+
+def padded(rows, width):
+    """Rows [B, width] with zeros at their start, and the mask that says so."""
+    ids = torch.stack([torch.nn.functional.pad(row, (width - len(row), 0)) for row in rows])
+    return ids, torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("lengths", [(3, 5), (1, 9)])
+def test_prompts_padded_at_their_start_are_read_as_each_alone(family, lengths, attention):
+    wide = {} if family == "llama" else {"sliding_window": 40}
+    compressor = changed(METHODS["x500"](tiny(family, bos_token_id=1, **wide), "epl"))
+    compressor.model.set_attn_implementation(attention)
+    memory = compressor.encode(torch.randint(3, 50, (2, 16)))
+    rows = [torch.randint(3, 50, (length,)) for length in lengths]
+    ids, mask = padded(rows, max(lengths))
+    found = over_the_cache(compressor, memory, ids, attention_mask=mask)
+    for row, (prompt, answer) in enumerate(zip(rows, found, strict=True)):
+        assert torch.equal(over_the_cache(compressor, memory[row], prompt[None])[0], answer)
+    beams = over_the_cache(compressor, memory, ids, attention_mask=mask, num_beams=3)
+    assert torch.equal(over_the_cache(compressor, memory[0], rows[0][None], num_beams=3)[0], beams[0])
+
+
+def test_padding_in_a_sliding_window_is_refused():
+    compressor = changed(METHODS["x500"](tiny("mistral", bos_token_id=1), "epl"))
+    memory = compressor.encode(torch.randint(3, 50, (1, 8)))
+    ids, mask = padded([torch.full((2,), 7), torch.full((4,), 7)], 4)
+    message = "attention_mask: expected no padding over more keys than the model's sliding window of 6, got 7"
+    with pytest.raises(ValueError, match=message):
+        over_the_cache(compressor, memory, ids, attention_mask=mask)
+    assert over_the_cache(compressor, memory, ids, attention_mask=mask | 1).shape == (2, 8)
+    assert compressor.generate(memory, ids, mask, max_new_tokens=8).shape == (2, 8)
+
+
+def test_a_mask_of_the_prompt_is_read_as_none():
+    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
+    model, memory, prompt = compressor.model, compressor.encode(torch.randint(3, 50, (1, 16))), torch.full((1, 5), 7)
+    with torch.no_grad():
+        expected = model(prompt, past_key_values=compressor.to_cache(memory)).logits
+        for shape in ((1, 5), (1, 5 + compressor.to_cache(memory).layers[0].num_keys)):
+            mask = torch.ones(shape)
+            for given in ({"attention_mask": mask}, {"attention_mask": mask.bool()}):
+                found = model(prompt, past_key_values=compressor.to_cache(memory), **given).logits
+                torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
+            found = model.model(prompt, mask, past_key_values=compressor.to_cache(memory)).last_hidden_state
+            torch.testing.assert_close(model.lm_head(found), expected, rtol=1e-10, atol=1e-10)
+        with pytest.raises(
+            ValueError, match=r"attention_mask: expected \[B, 5\], as 0 tokens came before, got \(1, 6\)"
+        ):
+            model(prompt, attention_mask=torch.ones(1, 6), past_key_values=compressor.to_cache(memory))
+    # Whatever has no memory is as it was, and nothing gathers with each cache.
+    assert torch.equal(model(prompt, attention_mask=torch.ones(1, 5)).logits, model(prompt).logits)
+    assert len(model._forward_pre_hooks) == 1
+
+
+def test_a_memory_in_place_of_a_cache_says_what_makes_one():
+    compressor = METHODS["x500"](tiny_llama(), "epl")
+    memory, prompt = compressor.encode([[3] * 16]), torch.full((1, 5), 7)
+    message = r"cache: expected compressor.to_cache\(memory\), got the Memory itself"
+    with pytest.raises(TypeError, match=message):
+        compressor.model.generate(prompt, past_key_values=memory, max_new_tokens=2, pad_token_id=0)
+    with pytest.raises(AttributeError, match=message):
+        compressor.model(prompt, past_key_values=memory)
+    with pytest.raises(AttributeError, match="'Memory' object has no attribute 'size'"):
+        memory.size  # noqa: B018
+    with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'rest'"):
+        memory.rest = ()
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(memory)))
+    assert torch.equal(over_the_cache(compressor, copied, prompt), over_the_cache(compressor, memory, prompt))
+
+
+def test_a_cache_goes_on_or_is_reset():
+    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
+    memory, told = compressor.encode(torch.randint(3, 50, (1, 16))), {"max_new_tokens": 4, "pad_token_id": 0}
+    prompt, more = torch.randint(3, 50, (1, 5)), torch.randint(3, 50, (1, 3))
+    cache = compressor.to_cache(memory)
+    first = compressor.model.generate(prompt, past_key_values=cache, **told)
+    longer = torch.cat([first, more], 1)
+    expected = compressor.model.generate(longer, past_key_values=compressor.to_cache(memory), **told)
+    assert torch.equal(compressor.model.generate(longer, past_key_values=cache, **told), expected)
+    cache.reset()
+    assert torch.equal(compressor.model.generate(prompt, past_key_values=cache, **told), first)
 
 
 def test_what_the_plain_model_cannot_read_is_refused():

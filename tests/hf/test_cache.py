@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 import gistkit
-from gistkit.hf import KeptKeys, attach, memory_cache
+from gistkit.hf import KeptKeys, attach, cover_memory, memory_cache
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import FAMILIES, additive, double_angles, eager, tiny, tiny_llama
 
@@ -306,3 +306,22 @@ def test_memory_cache_errors_say_what_was_expected():
         memory_cache([pair], -1)
     with pytest.raises(ValueError, match="capacity: expected at least 0, got -2"):
         memory_cache([pair], 3, capacity=-2)
+
+
+@pytest.mark.parametrize("length", [1, 4, 40])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_generate_reads_prompts_padded_at_their_start_over_a_memory(family, length):
+    model = tiny(family, sliding_window=17).eval() if family == "gemma3" else tiny(family).eval()
+    cover_memory(model)
+    torch.manual_seed(2)
+    heads, dim = model.config.num_key_value_heads, model.config.head_dim
+    layers = [tuple(torch.randn(2, 1, heads, 4, dim).double()) for _ in range(model.config.num_hidden_layers)]
+    ids, told = tokens(2, 9), {"max_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
+    mask = torch.ones(2, length + 9, dtype=torch.long)
+    mask[0, length : length + 3] = 0
+    found = model.generate(ids, attention_mask=mask, past_key_values=memory_cache(layers, length), **told)[:, 9:]
+    for row, begin in ((0, 3), (1, 0)):
+        alone = torch.ones(1, length + 9 - begin, dtype=torch.long)
+        cache = memory_cache(layers, length)
+        expected = model.generate(ids[row : row + 1, begin:], attention_mask=alone, past_key_values=cache, **told)
+        assert torch.equal(found[row], expected[0, 9 - begin :])

@@ -109,6 +109,18 @@ def test_the_build_is_that_of_the_makefile() -> None:
         assert re.findall(r"--exclude lib(\w+)\.so", command) == linked
 
 
+def test_wheels_run_the_tests_of_ops() -> None:
+    smoke_test, tests = TOOL["test-command"].split(" && ")
+    assert smoke_test == "python {project}/tools/smoke.py" and tests == "python -m pytest {project}/tests/ops"
+    recipe = re.search(r"^wheel-test:\n((\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    assert recipe is not None and "dist/*.whl" in recipe[1] and "pytest tests/ops" in recipe[1]
+    assert " ".join(f'"{package}"' for package in TOOL["test-requires"]) in recipe[1]
+    # Of this tree nothing but the tests may be found: no package that is a folder of the root.
+    assert "PYTHONPATH" not in recipe[1] and not (ROOT / "gistkit").exists()
+    runs = [step.get("run") for step in jobs(ROOT / ".github/workflows/wheels.yml")["sdist"]["steps"]]
+    assert runs.index("make wheel-test") == runs.index("make wheel") + 1
+
+
 def test_the_smoke_test_passes_and_knows_its_package(tmp_path: Path) -> None:
     smoke.main()
     with pytest.raises(SystemExit, match=f"expected gistkit from {tmp_path}, got the one in "):

@@ -279,15 +279,15 @@ def _show_one(report: Report, arguments: argparse.Namespace) -> int:
 def _show_sets(reports: SetReports, arguments: argparse.Namespace) -> int:
     if not launched().is_first:
         return 0
-    for each in reports.reports.values():
-        _warn_of_missing_scores(each, arguments)
+    for name, each in reports.reports.items():
+        _warn_of_missing_scores(each, arguments, f" to {name}")
     return _show(reports, arguments)
 
 
-def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace) -> None:
+def _warn_of_missing_scores(report: Report, arguments: argparse.Namespace, where: str = "") -> None:
     for row in report.rows if arguments.judge is not None else ():
         if missing := row.counts["qa_examples"] - row.counts.get("qa_judged", 0):
-            warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers of {row.method} no score")
+            warn(f"the judge gave {missing} of {row.counts['qa_examples']} answers{where} of {row.method} no score")
 
 
 def _show(report: Report | SetReports, arguments: argparse.Namespace) -> int:

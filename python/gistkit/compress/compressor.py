@@ -76,6 +76,8 @@ class _Weights(NamedTuple):
 class Compressor(nn.Module, ABC):
     """What all methods share: losses from one compression, generation, joining, and their files.
 
+    Threads may share a compressor, and compressors a model: one thread at a time is in a pass, and the others wait.
+
     Args:
         model: a transformers causal language model; its one copy of the weights serves all passes.
         chunk, memory_tokens: each chunk of `chunk` context tokens has `memory_tokens` memory tokens; so has a shorter
@@ -606,9 +608,11 @@ class Compressor(nn.Module, ABC):
 
         `model.generate` takes the prompt alone, [B, N] of any N >= 1, and none of its options needs to know of the
         memory: its keys are rotated so that the prompt stands at position 0, which is all the same to RoPE. Rows must
-        have the same number of memory tokens; one row serves prompts of any number, all of the same length. Each call
-        of `model.generate` needs a new cache. Methods in place with LoRA have an adapter for the text too, which is on
-        inside `with compressor.using(compressor.reader)`.
+        have the same number of memory tokens; one row serves prompts of any number. Shorter prompts are padded at their
+        start, and the model, which `hf.cover_memory` prepares here, takes their mask [B, N]. A call of `model.generate`
+        leaves its tokens in the cache, which the next one continues, given all of them; `cache.reset()` drops them.
+        Methods in place with LoRA have an adapter for the text too, which is on inside
+        `with compressor.using(compressor.reader)`.
 
         Args:
             memory, task: as in `generate`; tokens behind the window are read into the cache.

@@ -238,6 +238,7 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCach
             (hf.rerotate(compressor.lm.model, layer, key, back.expand(*back.shape[:-1], key.shape[2])), value)
             for layer, (key, value) in enumerate(reading.cache.held)
         ]
+    hf.cover_memory(pretrained(compressor.lm.model))
     return hf.memory_cache(layers, 0)
 
 

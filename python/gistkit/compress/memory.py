@@ -8,22 +8,25 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import Cache
 
 from gistkit._checks import POSITIONS
 from gistkit._files import read_tensors, write_tensors
 from gistkit._messages import one_line
 from gistkit.hf.fingerprint import differing
 
+T = TypeVar("T")
 # The purpose of reading a memory: to reconstruct the context, to continue it, or to answer questions about it.
 Task = Literal["ae", "lm", "qa"]
 TASKS = ("ae", "lm", "qa")
 FORMAT = "gistkit-memory"
 VERSION = 1
 CHECKSUM = "checksum"
+_NO_CACHE = "cache: expected compressor.to_cache(memory), got the Memory itself, whose keys stand elsewhere"
 # The header of files that have no checksum.
 _UNSIGNED = {"format", "version", "memory"}
 
@@ -61,6 +64,20 @@ class Source:
         return self.layout in ("cpl", "epl")
 
 
+def _no_cache(cls: type[T]) -> type[T]:
+    """Transformers writes to a cache before it reads it: what that says of a frozen class names the way out."""
+    frozen = cls.__setattr__
+
+    def __setattr__(self: T, name: str, value: object) -> None:
+        if name == "_is_user_defined":
+            raise TypeError(_NO_CACHE)
+        frozen(self, name, value)
+
+    cls.__setattr__ = __setattr__  # type: ignore[method-assign, assignment]
+    return cls
+
+
+@_no_cache
 @dataclass(frozen=True, eq=False, repr=False)
 class Memory:
     """The compressed contexts of B rows, at most K memory tokens each; decoding from it leaves it unchanged.
@@ -109,6 +126,12 @@ class Memory:
     def __post_init__(self) -> None:
         if not self.rest:
             object.__setattr__(self, "rest", ((),) * len(self.lengths))
+
+    def __getattr__(self, name: str) -> Any:
+        # Of a `Cache`, not of a memory.
+        if not name.startswith("__") and hasattr(Cache, name):
+            raise AttributeError(f"{name}: {_NO_CACHE}")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __repr__(self) -> str:
         tokens = f"{sum(self.lengths):,} memory tokens for {sum(self.context_lengths):,} context tokens"

@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from threading import RLock
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 # The adapters of a pass: that of one role; {role: its tokens}; a role for each row of the batch; or none.
 Use = str | Mapping[str, slice] | tuple[str, ...] | None
+# By decoder: a copy of a model has its own.
+_TURNS: WeakKeyDictionary[nn.Module, RLock] = WeakKeyDictionary()
 
 
 class SharedModel:
@@ -164,7 +168,7 @@ class SharedModel:
 
     def embedded(self, use: Use, ids: Tensor) -> Tensor:
         """Input embeddings [B, N, d] of ids with the adapters of `use`, as in `run`: LoRA may be on embeddings."""
-        with nullcontext() if self.adapters is None else self.adapters.using(use):
+        with self._turn(), nullcontext() if self.adapters is None else self.adapters.using(use):
             return cast(Tensor, self.embed(ids))
 
     def gradient_checkpointing_enable(self) -> None:
@@ -218,7 +222,16 @@ class SharedModel:
 
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
-        """The model attached, with the adapters of `use` as in `run`."""
+        """The model attached, with the adapters of `use` as in `run`. One thread at a time: others wait."""
+        with self._turn(), self._as(use):
+            yield
+
+    def _turn(self) -> RLock:
+        """What a thread holds while the model is not as others left it; compressors of one model share it."""
+        return _TURNS.setdefault(self.decoder, RLock())
+
+    @contextmanager
+    def _as(self, use: Use) -> Iterator[None]:
         before = self._use
         with ExitStack() as stack:
             stack.enter_context(hf.attach(self.model))
@@ -246,8 +259,9 @@ class SharedModel:
             yield
 
     def _checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        # A layer runs again in the backward pass as it did in the forward pass: attached, with the same adapters.
-        return nullcontext(), self.using(self._use)
+        # A layer runs again in the backward pass as it did in the forward pass: attached, with the same adapters. On a
+        # GPU that is a thread of autograd, for which the one that has its turn waits.
+        return nullcontext(), self._as(self._use)
 
 
 def first_adapter(model: nn.Module) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import LlamaModel
+from transformers import LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 # The argument of models and layers that is a cache. Transformers 5.24 renamed it; models take the old name until 5.40.
@@ -166,7 +166,8 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
     Models take it as `cache`, before transformers 5.24 as `past_key_values`.
 
     `model.generate` over it takes new tokens [B, N] with an attention_mask [B, logical_length + N] of ones, which tells
-    it where they stand; over what `Compressor.to_cache` returns, it needs none.
+    it where they stand. Where prompts are padded at their start, `cover_memory` comes first. Over what
+    `Compressor.to_cache` returns, it needs no mask but for padding.
 
     Position ids continue from `logical_length`, masks from the number of keys. Any number of caches may start from the
     same memory. Layers with a sliding window keep all their keys too, so a plan must say what they see.
@@ -177,6 +178,50 @@ def memory_cache(layers: Sequence[tuple[Tensor, Tensor]], logical_length: int, c
         capacity: number of tokens that will be added, if it is known; avoids copies while the cache grows.
     """
     return MemoryCache(layers=[MemoryLayer(key, value, logical_length, capacity) for key, value in layers])
+
+
+def cover_memory(model: PreTrainedModel) -> None:
+    """From now on, padding in front of tokens behind a memory is padding in passes of this model.
+
+    Transformers reads the columns of a 2-D attention mask as those of the keys. One with a column for each position,
+    [B, logical_length + N], gets as many for the memory as it has keys. Other caches, and masks [B, K + N] that count
+    keys, are left as they are. A second call changes nothing.
+
+    In the passes, a ValueError refuses masks of another width, and padding that stands in a sliding window.
+    """
+    for module in {model, model.get_decoder()}:
+        if _cover not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(_cover, with_kwargs=True)
+
+
+def _cover(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a pass with a mask that counts keys; None: they are right."""
+    given = dict(zip(signature(module.forward).parameters, args, strict=False)) | kwargs if args[1:] else kwargs
+    cache = given.get("cache", given.get("past_key_values"))
+    mask = given.get("attention_mask")
+    if not isinstance(cache, MemoryCache) or not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
+    ids = given.get("input_ids", args[0] if args else None)
+    count = (given["inputs_embeds"] if ids is None else ids).shape[1]
+    keys, places = cache.get_query_offset() + count, cache.get_seq_length() + count
+    if mask.shape[1] not in (keys, places):
+        raise ValueError(
+            f"attention_mask: expected [B, {places}], as {places - count} tokens came before, got {tuple(mask.shape)}"
+        )
+    config = module.config.get_text_config()
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    # Transformers counts padding as what a window holds, so that less of the memory would be seen.
+    if window is not None and window < keys and not bool(mask.all()):
+        raise ValueError(
+            f"attention_mask: expected no padding over more keys than the model's sliding window of {window}, got "
+            f"{keys}; Compressor.generate takes any"
+        )
+    if mask.shape[1] == keys:
+        return None
+    mask = torch.nn.functional.pad(mask, (keys - places, 0), value=1)
+    if "attention_mask" in kwargs:
+        return args, {**kwargs, "attention_mask": mask}
+    return tuple(mask if value is given["attention_mask"] else value for value in args), kwargs
 
 
 def empty_cache(num_layers: int, logical_length: int, capacity: int = 0) -> MemoryCache:

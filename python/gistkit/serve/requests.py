@@ -82,7 +82,7 @@ class ChatBody(BaseModel):
     """A chat completion of OpenAI's format, with the field `memory`."""
 
     model_config = _STRICT
-    memory: str | Annotated[list[str], Field(min_length=1, max_length=64)]
+    memory: Annotated[list[str], Field(min_length=1, max_length=64)]
     messages: Annotated[list[Message], Field(min_length=1, max_length=1000)]
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] = 256
@@ -105,14 +105,8 @@ class ChatBody(BaseModel):
                 raise Refused(400, f"{name}: expected {neutral!r} or none, other values are not supported", name)
         if "max_completion_tokens" in data:
             data["max_tokens"] = data.pop("max_completion_tokens")
-        if isinstance(data.get("stop"), str):
-            data["stop"] = [data["stop"]]
-        return data
-
-    @property
-    def memories(self) -> list[str]:
-        """The ids of the memories."""
-        return [self.memory] if isinstance(self.memory, str) else self.memory
+        # One text is a list of one.
+        return data | {name: [data[name]] for name in ("memory", "stop") if isinstance(data.get(name), str)}
 
     def turns(self) -> list[str]:
         """Questions and the answers between them.
