@@ -41,12 +41,14 @@ from gistkit.layouts import dodo
 from gistkit.ops.reference import dense_mask
 
 CHUNK, TAU, SEGMENT = 512, 128, 32
+READING_ON = "Dodo, reading on"
 Step = Callable[[], Tensor]
 Trained = Compressor | LanguageModel
 SHAPES = {"4x240": (4, 240), "4x1024": (4, 1024), "2x4096": (2, 4096)}
 FORMS = ("gistkit", "transformers sdpa, dense mask")
-# How far losses and gradients may differ, as a share of their size.
-TOLERANCES = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 1e-1)}
+# How far losses and gradients may differ, as a share of their size. Gradients in bfloat16 have passed 30 layers: those
+# of either form are 0.06 to 0.15 from the float32 ones.
+TOLERANCES = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 0.25)}
 MAKERS: dict[str, Callable[[PreTrainedModel, int], Trained]] = {
     "ICAE": lambda model, context: ICAE(
         model, chunk=min(context, CHUNK), ratio=RATIO, losses=("ae",), lora=64, match_embeddings=True
@@ -55,7 +57,7 @@ MAKERS: dict[str, Callable[[PreTrainedModel, int], Trained]] = {
     "GistPool": lambda model, _: GistPool(model, ratio=RATIO, losses=("ae",), separate=False),
     "AvgPool": lambda model, _: AvgPool(model, ratio=RATIO, losses=("ae",)),
     "Dodo": lambda model, _: Dodo(model, ratio=RATIO, selection="strided", losses=("ae",)),
-    "Dodo, reading on": lambda model, _: MixedResolution(
+    READING_ON: lambda model, _: MixedResolution(
         Dodo(model, ratio=RATIO, selection="strided", separate=False), tau=TAU, segment=SEGMENT
     ),
 }
@@ -184,14 +186,18 @@ def differentiated(trained: Trained, loss: Step, dtype: str) -> Tensor:
     return value.detach()
 
 
-def contenders(
-    method: str, model: PreTrainedModel, rows: int, tokens: int, dtype: str
-) -> tuple[Trained, dict[str, Step]]:
-    """What trains, and the two forms of a step, ours first."""
-    context = tokens if method == "Dodo, reading on" else tokens // 2
-    trained = made(method, model, context)
-    # The tokens with a meaning of their own are the first.
-    ids = torch.randint(32, model.config.vocab_size, (rows, context), generator=torch.Generator().manual_seed(0))
+def smollm2(method: str, rows: int, tokens: int) -> tuple[PreTrainedModel, Tensor]:
+    """SmolLM2-135M, and rows of English text that a step reads as its contexts, of all tokens or of half of them."""
+    model, tokenizer = load_smollm2()
+    text = "".join((harness.ROOT / name).read_text() for name in ("docs/guide.md", "README.md"))
+    context = tokens if method == READING_ON else tokens // 2
+    ids = torch.tensor(tokenizer(text)["input_ids"])
+    return model, ids.repeat(-(-rows * context // len(ids)))[: rows * context].view(rows, context)
+
+
+def contenders(method: str, model: PreTrainedModel, ids: Tensor, dtype: str) -> tuple[Trained, dict[str, Step]]:
+    """What trains, and the two forms of a step on contexts [B, N], ours first."""
+    trained = made(method, model, ids.shape[1])
     masks = getattr(torch, dtype)
     if isinstance(trained, MixedResolution):
         plain = plain_reading(trained, ids, masks)
@@ -225,19 +231,19 @@ def compare(method: str, trained: Trained, forms: dict[str, Step], dtype: str) -
         )
 
 
-def compared(method: str, rows: int, tokens: int, dtype: str, model: PreTrainedModel | None = None) -> dict[str, Step]:
-    """The two forms of a step on SmolLM2-135M, or another model, which agree."""
-    trained, forms = contenders(method, load_smollm2()[0] if model is None else model, rows, tokens, dtype)
+def compared(method: str, model: PreTrainedModel, ids: Tensor, dtype: str) -> dict[str, Step]:
+    """The two forms of a step, which agree."""
+    trained, forms = contenders(method, model, ids, dtype)
     compare(method, trained, forms, dtype)
     return forms
 
 
 def step_peak(method: str, rows: int, tokens: int, dtype: str, form: str) -> float:
     """MiB above the loaded model at the peak of a step, in this process: call it once in a fresh one."""
-    model = load_smollm2()[0]
+    model, ids = smollm2(method, rows, tokens)
     gc.collect()
     before = status("VmRSS")
-    step = contenders(method, model, rows, tokens, dtype)[1][form]
+    step = contenders(method, model, ids, dtype)[1][form]
     step()
     gc.collect()
     reset_peak()
@@ -247,15 +253,15 @@ def step_peak(method: str, rows: int, tokens: int, dtype: str, form: str) -> flo
 
 def encode_peak(method: str, tokens: int) -> dict[str, float]:
     """MiB of a long context's memory, and what compressing takes at its peak: all of it, and one chunk alone."""
-    compressor = compressor_of(made(method, load_smollm2()[0], tokens)).eval()
+    model, ids = smollm2(READING_ON, 1, tokens)
+    compressor = compressor_of(made(method, model, tokens)).eval()
     found: dict[str, float] = {}
+    compressor.encode(ids[:, : CHUNK // 2])
     for name, count in (("chunk", CHUNK), ("mib", tokens)):
-        ids = torch.randint(16, 49152, (1, count))
-        compressor.encode(ids[:, : CHUNK // 2])
         gc.collect()
         reset_peak()
         before = status("VmRSS")
-        memory = compressor.encode(ids)
+        memory = compressor.encode(ids[:, :count])
         found[name] = (status("VmHWM") - before) / 2**20
         found["result"] = memory.nbytes / 2**20
         del memory
@@ -326,13 +332,16 @@ def main() -> int:
         options.shapes = options.shapes[:1]
     options.cases = [(m, s, d) for s in options.shapes for d in options.dtype for m in options.methods]
     if options.encode:
-        options.methods = [method for method in options.methods if method != "Dodo, reading on"]
+        options.methods = [method for method in options.methods if method != READING_ON]
         measure_encode(options)
     elif options.memory:
         measure_steps(options)
     else:
         cases = [
-            harness.Case(name_of(method, shape, dtype), partial(compared, method, *SHAPES[shape], dtype))
+            harness.Case(
+                name_of(method, shape, dtype),
+                lambda m=method, s=shape, d=dtype: compared(m, *smollm2(m, *SHAPES[s]), d),
+            )
             for method, shape, dtype in options.cases
         ]
         harness.run("training", cases, options, seconds=20, least=3)
