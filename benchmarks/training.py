@@ -39,6 +39,7 @@ from gistkit.hf.cache import CACHE
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.layouts import dodo
 from gistkit.ops.reference import dense_mask
+from gistkit.train.rounded import RoundedMaps
 
 CHUNK, TAU, SEGMENT = 512, 128, 32
 READING_ON = "Dodo, reading on"
@@ -46,9 +47,8 @@ Step = Callable[[], Tensor]
 Trained = Compressor | LanguageModel
 SHAPES = {"4x240": (4, 240), "4x1024": (4, 1024), "2x4096": (2, 4096)}
 FORMS = ("gistkit", "transformers sdpa, dense mask")
-# How far losses and gradients may differ, as a share of their size. Gradients in bfloat16 have passed 30 layers: those
-# of either form are 0.06 to 0.15 from the float32 ones.
-TOLERANCES = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 0.25)}
+# How far losses and gradients may differ, as a share of theirs; in bfloat16 gradients of how far theirs are from exact.
+TOLERANCES = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 2.0)}
 MAKERS: dict[str, Callable[[PreTrainedModel, int], Trained]] = {
     "ICAE": lambda model, context: ICAE(
         model, chunk=min(context, CHUNK), ratio=RATIO, losses=("ae",), lora=64, match_embeddings=True
@@ -195,46 +195,62 @@ def smollm2(method: str, rows: int, tokens: int) -> tuple[PreTrainedModel, Tenso
     return model, ids.repeat(-(-rows * context // len(ids)))[: rows * context].view(rows, context)
 
 
+def plain_form(trained: Trained, ids: Tensor, dtype: str) -> Step:
+    """A step in plain transformers."""
+    plain: Any = plain_reading if isinstance(trained, LanguageModel) else plain_reconstruction
+    return partial(differentiated, trained, plain(trained, ids, getattr(torch, dtype)), dtype)
+
+
+def our_form(trained: Trained, ids: Tensor, dtype: str) -> Step:
+    """The step as `Trainer` makes it."""
+    ours: Any = trained
+    rounded = RoundedMaps(compressor_of(trained), torch.bfloat16 if dtype == "bfloat16" else None)
+
+    def step() -> Tensor:
+        with rounded.used():
+            return differentiated(trained, lambda: ours(ids)["loss"], dtype)
+
+    return step
+
+
 def contenders(method: str, model: PreTrainedModel, ids: Tensor, dtype: str) -> tuple[Trained, dict[str, Step]]:
     """What trains, and the two forms of a step on contexts [B, N], ours first."""
     trained = made(method, model, ids.shape[1])
-    masks = getattr(torch, dtype)
-    if isinstance(trained, MixedResolution):
-        plain = plain_reading(trained, ids, masks)
-    else:
-        assert isinstance(trained, Compressor)
-        plain = plain_reconstruction(trained, ids, masks)
-    ours: Any = trained
-    losses: tuple[Step, ...] = (lambda: ours(ids)["loss"], plain)
-    return trained, {
-        form: partial(differentiated, trained, loss, dtype) for form, loss in zip(FORMS, losses, strict=True)
-    }
+    return trained, {FORMS[0]: our_form(trained, ids, dtype), FORMS[1]: plain_form(trained, ids, dtype)}
 
 
-def compare(method: str, trained: Trained, forms: dict[str, Step], dtype: str) -> None:
-    """Refuses contenders whose losses or gradients differ by more than rounding."""
-    losses, gradients = [], []
-    for step in forms.values():
-        losses.append(step())
-        # A parameter that nothing reads has zeros in one form and none in the other.
-        gradients.append(
-            [torch.zeros_like(p) if p.grad is None else p.grad for _, p in compressor_of(trained).trainable()]
-        )
-    norm = lambda tensors: torch.stack([tensor.norm() for tensor in tensors]).norm()  # noqa: E731
-    (ours, theirs), (found, wanted) = losses, gradients
-    apart = norm([one - other for one, other in zip(found, wanted, strict=True)]) / norm(wanted)
+def results_of(trained: Trained, step: Step) -> tuple[float, Tensor]:
+    """A step's loss and all its gradients, zeros where nothing reads a parameter."""
+    loss = float(step())
+    parameters = [parameter for _, parameter in compressor_of(trained).trainable()]
+    return loss, torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
+
+
+def compare(method: str, trained: Trained, ids: Tensor, forms: dict[str, Step], dtype: str) -> None:
+    """Refuses contenders whose losses or gradients differ by more than rounding.
+
+    Rounding to bfloat16 moves gradients far through so many layers: there the measure is how far plain transformers'
+    are from those in float32.
+    """
+    (ours, found), (theirs, wanted) = (results_of(trained, step) for step in forms.values())
     of_loss, of_gradients = TOLERANCES[dtype]
-    if not (abs(ours - theirs) <= of_loss * abs(theirs) and apart <= of_gradients):
+    apart, allowed = float((found - wanted).norm() / wanted.norm()), of_gradients
+    if dtype != "float32":
+        exact = results_of(trained, plain_form(trained, ids, "float32"))[1]
+        apart, rounding = (float((gradients - exact).norm() / exact.norm()) for gradients in (found, wanted))
+        allowed *= rounding
+    print(f"{method}, {dtype}: losses {ours:.5f} and {theirs:.5f}, gradients {apart:.2g} apart of {allowed:.2g}")
+    if not (abs(ours - theirs) <= of_loss * abs(theirs) and apart <= allowed):
         raise ValueError(
             f"{method}: expected one loss and one gradient from both contenders, got {ours} and {theirs}, and "
-            f"gradients that differ by {apart:.2g} of their norm"
+            f"gradients that are {apart:.2g} of their norm apart, above {allowed:.2g}"
         )
 
 
 def compared(method: str, model: PreTrainedModel, ids: Tensor, dtype: str) -> dict[str, Step]:
     """The two forms of a step, which agree."""
     trained, forms = contenders(method, model, ids, dtype)
-    compare(method, trained, forms, dtype)
+    compare(method, trained, ids, forms, dtype)
     return forms
 
 

@@ -322,7 +322,7 @@ def test_contenders_of_a_training_step_have_one_loss_and_one_gradient(method, dt
     compressor = command["compressor_of"](trained)
     other = {"gistkit": forms["gistkit"], "doubled": lambda: doubled(compressor, forms["gistkit"])}
     with pytest.raises(ValueError, match=f"{method}: expected one loss and one gradient from both contenders, got"):
-        command["compare"](method, trained, other, dtype)
+        command["compare"](method, trained, ids, other, "float32")
 
 
 def doubled(compressor, step):

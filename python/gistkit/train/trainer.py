@@ -27,6 +27,7 @@ from gistkit.train.callbacks import Bar, Callback, Told
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
+from gistkit.train.rounded import RoundedMaps
 from gistkit.train.sharding import gathers_kept_keys, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
 from gistkit.train.tracking import Tracked, Tracker
@@ -308,6 +309,9 @@ class Trainer:
         optimizer = self.recipe.make_optimizer(groups)
         module, self._optimizer = accelerator.prepare(Losses(self._trained), optimizer)
         self._passes = Passes(accelerator, module, self._trained)
+        # Checkpointing saves the memory that copies take, and keeps no weights for the backward pass.
+        rounds = accelerator.mixed_precision == "bf16" and not self.gradient_checkpointing
+        self._rounded = RoundedMaps(compressor, torch.bfloat16 if rounds else None)
         if self.gradient_checkpointing:
             compressor.gradient_checkpointing_enable()
         try:
@@ -319,7 +323,7 @@ class Trainer:
             if self.gradient_checkpointing:
                 compressor.gradient_checkpointing_disable()
             compressor.train(training)
-            del self._passes, self._optimizer
+            del self._passes, self._optimizer, self._rounded
             accelerator.free_memory()
 
     def _update(self, step: int) -> Record:
@@ -331,7 +335,7 @@ class Trainer:
         rate = recipe.learning_rate_at(step)
         set_learning_rate(self._optimizer, rate)
         batch = self._passes.read(self.batches(step))
-        with selecting_at(self.compressor, self.stages, step):
+        with selecting_at(self.compressor, self.stages, step), self._rounded.used():
             self._calibrate(step, recipe.batch)
             self.compressor.train()
             losses = self._passes.backward(batch)
