@@ -1,4 +1,4 @@
-"""Frozen maps are rounded once for passes in bfloat16: the same losses, bit for bit, and the weights themselves stay."""
+"""Frozen maps are rounded once for passes in bfloat16: losses are the same to the bit, and the weights stay."""
 
 import contextlib
 
@@ -180,7 +180,7 @@ def test_a_changed_weight_is_rounded_again():
         assert weight.data_ptr() == first
     weight.data = weight.data + 1
     with rounded.used():
-        assert torch.equal(weight, (weight.detach() * 0 + weight.detach())) and weight.detach().float().mean() > 0.5
+        assert weight.detach().float().mean() > 0.5
     with torch.no_grad():
         weight.sub_(1)
     with rounded.used():

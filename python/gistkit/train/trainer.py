@@ -83,7 +83,9 @@ class Trainer:
             with the lowest loss, which best.safetensors holds; its checkpoints are of its last steps.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
-        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no".
+        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no". In bf16 the decoder's frozen
+            linear maps are rounded once rather than at every use, with the same losses to the bit; the copies take half
+            of their bytes. Not with `gradient_checkpointing`, nor with sharded weights.
         cpu: whether to use no GPU.
         gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
         eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
