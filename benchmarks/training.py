@@ -238,7 +238,8 @@ def compare(method: str, trained: Trained, ids: Tensor, forms: dict[str, Step], 
     if dtype != "float32":
         exact = results_of(trained, plain_form(trained, ids, "float32"))[1]
         apart, rounding = (float((gradients - exact).norm() / exact.norm()) for gradients in (found, wanted))
-        allowed *= rounding
+        # Half of their size at most: what says nothing of the gradients is all of it.
+        allowed = min(allowed * rounding, 0.5)
     print(f"{method}, {dtype}: losses {ours:.5f} and {theirs:.5f}, gradients {apart:.2g} apart of {allowed:.2g}")
     if not (abs(ours - theirs) <= of_loss * abs(theirs) and apart <= allowed):
         raise ValueError(
