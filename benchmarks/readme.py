@@ -88,6 +88,16 @@ def memory_table(content: Content, title: str = "attention, peak memory", above:
     return f"{table}\n\nMiB above {above}. {machine_line(content['machine'])}."
 
 
+def encode_table(content: Content) -> str:
+    """Peak memory of compressing a long context, beside the bytes of its memory and those of one chunk."""
+    cells = [
+        [row["case"], *(f"{row[name]:.0f}" for name in ("mib", "result", "chunk")), f"{row['ratio']:.2f} x"]
+        for row in content["mebibytes"]
+    ]
+    table = format_table([["compressing, SmolLM2-135M", "peak", "its memory", "a chunk", "peak to both"], *cells])
+    return f"{table}\n\nMiB above the loaded model. {machine_line(content['machine'])}."
+
+
 def streaming_table(content: Content) -> str:
     """What a token takes after so many others, milliseconds and MiB of cache, and the last against the first."""
     rows: dict[str, dict[str, str]] = {}
@@ -198,6 +208,12 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(frozen[1], "SeqPE frozen, d 768: look-ups", r"seqpe frozen, (.*), d 768 float32"))
     if seqpe_memory := found.get("seqpe-memory"):
         tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
+    if training := of_any(machine, "training"):
+        tables.append(timing_table(training[1], "a training step, SmolLM2-135M", "(.*)"))
+    if training_memory := of_any(machine, "training-memory"):
+        tables.append(memory_table(training_memory[1], "a training step, peak memory", "the loaded model"))
+    if encode_memory := of_any(machine, "encode-memory"):
+        tables.append(encode_table(encode_memory[1]))
     if compressor := found.get("compressor"):
         tables.append(timing_table(compressor, "500xCompressor 5x, SmolLM2-135M", "(.*)"))
     if (picture := RESULTS / machine / "attention.png").exists():

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 COMMANDS = [
@@ -27,6 +28,7 @@ COMMANDS = [
     "gpu_run",
     "registers",
     "compressor",
+    "training",
     "compression_loss",
     "streaming",
     "calls",
@@ -306,3 +308,53 @@ def test_contenders_of_small_models_make_the_same_memories_and_tokens(method):
     command = runpy.run_path(str(BENCHMARKS / "compressor.py"))
     forms = [command[name](method, layers=4) for name in ("small_encode", "small_decode")]
     assert [list(contenders) for contenders in forms] == [["gistkit", "transformers eager"]] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["ICAE", "500x", "GistPool", "AvgPool", "Dodo", "Dodo, reading on"])
+def test_contenders_of_a_training_step_have_one_loss_and_one_gradient(method, dtype):
+    # The command compares them, and fails where they differ.
+    command = runpy.run_path(str(BENCHMARKS / "training.py"))
+    ids = torch.randint(32, 512, (2, 160 if method == "Dodo, reading on" else 80))
+    forms = command["compared"](method, small_llama(), ids, dtype)
+    assert list(forms) == ["gistkit", "transformers sdpa, dense mask"]
+    trained, forms = command["contenders"](method, small_llama(), ids, "float32")
+    compressor = command["compressor_of"](trained)
+    other = {"gistkit": forms["gistkit"], "doubled": lambda: doubled(compressor, forms["gistkit"])}
+    with pytest.raises(ValueError, match=f"{method}: expected one loss and one gradient from both contenders, got"):
+        command["compare"](method, trained, ids, other, "float32")
+
+
+def doubled(compressor, step):
+    """A step whose gradients are twice those of another, and whose loss is its own."""
+    loss = step()
+    for _, parameter in compressor.trainable():
+        if parameter.grad is not None:
+            parameter.grad = 2 * parameter.grad
+    return loss
+
+
+def small_llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=64, intermediate_size=172, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=2, bos_token_id=1,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def test_cases_of_training_steps_are_chosen_by_name(monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(harness, "run", lambda suite, cases, *rest, **options: seen.append((suite, cases)))
+    threads = torch.get_num_threads()
+    arguments = ["--methods", "500x", "Dodo, reading on", "--shapes", "4x240", "2x4096", "--dtype", "bfloat16"]
+    monkeypatch.setattr(sys, "argv", ["training.py", "--threads", str(threads), *arguments])
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(BENCHMARKS / "training.py"), run_name="__main__")
+    ((suite, cases),) = seen
+    assert suite == "training"
+    assert [case.name for case in cases] == [
+        f"{method}, {shape} tokens, bfloat16"
+        for shape in ("4 x 240", "2 x 4096")
+        for method in ("500x", "Dodo, reading on")
+    ]

@@ -480,3 +480,53 @@ def test_odd_inputs_name_the_argument():
     loss = compressor(ids, continuation_ids=torch.full((2, 3), -100))["loss"]
     loss.backward()
     assert float(loss.detach()) == 0.0
+
+
+def decoder_passes(compressor, call):
+    """What a call returns, and the tokens of each pass of the decoder in it."""
+    passes = []
+    handle = compressor.lm.decoder.register_forward_pre_hook(
+        lambda module, args, kwargs: passes.append(kwargs["inputs_embeds"].shape[1]), with_kwargs=True
+    )
+    try:
+        return call(), passes
+    finally:
+        handle.remove()
+
+
+@pytest.mark.parametrize("lengths", [(40,), (37, 34), (40, 36, 33)])
+@pytest.mark.parametrize("layout", ["dpl", "epl"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, lengths, monkeypatch):
+    torch.manual_seed(0)
+    compressor = method(tiny_llama(), chunk=8, ratio=4, layout=layout, lora=4).eval()
+    contexts = [torch.randint(0, compressor.vocabulary, (length,)).tolist() for length in lengths]
+    whole, passes = decoder_passes(compressor, lambda: compressor.encode(contexts))
+    assert len(passes) == 1
+    monkeypatch.setattr("gistkit.compress.methods.icae.PART", 20 * len(lengths))
+    memory, passes = decoder_passes(compressor, lambda: compressor.encode(contexts))
+    # Two chunks of 8 + 2 a pass; the last is as long as the longest row's rest.
+    assert passes == [20, 20, max(lengths) - 32 + 2]
+    for ours, other in zip(memory.tensors, whole.tensors, strict=True):
+        assert ours.is_contiguous() and not ours.requires_grad
+        torch.testing.assert_close(ours, other, **TOLERANCE)
+    for name in ("lengths", "context_lengths", "starts"):
+        assert getattr(memory, name) == getattr(whole, name)
+    assert torch.equal(memory.positions, whole.positions)
+
+
+def test_contexts_stay_whole_where_parts_would_differ_or_need_a_graph(monkeypatch):
+    monkeypatch.setattr("gistkit.compress.methods.icae.PART", 10)
+
+    def passes(compressor, *lengths, **options):
+        rows = [[1] * length for length in lengths]
+        return len(decoder_passes(compressor, lambda: compressor.encode(rows, **options))[1])
+
+    compressor = FiveHundredX(tiny_llama(), chunk=8, ratio=4, lora=4)
+    assert passes(compressor, 40) == 5 and passes(compressor, 40, 39) == 5
+    assert passes(compressor, 40, gradient=True) == 1
+    assert passes(compressor, 8, 7, 8) == 1, "a chunk each"
+    assert passes(compressor, 40, 9) == 1, "rows of different numbers of chunks"
+    assert len(decoder_passes(compressor, lambda: compressor([[1] * 40], continuation_ids=[[1, 2]]))[1]) == 3
+    dynamic = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    assert passes(FiveHundredX(tiny_llama(rope_parameters=dynamic), chunk=8, ratio=4, lora=4), 40) == 1

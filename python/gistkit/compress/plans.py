@@ -58,6 +58,27 @@ def encoder_pass(
     return EncoderPass(plan, lengths, torch.from_numpy(positions), starts, last)
 
 
+def encoder_parts(
+    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str, tokens: int
+) -> list[tuple[slice, Plan]]:
+    """`encoder_pass` in parts of whole chunks: the context columns of each part, and its plan.
+
+    Args:
+        contexts: as in `encoder_pass`; all with the same number of chunks.
+        tokens: what the rows of a part may have in all, which is at least a chunk each.
+    """
+    whole = [layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in contexts]
+    chunks = -(-max(contexts) // chunk)
+    each = max(1, tokens // (len(contexts) * (chunk + memory)))
+    parts = []
+    for first in range(0, chunks, each):
+        last = min(first + each, chunks)
+        rows = [layout.take((layout.segments >= first) & (layout.segments < last)) for layout in whole]
+        plan = compiled(rows, windows, device)
+        parts.append((slice(first * chunk, min(last * chunk, max(contexts))), plan))
+    return parts
+
+
 def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:
     """The plan of a pass with a layout for each row, each role in the same columns; one for all if they are equal."""
     if len({len(part) for part in parts}) == 1:

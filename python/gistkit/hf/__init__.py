@@ -6,13 +6,14 @@ from gistkit.hf.depth import first_layers
 from gistkit.hf.fingerprint import differing, digest, fingerprint, head_shapes, identity, structure
 from gistkit.hf.gpt2 import encode_positions
 from gistkit.hf.keep import Keeper, KeptKeys
-from gistkit.hf.rotation import check_moves, frequencies, rerotate
+from gistkit.hf.rotation import changing_rope, check_moves, frequencies, rerotate
 
 __all__ = [
     "ATTENTION_NAME",
     "Keeper",
     "KeptKeys",
     "attach",
+    "changing_rope",
     "check_moves",
     "check_projects",
     "check_rotates",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -35,13 +35,19 @@ def rerotate(model: nn.Module, layer_idx: int, keys: Tensor, delta: Tensor | int
 def check_moves(model: nn.Module) -> None:
     """Raises a TypeError for a model whose keys of any length of text cannot be moved with `rerotate`."""
     check_rotates(model)
-    kinds = cast(Any, decoder_of(model)).rotary_emb.rope_type
-    changing = {"dynamic", "longrope"} & {*(kinds.values() if isinstance(kinds, dict) else (kinds,))}
+    changing = changing_rope(model)
     if changing:
         raise TypeError(
             f"model: expected RoPE of the same frequencies at any length, got {min(changing)}, whose frequencies "
             "depend on it"
         )
+
+
+def changing_rope(model: nn.Module) -> set[str]:
+    """The types of the model's RoPE whose frequencies depend on the length of a pass."""
+    rotary: Any = getattr(decoder_of(model), "rotary_emb", None)
+    kinds = getattr(rotary, "rope_type", "")
+    return {"dynamic", "longrope"} & {*(kinds.values() if isinstance(kinds, dict) else [kinds])}
 
 
 def frequencies(model: nn.Module) -> list[Tensor]:

@@ -27,6 +27,7 @@ from gistkit.train.callbacks import Bar, Callback, Told
 from gistkit.train.metrics import Metrics, Record
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.recipe import Recipe, set_learning_rate
+from gistkit.train.rounded import RoundedMaps
 from gistkit.train.sharding import gathers_kept_keys, whole, whole_weights
 from gistkit.train.stages import Stage, check_stages, selecting_at
 from gistkit.train.tracking import Tracked, Tracker
@@ -82,7 +83,9 @@ class Trainer:
             with the lowest loss, which best.safetensors holds; its checkpoints are of its last steps.
         out: folder for metrics, checkpoints and the trained compressor; one that all processes see.
         accumulate: passes a step; the batch's rows are divided by processes x accumulate.
-        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no".
+        precision: "no" or "bf16" mixed precision; None: the launcher's, otherwise "no". In bf16 the decoder's frozen
+            linear maps are rounded once rather than at every use, with the same losses to the bit; the copies take half
+            of their bytes. Not with `gradient_checkpointing`, nor with sharded weights.
         cpu: whether to use no GPU.
         gradient_checkpointing: whether layers run again in the backward pass, which saves memory.
         eval_every: steps between held-out evaluations, the first of which precedes training; None: no evaluations.
@@ -308,6 +311,9 @@ class Trainer:
         optimizer = self.recipe.make_optimizer(groups)
         module, self._optimizer = accelerator.prepare(Losses(self._trained), optimizer)
         self._passes = Passes(accelerator, module, self._trained)
+        # Checkpointing saves the memory that copies take, and keeps no weights for the backward pass.
+        rounds = accelerator.mixed_precision == "bf16" and not self.gradient_checkpointing
+        self._rounded = RoundedMaps(compressor, torch.bfloat16 if rounds else None)
         if self.gradient_checkpointing:
             compressor.gradient_checkpointing_enable()
         try:
@@ -319,7 +325,7 @@ class Trainer:
             if self.gradient_checkpointing:
                 compressor.gradient_checkpointing_disable()
             compressor.train(training)
-            del self._passes, self._optimizer
+            del self._passes, self._optimizer, self._rounded
             accelerator.free_memory()
 
     def _update(self, step: int) -> Record:
@@ -331,7 +337,7 @@ class Trainer:
         rate = recipe.learning_rate_at(step)
         set_learning_rate(self._optimizer, rate)
         batch = self._passes.read(self.batches(step))
-        with selecting_at(self.compressor, self.stages, step):
+        with selecting_at(self.compressor, self.stages, step), self._rounded.used():
             self._calibrate(step, recipe.batch)
             self.compressor.train()
             losses = self._passes.backward(batch)

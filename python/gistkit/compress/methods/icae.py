@@ -18,17 +18,20 @@ from gistkit._checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
-from gistkit.compress.plans import encoder_pass
+from gistkit.compress.plans import encoder_parts, encoder_pass
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
 from gistkit.hf.lora import adapter_config
+from gistkit.layouts import Plan
 from gistkit.layouts.positions import SCHEMES
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 ENCODER = "encoder"
+# Tokens that a pass of a longer context encodes at most without gradients, where a chunk has no more.
+PART = 1024
 
 
 class ChunkOptions(TypedDict, total=False):
@@ -150,19 +153,21 @@ class ChunkCompressor(Compressor):
         """The memory's `embeddings` or `layers`, from the memory tokens' hidden states [B, K, d] or their keys."""
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """One pass over all chunks of all rows."""
+        """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
         batch = encoder_pass(
             rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.lm.windows, str(self.device)
         )
         self.lm.check_positions("input_ids", batch.last)
-        columns = rows.ids.shape[1]
-        use = ENCODER if self.adapters is not None else None
-        embedded = self.lm.embedded(use, rows.ids)
-        slots = self.memory_embeddings.repeat(max(batch.lengths) // self.memory_tokens, 1).to(embedded.dtype)
-        inputs = torch.cat([embedded, slots.expand(rows.batch_size, -1, -1)], 1)
-        keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
-        out = self.lm.run(use, inputs_embeds=inputs, plan=batch.plan, keep=keep)
-        hidden_states = out.last_hidden_state[:, columns:]
+        if self._divides(rows):
+            parts = encoder_parts(
+                rows.lengths, self.chunk, self.memory_tokens, self.layout, self.lm.windows, str(self.device), PART
+            )
+            hidden_states, layers = self._in_parts(rows, max(batch.lengths), parts)
+        else:
+            hidden_states, layers = self._encoded(rows.ids, batch.plan)
+            if not torch.is_grad_enabled():
+                # A copy: a view would keep the hidden states of the context alive.
+                hidden_states = hidden_states.clone()
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
@@ -170,9 +175,44 @@ class ChunkCompressor(Compressor):
             # A copy: the pass is cached for other contexts of these lengths.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._contents(hidden_states, () if keep is None else keep.close()),
+            **self._contents(hidden_states, layers),
         )
         return memory, hidden_states
+
+    def _divides(self, rows: Rows) -> bool:
+        """Whether rows are so long that parts of them are encoded one after another, which is the same in each chunk.
+
+        Not if frequencies of RoPE depend on the length of a pass.
+        """
+        if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= PART:
+            return False
+        alike = len({-(-length // self.chunk) for length in rows.lengths}) == 1
+        return alike and max(rows.lengths) > self.chunk and not hf.changing_rope(self.model)
+
+    def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, Layers]:
+        """What a pass over chunks [B, N] makes of their memory tokens: hidden states [B, K, d], and keys and values."""
+        columns = ids.shape[1]
+        use = ENCODER if self.adapters is not None else None
+        embedded = self.lm.embedded(use, ids)
+        slots = self.memory_embeddings.repeat((plan.num_queries - columns) // self.memory_tokens, 1)
+        inputs = torch.cat([embedded, slots.to(embedded.dtype).expand(len(ids), -1, -1)], 1)
+        keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
+        out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
+        return out.last_hidden_state[:, columns:], () if keep is None else keep.close()
+
+    def _in_parts(self, rows: Rows, count: int, parts: list[tuple[slice, Plan]]) -> tuple[Tensor, Layers]:
+        """`_encoded` of all chunks, each part written into the results at once: nothing exists twice."""
+        made: list[Tensor] = []
+        at = 0
+        for columns, plan in parts:
+            hidden_states, layers = self._encoded(rows.ids[:, columns], plan)
+            found = [hidden_states, *(tensor for layer in layers for tensor in layer)]
+            if not made:
+                made = [tensor.new_empty(*tensor.shape[:-2], count, tensor.shape[-1]) for tensor in found]
+            for tensor, part in zip(made, found, strict=True):
+                tensor[..., at : at + part.shape[-2], :] = part
+            at += hidden_states.shape[1]
+        return made[0], tuple(zip(made[1::2], made[2::2], strict=True))
 
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
@@ -228,8 +268,7 @@ class ICAE(ChunkCompressor):
         if self.gain is not None and self.shift is not None:
             matched = rms_norm(hidden_states.float(), self.gain.shape) * self.gain + self.shift
             return {"embeddings": matched.to(hidden_states.dtype)}
-        # A copy, without gradients: a view would keep the hidden states of the context alive.
-        return {"embeddings": hidden_states if torch.is_grad_enabled() else hidden_states.clone()}
+        return {"embeddings": hidden_states}
 
 
 class FiveHundredX(ChunkCompressor):
