@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ENCODER = "encoder"
-# Tokens that a pass of a longer context encodes at most without gradients, where a chunk has no more.
-PART = 1024
+# Tokens that a pass of a longer context encodes at most without gradients, where a chunk has no more, by device: a GPU
+# needs more of them to be busy.
+PART = {"cpu": 1024, "cuda": 8192}
 
 
 class ChunkOptions(TypedDict, total=False):
@@ -158,9 +159,10 @@ class ChunkCompressor(Compressor):
             rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.lm.windows, str(self.device)
         )
         self.lm.check_positions("input_ids", batch.last)
-        if self._divides(rows):
+        most = PART.get(self.device.type, PART["cuda"])
+        if self._divides(rows, most):
             parts = encoder_parts(
-                rows.lengths, self.chunk, self.memory_tokens, self.layout, self.lm.windows, str(self.device), PART
+                rows.lengths, self.chunk, self.memory_tokens, self.layout, self.lm.windows, str(self.device), most
             )
             hidden_states, layers = self._in_parts(rows, max(batch.lengths), parts)
         else:
@@ -179,12 +181,12 @@ class ChunkCompressor(Compressor):
         )
         return memory, hidden_states
 
-    def _divides(self, rows: Rows) -> bool:
-        """Whether rows are so long that parts of them are encoded one after another, which is the same in each chunk.
+    def _divides(self, rows: Rows, most: int) -> bool:
+        """Whether rows have more than `most` tokens and are encoded in parts, which is the same in each chunk.
 
         Not if frequencies of RoPE depend on the length of a pass.
         """
-        if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= PART:
+        if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= most:
             return False
         alike = len({-(-length // self.chunk) for length in rows.lengths}) == 1
         return alike and max(rows.lengths) > self.chunk and not hf.changing_rope(self.model)
