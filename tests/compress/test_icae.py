@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, token_loss
 from gistkit.compress.losses import segment_targets
+from gistkit.compress.methods.icae import PART
 from tests.helpers.models import additive, double_angles, tiny_llama
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -503,7 +504,7 @@ def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, l
     contexts = [torch.randint(0, compressor.vocabulary, (length,)).tolist() for length in lengths]
     whole, passes = decoder_passes(compressor, lambda: compressor.encode(contexts))
     assert len(passes) == 1
-    monkeypatch.setattr("gistkit.compress.methods.icae.PART", 20 * len(lengths))
+    monkeypatch.setitem(PART, "cpu", 20 * len(lengths))
     memory, passes = decoder_passes(compressor, lambda: compressor.encode(contexts))
     # Two chunks of 8 + 2 a pass; the last is as long as the longest row's rest.
     assert passes == [20, 20, max(lengths) - 32 + 2]
@@ -516,7 +517,7 @@ def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, l
 
 
 def test_contexts_stay_whole_where_parts_would_differ_or_need_a_graph(monkeypatch):
-    monkeypatch.setattr("gistkit.compress.methods.icae.PART", 10)
+    monkeypatch.setitem(PART, "cpu", 10)
 
     def passes(compressor, *lengths, **options):
         rows = [[1] * length for length in lengths]
