@@ -3,20 +3,22 @@
 import copy
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from threading import Thread
 
 import pytest
 import torch
 
-from gistkit.compress import AvgPool, FiveHundredX
-from tests.helpers.models import tiny_llama
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Recent
+from tests.helpers.models import tiny, tiny_llama
 
 METHODS = {
     "x500": lambda model: FiveHundredX(model, chunk=8, ratio=4, window=16, lora=4),
     "avgpool": lambda model: AvgPool(model, ratio=4, window=16, lora=4),
+    "dodo": lambda model: Dodo(model, ratio=4, layer=1, threshold=0.0, window=16, lora=4),
 }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def often():
     """Threads change at nearly every line."""
     before = sys.getswitchinterval()
@@ -25,34 +27,92 @@ def often():
     sys.setswitchinterval(before)
 
 
+def text(seed, length=19):
+    return torch.randint(3, 50, (2, length), generator=torch.Generator().manual_seed(seed))
+
+
 def answer(compressor, seed):
-    ids = torch.randint(3, 50, (2, 19), generator=torch.Generator().manual_seed(seed))
-    memory = compressor.encode(ids)
-    return memory, compressor.generate(memory, ids[:, :4], max_new_tokens=4)
+    memory = compressor.encode(text(seed))
+    return *memory.tensors, compressor.generate(memory, text(seed, 4), max_new_tokens=4)
 
 
-@pytest.mark.parametrize("names", [["x500"], ["avgpool"], ["x500", "avgpool"]], ids="-".join)
-def test_threads_get_what_each_gets_alone(names, often):
-    model = tiny_llama(bos_token_id=1)
-    compressors = [METHODS[name](model) for name in names]
+def losses(compressor, seed):
     with torch.no_grad():
-        for compressor in compressors:
-            for parameter in compressor.parameters():
-                if parameter.requires_grad:
-                    parameter += 0.05 * torch.randn_like(parameter)
-            compressor.eval()
-    jobs = [(compressor, seed) for seed in range(12) for compressor in compressors]
-    expected = [answer(*job) for job in jobs]
+        return tuple(compressor(text(seed), continuation_ids=text(seed + 100, 5)).values())
+
+
+def continued(reader, seed):
+    return (reader.generate(text(seed), max_new_tokens=3),)
+
+
+def folded(compressor, seed):
+    with compressor.folded():
+        return answer(compressor, seed)
+
+
+def moved(compressor):
+    """The compressor with adapters that change the model."""
+    with torch.no_grad():
+        for name, parameter in compressor.named_parameters():
+            if parameter.requires_grad and "scorer" not in name:
+                parameter += 0.05 * torch.randn_like(parameter)
+    return compressor.eval()
+
+
+def assert_as_alone(jobs):
+    """Each job (function, compressor, seed) gives in threads what it gives alone."""
+    expected = [function(*given) for function, *given in jobs]
     with ThreadPoolExecutor(4) as threads:
-        found = list(threads.map(lambda job: answer(*job), jobs))
-    for (memory, tokens), (ours, written) in zip(expected, found, strict=True):
-        assert torch.equal(tokens, written)
-        for one, other in zip(memory.tensors, ours.tensors, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        found = list(threads.map(lambda job: job[0](*job[1:]), jobs))
+    for alone, beside in zip(expected, found, strict=True):
+        for one, other in zip(alone, beside, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("names", [["x500"], ["avgpool"], ["dodo"], ["x500", "avgpool"]], ids="-".join)
+def test_threads_get_what_each_gets_alone(names):
+    model = tiny_llama(bos_token_id=1)
+    compressors = [moved(METHODS[name](model)) for name in names]
+    assert_as_alone([(answer, compressor, seed) for seed in range(12) for compressor in compressors])
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_losses_beside_encoding(family):
+    compressor = moved(ICAE(tiny(family), chunk=8, ratio=4, lora=4))
+    jobs = [(losses, compressor, seed) for seed in range(10)]
+    assert_as_alone(
+        jobs + [(lambda *job: compressor.encode(text(job[1])).tensors, compressor, seed) for seed in range(20)]
+    )
+
+
+@pytest.mark.parametrize(
+    "make", [lambda dodo: MixedResolution(dodo, tau=8, segment=4), lambda dodo: Recent(dodo, tau=8)]
+)
+def test_reading_on_beside_encoding(make):
+    compressor = moved(METHODS["dodo"](tiny_llama(bos_token_id=1)))
+    reader = make(compressor)
+    assert_as_alone([job for seed in range(6) for job in ((continued, reader, seed), (answer, compressor, seed))])
+
+
+def test_folded_maps_are_gone_when_the_last_thread_leaves():
+    compressor = moved(METHODS["avgpool"](tiny_llama(bos_token_id=1)))
+    before = answer(compressor, 0)
+    assert_as_alone([(folded, compressor, seed) for seed in range(12)])
+    first, second = compressor.folded(), compressor.folded()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    second.__exit__(None, None, None)
+    for one, other in zip(before, answer(compressor, 0), strict=True):
+        assert torch.equal(one, other)
+    assert not any("forward" in vars(module) for module in compressor.model.modules())
 
 
 def test_a_copy_of_a_compressor_waits_for_nobody():
     compressor = METHODS["x500"](tiny_llama()).eval()
-    other = copy.deepcopy(compressor)
-    with compressor.using("encoder"), ThreadPoolExecutor(1) as thread:
-        thread.submit(answer, other, 0).result(timeout=60)
+    other, made = copy.deepcopy(compressor), []
+    with compressor.using("encoder"):
+        thread = Thread(target=lambda: made.append(answer(other, 0)), daemon=True)
+        thread.start()
+        thread.join(timeout=60)
+    assert made

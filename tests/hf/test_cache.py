@@ -325,3 +325,14 @@ def test_generate_reads_prompts_padded_at_their_start_over_a_memory(family, leng
         cache = memory_cache(layers, length)
         expected = model.generate(ids[row : row + 1, begin:], attention_mask=alone, past_key_values=cache, **told)
         assert torch.equal(found[row], expected[0, 9 - begin :])
+
+
+def test_zeros_at_the_positions_of_a_memory_are_refused():
+    model = tiny("llama").eval()
+    cover_memory(model)
+    heads, dim = model.config.num_key_value_heads, model.config.head_dim
+    layers = [tuple(torch.randn(2, 1, heads, 4, dim).double()) for _ in range(model.config.num_hidden_layers)]
+    mask = torch.ones(1, 40 + 9, dtype=torch.long)
+    mask[0, 38] = 0
+    with pytest.raises(ValueError, match="attention_mask: expected ones in its first 40 columns"):
+        model(tokens(1, 9), attention_mask=mask, past_key_values=memory_cache(layers, 40))

@@ -76,7 +76,8 @@ class _Weights(NamedTuple):
 class Compressor(nn.Module, ABC):
     """What all methods share: losses from one compression, generation, joining, and their files.
 
-    Threads may share a compressor, and compressors a model: one thread at a time is in a pass, and the others wait.
+    Threads may share a compressor, and compressors a model, to encode, read and generate: one thread at a time is in a
+    pass, and the others wait. Training is no such use: its backward pass and rounded weights take no turn.
 
     Args:
         model: a transformers causal language model; its one copy of the weights serves all passes.
@@ -252,14 +253,16 @@ class Compressor(nn.Module, ABC):
 
     def fingerprints(self) -> tuple[str, str]:
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
-        weights = self._weights()
-        base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
-        if self._fingerprint is None or self._fingerprint[0] != base_version:
-            self._fingerprint = base_version, hf.fingerprint(self.model)
-            self._identity = hf.identity(self.model)
-        if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
-            self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
-        return self._fingerprint[1], self._own_fingerprint[1]
+        # Another thread may have the model without its upper layers.
+        with self.lm.turn():
+            weights = self._weights()
+            base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
+            if self._fingerprint is None or self._fingerprint[0] != base_version:
+                self._fingerprint = base_version, hf.fingerprint(self.model)
+                self._identity = hf.identity(self.model)
+            if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
+                self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
+            return self._fingerprint[1], self._own_fingerprint[1]
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
@@ -553,7 +556,7 @@ class Compressor(nn.Module, ABC):
             name: self._text(name, *value, rows) for name, value in labels.items() if value[0] in self.loss_weights
         }
         losses: dict[str, Tensor] = {}
-        with hf.attach(self.model):
+        with self.lm.attached():
             memory, hidden_states, compressed = self.compress_rows(rows)
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
@@ -612,7 +615,7 @@ class Compressor(nn.Module, ABC):
         start, and the model, which `hf.cover_memory` prepares here, takes their mask [B, N]. A call of `model.generate`
         leaves its tokens in the cache, which the next one continues, given all of them; `cache.reset()` drops them.
         Methods in place with LoRA have an adapter for the text too, which is on inside
-        `with compressor.using(compressor.reader)`.
+        `with compressor.using(compressor.reader)`; there gistkit's attention reads, which takes no padding.
 
         Args:
             memory, task: as in `generate`; tokens behind the window are read into the cache.

@@ -67,6 +67,8 @@ class SharedModel:
         self._use: Use = None
         self.adapters: Adapters | None = None
         self.copies: Copies | None = None
+        # How often each role is folded now, and what undoes it.
+        self._folded: dict[str, tuple[int, ExitStack]] = {}
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
         """Puts LoRA adapters {role: config} into the model; None: its own weights train, without adapters."""
@@ -168,7 +170,7 @@ class SharedModel:
 
     def embedded(self, use: Use, ids: Tensor) -> Tensor:
         """Input embeddings [B, N, d] of ids with the adapters of `use`, as in `run`: LoRA may be on embeddings."""
-        with self._turn(), nullcontext() if self.adapters is None else self.adapters.using(use):
+        with self.turn(), nullcontext() if self.adapters is None else self.adapters.using(use):
             return cast(Tensor, self.embed(ids))
 
     def gradient_checkpointing_enable(self) -> None:
@@ -223,10 +225,16 @@ class SharedModel:
     @contextmanager
     def using(self, use: Use) -> Iterator[None]:
         """The model attached, with the adapters of `use` as in `run`. One thread at a time: others wait."""
-        with self._turn(), self._as(use):
+        with self.turn(), self._as(use):
             yield
 
-    def _turn(self) -> RLock:
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """The model attached, for passes that follow each other. One thread at a time: others wait."""
+        with self.turn(), hf.attach(self.model):
+            yield
+
+    def turn(self) -> RLock:
         """What a thread holds while the model is not as others left it; compressors of one model share it."""
         return _TURNS.setdefault(self.decoder, RLock())
 
@@ -245,9 +253,29 @@ class SharedModel:
             finally:
                 self._use = before
 
-    def folded(self, role: str | None) -> AbstractContextManager[None]:
-        """Inside, the adapter of a role is part of the weights it is on; see `Adapters.folded`."""
-        return nullcontext() if self.adapters is None or role is None else self.adapters.folded(role)
+    @contextmanager
+    def folded(self, role: str | None) -> Iterator[None]:
+        """Inside, the adapter of a role is part of the weights it is on; see `Adapters.folded`.
+
+        Openings of one role may overlap in any order, as those of threads do: the last to close undoes the first.
+        """
+        if self.adapters is None or role is None:
+            yield
+            return
+        with self.turn():
+            count, stack = self._folded.get(role, (0, ExitStack()))
+            if not count:
+                stack.enter_context(self.adapters.folded(role))
+            self._folded[role] = count + 1, stack
+        try:
+            yield
+        finally:
+            with self.turn():
+                count, stack = self._folded.pop(role)
+                if count > 1:
+                    self._folded[role] = count - 1, stack
+                else:
+                    stack.close()
 
     @contextmanager
     def all_rows_as(self, role: str) -> Iterator[None]:

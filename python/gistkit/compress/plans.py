@@ -58,25 +58,31 @@ def encoder_pass(
     return EncoderPass(plan, lengths, torch.from_numpy(positions), starts, last)
 
 
+@lru_cache(maxsize=_KEPT)
 def encoder_parts(
     contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str, tokens: int
-) -> list[tuple[slice, Plan]]:
+) -> tuple[tuple[slice, Plan], ...]:
     """`encoder_pass` in parts of whole chunks: the context columns of each part, and its plan.
 
     Args:
         contexts: as in `encoder_pass`; all with the same number of chunks.
         tokens: what the rows of a part may have in all, which is at least a chunk each.
     """
-    whole = [layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in contexts]
+    whole = {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
     chunks = -(-max(contexts) // chunk)
     each = max(1, tokens // (len(contexts) * (chunk + memory)))
     parts = []
     for first in range(0, chunks, each):
         last = min(first + each, chunks)
-        rows = [layout.take((layout.segments >= first) & (layout.segments < last)) for layout in whole]
-        plan = compiled(rows, windows, device)
+        taken = {
+            context: layout.take((layout.segments >= first) & (layout.segments < last))
+            for context, layout in whole.items()
+        }
+        # As in `encoder_pass`.
+        with torch.inference_mode(False):
+            plan = compiled([taken[context] for context in contexts], windows, device)
         parts.append((slice(first * chunk, min(last * chunk, max(contexts))), plan))
-    return parts
+    return tuple(parts)
 
 
 def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:

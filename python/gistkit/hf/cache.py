@@ -104,6 +104,11 @@ class MemoryLayer(CacheLayerMixin):
         self._blocks = (blocks[0], blocks[1])
         return self._blocks
 
+    @property
+    def logical_length(self) -> int:
+        """Position of the first token behind the memory."""
+        return self._start
+
     def get_seq_length(self) -> int:
         """The position of the next token: `logical_length` plus the tokens added since."""
         return self._start + self._added
@@ -187,7 +192,8 @@ def cover_memory(model: PreTrainedModel) -> None:
     [B, logical_length + N], gets as many for the memory as it has keys. Other caches, and masks [B, K + N] that count
     keys, are left as they are. A second call changes nothing.
 
-    In the passes, a ValueError refuses masks of another width, and padding that stands in a sliding window.
+    In the passes, a ValueError refuses masks of another width, zeros at the memory's positions, and padding that stands
+    in a sliding window.
     """
     for module in {model, model.get_decoder()}:
         if _cover not in module._forward_pre_hooks.values():
@@ -218,6 +224,11 @@ def _cover(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
         )
     if mask.shape[1] == keys:
         return None
+    memory = cast(MemoryLayer, cache.layers[0]).logical_length
+    if not bool(mask[:, :memory].all()):
+        raise ValueError(
+            f"attention_mask: expected ones in its first {memory} columns, the positions of the memory, got a 0"
+        )
     mask = torch.nn.functional.pad(mask, (keys - places, 0), value=1)
     if "attention_mask" in kwargs:
         return args, {**kwargs, "attention_mask": mask}

@@ -204,7 +204,7 @@ class Dodo(InPlace):
         if self.rule != "learned" or self.scorer is None:
             indices = torch.arange(-1, rows.ids.shape[1] - 1, device=self.device).expand_as(rows.ids)
             return rule_scores(self.rule, rows.ids, indices, self.nugget_ratio, self.delimiters)
-        with torch.no_grad(), hf.attach(self.model), self.lower_layers():
+        with torch.no_grad(), self.lm.attached(), self.lower_layers():
             hidden_states = self.lm.run(
                 None, inputs_embeds=self.embed(rows.ids), plan=plan, keep=keep
             ).last_hidden_state

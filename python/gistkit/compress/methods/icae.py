@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -202,7 +202,7 @@ class ChunkCompressor(Compressor):
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
         return out.last_hidden_state[:, columns:], () if keep is None else keep.close()
 
-    def _in_parts(self, rows: Rows, count: int, parts: list[tuple[slice, Plan]]) -> tuple[Tensor, Layers]:
+    def _in_parts(self, rows: Rows, count: int, parts: Sequence[tuple[slice, Plan]]) -> tuple[Tensor, Layers]:
         """`_encoded` of all chunks, each part written into the results at once: nothing exists twice."""
         made: list[Tensor] = []
         at = 0

@@ -57,7 +57,7 @@ class Compressive(LanguageModel):
         if prompt is not None:
             lead = prompt.to(inputs.dtype).expand(inputs.shape[0], 1, -1)
             inputs = torch.cat([lead, inputs[:, 1:]], 1)
-        with hf.attach(compressor.model):
+        with compressor.lm.attached():
             extend = self._with_means(count) if len(self._bounds(count)) > 1 else None
             out = compressor.lm.run(TEXT, inputs_embeds=inputs, plan=self.plan(count), keep=keep, extend=extend)
         return out.last_hidden_state  # type: ignore[no-any-return]

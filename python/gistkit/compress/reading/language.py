@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig
 
-from gistkit import hf
 from gistkit._checks import IGNORE
 from gistkit.compress.generation import Loop, Streamer, configured, padded_at_start
 from gistkit.compress.losses import token_loss
@@ -141,7 +140,7 @@ class Stream(ABC):
         if not isinstance(tokens, Tensor) or tokens.shape != (len(self.ends),):
             description = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
             raise ValueError(f"tokens: expected one for each of {len(self.ends)} rows, got {description}")
-        with hf.attach(compressor.model), compressor.lm.without_checkpointing():
+        with compressor.lm.attached(), compressor.lm.without_checkpointing():
             return self.read_on(compressor.rows("tokens", tokens[:, None]).ids[:, 0])
 
     @torch.no_grad()
@@ -219,6 +218,6 @@ def generate(
     compressor = reader.compressor
     texts = compressor.contexts(input_ids, attention_mask)
     config, options = configured(compressor.lm, texts.ids.shape[1], generation_config, stop_tokens, pad_token, options)
-    with hf.attach(compressor.model), compressor.lm.without_checkpointing():
+    with compressor.lm.attached(), compressor.lm.without_checkpointing():
         continuation = _Continuation(reader.start(texts.ids, texts.valid))
         return continuation.write(padded_at_start(texts, config), config, streamer, generator, options)

@@ -123,7 +123,7 @@ class MixedResolution(LanguageModel):
             bias = plan.arrange(F.pad(straight_through(scores), (0, extra)))
             reading = self._with_bias(plan, bias)
         use = self._roles(plan)
-        with hf.attach(compressor.model):
+        with compressor.lm.attached():
             out = compressor.lm.run(use, inputs_embeds=compressor.lm.embedded(use, ids), keep=keep, **reading)
         return plan.restore(out.last_hidden_state)[:, : rows.ids.shape[1]]
 

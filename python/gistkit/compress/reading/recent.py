@@ -39,7 +39,7 @@ class Recent(LanguageModel):
     def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""
         compressor = self.compressor
-        with hf.attach(compressor.model):
+        with compressor.lm.attached():
             out = compressor.lm.run(None, inputs_embeds=compressor.embed(rows.ids), plan=self._plan(rows), keep=keep)
         return out.last_hidden_state  # type: ignore[no-any-return]
 
