@@ -177,8 +177,10 @@ def save_embedding(folder, out):
     """A model of sentence-transformers that averages hidden states, and puts words before a question."""
     pytest.importorskip("faiss", reason="the index extra is not installed")
     library = pytest.importorskip("sentence_transformers", reason="the embed extra is not installed")
-    # Of a plain model of transformers it makes means of the hidden states.
-    library.SentenceTransformer(str(folder), prompts={"query": ASKED}).save(str(out))
+    parts = pytest.importorskip("sentence_transformers.sentence_transformer.modules", reason="of release 6 or later")
+    states = parts.Transformer(str(folder))
+    means = parts.Pooling(states.get_embedding_dimension(), "mean")
+    library.SentenceTransformer(modules=[states, means], prompts={"query": ASKED}).save(str(out))
     return out
 
 

@@ -196,7 +196,7 @@ class ChunkCompressor(Compressor):
         columns = ids.shape[1]
         use = ENCODER if self.adapters is not None else None
         embedded = self.lm.embedded(use, ids)
-        slots = self.memory_embeddings.repeat((plan.num_queries - columns) // self.memory_tokens, 1)
+        slots = self.memory_embeddings.repeat(-(-columns // self.chunk), 1)
         inputs = torch.cat([embedded, slots.to(embedded.dtype).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
