@@ -47,6 +47,11 @@ def lengths_table() -> str:
     )
 
 
+def in_milliseconds(value: float) -> str:
+    """Three digits, and no powers of ten."""
+    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+
+
 def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!)") -> str:
     """Median milliseconds of a suite: a column a form, a row a case that the pattern `cases` matches.
 
@@ -62,7 +67,7 @@ def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!
         if match is None or re.search(leave_out, timing["form"]):
             continue
         row = rows.setdefault(", ".join(match.groups()), {})
-        row[timing["form"]] = f"{timing['median']:.3g}"
+        row[timing["form"]] = in_milliseconds(timing["median"])
         if "roof" in content and "of the roof" not in row and not timing["form"].endswith(" amx"):
             rated = rated or timing["form"]
             roof, case = Roof(**content["roof"]), found[timing["case"]]
@@ -102,7 +107,7 @@ def streaming_table(content: Content) -> str:
     """What a token takes after so many others, milliseconds and MiB of cache, and the last against the first."""
     rows: dict[str, dict[str, str]] = {}
     for row in content["milliseconds"]:
-        cell = f"{row['mean']:.3g} ms, {row['mib']:.0f} MiB"
+        cell = f"{in_milliseconds(row['mean'])} ms, {row['mib']:.0f} MiB"
         rows.setdefault(f"after {row['tokens']}", {})[row["form"]] = cell
     lengths = sorted({row["tokens"] for row in content["milliseconds"]})
     rows[f"{lengths[-1]} to {lengths[0]}"] = {
