@@ -118,6 +118,7 @@ def _call(
         key_bias = _contiguous_last(key_bias)
     scale = dim**-0.5 if scale is None else float(scale)
     softcap = 0.0 if softcap is None else float(softcap)
+    # In place of `unrecorded`, whose Python a call of some microseconds feels.
     if torch.is_grad_enabled() or forward_ad._current_level >= 0 or transforms() or is_compiling():
         return _attend(query, key, value, spans, key_bias, scale, softcap, tiles)  # type: ignore[no-any-return]
     with below_autograd():
