@@ -86,14 +86,14 @@ def own_points(options: argparse.Namespace) -> tuple[Point, ...]:
 
 
 def decoding(options: argparse.Namespace, isas: list[str]) -> Iterator[harness.Case]:
-    """A step over a short cache, which is latency, and over a long one, which is reading memory."""
-    for keys in (64, 32768):
+    """A step over a short cache, which is latency, over a long one, which is reading memory, and of several tokens."""
+    for queries, keys in ((1, 64), (1, 32768), (8, 32768)):
         for name in ("float32", "bfloat16"):
             dtype = getattr(torch, name)
             facts = {"mask": "decoding", "n": keys, "batch": 1, "heads": 32, "key_heads": 8, "dim": 128, "dtype": name}
             yield harness.Case(
-                f"decoding, 1 query, {keys} keys, H32/8 D128 {name}",
-                partial(contenders.decode, keys, dtype, isas),
+                f"decoding, {queries} {'query' if queries == 1 else 'queries'}, {keys} keys, H32/8 D128 {name}",
+                partial(contenders.decode, keys, dtype, isas, queries),
                 traffic=contenders.decode_bytes(keys, dtype),
                 facts={**facts, "pass": "forward", "caches": contenders.decode_layers(keys, dtype)},
             )

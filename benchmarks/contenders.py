@@ -125,17 +125,19 @@ def attention(
     }
 
 
-def decode(keys: int, dtype: torch.dtype, isas: Sequence[str]) -> harness.Forms:
-    """One query over a cache of `keys` keys, 32 query heads, 8 key heads, head dim 128.
+def decode(keys: int, dtype: torch.dtype, isas: Sequence[str], queries: int = 1) -> harness.Forms:
+    """The last `queries` tokens of `keys` over the cache of all, 32 query heads, 8 key heads, head dim 128.
 
     A long cache is one of several that take turns, as those of a model's layers do, so that the last cache of the
     processor does not hold it.
     """
     layers = decode_layers(keys, dtype)
-    query = torch.randn(1, 32, 1, 128).to(dtype)
+    query = torch.randn(1, 32, queries, 128).to(dtype)
     first = torch.randn(1, 8, keys, 128).to(dtype), torch.randn(1, 8, keys, 128).to(dtype)
     caches = [first, *((first[0].clone(), first[1].clone()) for _ in range(layers - 1))]
-    plan = Plan.from_spans(torch.tensor([[[0, keys]]], dtype=torch.int32), keys)
+    ends = torch.arange(keys - queries + 1, keys + 1, dtype=torch.int32)
+    plan = Plan.from_spans(torch.stack([torch.zeros_like(ends), ends], -1)[:, None], keys)
+    mask = None if queries == 1 else dense(plan)
     turn = 0
 
     def following() -> tuple[Tensor, ...]:
@@ -148,7 +150,7 @@ def decode(keys: int, dtype: torch.dtype, isas: Sequence[str]) -> harness.Forms:
         return gistkit.attention(query, *following(), plan)
 
     return {f"gistkit {isa}": partial(ours, isa) for isa in isas} | {
-        "SDPA": lambda: sdpa(query, *following(), enable_gqa=True),
+        "SDPA": lambda: sdpa(query, *following(), attn_mask=mask, enable_gqa=True),
         "sum of the cache": lambda: [part.sum() for part in following()],
     }
 

@@ -183,7 +183,7 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(narrow, "the same, gistkit and torch limited to AVX2", masks, others))
     halves = rf"({'|'.join(FEW)}), N 4096, B1 H8/8 D64 (b?float16), (.*)"
     tables.append(timing_table(attention, "attention in half precision", halves, others))
-    cases = r"decoding, (1 query, \d+ keys), H32/8 D128 (\w+)"
+    cases = r"decoding, (\d+ \w+, \d+ keys), H32/8 D128 (\w+)"
     tables.append(timing_table(attention, "decoding, H32/8 D128 (roof: reading)", cases))
     cases = r"(Llama \w+), N 4096, B1 H32/8 D\d+ float32, (forward.*)"
     tables.append(timing_table(found["rope"], "rope, N 4096, B1 H32/8", cases))

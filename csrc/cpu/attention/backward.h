@@ -33,7 +33,8 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   using S = Simd<T>;
   using X = Tile<T>;
   static constexpr int kRows = X::kRows, kPanel = X::kPanel, kQueries = X::kBackQueries, kKeys = X::kBackKeys,
-                       kWidth = X::kWidth, kGroups = kQueries / kRows, kBlocks = kKeys / kRows;
+                       kWidth = X::kWidth, kFewQueries = X::kFewQueries, kGroups = kQueries / kRows,
+                       kBlocks = kKeys / kRows;
   using Schedule = BackwardSchedule<BackwardKernel, T, kQueries, kKeys>;
   friend Schedule;
   using Schedule::p_, Schedule::padded_queries_, Schedule::pool_, Schedule::query_tiles_, Schedule::setup_,
@@ -43,7 +44,7 @@ class BackwardKernel : public BackwardSchedule<BackwardKernel<T>, T, Tile<T>::kB
   BackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = padded_dim<T>(p_.dim_qk);
     v_pad_ = padded_dim<T>(p_.dim_v);
-    few_ = few_queries(p_);
+    few_ = few_queries<T>(p_);
     this->plan();
   }
 

@@ -159,7 +159,7 @@ class FewQueriesKernel {
       maximum[r] = -kInfinity<T>;
       total[r] = 0;
     }
-    T factors[kFewQueries];
+    T factors[Tile<T>::kFewQueries];
     const int32_t* spans = setup_.row_spans(b, 0);
     const int32_t stop = static_cast<int32_t>(smaller((split + 1) * kSplit, p_.num_keys));
     KeyRange ahead = seen(spans, split * kSplit);

@@ -152,7 +152,7 @@ class ForwardKernel : public ForwardSchedule<ForwardKernel<T>, T, T, Tile<T>::kQ
 template <class T>
 void run_forward_as(const AttentionForward& problem, const Parallel& pool) {
   if (problem.batch * problem.query_heads * problem.num_queries == 0) return;
-  if (few_queries(problem)) {
+  if (few_queries<T>(problem)) {
     FewQueriesKernel<T>(problem, pool).run();
   } else {
     ForwardKernel<T>(problem, pool).run();

@@ -49,8 +49,12 @@ struct Tile {
   static constexpr int kQueries = 96, kKeys = 512;
   // Backward: one tile of P and dS.
   static constexpr int kBackQueries = 96, kBackKeys = 192;
+  // Rows of all queries of a key head up to which keys and values are read where they are. With more of them, packing
+  // them first costs less than sums over lanes: wider vectors have fewer of these.
+  static constexpr int kFewQueries = 4 * kWidth < 16 ? 16 : 4 * kWidth;
   static_assert(kQueries % kRows == 0 && kKeys % kPanel == 0);
-  static_assert(kBackQueries % kRows == 0 && kBackKeys % kRows == 0 && kBackKeys % kPanel == 0);
+  static_assert(kFewQueries <= kBackQueries && kBackQueries % kRows == 0 && kBackKeys % kRows == 0 &&
+                kBackKeys % kPanel == 0);
 };
 
 // As many workers as there are, or one where waking others would cost more than they could save.
@@ -63,9 +67,9 @@ inline int64_t suited_workers(const AttentionProblem& p, const Parallel& pool) {
 // Whether a key head has so few queries that its keys are read once, where they are. A score then sums over dimensions
 // by lanes of a vector and then over lanes, by horizontal_sums alone: one of a query and a key has the same bits in the
 // forward and in the backward, so that weights sum to 1 whatever the size of the scores.
-constexpr int kFewQueries = 16;
-inline bool few_queries(const AttentionProblem& p) {
-  return p.num_queries * (p.query_heads / p.key_heads) <= kFewQueries;
+template <class T>
+bool few_queries(const AttentionProblem& p) {
+  return p.num_queries * (p.query_heads / p.key_heads) <= Tile<T>::kFewQueries;
 }
 
 // ---- products
