@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -497,7 +498,7 @@ def decoder_passes(compressor, call):
 
 @pytest.mark.parametrize("lengths", [(40,), (37, 34), (40, 36, 33)])
 @pytest.mark.parametrize("layout", ["dpl", "epl"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, partial(ICAE, match_embeddings=True)])
 def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, lengths, monkeypatch):
     torch.manual_seed(0)
     compressor = method(tiny_llama(), chunk=8, ratio=4, layout=layout, lora=4).eval()
@@ -514,6 +515,20 @@ def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, l
     for name in ("lengths", "context_lengths", "starts"):
         assert getattr(memory, name) == getattr(whole, name)
     assert torch.equal(memory.positions, whole.positions)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_compression_loss_of_a_context_in_parts_is_the_same(method, monkeypatch):
+    torch.manual_seed(0)
+    compressor = method(tiny_llama(), chunk=8, ratio=4, losses=("ae", "compression"), lora=4).eval()
+    contexts = torch.randint(0, compressor.vocabulary, (2, 40))
+    with torch.no_grad():
+        whole = compressor(contexts)
+        monkeypatch.setitem(PART, "cpu", 40)
+        losses, passes = decoder_passes(compressor, lambda: compressor(contexts))
+    assert len(passes) == 4
+    for name, loss in whole.items():
+        torch.testing.assert_close(losses[name], loss, **TOLERANCE)
 
 
 def test_contexts_stay_whole_where_parts_would_differ_or_need_a_graph(monkeypatch):

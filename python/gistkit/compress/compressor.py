@@ -217,8 +217,11 @@ class Compressor(nn.Module, ABC):
         self.lm.gradient_checkpointing_disable()
 
     @abstractmethod
-    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
-        """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens."""
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
+        """The memory of rows that fit the window, and the hidden states [B, K, d] at the learned memory tokens.
+
+        They are None where the compression loss, which reads them, is none of the losses and they were not kept.
+        """
 
     @abstractmethod
     def task_embedding(self, task: Task, memory: Memory) -> Tensor:
@@ -361,8 +364,8 @@ class Compressor(nn.Module, ABC):
         """`rows` of contexts, each of at least one token."""
         return self.rows("input_ids", input_ids, attention_mask, shortest=1)
 
-    def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor, Rows]:
-        """The memory, the hidden states [B, K, d] at the memory tokens, and the tokens that were compressed."""
+    def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
+        """The memory, the hidden states [B, K, d] at the memory tokens or None, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
@@ -559,7 +562,7 @@ class Compressor(nn.Module, ABC):
         with self.lm.attached():
             memory, hidden_states, compressed = self.compress_rows(rows)
             for name in self.loss_weights:
-                if name == "compression" and self.compression_head is not None:
+                if name == "compression" and self.compression_head is not None and hidden_states is not None:
                     targets = self._segments(compressed)
                     losses[name] = self.compression_head(
                         self.lm.readout(hidden_states), targets=targets, **self.output_embedding

@@ -150,10 +150,14 @@ class ChunkCompressor(Compressor):
         return f"{type(self).__name__} {self.layout.upper()} {self.ratio:g}x"
 
     @abstractmethod
-    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
-        """The memory's `embeddings` or `layers`, from the memory tokens' hidden states [B, K, d] or their keys."""
+    def _kept(self, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
+        """What the memory keeps, [..., K, .] each, of its tokens' hidden states [B, K, d] or keys and values."""
 
-    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
+    @abstractmethod
+    def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
+        """The memory's `embeddings` or `layers`, from what `_kept` returned."""
+
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
         batch = encoder_pass(
             rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.lm.windows, str(self.device)
@@ -164,12 +168,9 @@ class ChunkCompressor(Compressor):
             parts = encoder_parts(
                 rows.lengths, self.chunk, self.memory_tokens, self.layout, self.lm.windows, str(self.device), most
             )
-            hidden_states, layers = self._in_parts(rows, max(batch.lengths), parts)
+            hidden_states, kept = self._in_parts(rows, max(batch.lengths), parts)
         else:
-            hidden_states, layers = self._encoded(rows.ids, batch.plan)
-            if not torch.is_grad_enabled():
-                # A copy: a view would keep the hidden states of the context alive.
-                hidden_states = hidden_states.clone()
+            hidden_states, kept = self._encoded(rows.ids, batch.plan)
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
@@ -177,7 +178,7 @@ class ChunkCompressor(Compressor):
             # A copy: the pass is cached for other contexts of these lengths.
             positions=batch.positions.clone(),
             starts=batch.starts,
-            **self._contents(hidden_states, layers),
+            **self._contents(kept),
         )
         return memory, hidden_states
 
@@ -191,8 +192,8 @@ class ChunkCompressor(Compressor):
         alike = len({-(-length // self.chunk) for length in rows.lengths}) == 1
         return alike and max(rows.lengths) > self.chunk and not hf.changing_rope(self.model)
 
-    def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, Layers]:
-        """What a pass over chunks [B, N] makes of their memory tokens: hidden states [B, K, d], and keys and values."""
+    def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""
         columns = ids.shape[1]
         use = ENCODER if self.adapters is not None else None
         embedded = self.lm.embedded(use, ids)
@@ -200,21 +201,28 @@ class ChunkCompressor(Compressor):
         inputs = torch.cat([embedded, slots.to(embedded.dtype).expand(len(ids), -1, -1)], 1)
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
-        return out.last_hidden_state[:, columns:], () if keep is None else keep.close()
+        hidden_states = out.last_hidden_state[:, columns:]
+        return hidden_states, self._kept(hidden_states, () if keep is None else keep.close())
 
-    def _in_parts(self, rows: Rows, count: int, parts: Sequence[tuple[slice, Plan]]) -> tuple[Tensor, Layers]:
-        """`_encoded` of all chunks, each part written into the results at once: nothing exists twice."""
-        made: list[Tensor] = []
+    def _in_parts(
+        self, rows: Rows, count: int, parts: Sequence[tuple[slice, Plan]]
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """`_encoded` of all chunks, each part written into the results at once; hidden states where a loss reads them.
+
+        Nothing exists twice.
+        """
+        made: tuple[Tensor, ...] = ()
+        is_read = self.compression_head is not None
         at = 0
         for columns, plan in parts:
-            hidden_states, layers = self._encoded(rows.ids[:, columns], plan)
-            found = [hidden_states, *(tensor for layer in layers for tensor in layer)]
+            hidden_states, kept = self._encoded(rows.ids[:, columns], plan)
+            found = (hidden_states, *kept) if is_read else kept
             if not made:
-                made = [tensor.new_empty(*tensor.shape[:-2], count, tensor.shape[-1]) for tensor in found]
+                made = tuple(tensor.new_empty(*tensor.shape[:-2], count, tensor.shape[-1]) for tensor in found)
             for tensor, part in zip(made, found, strict=True):
                 tensor[..., at : at + part.shape[-2], :] = part
             at += hidden_states.shape[1]
-        return made[0], tuple(zip(made[1::2], made[2::2], strict=True))
+        return (made[0], made[1:]) if is_read else (None, made)
 
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
@@ -266,11 +274,15 @@ class ICAE(ChunkCompressor):
         matched: dict[str, tuple[int, ...]] = {"gain": (width,), "shift": (width,)}
         return super().own_shapes(settings, width, vocabulary) | (matched if settings["match_embeddings"] else {})
 
-    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
+    def _kept(self, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
         if self.gain is not None and self.shift is not None:
             matched = rms_norm(hidden_states.float(), self.gain.shape) * self.gain + self.shift
-            return {"embeddings": matched.to(hidden_states.dtype)}
-        return {"embeddings": hidden_states}
+            return (matched.to(hidden_states.dtype),)
+        # A copy: a view would keep the hidden states of the context alive; with gradients the graph does so anyway.
+        return (hidden_states if torch.is_grad_enabled() else hidden_states.clone(),)
+
+    def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
+        return {"embeddings": kept[0]}
 
 
 class FiveHundredX(ChunkCompressor):
@@ -282,11 +294,14 @@ class FiveHundredX(ChunkCompressor):
     method = "x500"
     carrier = "kv"
 
-    def _contents(self, hidden_states: Tensor, layers: Layers) -> dict[str, Any]:
+    def _kept(self, hidden_states: Tensor, layers: Layers) -> tuple[Tensor, ...]:
+        return tuple(tensor for layer in layers for tensor in layer)
+
+    def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
         frequencies = frequencies_of(decoder_of(self.model))
-        rows = hidden_states.shape[0]
+        rows = kept[0].shape[0]
         return {
-            "layers": layers,
+            "layers": tuple(zip(kept[::2], kept[1::2], strict=True)),
             # Copies: some types of RoPE change them in place, by the length of the next pass.
             "frequencies": None if frequencies is None else tuple(f.repeat(rows, 1) for f in frequencies),
         }
