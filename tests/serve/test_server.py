@@ -389,8 +389,9 @@ def test_an_error_of_the_model_is_told_and_the_next_question_is_answered(client,
 def test_at_its_end_a_server_refuses_what_waits(serving, gate):
     with ThreadPoolExecutor(4) as pool, serving() as client:
         memory = added(client, TEXT)
-        answers = [pool.submit(asked, client, memory, QUESTION) for _ in range(2)]
+        answers = [pool.submit(asked, client, memory, QUESTION)]
         assert gate.begun.wait(10)
+        answers.append(pool.submit(asked, client, memory, QUESTION))
         eventually(lambda: client.state.worker.waiting == 1)
         closing = pool.submit(client.state.worker.close)
         assert [error_of(one.result(), 503) for one in answers] == ["the server is shutting down"] * 2
