@@ -171,20 +171,26 @@ def of(machine: str) -> dict[str, Content]:
     return suites.read(RESULTS / machine / suites.NAME)
 
 
-def speed_table(machine: str) -> str:
-    """A machine's figures: attention at the base point and rope on long texts, and of other suites what is there."""
-    found = of(machine)
-    attention = found["attention"]
+def attention_table(machine: str) -> str:
+    """A machine's figures of attention: the base point, half precision, decoding."""
+    attention = of(machine)["attention"]
     size = ", N 4096, B1 H8/8 D64 float32"
     masks = f"({'|'.join(FEW)}){size}, (.*)"
     others = "plain torch|mask creation"
     tables = [timing_table(attention, f"attention{size}", masks, others)]
-    if narrow := found.get("attention-torch-avx2"):
+    if narrow := of(machine).get("attention-torch-avx2"):
         tables.append(timing_table(narrow, "the same, gistkit and torch limited to AVX2", masks, others))
     halves = rf"({'|'.join(FEW)}), N 4096, B1 H8/8 D64 (b?float16), (.*)"
     tables.append(timing_table(attention, "attention in half precision", halves, others))
     cases = r"decoding, (\d+ \w+, \d+ keys), H32/8 D128 (\w+)"
     tables.append(timing_table(attention, "decoding, H32/8 D128 (roof: reading)", cases))
+    return "\n\n".join(tables)
+
+
+def speed_table(machine: str) -> str:
+    """A machine's figures: attention, rope on long texts, and of other suites what is there or on another machine."""
+    found = of(machine)
+    tables = [attention_table(machine)]
     cases = r"(Llama \w+), N 4096, B1 H32/8 D\d+ float32, (forward.*)"
     tables.append(timing_table(found["rope"], "rope, N 4096, B1 H32/8", cases))
     if memory := found.get("memory"):
@@ -197,7 +203,8 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(dodo, "attention under Dodo's mask", cases, "creation alone"))
     if calls := of_any(machine, "calls"):
         tables.append(timing_table(calls[1], "single calls, Llama 8B's heads", "(.*)"))
-    tables += [streaming_table(found[name]) for name in ("streaming", "streaming-bfloat16") if name in found]
+    streaming = [of_any(machine, name) for name in ("streaming", "streaming-bfloat16")]
+    tables += [streaming_table(suite[1]) for suite in streaming if suite]
     if serving := of_any(machine, "serving"):
         tables.append(serving_table(serving[1]))
     if asking := of_any(machine, "asking"):
@@ -265,7 +272,7 @@ def duration(milliseconds: float) -> str:
 
 def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     """The makers of each page's tables by name; they are given the machine that a marker names, or nothing."""
-    tables: dict[str, Callable[[str], str]] = {"speed": speed_table}
+    tables: dict[str, Callable[[str], str]] = {"speed": speed_table, "attention": attention_table}
     for name in STUDIES:
         if (groups := committed(RESULTS, name)) and name != "epl":
             tables[name] = lambda _, name=name, groups=groups: find(name).page(groups)
