@@ -90,7 +90,10 @@ def decoding(options: argparse.Namespace, isas: list[str]) -> Iterator[harness.C
     for queries, keys in ((1, 64), (1, 32768), (8, 32768)):
         for name in ("float32", "bfloat16"):
             dtype = getattr(torch, name)
-            facts = {"mask": "decoding", "n": keys, "batch": 1, "heads": 32, "key_heads": 8, "dim": 128, "dtype": name}
+            facts = {
+                "mask": "decoding", "queries": queries, "n": keys, "batch": 1, "heads": 32, "key_heads": 8, "dim": 128,
+                "dtype": name,
+            }  # fmt: skip
             yield harness.Case(
                 f"decoding, {queries} {'query' if queries == 1 else 'queries'}, {keys} keys, H32/8 D128 {name}",
                 partial(contenders.decode, keys, dtype, isas, queries),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -128,6 +129,7 @@ EPSILON = {torch.float32: 1e-6, torch.float64: 1e-13, torch.bfloat16: 1e-6, torc
 SHAPES = {
     "one": (1, 1, 1, 1, 1, 1, 1, 1, False),
     "few-queries": (2, 6, 2, 3, 1031, 24, 40, 2, False),
+    "few-of-three-heads": (2, 6, 2, 9, 523, 40, 24, 2, False),
     "few-of-many-heads": (2, 8, 2, 15, 1031, 40, 24, 2, False),
     "gqa-odd": (2, 4, 2, 97, 271, 33, 17, 3, False),
     "shared-plan": (3, 2, 1, 41, 67, 64, 64, 2, True),
@@ -144,10 +146,17 @@ def test_parity(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
     check(case.run(gistkit.attention), case.run_low(isa == "amx"), exact, EPSILON[dtype])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+# The backward knows `out` as it was rounded: in bfloat16 grad_query of the last shape is 2.6 times as far from exact as
+# torch's float32 sums are, by every kernel.
+BIASED = [
+    *itertools.product(["few-queries", "gqa-odd"], [torch.float32, torch.float64, torch.bfloat16]),
+    *itertools.product(["few-of-three-heads"], [torch.float32, torch.float64]),
+]
+
+
+@pytest.mark.parametrize(("shape", "dtype"), BIASED, ids=str)
 @pytest.mark.parametrize("bias", ["b", "h", "bh", "i"])
 @pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("shape", ["few-queries", "gqa-odd"])
 def test_parity_with_bias_and_cap(shape: str, softcap: float | None, bias: str, dtype: torch.dtype, isa: str) -> None:
     case = Case(SHAPES[shape], dtype, bias=bias)
     exact = case.run(reference.attention, torch.float64, softcap=softcap)

@@ -36,15 +36,17 @@ class FewQueriesKernel {
     setup_.fill();
     seen_.find(setup_, pool_);
     splits_ = larger<int64_t>(1, seen_.most());
-    const Scratch parts([this](Arena& arena) { carve(arena); }, Scratch::kSecond);
     const int64_t heads = p_.batch * p_.key_heads;
+    // Waking others for a few sums costs more than the sums.
+    merging_ = suited_pool(pool_, heads * splits_ * rows_ * v_pad_ < 100000 ? 1 : pool_.num_threads);
+    const Scratch parts([this](Arena& arena) { carve(arena); }, Scratch::kSecond);
     // Splits that follow each other go to one worker, which fetches ahead; with 8 turns a worker none waits for long.
     const int64_t items = heads * splits_, run = larger<int64_t>(1, items / (8 * pool_.num_threads));
     for_each(pool_, divide_up(items, run), [&](int64_t turn, int worker) {
       for (int64_t item = turn * run; item < smaller(items, (turn + 1) * run); ++item)
         if (item % splits_ < seen_.count(item / splits_ / p_.key_heads)) attend(item, worker);
     });
-    for (int64_t head = 0; head < heads; ++head) merge(head);
+    for_each(merging_, heads, [&](int64_t head, int worker) { merge(head, worker); });
   }
 
  private:
@@ -56,7 +58,7 @@ class FewQueriesKernel {
     total_ = arena.take<T>(parts);
     scores_ = arena.take<T>(int64_t{pool_.num_threads} * rows_ * kChunk);
     converted_ = arena.take<T>(int64_t{pool_.num_threads} * kChunk * larger(qk_pad_, v_pad_));
-    pairwise_ = arena.take<double>(Pairwise<T>::room(p_));
+    pairwise_ = arena.take<double>(merging_.num_threads * Pairwise<T>::room(p_));
   }
 
   // Rows of keys or values of type E, `stride` of them apart.
@@ -279,7 +281,8 @@ class FewQueriesKernel {
                setup_.query_factor, queries + r * qk_pad_, qk_pad_);
   }
 
-  void merge(int64_t head) {
+  void merge(int64_t head, int worker) {
+    double* pairwise = pairwise_ + worker * Pairwise<T>::room(p_);
     const int64_t b = head / p_.key_heads, h = head % p_.key_heads, splits = seen_.count(b);
     for (int r = 0; r < rows_; ++r) {
       T maximum = -kInfinity<T>;
@@ -300,7 +303,7 @@ class FewQueriesKernel {
       for (int x = 0; x < p_.dim_v; ++x) sum[x] = total == 0 ? T(0) : sum[x] / total;
       const int64_t head_out = h * setup_.group + r / p_.num_queries, row = r % p_.num_queries;
       T lse = natural_lse(setup_.natural, maximum, total);
-      if (!all_finite(sum, p_.dim_v)) lse = Pairwise<T>(setup_, pairwise_).attend(b, head_out, row, lse, sum);
+      if (!all_finite(sum, p_.dim_v)) lse = Pairwise<T>(setup_, pairwise).attend(b, head_out, row, lse, sum);
       write_row(p_.dtype, sum, p_.dim_v, p_.out.at(b, head_out, row));
       static_cast<T*>(p_.lse)[(b * p_.query_heads + head_out) * p_.num_queries + row] = lse;
     }
@@ -308,6 +311,7 @@ class FewQueriesKernel {
 
   const AttentionForward& p_;
   const Parallel pool_;
+  Parallel merging_{};
   Setup<T> setup_;
   SeenTiles<T, 0, kSplit> seen_;
   int qk_pad_, v_pad_, rows_;

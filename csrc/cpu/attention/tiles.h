@@ -50,8 +50,10 @@ struct Tile {
   // Backward: one tile of P and dS.
   static constexpr int kBackQueries = 96, kBackKeys = 192;
   // Rows of all queries of a key head up to which keys and values are read where they are. With more of them, packing
-  // them first costs less than sums over lanes: wider vectors have fewer of these.
-  static constexpr int kFewQueries = 4 * kWidth < 16 ? 16 : 4 * kWidth;
+  // them first costs less than sums over lanes: wider vectors have fewer of these. So it does from kFewAlways rows on
+  // where a row has less than kKeysOfFew keys.
+  static constexpr int kFewAlways = 16, kKeysOfFew = 16,
+                       kFewQueries = 4 * kWidth < kFewAlways ? kFewAlways : 4 * kWidth;
   static_assert(kQueries % kRows == 0 && kKeys % kPanel == 0);
   static_assert(kFewQueries <= kBackQueries && kBackQueries % kRows == 0 && kBackKeys % kRows == 0 &&
                 kBackKeys % kPanel == 0);
@@ -69,7 +71,9 @@ inline int64_t suited_workers(const AttentionProblem& p, const Parallel& pool) {
 // forward and in the backward, so that weights sum to 1 whatever the size of the scores.
 template <class T>
 bool few_queries(const AttentionProblem& p) {
-  return p.num_queries * (p.query_heads / p.key_heads) <= Tile<T>::kFewQueries;
+  using X = Tile<T>;
+  const int64_t rows = p.num_queries * (p.query_heads / p.key_heads);
+  return rows <= X::kFewAlways || (rows <= X::kFewQueries && rows * X::kKeysOfFew <= p.num_keys);
 }
 
 // ---- products

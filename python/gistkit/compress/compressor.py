@@ -562,7 +562,11 @@ class Compressor(nn.Module, ABC):
         with self.lm.attached():
             memory, hidden_states, compressed = self.compress_rows(rows)
             for name in self.loss_weights:
-                if name == "compression" and self.compression_head is not None and hidden_states is not None:
+                if name == "compression" and self.compression_head is not None:
+                    if hidden_states is None:
+                        raise TypeError(
+                            "encode_rows: expected hidden states, which the loss compression reads, got None"
+                        )
                     targets = self._segments(compressed)
                     losses[name] = self.compression_head(
                         self.lm.readout(hidden_states), targets=targets, **self.output_embedding

@@ -202,6 +202,9 @@ class ChunkCompressor(Compressor):
         keep = hf.KeptKeys(slice(columns, None)) if self.carrier == "kv" else None
         out = self.lm.run(use, inputs_embeds=inputs, plan=plan, keep=keep)
         hidden_states = out.last_hidden_state[:, columns:]
+        if not torch.is_grad_enabled():
+            # A view would keep the hidden states of the context alive; with gradients the graph does so anyway.
+            hidden_states = hidden_states.clone()
         return hidden_states, self._kept(hidden_states, () if keep is None else keep.close())
 
     def _in_parts(
@@ -212,17 +215,18 @@ class ChunkCompressor(Compressor):
         Nothing exists twice.
         """
         made: tuple[Tensor, ...] = ()
-        is_read = self.compression_head is not None
-        at = 0
+        is_read, first, at = "compression" in self.loss_weights, 0, 0
         for columns, plan in parts:
             hidden_states, kept = self._encoded(rows.ids[:, columns], plan)
-            found = (hidden_states, *kept) if is_read else kept
+            # The memory may keep the hidden states themselves.
+            first = int(is_read and kept[0] is not hidden_states)
+            found = (hidden_states, *kept) if first else kept
             if not made:
                 made = tuple(tensor.new_empty(*tensor.shape[:-2], count, tensor.shape[-1]) for tensor in found)
             for tensor, part in zip(made, found, strict=True):
                 tensor[..., at : at + part.shape[-2], :] = part
             at += hidden_states.shape[1]
-        return (made[0], made[1:]) if is_read else (None, made)
+        return made[0] if is_read else None, made[first:]
 
     def stands_for(self, memory: Memory) -> Tensor:
         """See `Compressor.stands_for`: memory token m of a chunk stands for its m-th part of M, in whole tokens."""
@@ -278,8 +282,7 @@ class ICAE(ChunkCompressor):
         if self.gain is not None and self.shift is not None:
             matched = rms_norm(hidden_states.float(), self.gain.shape) * self.gain + self.shift
             return (matched.to(hidden_states.dtype),)
-        # A copy: a view would keep the hidden states of the context alive; with gradients the graph does so anyway.
-        return (hidden_states if torch.is_grad_enabled() else hidden_states.clone(),)
+        return (hidden_states,)
 
     def _contents(self, kept: Sequence[Tensor]) -> dict[str, Any]:
         return {"embeddings": kept[0]}
