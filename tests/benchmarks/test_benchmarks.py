@@ -318,11 +318,12 @@ def test_contenders_of_a_training_step_have_one_loss_and_one_gradient(method, dt
     ids = torch.randint(32, 512, (2, 160 if method == "Dodo, reading on" else 80))
     forms = command["compared"](method, small_llama(), ids, dtype)
     assert list(forms) == ["gistkit", "transformers sdpa, dense mask"]
-    trained, forms = command["contenders"](method, small_llama(), ids, "float32")
+    trained, forms = command["contenders"](method, small_llama(), ids, dtype)
     compressor = command["compressor_of"](trained)
-    other = {"gistkit": forms["gistkit"], "doubled": lambda: doubled(compressor, forms["gistkit"])}
+    plain = "transformers sdpa, dense mask"
+    other = {"doubled": lambda: doubled(compressor, forms["gistkit"]), plain: forms[plain]}
     with pytest.raises(ValueError, match=f"{method}: expected one loss and one gradient from both contenders, got"):
-        command["compare"](method, trained, ids, other, "float32")
+        command["compare"](method, trained, ids, other, dtype)
 
 
 def doubled(compressor, step):
