@@ -76,10 +76,14 @@ def made(method: str, model: PreTrainedModel, context: int) -> Trained:
 
 
 def change(compressor: Compressor) -> None:
-    """Draws adapters that change the model."""
+    """Draws adapters that change the model, so little that rounding does not grow through its layers.
+
+    At 0.01 in place of 0.003 the gradients of ICAE in bfloat16, in plain transformers too, are up to 1.4 times their
+    norm from those in float32.
+    """
     for name, parameter in compressor.trainable():
         if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.01)
+            torch.nn.init.normal_(parameter, std=0.003)
 
 
 def plans_of(compressor: Compressor, step: Callable[[], object]) -> list[Any]:
@@ -234,28 +238,22 @@ def compare(method: str, trained: Trained, ids: Tensor, forms: dict[str, Step], 
     """Refuses contenders whose losses or gradients differ by more than rounding.
 
     Rounding to bfloat16 moves gradients far through so many layers: there the measure is how far plain transformers'
-    are from those in float32. Now and then it moves those of one form, any of them, many times as far: a form is
-    refused if it is too far with each of three draws of the adapters, as a wrong one is.
+    are from those in float32.
     """
     of_loss, of_gradients = TOLERANCES[dtype]
-    for last in (False, False, True):
-        (ours, found), (theirs, wanted) = (results_of(trained, step) for step in forms.values())
-        apart, allowed = float((found - wanted).norm() / wanted.norm()), of_gradients
-        if dtype != "float32":
-            exact = results_of(trained, plain_form(trained, ids, "float32"))[1]
-            apart, rounding = (float((gradients - exact).norm() / exact.norm()) for gradients in (found, wanted))
-            # Half of their size at most: what says nothing of the gradients is all of it.
-            allowed = min(allowed * rounding, 0.5)
-        print(f"{method}, {dtype}: losses {ours:.5f} and {theirs:.5f}, gradients {apart:.2g} apart of {allowed:.2g}")
-        near = abs(ours - theirs) <= of_loss * abs(theirs)
-        if near and apart <= allowed:
-            return
-        if last or not near or dtype == "float32":
-            raise ValueError(
-                f"{method}: expected one loss and one gradient from both contenders, got {ours} and {theirs}, and "
-                f"gradients that are {apart:.2g} of their norm apart, above {allowed:.2g}"
-            )
-        change(compressor_of(trained))
+    (ours, found), (theirs, wanted) = (results_of(trained, step) for step in forms.values())
+    apart, allowed = float((found - wanted).norm() / wanted.norm()), of_gradients
+    if dtype != "float32":
+        exact = results_of(trained, plain_form(trained, ids, "float32"))[1]
+        apart, rounding = (float((gradients - exact).norm() / exact.norm()) for gradients in (found, wanted))
+        # Half of their size at most: what says nothing of the gradients is all of it.
+        allowed = min(allowed * rounding, 0.5)
+    print(f"{method}, {dtype}: losses {ours:.5f} and {theirs:.5f}, gradients {apart:.2g} apart of {allowed:.2g}")
+    if abs(ours - theirs) > of_loss * abs(theirs) or apart > allowed:
+        raise ValueError(
+            f"{method}: expected one loss and one gradient from both contenders, got {ours} and {theirs}, and "
+            f"gradients that are {apart:.2g} of their norm apart, above {allowed:.2g}"
+        )
 
 
 def compared(method: str, model: PreTrainedModel, ids: Tensor, dtype: str) -> dict[str, Step]:
