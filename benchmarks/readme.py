@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +162,15 @@ def serving_table(content: Content) -> str:
 
 def of_any(machine: str, suite: str) -> tuple[str, Content] | None:
     """The machine, or the first other one, that has the suite, and its figures."""
-    machines = [machine, *sorted(path.parent.name for path in RESULTS.glob(f"*/{suites.NAME}"))]
-    return next(((name, found[suite]) for name in machines if suite in (found := of(name))), None)
+    return next(of_all(machine, suite), None)
+
+
+def of_all(machine: str, suite: str) -> Iterator[tuple[str, Content]]:
+    """The machines that have the suite, this one first, and their figures."""
+    others = sorted(path.parent.name for path in RESULTS.glob(f"*/{suites.NAME}"))
+    for name in dict.fromkeys((machine, *others)):
+        if suite in (found := of(name)):
+            yield name, found[suite]
 
 
 def of(machine: str) -> dict[str, Content]:
@@ -220,8 +227,8 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(frozen[1], "SeqPE frozen, d 768: look-ups", r"seqpe frozen, (.*), d 768 float32"))
     if seqpe_memory := found.get("seqpe-memory"):
         tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
-    if training := of_any(machine, "training"):
-        tables.append(timing_table(training[1], "a training step, SmolLM2-135M", "(.*)"))
+    for _, training in of_all(machine, "training"):
+        tables.append(timing_table(training, "a training step, SmolLM2-135M", "(.*)"))
     if training_memory := of_any(machine, "training-memory"):
         tables.append(memory_table(training_memory[1], "a training step, peak memory", "the loaded model"))
     if encode_memory := of_any(machine, "encode-memory"):
