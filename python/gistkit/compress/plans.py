@@ -24,17 +24,15 @@ _KEPT = 64
 
 @dataclass(frozen=True, eq=False)
 class EncoderPass:
-    """One pass over a batch of contexts: all chunks of a row, then their memory tokens. A chunk sees only itself.
+    """What a pass over a batch of contexts leaves to be read: the memory tokens of all chunks, row by row.
 
     Args:
-        plan: [context columns, memory columns]; one for all rows of the batch if their lengths are equal.
         lengths: memory tokens of each row.
         positions: int64 [B, K] on the CPU, the position ids of the memory tokens in the decoder.
         starts: the position id of each row's [LM] token in the decoder.
         last: the largest position id of the pass.
     """
 
-    plan: Plan
     lengths: tuple[int, ...]
     positions: Tensor
     starts: tuple[int, ...]
@@ -42,33 +40,46 @@ class EncoderPass:
 
 
 @lru_cache(maxsize=_KEPT)
-def encoder_pass(
-    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str, windows: tuple[int, ...], device: str
-) -> EncoderPass:
-    """The pass over contexts of the given lengths, padded to the longest; `windows` are the model's sliding windows."""
-    make = lambda context: layouts.icae_encoder(context, chunk, memory, positions=scheme)  # noqa: E731
+def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, carrier: str) -> EncoderPass:
+    """The memory of contexts of the given lengths, before any plan is made."""
     lengths = tuple(-(-context // chunk) * memory for context in contexts)
     reading = [decoder_positions(scheme, "lm", carrier, context, chunk, memory, 0) for context in contexts]
     positions = np.stack([np.pad(ids.memory, (0, max(lengths) - len(ids.memory))) for ids in reading])
-    # A plan outlives the call: tensors made in inference mode could not be used in training later.
-    with torch.inference_mode(False):
-        plan = compiled([make(context) for context in contexts], windows, device)
-    last = int(plan.positions.max()) if plan.positions is not None else 0
+    made = _encoder_layouts(contexts, chunk, memory, scheme).values()
+    last = max((int(layout.positions.max()) for layout in made if len(layout)), default=0)
     starts = tuple(ids.task for ids in reading)
-    return EncoderPass(plan, lengths, torch.from_numpy(positions), starts, last)
+    # What is kept outlives the call: tensors made in inference mode could not be used in training later.
+    with torch.inference_mode(False):
+        return EncoderPass(lengths, torch.from_numpy(positions), starts, last)
+
+
+@lru_cache(maxsize=_KEPT)
+def encoder_plan(
+    contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str
+) -> Plan:
+    """[context columns, memory columns] of contexts of the given lengths, padded to the longest; a chunk sees only itself.
+
+    Args:
+        contexts: tokens of each row; one plan for all rows of the batch if they are equal.
+        windows: sliding windows of the model.
+    """
+    made = _encoder_layouts(contexts, chunk, memory, scheme)
+    # As in `encoder_pass`.
+    with torch.inference_mode(False):
+        return compiled([made[context] for context in contexts], windows, device)
 
 
 @lru_cache(maxsize=_KEPT)
 def encoder_parts(
     contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str, tokens: int
 ) -> tuple[tuple[slice, Plan], ...]:
-    """`encoder_pass` in parts of whole chunks: the context columns of each part, and its plan.
+    """`encoder_plan` in parts of whole chunks: the context columns of each part, and its plan.
 
     Args:
-        contexts: as in `encoder_pass`; all with the same number of chunks.
+        contexts: as in `encoder_plan`; all with the same number of chunks.
         tokens: what the rows of a part may have in all, which is at least a chunk each.
     """
-    whole = {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
+    whole = _encoder_layouts(contexts, chunk, memory, scheme)
     chunks = -(-max(contexts) // chunk)
     each = max(1, tokens // (len(contexts) * (chunk + memory)))
     parts = []
@@ -83,6 +94,10 @@ def encoder_parts(
             plan = compiled([taken[context] for context in contexts], windows, device)
         parts.append((slice(first * chunk, min(last * chunk, max(contexts))), plan))
     return tuple(parts)
+
+
+def _encoder_layouts(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str) -> dict[int, Layout]:
+    return {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
 
 
 def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:

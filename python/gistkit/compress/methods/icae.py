@@ -18,7 +18,7 @@ from gistkit._checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
 from gistkit.compress.losses import check_losses
 from gistkit.compress.memory import Memory
-from gistkit.compress.plans import encoder_parts, encoder_pass
+from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
 from gistkit.compress.tokens import Rows
 from gistkit.hf.attach import decoder_of, frequencies_of
 from gistkit.hf.keep import Layers
@@ -159,18 +159,16 @@ class ChunkCompressor(Compressor):
 
     def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor | None]:
         """One pass over all chunks of all rows; of a long context, without gradients, a pass over some of them each."""
-        batch = encoder_pass(
-            rows.lengths, self.chunk, self.memory_tokens, self.layout, self.carrier, self.lm.windows, str(self.device)
-        )
+        chunks = (rows.lengths, self.chunk, self.memory_tokens, self.layout)
+        batch = encoder_pass(*chunks, self.carrier)
         self.lm.check_positions("input_ids", batch.last)
         most = PART.get(self.device.type, PART["cuda"])
         if self._divides(rows, most):
-            parts = encoder_parts(
-                rows.lengths, self.chunk, self.memory_tokens, self.layout, self.lm.windows, str(self.device), most
-            )
+            parts = encoder_parts(*chunks, self.lm.windows, str(self.device), most)
             hidden_states, kept = self._in_parts(rows, max(batch.lengths), parts)
         else:
-            hidden_states, kept = self._encoded(rows.ids, batch.plan)
+            plan = encoder_plan(*chunks, self.lm.windows, str(self.device))
+            hidden_states, kept = self._encoded(rows.ids, plan)
         memory = Memory(
             source=self.source,
             lengths=batch.lengths,
