@@ -69,6 +69,16 @@ def test_maps_are_the_softmax_under_the_dense_mask(softcap, bias_shape):
     assert torch.equal(found.lse, lse)
 
 
+def test_a_call_with_lists_of_tiles_is_recorded_too():
+    """As calls on a GPU have them; the CPU's kernels pass them over."""
+    plan, _ = ragged()
+    arguments = (*tensors(plan), plan.spans, None, 8**-0.5, 0.0)
+    with AttentionRecorder() as recorder:
+        torch.ops.gistkit.attention(*arguments)
+        torch.ops.gistkit.attention(*arguments, torch.zeros(1, 8, dtype=torch.int32))
+    assert recorder.calls == 2 and torch.equal(recorder.maps[0].weights, recorder.maps[1].weights)
+
+
 @pytest.mark.parametrize("blocks", [1, 2, 4, 7, 26, 1000])
 @pytest.mark.parametrize("reduce", ["none", "mean"])
 def test_blocks_are_means_over_rows_of_sums_over_keys(blocks, reduce, monkeypatch):

@@ -119,8 +119,8 @@ GISTKIT_DEVICE void store_item(RopeItem<T, kCount>& item, const AngleTable<Compu
         T& y = right.values[kStep == 2 ? 2 * i % kCount + 1 : i];
         const Compute c = cosines.values[j], s = sines.values[j];
         const Compute a = to_compute(x), b = to_compute(y);
-        x = from_compute<T>(a * c - b * s);
-        y = from_compute<T>(b * c + a * s);
+        x = from_compute<T>(multiply_add(a, c, -(b * s)));
+        y = from_compute<T>(multiply_add(b, c, a * s));
       }
     }
     *reinterpret_cast<Elements<T, kCount>*>(to + (kInterleaved ? kCount : freqs)) = item.second;

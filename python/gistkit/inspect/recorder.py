@@ -148,7 +148,8 @@ class AttentionRecorder(TorchDispatchMode):
         if func.name() == ATTENTION and torch._C._current_graph_task_id() < 0:
             layer = self.calls if self.layers_per_pass is None else self.calls % self.layers_per_pass
             if self.layers is None or layer in self.layers:
-                query, key, _, spans, key_bias, scale, softcap = args
+                # A plan's lists of tiles may come last.
+                query, key, _, spans, key_bias, scale, softcap, *_ = args
                 with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
                     self.maps.append(self._record(layer, query, key, spans, key_bias, scale, softcap, result[1]))
             self.calls += 1
