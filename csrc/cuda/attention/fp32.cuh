@@ -146,7 +146,9 @@ class KeyTiles {
   int at_ = 0, ahead_ = 0, slot_ = 0;
 };
 
-// The tiles of queries of which some sees a key of the block, for one query head after the other.
+// The tiles of queries of which some sees a key of the block, for one query head after the other. The last tile comes
+// first: under a causal mask later queries, which see more keys, give each a smaller weight, and sums that begin with
+// their smallest terms lose less.
 template <class Shape>
 class QueryTiles {
   static_assert(Shape::kOthers == 32);  // a query a lane
@@ -160,8 +162,9 @@ class QueryTiles {
         batch_(work.batch),
         first_key_(work.first),
         head_(first_head),
-        heads_(list_.count > 0 ? heads : 0) {
-    if (heads_ > 0) ahead_ = list_[0];
+        heads_(list_.count > 0 ? heads : 0),
+        at_(list_.count - 1) {
+    if (heads_ > 0) ahead_ = list_[at_];
   }
 
   // By all threads of the block.
@@ -173,8 +176,8 @@ class QueryTiles {
       const Tile tile{(entry >> 1) * kFp32TileQueries + part_ * Shape::kOthers, slot_, head_, true, (entry & 1) != 0};
       if (++part_ == kParts || tile.first + Shape::kOthers >= queries) {
         part_ = 0;
-        if (++at_ == list_.count) {
-          at_ = 0;
+        if (--at_ < 0) {
+          at_ = list_.count - 1;
           ++head_;
           --heads_;
         }
@@ -199,7 +202,7 @@ class QueryTiles {
   const TileEntries list_;
   const Shared<Shape>& shared_;
   const int batch_, first_key_;
-  int head_, heads_, at_ = 0, part_ = 0, ahead_ = 0, slot_ = 0;
+  int head_, heads_, at_, part_ = 0, ahead_ = 0, slot_ = 0;
 };
 
 // ---- from global to shared memory
