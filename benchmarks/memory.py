@@ -1,11 +1,12 @@
 """Peak memory of attention above its inputs and results, each case in a fresh process: gistkit against SDPA is_causal.
 
-Linux only: the peak is the kernel's own count of resident pages. Target for gistkit: below 64 MiB.
+Linux with glibc only: the peak is the kernel's own count of resident pages. Target for gistkit: below 64 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import re
@@ -55,7 +56,8 @@ def status(field: str) -> int:
 
 
 def reset_peak() -> None:
-    """Makes VmHWM what is resident now."""
+    """Makes VmHWM what is resident now, without what the C library keeps of freed memory for its next use."""
+    ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
 
 

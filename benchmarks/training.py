@@ -275,6 +275,7 @@ def step_peak(method: str, rows: int, tokens: int, dtype: str, form: str) -> flo
     """MiB above the loaded model at the peak of a step, in this process: call it once in a fresh one."""
     model, ids = smollm2(method, rows, tokens)
     gc.collect()
+    reset_peak()
     before = status("VmRSS")
     step = contenders(method, model, ids, dtype)[1][form]
     step()
