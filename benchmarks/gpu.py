@@ -13,18 +13,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from gpu_cases import OURS, PROFILED, TINY, Case, Sizes, cases
+from gpu_cases import BF16, OURS, PROFILED, TINY, Case, Sizes, cases
 from gpu_clock import Clock, GpuClock, Rows, WallClock, at_most
 
 FIRST, REST = (8192, 32768), (16384, 65536)
 QUICK = (512,)
-# Of the chip, where measured: a large product of random bfloat16 matrices, and a copy's reads and writes.
-MATMUL_TFLOPS, COPY_TBPS = 790.0, 4.3
+# Rows of the square bfloat16 matrices whose product, and copy, is the most that the chip does: on a GPU, and quick.
+CEILING, QUICK_CEILING = 8192, 64
 # Most seconds of a contender, and of one that is compiled.
 LIMITS = {False: 30.0, True: 90.0}
 
@@ -37,13 +38,33 @@ def work(lengths: Sequence[Sequence[int]], sizes: Sizes, only: str) -> Iterator[
             yield from ((case, compiled) for case in found)
 
 
-def rates(case: Case, form: str, ms: float, matmul_tflops: float, copy_tbps: float) -> dict[str, float]:
+@dataclass(frozen=True)
+class Ceilings:
+    """What shares are of: TF/s of a large product of random bfloat16 matrices, TB/s that a large copy reads and writes.
+
+    Args:
+        tflops, tbps: as above.
+    """
+
+    tflops: float
+    tbps: float
+
+    @classmethod
+    def measured(cls, clock: Clock, device: str, size: int) -> Ceilings:
+        """Those of this chip, by matrices of `size` rows."""
+        a, b = (torch.randn(size, size, device=device, dtype=BF16) for _ in range(2))
+        many = a.expand(8, size, size).contiguous()
+        product, copy = clock.measure(lambda: a @ b).median, clock.measure(many.clone).median
+        return cls(2 * size**3 / product * 1e-9, 2 * many.nbytes / copy * 1e-9)
+
+
+def rates(case: Case, form: str, ms: float, ceilings: Ceilings) -> dict[str, float]:
     """What follows from a time: TF/s or TB/s, and their share of the chip's limit."""
     if form in case.unrated:
         return {}
-    unit, rate, limit = "tflops", case.work / ms * 1e-9, matmul_tflops
+    unit, rate, limit = "tflops", case.work / ms * 1e-9, ceilings.tflops
     if not case.work:
-        unit, rate, limit = "tbps", case.traffic / ms * 1e-9, copy_tbps
+        unit, rate, limit = "tbps", case.traffic / ms * 1e-9, ceilings.tbps
     if not rate:
         return {}
     return {unit: rate, "share": rate / limit} if case.shared else {unit: rate}
@@ -58,7 +79,7 @@ def line(case: Case, form: str, row: Mapping[str, Any]) -> str:
     return f"{case.name:72} {form:36} {row['ms']:9.4f} ms{rate}{share}; host {row['host_ms']:.4f} ms"
 
 
-def run(case: Case, compiled: bool, clock: Clock, rows: Rows, chosen: argparse.Namespace, deadline: float) -> None:
+def run(case: Case, compiled: bool, clock: Clock, rows: Rows, device: str, ceilings: Ceilings, deadline: float) -> None:
     """Measures the contenders of a case.
 
     Raises:
@@ -70,11 +91,11 @@ def run(case: Case, compiled: bool, clock: Clock, rows: Rows, chosen: argparse.N
         with at_most(min(limit, deadline - time.monotonic())):
             torch.manual_seed(0)
             torch.compiler.reset()
-            forms = case.make(chosen.device, compiled)
+            forms = case.make(device, compiled)
     except Exception as error:
         rows.add({**shared, "form": "making the contenders", "error": _said(error)})
         print(f"{case.name:72} {_said(error)}", flush=True)
-        _check(chosen.device)
+        _check(device)
         return
     for form, call in forms.items():
         left = deadline - time.monotonic()
@@ -87,9 +108,9 @@ def run(case: Case, compiled: bool, clock: Clock, rows: Rows, chosen: argparse.N
             row: dict[str, object] = {"error": _said(error)}
             rows.add({**shared, "form": form, **row})
             print(line(case, form, row), flush=True)
-            _check(chosen.device)
+            _check(device)
         else:
-            found = rates(case, form, times.median, chosen.matmul_tflops, chosen.copy_tbps)
+            found = rates(case, form, times.median, ceilings)
             gpu = {"ms": times.median, "low": times.low, "high": times.high, "runs": times.runs, **found}
             rows.add({**shared, "form": form, "measure": "gpu", **gpu})
             rows.add({**shared, "form": form, "measure": "host", "ms": times.host})
@@ -147,13 +168,6 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--quick", action="store_true", help="tiny sizes, to see that every case runs")
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the cases")
     options.add_argument("--once", action="store_true", help="call a few cases once each, untimed, for a profiler")
-    options.add_argument(
-        "--matmul-tflops", type=float, default=MATMUL_TFLOPS,
-        help="what a large bfloat16 product reaches; shares are of it (default: %(default)s, an H200's)",
-    )  # fmt: skip
-    options.add_argument(
-        "--copy-tbps", type=float, default=COPY_TBPS, help="what a copy reaches (default: %(default)s, an H200's)"
-    )
     return options
 
 
@@ -177,6 +191,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         saved = harness.ROOT / "benchmarks" / "results" / name / "gpu.jsonl"
         path = chosen.json or (saved if chosen.save else harness.ROOT / "runs" / "gpu" / "benchmark.jsonl")
         print("gpu: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
+        ceilings = Ceilings.measured(clock, chosen.device, QUICK_CEILING if chosen.quick else CEILING)
+        print(f"gpu: a product {ceilings.tflops:.3g} TF/s, a copy {ceilings.tbps:.3g} TB/s", flush=True)
+        facts |= {"product_tflops": ceilings.tflops, "copy_tbps": ceilings.tbps}
         rows, deadline = Rows(path, facts), begun + chosen.budget
         done = 0
         try:
@@ -184,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if time.monotonic() >= deadline:
                     print("gpu: the budget has ended", flush=True)
                     break
-                run(case, compiled, clock, rows, chosen, deadline)
+                run(case, compiled, clock, rows, chosen.device, ceilings, deadline)
                 done += 1
         except RuntimeError as error:
             print(f"gpu: stopped, the GPU can be used no more: {_said(error)}", file=sys.stderr)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
 import gpu_run  # noqa: E402
 from gpu_cases import OURS, TINY, Case, cases  # noqa: E402
-from gpu_clock import GpuClock, Rows, WallClock, at_most  # noqa: E402
+from gpu_clock import GpuClock, Rows, Times, WallClock, at_most  # noqa: E402
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
 
@@ -66,24 +66,37 @@ def test_the_order_of_the_work() -> None:
 
 
 def test_rates_are_shares_of_the_chips_limits() -> None:
+    chip = gpu.Ceilings(800.0, 4.0)
     product = Case("product", 1, lambda *_: {}, work=4e12, unrated=("other",))
     copy = Case("copy", 1, lambda *_: {}, traffic=1e9)
-    assert gpu.rates(product, "any", 10.0, 800.0, 4.0) == pytest.approx({"tflops": 400, "share": 0.5})
-    assert gpu.rates(product, "other", 10.0, 800.0, 4.0) == {}
-    assert gpu.rates(copy, "any", 0.5, 800.0, 4.0) == pytest.approx({"tbps": 2, "share": 0.5})
-    assert gpu.rates(Case("sum", 1, lambda *_: {}, work=1e9, shared=False), "any", 1.0, 1.0, 1.0) == {"tflops": 1.0}
-    assert gpu.rates(Case("none", 1, lambda *_: {}), "any", 1.0, 1.0, 1.0) == {}
+    assert gpu.rates(product, "any", 10.0, chip) == pytest.approx({"tflops": 400, "share": 0.5})
+    assert gpu.rates(product, "other", 10.0, chip) == {}
+    assert gpu.rates(copy, "any", 0.5, chip) == pytest.approx({"tbps": 2, "share": 0.5})
+    assert gpu.rates(Case("sum", 1, lambda *_: {}, work=1e9, shared=False), "any", 1.0, chip) == {"tflops": 1.0}
+    assert gpu.rates(Case("none", 1, lambda *_: {}), "any", 1.0, chip) == {}
 
 
 def fails(*_: Any) -> Any:
     raise RuntimeError("no such\n kernel")
 
 
+def test_the_chips_limits_are_measured() -> None:
+    class Clock:
+        def measure(self, call: Callable[[], object]) -> Times:
+            # A product of two matrices takes 2 ms, a copy of eight 4 ms.
+            found = call()
+            assert isinstance(found, torch.Tensor) and found.shape[-2:] == (64, 64)
+            return Times(0, 2.0 if found.dim() == 2 else 4.0, 9, 1, 0)
+
+    found = gpu.Ceilings.measured(Clock(), "cpu", 64)
+    assert found.tflops == pytest.approx(2 * 64**3 / 2e-3 * 1e-12)
+    assert found.tbps == pytest.approx(2 * 8 * 64**2 * 2 / 4e-3 * 1e-12)
+
+
 def run_of(path: Path, forms: Callable[[], dict[str, Callable[[], Any]]], seconds: float = 9.0) -> list[dict[str, Any]]:
     rows = Rows(path, {"gpu": "some"})
-    chosen = SimpleNamespace(device="cpu", matmul_tflops=1.0, copy_tbps=1.0)
     case = Case("case", 1, lambda *_: forms())
-    gpu.run(case, False, WallClock(), rows, chosen, time.monotonic() + seconds)
+    gpu.run(case, False, WallClock(), rows, "cpu", gpu.Ceilings(1.0, 1.0), time.monotonic() + seconds)
     # Not closed: what was added is there.
     return [json.loads(line) for line in path.read_text().splitlines()]
 
