@@ -1,6 +1,6 @@
 """Every op on a GPU beside torch's: SDPA by FlashAttention and by cuDNN, FlexAttention, compiled forms, a copy.
 
-Times are the GPU's own, with caches flushed; the host's time a call is a row of its own. Two lengths come first, what
+Times are the GPU's own, with caches flushed; the host's time a call stands beside them. Two lengths come first, what
 has to be compiled after them, then the other lengths, until the budget ends. Each row is on the disk once measured;
 a contender that fails is a row with its error.
 """
@@ -105,16 +105,20 @@ def run(case: Case, compiled: bool, clock: Clock, rows: Rows, device: str, ceili
             with at_most(min(limit, left)):
                 times = clock.measure(call)
         except Exception as error:
-            row: dict[str, object] = {"error": _said(error)}
-            rows.add({**shared, "form": form, **row})
-            print(line(case, form, row), flush=True)
+            failed = {"error": _said(error)}
+            rows.add({**shared, "form": form, **failed})
+            print(line(case, form, failed), flush=True)
             _check(device)
         else:
             found = rates(case, form, times.median, ceilings)
-            gpu = {"ms": times.median, "low": times.low, "high": times.high, "runs": times.runs, **found}
-            rows.add({**shared, "form": form, "measure": "gpu", **gpu})
-            rows.add({**shared, "form": form, "measure": "host", "ms": times.host})
-            print(line(case, form, {**gpu, "host_ms": times.host}), flush=True)
+            row = {"ms": times.median, "low": times.low, "high": times.high, "host_ms": times.host, **found}
+            rows.add({**shared, "form": form, "runs": times.runs, **{name: rounded(x) for name, x in row.items()}})
+            print(line(case, form, row), flush=True)
+
+
+def rounded(value: float) -> float:
+    """Four digits, more than runs agree in."""
+    return float(f"{value:.4g}")
 
 
 def _said(error: Exception) -> str:
@@ -193,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("gpu: " + ", ".join(f"{key} {value}" for key, value in facts.items()), flush=True)
         ceilings = Ceilings.measured(clock, chosen.device, QUICK_CEILING if chosen.quick else CEILING)
         print(f"gpu: a product {ceilings.tflops:.3g} TF/s, a copy {ceilings.tbps:.3g} TB/s", flush=True)
-        facts |= {"product_tflops": ceilings.tflops, "copy_tbps": ceilings.tbps}
+        facts |= {"product_tflops": rounded(ceilings.tflops), "copy_tbps": rounded(ceilings.tbps)}
         rows, deadline = Rows(path, facts), begun + chosen.budget
         done = 0
         try:

@@ -9,6 +9,7 @@ example: python benchmarks/readme.py --machine amd-epyc-avx512
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import suites
+from gpu_cases import OURS
 from lengths import read_runs as lengths_runs
 from masks import FEW
 from roof import Roof
@@ -249,7 +251,9 @@ SUMMARY = (
     ("seqpe", "seqpe 0..16383, d 768 float32", "SeqPE's encoder, 16384 positions"),
 )
 # Forms that do something else than what is compared.
-APART = "creation|in place|copy"
+APART = "creation|in place|copy|embedding"
+# The cases of the README on a GPU.
+GPU_SUMMARY = r"^attention.* N 8192, .* D128|^rope.* N 32768"
 
 
 def summary_table(machine: str) -> str:
@@ -272,6 +276,38 @@ def summary_table(machine: str) -> str:
     return f"{format_table(rows)}\n\n{note}. {machines_line(machines)}."
 
 
+def gpu_table(only: str = "") -> str:
+    """gistkit on GPUs against the best of the others in the same run; of cases whose names match the pattern `only`."""
+    return "\n\n".join(gpu_times(path, only) for path in sorted(RESULTS.glob("*/gpu.jsonl")))
+
+
+def gpu_times(path: Path, only: str) -> str:
+    """The table of one GPU, with what it was, and what shares of its limits are of."""
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    cases: dict[str, dict[str, Content]] = {}
+    for row in found:
+        if "ms" in row and re.search(only, row["case"]):
+            cases.setdefault(row["case"], {})[row["form"]] = row
+    rows = [["on a GPU", "gistkit", "of the chip", "best other", "", "ratio"]]
+    for case, forms in cases.items():
+        ours = forms[OURS]
+        others = [row for form, row in forms.items() if form != OURS and not re.search(APART, form)]
+        best = min(others, key=lambda row: row["ms"], default=None)
+        against = ["-", "-", "-"]
+        if best is not None:
+            against = [duration(best["ms"]), best["form"], f"{best['ms'] / ours['ms']:.2f}x"]
+        rows.append([case, duration(ours["ms"]), f"{ours['share']:.0%}" if "share" in ours else "-", *against])
+    one = found[0]
+    limits = (
+        f"a product of large bfloat16 matrices ({one['product_tflops']:.0f} TF/s) or a copy ({one['copy_tbps']} TB/s)"
+    )
+    versions = f"driver {one['driver']}, CUDA {one['cuda']}, torch {one['torch']}, commit {one['commit']}"
+    return (
+        f"{format_table(rows)}\n\nMedians of the GPU's time, caches flushed; of the chip: the share of what {limits} "
+        f"reaches. {one['gpu']}, {versions}."
+    )
+
+
 def duration(milliseconds: float) -> str:
     """Three digits, in seconds where there are many milliseconds."""
     return f"{milliseconds:.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.3g} s"
@@ -279,14 +315,17 @@ def duration(milliseconds: float) -> str:
 
 def pages() -> dict[Path, dict[str, Callable[[str], str]]]:
     """The makers of each page's tables by name; they are given the machine that a marker names, or nothing."""
-    tables: dict[str, Callable[[str], str]] = {"speed": speed_table, "attention": attention_table}
+    tables: dict[str, Callable[[str], str]] = {
+        "speed": speed_table, "attention": attention_table, "gpu": lambda _: gpu_table()
+    }  # fmt: skip
     for name in STUDIES:
         if (groups := committed(RESULTS, name)) and name != "epl":
             tables[name] = lambda _, name=name, groups=groups: find(name).page(groups)
     if lengths_runs():
         tables["lengths"] = lambda _: lengths_table()
     readme: dict[str, Callable[[str], str]] = {
-        "demo": lambda _: find("epl").page(committed(RESULTS, "epl")), "summary": summary_table
+        "demo": lambda _: find("epl").page(committed(RESULTS, "epl")), "summary": summary_table,
+        "gpu": lambda _: gpu_table(GPU_SUMMARY),
     }  # fmt: skip
     return {ROOT / "README.md": readme, RESULTS / "README.md": tables}
 
