@@ -15,7 +15,7 @@ from torch import Tensor
 from gistkit import layouts
 from gistkit.layouts import Layout, Plan
 from gistkit.layouts.layout import physical_order
-from gistkit.layouts.positions import decoder_positions
+from gistkit.layouts.positions import EncoderPositions, decoder_positions, encoder_positions
 from gistkit.layouts.relations import CAUSAL, Role
 
 # A plan takes some bytes for each token on its device, and ragged batches seldom repeat their lengths.
@@ -45,8 +45,7 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
     lengths = tuple(-(-context // chunk) * memory for context in contexts)
     reading = [decoder_positions(scheme, "lm", carrier, context, chunk, memory, 0) for context in contexts]
     positions = np.stack([np.pad(ids.memory, (0, max(lengths) - len(ids.memory))) for ids in reading])
-    made = _encoder_layouts(contexts, chunk, memory, scheme).values()
-    last = max((int(layout.positions.max()) for layout in made if len(layout)), default=0)
+    last = max(int(ids.max()) for context in {*contexts} for ids in encoder_positions(scheme, context, chunk, memory))
     starts = tuple(ids.task for ids in reading)
     # What is kept outlives the call: tensors made in inference mode could not be used in training later.
     with torch.inference_mode(False):
@@ -63,7 +62,7 @@ def encoder_plan(
         contexts: tokens of each row; one plan for all rows of the batch if they are equal.
         windows: sliding windows of the model.
     """
-    made = _encoder_layouts(contexts, chunk, memory, scheme)
+    made = {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
     # As in `encoder_pass`.
     with torch.inference_mode(False):
         return compiled([made[context] for context in contexts], windows, device)
@@ -79,25 +78,28 @@ def encoder_parts(
         contexts: as in `encoder_plan`; all with the same number of chunks.
         tokens: what the rows of a part may have in all, which is at least a chunk each.
     """
-    whole = _encoder_layouts(contexts, chunk, memory, scheme)
+    ids = {context: encoder_positions(scheme, context, chunk, memory) for context in {*contexts}}
     chunks = -(-max(contexts) // chunk)
     each = max(1, tokens // (len(contexts) * (chunk + memory)))
     parts = []
     for first in range(0, chunks, each):
         last = min(first + each, chunks)
-        taken = {
-            context: layout.take((layout.segments >= first) & (layout.segments < last))
-            for context, layout in whole.items()
-        }
+        made = {context: _encoder_part(ids[context], chunk, memory, first, last) for context in ids}
         # As in `encoder_pass`.
         with torch.inference_mode(False):
-            plan = compiled([taken[context] for context in contexts], windows, device)
+            plan = compiled([made[context] for context in contexts], windows, device)
         parts.append((slice(first * chunk, min(last * chunk, max(contexts))), plan))
     return tuple(parts)
 
 
-def _encoder_layouts(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str) -> dict[int, Layout]:
-    return {context: layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in {*contexts}}
+def _encoder_part(ids: EncoderPositions, chunk: int, memory: int, first: int, last: int) -> Layout:
+    """The encoder's layout of chunks `first` to before `last` of a context with these position ids."""
+    context = ids.context[first * chunk : last * chunk]
+    layout = layouts.icae_encoder(len(context), chunk, memory)
+    positions = np.empty(len(layout), np.int64)
+    positions[layout.roles == Role.CONTEXT] = context
+    positions[layout.roles == Role.MEMORY] = ids.memory[first * memory : last * memory]
+    return replace(layout, positions=positions)
 
 
 def compiled(parts: list[Layout], windows: tuple[int, ...], device: str) -> Plan:
