@@ -56,7 +56,7 @@ def encoder_pass(contexts: tuple[int, ...], chunk: int, memory: int, scheme: str
 def encoder_plan(
     contexts: tuple[int, ...], chunk: int, memory: int, scheme: str, windows: tuple[int, ...], device: str
 ) -> Plan:
-    """[context columns, memory columns] of contexts of the given lengths, padded to the longest; a chunk sees only itself.
+    """[context columns, memory columns], padded to the longest context; a chunk sees only itself.
 
     Args:
         contexts: tokens of each row; one plan for all rows of the batch if they are equal.
