@@ -39,6 +39,8 @@ def assert_as_good_as_torch(query: Tensor, key: Tensor, positions: Tensor, inv_f
         rounding = (
             1e-15 * (1 + positions.abs().max().double()) * given.abs().max() if given.dtype == torch.float64 else 0
         )
+        # Of a few elements the plain form may have rounded all to the right side.
+        rounding += torch.finfo(given.dtype).eps / 2 * right.abs().max()
         allowed = 2 * (plain.double() - right).abs().max() + rounding + tiny
         assert (got.double() - right).abs().max() <= allowed
 
