@@ -10,7 +10,8 @@ import torch
 from torch.nn import functional as F
 from transformers import DynamicCache
 
-from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, token_loss
+from gistkit import layouts
+from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, plans, token_loss
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.methods.icae import PART
 from tests.helpers.models import additive, double_angles, tiny_llama
@@ -515,6 +516,24 @@ def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, l
     for name in ("lengths", "context_lengths", "starts"):
         assert getattr(memory, name) == getattr(whole, name)
     assert torch.equal(memory.positions, whole.positions)
+
+
+@pytest.mark.parametrize("rests", [(2,), (1, 3), (3, 3, 4)])
+@pytest.mark.parametrize(("chunk", "memory"), [(7, 3), (6, 3), (5, 5)])
+@pytest.mark.parametrize("scheme", layouts.positions.SCHEMES)
+def test_the_plans_of_parts_are_those_of_cuts_through_the_whole_layout(scheme, chunk, memory, rests):
+    contexts = tuple(4 * chunk + rest for rest in rests)
+    parts = plans.encoder_parts(contexts, chunk, memory, scheme, (4,), "cpu", 2 * (chunk + memory) * len(contexts))
+    whole = [layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in contexts]
+    firsts = range(0, -(-max(contexts) // chunk), 2)
+    for (columns, plan), first in zip(parts, firsts, strict=True):
+        cut = [layout.take((first <= layout.segments) & (layout.segments < first + 2)) for layout in whole]
+        expected = plans.compiled(cut, (4,), "cpu")
+        assert columns == slice(first * chunk, min((first + 2) * chunk, max(contexts)))
+        assert torch.equal(plan.positions, expected.positions) and torch.equal(plan.spans, expected.spans)
+        assert plan.slices == expected.slices
+    passed = plans.encoder_pass(contexts, chunk, memory, scheme, "kv")
+    assert passed.last == max(int(layout.positions.max()) for layout in whole)
 
 
 @pytest.mark.parametrize("method", METHODS)
