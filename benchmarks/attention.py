@@ -20,7 +20,7 @@ from masks import AXES, BASE, FEW, PLANS, QUICK, STUDIES, Point, Shape, shapes
 from roof import measure
 
 import gistkit
-from gistkit.ops import best_isa, cpu_amx
+from gistkit.ops import best_isa
 from gistkit.ops._library import ISA_NAMES
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -112,7 +112,8 @@ def default_axes(options: argparse.Namespace) -> list[str]:
 def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
     """Every case that the command line asks for."""
     best = "avx2" if options.torch_isa else best_isa()
-    every = options.isa or list(ISA_NAMES[1 : ISA_NAMES.index(best) + 1][::-1]) or [best]
+    vectors = rated_isas(best)
+    every = options.isa or vectors[:0:-1] or vectors
     own = own_points(options)
     names = options.axes or default_axes(options)
     points = own or [point for name in names for point in AXES.get(name, ())]
@@ -123,10 +124,10 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
 
     def case(shape: Shape) -> harness.Case:
         at_base = shape.point in (BASE, QUICK, *own) and not options.study
-        isas = every if at_base else options.isa or [best]
-        # The matrix unit takes part wherever its numbers are multiplied.
-        if shape.point.dtype == "bfloat16" and "avx512" in isas and cpu_amx() is not None:
-            isas = ["amx", *isas]
+        isas = every if at_base else options.isa or vectors[-1:]
+        # What multiplies bfloat16 as it is takes part wherever there is some.
+        if shape.point.dtype == "bfloat16" and best not in BUILDS and not options.isa:
+            isas = [best, *isas]
         make = partial(
             contenders.attention,
             shape,
@@ -177,12 +178,12 @@ def main() -> None:
     command = parser()
     options = command.parse_args()
     if options.torch_isa:
-        if best_isa() != "avx512":
+        if "avx512" not in rated_isas(best_isa()):
             print(f"attention: this processor offers {best_isa()} at most, so a run without --torch-isa is the same")
             return
         limit_torch_to_avx2()
         gistkit.ops.cpu_isa("avx2")
-    isas = ISA_NAMES[: ISA_NAMES.index("avx2" if options.torch_isa else best_isa()) + 1]
+    isas = rated_isas("avx2" if options.torch_isa else best_isa())
     found = list(cases(options))
     if options.torch_isa and any(case.facts["dtype"] != "float32" for case in found):
         command.error("--torch-isa: expected float32 cases only, as oneDNN has no bfloat16 or float16 kernels for AVX2")

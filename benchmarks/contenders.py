@@ -81,7 +81,7 @@ def attention(
     """The contenders of a case, ours first, once for each instruction set.
 
     Args:
-        isas: instruction sets; "amx" is AVX-512 with AMX beside it.
+        isas: instruction sets.
         with_flex: FlexAttention takes part in forward cases; it has no backward on a CPU.
         slow: the plain torch form takes part, eager and compiled.
         planned: our form takes part with the making of its plan too, as where every batch has a mask of its own.
@@ -98,8 +98,7 @@ def attention(
     gqa = point.key_heads != point.heads
 
     def ours(isa: str, plan: Plan | None = plan) -> Tensor:
-        gistkit.ops.cpu_isa("avx512" if isa == "amx" else isa)
-        gistkit.ops.cpu_amx(isa == "amx")
+        gistkit.ops.cpu_isa(isa)
         return gistkit.attention(query, key, value, make(point.n) if plan is None else plan)
 
     def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

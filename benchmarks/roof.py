@@ -49,6 +49,11 @@ class Roof:
         return (self.gflops.get(isa) or list(self.gflops.values())[-1])[-1]
 
 
+def rated_isas(best: str) -> list[str]:
+    """The instruction sets up to `best` that have float32 multiply-adds of their own."""
+    return [isa for isa in ISA_NAMES[: ISA_NAMES.index(best) + 1] if isa in BUILDS]
+
+
 def last_cache_bytes() -> int:
     """Size of the largest cache that Linux names; 64 MiB if it names none."""
     sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
@@ -123,7 +128,7 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2, help="most threads (default: %(default)s)")
     options = parser.parse_args()
-    print("\n".join(lines(measure(ISA_NAMES[: ISA_NAMES.index(best_isa()) + 1], options.threads))))
+    print("\n".join(lines(measure(rated_isas(best_isa()), options.threads))))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def pytest_sessionstart(session):
 
 
 ISAS = ["generic", "neon"] if platform.machine() in ("aarch64", "arm64") else ["generic", "avx2", "avx512"]
+# Those that have kernels of attention alone.
+BEYOND = ["avx512_bf16", "amx"] if "avx512" in ISAS else []
 
 
 def highest_isa():
@@ -56,9 +58,9 @@ def highest_isa():
 
 
 def best_isas():
-    """That one and AMX, which goes with AVX-512."""
+    """That one, and the best of those that have kernels of every op."""
     best = highest_isa()
-    return [best, "amx"] if best == "avx512" else [best]
+    return [ISAS[-1], best] if best in BEYOND else [best]
 
 
 @pytest.fixture(autouse=True)
@@ -102,26 +104,19 @@ def isa(request):
     yield from using(request.param)
 
 
-@pytest.fixture(params=[*ISAS, "amx"] if "avx512" in ISAS else ISAS)
+@pytest.fixture(params=[*ISAS, *BEYOND])
 def attention_isa(request):
-    """The same and, where the processor has it, AVX-512 with AMX beside it."""
+    """The same, with those that have kernels of attention alone."""
     yield from using(request.param)
 
 
 def using(name):
-    """Chooses what `name` says and gives it, then puts back what was in use."""
-    from gistkit.ops import cpu_amx, cpu_isa
+    """Chooses an instruction set and gives its name, then puts back the one in use."""
+    from gistkit.ops import cpu_isa
     from gistkit.ops._library import ISA_NAMES
 
-    isa, amx = ("avx512", True) if name == "amx" else (name, False)
-    before = cpu_isa(), cpu_amx()
-    most = highest_isa()
-    if ISA_NAMES.index(isa) > ISA_NAMES.index(most):
-        pytest.skip(f"this processor or GISTKIT_ISA offers {most} at most, not {isa}")
-    if amx and before[1] is None:
-        pytest.skip("this processor, system or build has no AMX")
-    cpu_amx(amx)
-    cpu_isa(isa)
-    yield name
-    cpu_isa(before[0])
-    cpu_amx(bool(before[1]))
+    before, most = cpu_isa(), highest_isa()
+    if ISA_NAMES.index(name) > ISA_NAMES.index(most):
+        pytest.skip(f"this processor, system, build or GISTKIT_ISA offers {most} at most, not {name}")
+    yield cpu_isa(name)
+    cpu_isa(before)

@@ -1,6 +1,7 @@
 #include "cpu/isa.h"
 
 #include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
@@ -22,13 +23,42 @@ static bool has_f16c() {
 }
 #endif
 
+#ifdef GISTKIT_BF16
+static bool has_bf16() {
+  unsigned eax, ebx, ecx, edx;
+  return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5);
+}
+#endif
+
+#ifdef GISTKIT_AMX
+// Whether the processor has tiles of bf16, and Linux hands them out.
+static bool has_amx() {
+  constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
+  constexpr int kSupportedFeatures = 0x1021, kTileData = 18;
+  unsigned eax, ebx, ecx, edx;
+  if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+  if ((edx & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
+  uint64_t supported = 0;
+  return syscall(SYS_arch_prctl, kSupportedFeatures, &supported) == 0 && (supported >> kTileData & 1);
+}
+#endif
+
 Isa best_isa() {
 #ifdef GISTKIT_X86
   static const Isa best = [] {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
+        __builtin_cpu_supports("avx512vl")) {
+#ifdef GISTKIT_BF16
+      if (has_bf16()) {
+#ifdef GISTKIT_AMX
+        if (has_amx()) return Isa::kAmx;
+#endif
+        return Isa::kAvx512Bf16;
+      }
+#endif
       return Isa::kAvx512;
+    }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) return Isa::kAvx2;
     return Isa::kGeneric;
   }();
@@ -43,57 +73,29 @@ Isa best_isa() {
 
 static std::atomic<int>& chosen() {
   static std::atomic<int> level = [] {
-    int best = static_cast<int>(best_isa());
+    constexpr const char* kNames[] = {"generic", "avx2", "avx512", "avx512_bf16", "amx"};
+    const int best = static_cast<int>(best_isa());
     const char* name = std::getenv("GISTKIT_ISA");
-    if (!name) return best;
     // An unknown or unavailable name is refused in Python; here it only must not crash. NEON is the best where it is.
-    int wanted = !std::strcmp(name, "generic") ? 0 : !std::strcmp(name, "avx2") ? 1 : 2;
-    return wanted < best ? wanted : best;
+    for (int wanted = 0; name && wanted < best; ++wanted)
+      if (!std::strcmp(name, kNames[wanted])) return wanted;
+    return best;
   }();
   return level;
 }
 
-// Whether the processor has tiles and bf16, and this build uses them.
-static bool has_amx() {
-#ifdef GISTKIT_AMX
-  static const bool has = [] {
-    constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24, kAvx512Bf16 = 1u << 5;
-    unsigned eax, ebx, ecx, edx;
-    if (best_isa() != Isa::kAvx512 || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
-    if ((edx & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
-    return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & kAvx512Bf16);
-  }();
-  return has;
-#else
-  return false;
-#endif
+Isa current_isa() {
+  return static_cast<Isa>(chosen().load(std::memory_order_relaxed));
 }
 
-// Whether Linux lets this process use the tiles. It is asked at first need: what it grants cannot be given back.
-static bool amx_allowed() {
+bool amx_allowed() {
 #ifdef GISTKIT_AMX
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  static const bool allowed = has_amx() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   return allowed;
 #else
   return false;
 #endif
-}
-
-static std::atomic<bool>& amx_chosen() {
-  static std::atomic<bool> chosen = [] {
-    const char* given = std::getenv("GISTKIT_AMX");
-    return has_amx() && !(given && !std::strcmp(given, "0"));
-  }();
-  return chosen;
-}
-
-bool amx_in_use() {
-  return current_isa() == Isa::kAvx512 && amx_chosen().load(std::memory_order_relaxed) && amx_allowed();
-}
-
-Isa current_isa() {
-  return static_cast<Isa>(chosen().load(std::memory_order_relaxed));
 }
 
 }  // namespace gistkit
@@ -106,11 +108,4 @@ int gistkit_cpu_isa(int level) {
 
 int gistkit_cpu_best_isa() {
   return static_cast<int>(gistkit::best_isa());
-}
-
-int gistkit_cpu_amx(int on) {
-  if (!gistkit::has_amx() || (on > 0 && !gistkit::amx_allowed())) return -1;
-  if (on >= 0) gistkit::amx_chosen().store(on != 0, std::memory_order_relaxed);
-  if (!gistkit::amx_chosen().load(std::memory_order_relaxed)) return 0;
-  return gistkit::amx_allowed() ? 1 : -1;
 }

@@ -4,24 +4,27 @@
 
 namespace gistkit {
 
-// Levels, each of one kind of processor: x86-64 has the first three, AArch64 kGeneric and kNeon.
-enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kNeon = 1 };
+// Levels, each with all that is below it. x86-64 has all but kNeon, AArch64 kGeneric and kNeon. Those above kAvx512 have
+// kernels of attention alone, which multiply bf16 as it is.
+enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kAmx = 4, kNeon = 1 };
 
 // The best one that this processor has and this build contains.
 Isa best_isa();
 
-// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512; neon), or what gistkit_cpu_isa chose.
+// The one in use: the best, or what GISTKIT_ISA names (generic, avx2, avx512, avx512_bf16, amx; neon), or what
+// gistkit_cpu_isa chose.
 Isa current_isa();
 
-// Whether AVX-512 is in use and, beside it, AMX: the processor and the system have it, this build contains it, and
-// neither GISTKIT_AMX=0 nor gistkit_cpu_amx turned it off.
-bool amx_in_use();
+// Whether Linux, which has AMX, lets this process use it. It is asked at first need: what it grants cannot be given back.
+bool amx_allowed();
 
-// One of these, which are in the order of Isa: generic's first.
+// One of these, which are in the order of Isa: generic's first. Above them the last is in use.
 template <class Kernel, class... Kernels>
 Kernel* in_use(Kernel* of_generic, Kernels*... of_others) {
   Kernel* const kernels[] = {of_generic, of_others...};
-  return kernels[static_cast<int>(current_isa())];
+  constexpr int kLast = sizeof...(Kernels);
+  const int level = static_cast<int>(current_isa());
+  return kernels[level < kLast ? level : kLast];
 }
 
 }  // namespace gistkit
@@ -55,7 +58,4 @@ extern "C" {
 // level asked for is not available.
 __attribute__((visibility("default"))) int gistkit_cpu_isa(int level);
 __attribute__((visibility("default"))) int gistkit_cpu_best_isa();
-// The same for AMX, which is used beside AVX-512 alone: 0 or 1 chooses, less only asks. Returns 1 where it is on, 0
-// where it is off, -1 where there is none or the system does not allow it.
-__attribute__((visibility("default"))) int gistkit_cpu_amx(int on);
 }

@@ -75,9 +75,7 @@ def _op_library() -> str:
 
 
 def _instruction_sets() -> str:
-    used = gistkit.ops.cpu_amx() if gistkit.ops.cpu_isa() == "avx512" else False
-    amx = {None: "no AMX, or not allowed", True: "AMX for bfloat16 attention", False: "without AMX"}[used]
-    return f"{gistkit.ops.cpu_isa()}, of at most {gistkit.ops.best_isa()}; GISTKIT_ISA overrides; {amx}"
+    return f"{gistkit.ops.cpu_isa()}, of at most {gistkit.ops.best_isa()}; GISTKIT_ISA overrides"
 
 
 def _planner() -> str:

@@ -13,6 +13,7 @@ from torch import Tensor
 import gistkit
 from gistkit import Plan
 from gistkit.ops import reference
+from tests.conftest import BEYOND
 from tests.helpers.memory import peak_bytes
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -21,7 +22,7 @@ NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
 
 @pytest.fixture
 def isa(attention_isa: str) -> str:
-    """AMX too, as an instruction set of its own."""
+    """Those too that multiply bfloat16 as it is."""
     return attention_isa
 
 
@@ -143,7 +144,7 @@ SHAPES = {
 def test_parity(shape: tuple[int, ...], dtype: torch.dtype, isa: str) -> None:
     case = Case(shape, dtype)
     exact = case.run(reference.attention, torch.float64)
-    check(case.run(gistkit.attention), case.run_low(isa == "amx"), exact, EPSILON[dtype])
+    check(case.run(gistkit.attention), case.run_low(isa in BEYOND), exact, EPSILON[dtype])
 
 
 # The backward knows `out` as it was rounded: in bfloat16 grad_query of the last shape is 2.6 times as far from exact as
@@ -161,7 +162,7 @@ def test_parity_with_bias_and_cap(shape: str, softcap: float | None, bias: str, 
     case = Case(SHAPES[shape], dtype, bias=bias)
     exact = case.run(reference.attention, torch.float64, softcap=softcap)
     check(
-        case.run(gistkit.attention, softcap=softcap), case.run_low(isa == "amx", softcap=softcap), exact, EPSILON[dtype]
+        case.run(gistkit.attention, softcap=softcap), case.run_low(isa in BEYOND, softcap=softcap), exact, EPSILON[dtype]
     )
 
 
@@ -177,7 +178,7 @@ def test_a_bias_of_zeros_has_a_gradient_and_changes_nothing_to_the_bit(
     got = case.run(gistkit.attention, softcap=softcap)
     check(
         got,
-        case.run_low(isa == "amx", softcap=softcap),
+        case.run_low(isa in BEYOND, softcap=softcap),
         case.run(reference.attention, torch.float64, softcap=softcap),
         EPSILON[dtype],
     )
@@ -193,7 +194,7 @@ def test_large_biases(level: float, isa: str) -> None:
         case = Case(SHAPES[shape], torch.float32, bias="h")
         case.inputs[3][..., : case.plan.num_keys // 3] += level
         got, exact = case.run(gistkit.attention), case.run(reference.attention, torch.float64)
-        for mine, low, true in zip(got[:2], case.run_low(isa == "amx")[:2], exact[:2], strict=True):
+        for mine, low, true in zip(got[:2], case.run_low(isa in BEYOND)[:2], exact[:2], strict=True):
             seen = true > -torch.inf
             assert torch.equal(mine > -torch.inf, seen)
             error, allowed = ((t.double() - true)[seen].abs().max() for t in (mine, low))
@@ -255,15 +256,13 @@ def test_gradients_of_any_number_of_rows_are_as_exact(dim: int, size: float, isa
             assert error <= allowed, f"{rows} rows, {name}: error {error:.2e}, allowed {allowed:.2e}"
 
 
-def test_amx_rounds_weights_where_it_is_on_alone() -> None:
-    if (before := gistkit.ops.cpu_amx()) is None or gistkit.ops.cpu_isa() != "avx512":
-        pytest.skip("AMX is not in use")
+@pytest.mark.parametrize("attention_isa", BEYOND, indirect=True)
+def test_weights_are_rounded_where_bfloat16_is_multiplied_alone(attention_isa: str) -> None:
     case = Case((1, 1, 1, 300, 300, 32, 32, 1, False), torch.bfloat16)
     found = []
-    for on in (True, False, True):
-        gistkit.ops.cpu_amx(on)
+    for name in (attention_isa, "avx512", attention_isa):
+        gistkit.ops.cpu_isa(name)
         found.append(case.run(gistkit.attention))
-    gistkit.ops.cpu_amx(before)
     for name, a, b, c in zip(NAMES, *found, strict=False):
         assert torch.equal(a, c) and (name == "lse" or not torch.equal(a, b)), name
 

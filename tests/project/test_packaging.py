@@ -51,21 +51,6 @@ def test_an_unknown_instruction_set_is_refused():
     )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("variable", "on"), [("0", False), ("1", True)])
-def test_amx_can_be_turned_off_by_the_environment(variable, on):
-    if (there := gistkit.ops.cpu_amx()) is None:
-        with pytest.raises(ValueError, match=r"cpu_amx: expected False or None, .* got True"):
-            gistkit.ops.cpu_amx(True)
-        assert gistkit.ops.cpu_amx(False) is None
-    shown = run("import gistkit; print(gistkit.ops.cpu_amx())", GISTKIT_AMX=variable)
-    assert shown.stdout.strip() == str(None if there is None else on), shown.stderr
-
-
-def test_an_unknown_choice_of_amx_is_refused():
-    assert "GISTKIT_AMX: expected 0 or 1, got 'off'" in run("import gistkit; gistkit.ops", GISTKIT_AMX="off").stderr
-
-
 def copy_of_package(tmp_path):
     """The installed package, Python files and libraries, in a folder of its own."""
     target = tmp_path / "gistkit"

@@ -5,29 +5,29 @@ namespace gistkit {
 
 namespace {
 
-#ifdef GISTKIT_AMX
-// In this order: nothing that is compiled for AMX may run before the processor is known to have it, and the system is
-// asked for its registers only if they can be of use.
+// Gives a problem in bf16 to kernels that multiply it as it is, if some are in use and suit it. In this order: nothing
+// that is compiled for them may run before the processor is known to have them, and the system is asked for AMX's
+// registers only if they can be of use.
 template <class Problem>
-bool runs_on_amx(const Problem& problem) {
-  return problem.dtype == DType::kBF16 && amx_in_use() && amx::suits(problem);
-}
+bool multiplied_as_bf16(const Problem& problem, const Parallel& pool) {
+  if (problem.dtype != DType::kBF16) return false;
+#ifdef GISTKIT_AMX
+  if (current_isa() == Isa::kAmx && amx::suits(problem) && amx_allowed()) return amx::run(problem, pool), true;
 #endif
+#ifdef GISTKIT_BF16
+  if (current_isa() >= Isa::kAvx512Bf16 && avx512_bf16::suits(problem)) return avx512_bf16::run(problem, pool), true;
+#endif
+  return false;
+}
 
 }  // namespace
 
 void attention_forward(const AttentionForward& problem, const Parallel& pool) {
-#ifdef GISTKIT_AMX
-  if (runs_on_amx(problem)) return amx::attention_forward(problem, pool);
-#endif
-  GISTKIT_IN_USE(attention_forward)(problem, pool);
+  if (!multiplied_as_bf16(problem, pool)) GISTKIT_IN_USE(attention_forward)(problem, pool);
 }
 
 void attention_backward(const AttentionBackward& problem, const Parallel& pool) {
-#ifdef GISTKIT_AMX
-  if (runs_on_amx(problem)) return amx::attention_backward(problem, pool);
-#endif
-  GISTKIT_IN_USE(attention_backward)(problem, pool);
+  if (!multiplied_as_bf16(problem, pool)) GISTKIT_IN_USE(attention_backward)(problem, pool);
 }
 
 }  // namespace gistkit

@@ -12,13 +12,20 @@ namespace gistkit {
 
 GISTKIT_ATTENTION_KERNELS
 GISTKIT_BY_ISA(GISTKIT_ATTENTION_KERNELS)
-
-// Beside AVX-512, for the problems that suit it.
-namespace amx {
-bool suits(const AttentionForward&);
-bool suits(const AttentionBackward&);
-GISTKIT_ATTENTION_KERNELS
-}  // namespace amx
 #undef GISTKIT_ATTENTION_KERNELS
+
+// Beyond AVX-512, for the problems in bf16 that suit them.
+#define GISTKIT_BF16_KERNELS                          \
+  bool suits(const AttentionForward&);                \
+  bool suits(const AttentionBackward&);               \
+  void run(const AttentionForward&, const Parallel&); \
+  void run(const AttentionBackward&, const Parallel&);
+namespace avx512_bf16 {
+GISTKIT_BF16_KERNELS
+}
+namespace amx {
+GISTKIT_BF16_KERNELS
+}
+#undef GISTKIT_BF16_KERNELS
 
 }  // namespace gistkit

@@ -2,7 +2,7 @@
 
 from gistkit.inspect import AttentionMap, AttentionRecorder
 from gistkit.ops import reference
-from gistkit.ops._library import best_isa, cpu_amx, cpu_isa
+from gistkit.ops._library import best_isa, cpu_isa
 from gistkit.ops.attention import attention, merge_attention
 from gistkit.ops.dropped import attention_with_dropout
 from gistkit.ops.pool import window_pool
@@ -17,7 +17,6 @@ __all__ = [
     "attention_with_dropout",
     "best_isa",
     "bias_gelu",
-    "cpu_amx",
     "cpu_isa",
     "merge_attention",
     "reference",

@@ -12,7 +12,9 @@ from gistkit._compiled import INSTALL_AGAIN
 PACKAGE = Path(__file__).resolve().parent.parent
 # In the order of the levels of csrc/cpu/isa.h.
 _ARM = platform.machine() in ("aarch64", "arm64")
-ISA_NAMES: tuple[str, ...] = ("generic", "neon") if _ARM else ("generic", "avx2", "avx512")
+ISA_NAMES: tuple[str, ...] = (
+    ("generic", "neon") if _ARM else ("generic", "avx2", "avx512", "avx512_bf16", "amx")
+)
 
 
 def _find(stem: str) -> tuple[Path | None, list[Path]]:
@@ -84,7 +86,12 @@ def best_isa() -> str:
 def cpu_isa(name: str | None = None) -> str:
     """Name of the instruction set the CPU kernels use; with `name`, chooses it first.
 
-    They are "generic", "avx2" and "avx512" on x86-64, and "generic" and "neon" on arm64.
+    They are "generic", "avx2", "avx512", "avx512_bf16" and "amx" on x86-64, each with all before it, and "generic" and
+    "neon" on arm64. The last two of x86-64 change attention in bfloat16 alone: it is multiplied as it is, and weights
+    are rounded to it before they meet values, as on a GPU. Linux is asked for AMX's registers at their first use.
+
+    Raises:
+        ValueError: if no set has this name, or this processor, system or build does not have it.
     """
     if name is None:
         return ISA_NAMES[_handle.gistkit_cpu_isa(-1)]
@@ -95,26 +102,6 @@ def cpu_isa(name: str | None = None) -> str:
     return name
 
 
-def cpu_amx(on: bool | None = None) -> bool | None:
-    """Whether the CPU's attention multiplies bfloat16 on AMX tiles, where `cpu_isa` is "avx512"; `on` chooses it first.
-
-    Weights then are rounded to bfloat16 before they meet values, as on a GPU. None where there is no AMX: not in the
-    processor, not allowed by the system, or not in this build. GISTKIT_AMX=0 turns it off; Linux is asked for its
-    registers at the first use.
-
-    Raises:
-        ValueError: if AMX is to be turned on where there is none.
-    """
-    state = _handle.gistkit_cpu_amx(-1 if on is None else int(on))
-    if state < 0:
-        if on:
-            raise ValueError("cpu_amx: expected False or None, this processor, system or build has no AMX, got True")
-        return None
-    return bool(state)
-
-
-# The variables are read in C++ at first use; here a wrong value gets its message.
+# The variable is read in C++ at first use; here a wrong value gets its message.
 if "GISTKIT_ISA" in os.environ:
     cpu_isa(os.environ["GISTKIT_ISA"])
-if os.environ.get("GISTKIT_AMX", "1") not in ("0", "1"):
-    raise ValueError(f"GISTKIT_AMX: expected 0 or 1, got {os.environ['GISTKIT_AMX']!r}")

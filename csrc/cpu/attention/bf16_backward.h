@@ -1,29 +1,29 @@
-// Backward attention of bf16 on AMX: five products of a pair of tiles, bf16 by bf16 to fp32. Weights and the gradients
+// Backward attention of bf16 where the processor multiplies it: five products of a pair of tiles, bf16 by bf16 to fp32. Weights and the gradients
 // of scores are fp32 where they are made, and rounded to bf16 before they meet queries, keys and gradients.
 #pragma once
-#include "cpu/attention/amx_tiles.h"
+#include "cpu/attention/bf16_tiles.h"
 #include "cpu/attention/backward_schedule.h"
 #include "cpu/attention/pairwise.h"
 
 namespace gistkit {
 namespace {
 
-constexpr int kAmxBackQueries = 192, kAmxBackKeys = 192;
+constexpr int kBf16BackQueries = 192, kBf16BackKeys = 192;
 
-class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmxBackQueries, kAmxBackKeys> {
+class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kBf16BackQueries, kBf16BackKeys> {
   using S = Simd<float>;
   using V = S::V;
-  using Schedule = BackwardSchedule<AmxBackwardKernel, float, kAmxBackQueries, kAmxBackKeys>;
+  using Schedule = BackwardSchedule<Bf16BackwardKernel, float, kBf16BackQueries, kBf16BackKeys>;
   friend Schedule;
-  // Rows and columns are worked on by groups of kDeep, two tile registers.
-  static constexpr int kQueries = kAmxBackQueries, kKeys = kAmxBackKeys, kDeep = kTileDepth, kHalf = kTileRows,
+  // Rows and columns are worked on by groups of kDeep, two tiles.
+  static constexpr int kQueries = kBf16BackQueries, kKeys = kBf16BackKeys, kDeep = kTileDepth, kHalf = kTileRows,
                        kBlock = kTileFactors, kGroups = kQueries / kDeep;
   static_assert(kQueries % kDeep == 0 && kKeys % kDeep == 0 && kDeep == 2 * kHalf);
 
  public:
   static bool suits(const AttentionBackward& p) { return p.dtype == DType::kBF16 && p.batch * p.key_heads > 0; }
 
-  AmxBackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
+  Bf16BackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = round_up(p_.dim_qk, kDeep);
     v_pad_ = round_up(p_.dim_v, kDeep);
     plan();
@@ -156,7 +156,7 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
 
   void pair(const Slot& s, const Keys& keys, const Worker& w, int64_t b, int64_t query_tile, int32_t tile, bool partial,
             const float* bias, float* grad_query, float* grad_bias) {
-    const TileRegisters registers;
+    const BlockRegisters registers;
     const int64_t row = query_tile * kQueries;
     const int rows = static_cast<int>(smaller<int64_t>(kQueries, p_.num_queries - row));
     const int32_t start = tile * kKeys;
@@ -257,38 +257,19 @@ class AmxBackwardKernel : public BackwardSchedule<AmxBackwardKernel, float, kAmx
   // to[dim][kKeys] += columns of all groups by pairs, where a group has them.
   static void add_to_keys(const BFloat16* columns, int padded, const BFloat16* pairs, const int* begin, const int* end,
                           float* to) {
-    constexpr int64_t kStride = kKeys * sizeof(float), kPairs = kKeys * 2 * sizeof(BFloat16);
-    tile_fence();
     for (int c = 0; c < kKeys; c += kDeep) {
       int groups[kGroups], count = 0;
       for (int g = 0; g < kGroups; ++g)
         if (begin[g] <= c && c < end[g]) groups[count++] = g;
       if (count == 0) continue;
-      for (int d = 0; d < padded; d += kDeep) {
-        float* at = to + int64_t{d} * kKeys + c;
-        _tile_loadd(0, at, kStride);
-        _tile_loadd(1, at + kHalf, kStride);
-        _tile_loadd(2, at + kHalf * kKeys, kStride);
-        _tile_loadd(3, at + kHalf * kKeys + kHalf, kStride);
-        for (int i = 0; i < count; ++i) {
-          const BFloat16* column = columns + int64_t{groups[i]} * kDeep * padded + d * kDeep;
-          const BFloat16* pair = pairs + (int64_t{groups[i]} * kHalf * kKeys + c) * 2;
-          _tile_loadd(4, column, 64);
-          _tile_loadd(6, pair, kPairs);
-          _tile_dpbf16ps(0, 4, 6);
-          _tile_loadd(7, pair + 2 * kHalf, kPairs);
-          _tile_dpbf16ps(1, 4, 7);
-          _tile_loadd(5, column + kBlock, 64);
-          _tile_dpbf16ps(2, 5, 6);
-          _tile_dpbf16ps(3, 5, 7);
-        }
-        _tile_stored(0, at, kStride);
-        _tile_stored(1, at + kHalf, kStride);
-        _tile_stored(2, at + kHalf * kKeys, kStride);
-        _tile_stored(3, at + kHalf * kKeys + kHalf, kStride);
-      }
+      for (int d = 0; d < padded; d += kDeep)
+        multiply_block<true>({to + int64_t{d} * kKeys + c, kKeys, kHalf, kHalf * kKeys}, kDeep, 2 * kKeys, count,
+                             [&](int i) {
+                               const BFloat16* column = columns + int64_t{groups[i]} * kDeep * padded + d * kDeep;
+                               const BFloat16* pair = pairs + (int64_t{groups[i]} * kHalf * kKeys + c) * 2;
+                               return BlockFactors{column, column + kBlock, pair, pair + 2 * kHalf};
+                             });
     }
-    tile_fence();
   }
 
   void write_queries(int64_t first, int64_t index, int64_t member, int64_t tile, int worker_index) {

@@ -1,8 +1,9 @@
-// Forward attention of bf16 on AMX: products on tiles of 16 rows, bf16 by bf16 to fp32, online softmax in fp32. The
-// weights are rounded to bf16 before they meet the values, as matrix units have it. Scores and sums have a row a key or
-// a dimension and a column a query: a vector holds 16 queries, so that maxima and totals need no sums across lanes.
+// Forward attention of bf16 where the processor multiplies it: products of tiles, bf16 by bf16 to fp32, online softmax in
+// fp32. The weights are rounded to bf16 before they meet the values, as matrix units have it. Scores and sums have a row
+// a key or a dimension and a column a query: a vector holds 16 queries, so that maxima and totals need no sums across
+// lanes.
 #pragma once
-#include "cpu/attention/amx_tiles.h"
+#include "cpu/attention/bf16_tiles.h"
 #include "cpu/attention/forward_schedule.h"
 #include "cpu/attention/pairwise.h"
 #include "cpu/attention/softmax.h"
@@ -11,15 +12,15 @@ namespace gistkit {
 namespace {
 
 // Keys and values of long sequences come from the last cache: many queries share what is read of them.
-constexpr int kAmxQueries = 192, kAmxKeys = 256;
+constexpr int kBf16Queries = 192, kBf16Keys = 256;
 
-class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat16, kAmxQueries, kAmxKeys> {
+class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloat16, kBf16Queries, kBf16Keys> {
   using S = Simd<float>;
   using V = S::V;
-  using Schedule = ForwardSchedule<AmxForwardKernel, float, BFloat16, kAmxQueries, kAmxKeys>;
+  using Schedule = ForwardSchedule<Bf16ForwardKernel, float, BFloat16, kBf16Queries, kBf16Keys>;
   friend Schedule;
-  // Queries and keys are worked on by groups of two tile registers.
-  static constexpr int kQueries = kAmxQueries, kKeys = kAmxKeys, kGroup = kTileDepth;
+  // Queries and keys are worked on by groups of two tiles.
+  static constexpr int kQueries = kBf16Queries, kKeys = kBf16Keys, kGroup = kTileDepth;
   static_assert(kQueries % kGroup == 0 && kKeys % kGroup == 0 && kGroup == 2 * kTileRows);
 
  public:
@@ -28,7 +29,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
            p.num_queries * (p.query_heads / p.key_heads) > kTileRows;
   }
 
-  AmxForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {
+  Bf16ForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = round_up(p_.dim_qk, kGroup);
     v_pad_ = round_up(p_.dim_v, kGroup);
   }
@@ -86,7 +87,7 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
   }
 
   void attend(int64_t key_head, int64_t slot, int64_t group_head, int64_t query_tile, int index) {
-    const TileRegisters registers;
+    const BlockRegisters registers;
     const Worker w = worker(index);
     const int64_t b = key_head / p_.key_heads, h = key_head % p_.key_heads * setup_.group + group_head;
     const int64_t row = query_tile * kQueries;
@@ -154,60 +155,27 @@ class AmxForwardKernel : public ForwardSchedule<AmxForwardKernel, float, BFloat1
   // scores = keys [begin, end) by a group of queries.
   void score(const BFloat16* queries, const BFloat16* keys, int begin, int end, float* scores) const {
     const int64_t half = int64_t{kTileRows} * qk_pad_;
-    tile_fence();
-    for (int c = begin; c < end; c += kGroup) {
-      const BFloat16 *key = keys + int64_t{c} * qk_pad_, *query = queries;
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int d = 0; d < qk_pad_; d += kTileDepth, key += kTileFactors, query += kTileFactors) {
-        _tile_loadd(4, key, 64);
-        _tile_loadd(6, query, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, query + half, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, key + half, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      float* to = scores + c * kTileColumns;
-      _tile_stored(0, to, 64);
-      _tile_stored(1, to + kKeys * kTileColumns, 64);
-      _tile_stored(2, to + kTileRows * kTileColumns, 64);
-      _tile_stored(3, to + (kKeys + kTileRows) * kTileColumns, 64);
-    }
-    tile_fence();
+    for (int c = begin; c < end; c += kGroup)
+      multiply_block<false>({scores + c * kTileColumns, kTileColumns, kKeys * kTileColumns, kTileRows * kTileColumns},
+                            kTileDepth, 2 * kTileColumns, qk_pad_ / kTileDepth, [&](int i) {
+                              const BFloat16 *key = keys + int64_t{c} * qk_pad_ + i * kTileFactors,
+                                             *query = queries + i * kTileFactors;
+                              return BlockFactors{key, key + half, query, query + half};
+                            });
   }
 
   // out += values of keys [begin, end), turned, by the group's weights.
   void add_values(const float* weights, const BFloat16* values, int begin, int end, float* out) const {
     const int64_t half = int64_t{kTileColumns} * v_pad_;
-    tile_fence();
-    for (int d = 0; d < v_pad_; d += 2 * kTileRows) {
-      float* at = out + d * kTileColumns;
-      _tile_loadd(0, at, 64);
-      _tile_loadd(1, at + half, 64);
-      _tile_loadd(2, at + kTileRows * kTileColumns, 64);
-      _tile_loadd(3, at + half + kTileRows * kTileColumns, 64);
-      for (int c = begin; c < end; c += kTileDepth) {
-        const BFloat16* value = values + int64_t{c} * v_pad_ + d * kTileDepth;
-        const float* weight = weights + c * kTileColumns;
-        _tile_loadd(4, value, 64);
-        _tile_loadd(6, weight, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, weight + kKeys * kTileColumns, 64);
-        _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, value + kTileFactors, 64);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-      }
-      _tile_stored(0, at, 64);
-      _tile_stored(1, at + half, 64);
-      _tile_stored(2, at + kTileRows * kTileColumns, 64);
-      _tile_stored(3, at + half + kTileRows * kTileColumns, 64);
-    }
-    tile_fence();
+    for (int d = 0; d < v_pad_; d += 2 * kTileRows)
+      multiply_block<true>({out + d * kTileColumns, kTileColumns, half, kTileRows * kTileColumns}, kTileDepth,
+                           2 * kTileColumns, (end - begin) / kTileDepth, [&](int i) {
+                             const int c = begin + i * kTileDepth;
+                             const BFloat16* value = values + int64_t{c} * v_pad_ + d * kTileDepth;
+                             const auto* weight = reinterpret_cast<const BFloat16*>(weights + c * kTileColumns);
+                             return BlockFactors{value, value + kTileFactors, weight,
+                                                 weight + 2 * kKeys * kTileColumns};
+                           });
   }
 
   // Products -> scores as they are held.
