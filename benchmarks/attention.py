@@ -17,7 +17,7 @@ import contenders
 import harness
 import torch
 from masks import AXES, BASE, FEW, PLANS, QUICK, STUDIES, Point, Shape, shapes
-from roof import measure
+from roof import BUILDS, measure, rated_isas
 
 import gistkit
 from gistkit.ops import best_isa
@@ -143,7 +143,7 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
         if ("both" if shape.backward else "forward") in options.passes:
             yield case(shape)
     if "decode" in names and not own and not masks:
-        yield from decoding(options, options.isa or [best])
+        yield from decoding(options, options.isa or vectors[-1:])
 
 
 def proportion(found: list[harness.Case], timings: list[harness.Timing]) -> list[str]:

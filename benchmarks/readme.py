@@ -58,8 +58,8 @@ def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!
     """Median milliseconds of a suite: a column a form, a row a case that the pattern `cases` matches.
 
     The pattern's groups, joined, are what a row is called. Forms in which `leave_out` is found have no column. Where
-    the suite measured the roof, a last column says how much of it the first form reaches, but for matrix units: of the
-    multiply-add peak, or of the reading speed where a case has no work but traffic.
+    the suite measured the roof, a last column says how much of it the first form reaches that does not multiply
+    bfloat16 as it is: of the multiply-add peak, or of the reading speed where a case has no work but traffic.
     """
     found = {case["name"]: case for case in content.get("cases", [])}
     rows: dict[str, dict[str, str]] = {}
@@ -70,7 +70,8 @@ def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!
             continue
         row = rows.setdefault(", ".join(match.groups()), {})
         row[timing["form"]] = in_milliseconds(timing["median"])
-        if "roof" in content and "of the roof" not in row and not timing["form"].endswith(" amx"):
+        unrated = timing["form"].endswith((" amx", " avx512_bf16"))
+        if "roof" in content and "of the roof" not in row and not unrated:
             rated = rated or timing["form"]
             roof, case = Roof(**content["roof"]), found[timing["case"]]
             peak, done = (

@@ -4,8 +4,8 @@
 
 namespace gistkit {
 
-// Levels, each with all that is below it. x86-64 has all but kNeon, AArch64 kGeneric and kNeon. Those above kAvx512 have
-// kernels of attention alone, which multiply bf16 as it is.
+// Levels, each with all that is below it. x86-64 has all but kNeon, AArch64 kGeneric and kNeon. Those above kAvx512
+// have kernels of attention alone, which multiply bf16 as it is.
 enum class Isa : int { kGeneric = 0, kAvx2 = 1, kAvx512 = 2, kAvx512Bf16 = 3, kAmx = 4, kNeon = 1 };
 
 // The best one that this processor has and this build contains.
@@ -15,7 +15,8 @@ Isa best_isa();
 // gistkit_cpu_isa chose.
 Isa current_isa();
 
-// Whether Linux, which has AMX, lets this process use it. It is asked at first need: what it grants cannot be given back.
+// Whether Linux, which has AMX, lets this process use it. It is asked at first need: what it grants cannot be given
+// back.
 bool amx_allowed();
 
 // One of these, which are in the order of Isa: generic's first. Above them the last is in use.

@@ -162,7 +162,10 @@ def test_parity_with_bias_and_cap(shape: str, softcap: float | None, bias: str, 
     case = Case(SHAPES[shape], dtype, bias=bias)
     exact = case.run(reference.attention, torch.float64, softcap=softcap)
     check(
-        case.run(gistkit.attention, softcap=softcap), case.run_low(isa in BEYOND, softcap=softcap), exact, EPSILON[dtype]
+        case.run(gistkit.attention, softcap=softcap),
+        case.run_low(isa in BEYOND, softcap=softcap),
+        exact,
+        EPSILON[dtype],
     )
 
 

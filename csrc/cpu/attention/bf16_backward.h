@@ -1,8 +1,9 @@
-// Backward attention of bf16 where the processor multiplies it: five products of a pair of tiles, bf16 by bf16 to fp32. Weights and the gradients
-// of scores are fp32 where they are made, and rounded to bf16 before they meet queries, keys and gradients.
+// Backward attention of bf16 where the processor multiplies it: five products of a pair of tiles, bf16 by bf16 to fp32.
+// Weights and the gradients of scores are fp32 where they are made, and rounded to bf16 before they meet queries, keys
+// and gradients.
 #pragma once
-#include "cpu/attention/bf16_tiles.h"
 #include "cpu/attention/backward_schedule.h"
+#include "cpu/attention/bf16_tiles.h"
 #include "cpu/attention/pairwise.h"
 
 namespace gistkit {
@@ -21,7 +22,10 @@ class Bf16BackwardKernel : public BackwardSchedule<Bf16BackwardKernel, float, kB
   static_assert(kQueries % kDeep == 0 && kKeys % kDeep == 0 && kDeep == 2 * kHalf);
 
  public:
-  static bool suits(const AttentionBackward& p) { return p.dtype == DType::kBF16 && p.batch * p.key_heads > 0; }
+  static bool suits(const AttentionBackward& p) {
+    if (p.dtype != DType::kBF16 || p.batch * p.key_heads == 0) return false;
+    return kPadsFewRows || p.num_queries * (p.query_heads / p.key_heads) > kTileRows;
+  }
 
   Bf16BackwardKernel(const AttentionBackward& problem, const Parallel& pool) : Schedule(problem, pool) {
     qk_pad_ = round_up(p_.dim_qk, kDeep);

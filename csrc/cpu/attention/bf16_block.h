@@ -1,6 +1,6 @@
 // What a block of tiles is: two tiles of rows by two of columns, so that each factor that is loaded is used twice. A
-// first factor is 16 rows of 32 elements along what is summed; a second one 16 pairs along what is summed by 16 columns,
-// [pair][column][2].
+// first factor is 16 rows of 32 elements along what is summed; a second one 16 pairs along what is summed by 16
+// columns, [pair][column][2].
 #pragma once
 #include <immintrin.h>
 

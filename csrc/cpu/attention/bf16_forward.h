@@ -1,7 +1,7 @@
-// Forward attention of bf16 where the processor multiplies it: products of tiles, bf16 by bf16 to fp32, online softmax in
-// fp32. The weights are rounded to bf16 before they meet the values, as matrix units have it. Scores and sums have a row
-// a key or a dimension and a column a query: a vector holds 16 queries, so that maxima and totals need no sums across
-// lanes.
+// Forward attention of bf16 where the processor multiplies it: products of tiles, bf16 by bf16 to fp32, online softmax
+// in fp32. The weights are rounded to bf16 before they meet the values, as matrix units have it. Scores and sums have a
+// row a key or a dimension and a column a query: a vector holds 16 queries, so that maxima and totals need no sums
+// across lanes.
 #pragma once
 #include "cpu/attention/bf16_tiles.h"
 #include "cpu/attention/forward_schedule.h"
@@ -25,8 +25,8 @@ class Bf16ForwardKernel : public ForwardSchedule<Bf16ForwardKernel, float, BFloa
 
  public:
   static bool suits(const AttentionForward& p) {
-    return p.dtype == DType::kBF16 && p.batch * p.key_heads > 0 &&
-           p.num_queries * (p.query_heads / p.key_heads) > kTileRows;
+    if (p.dtype != DType::kBF16 || p.batch * p.key_heads == 0) return false;
+    return kPadsFewRows ? p.num_queries * (p.query_heads / p.key_heads) > kTileRows : !few_queries<float>(p);
   }
 
   Bf16ForwardKernel(const AttentionForward& problem, const Parallel& pool) : Schedule(problem, pool) {

@@ -7,6 +7,9 @@
 namespace gistkit {
 namespace {
 
+// Few rows are left to the kernels of float32, which do not pad them to tiles.
+constexpr bool kPadsFewRows = false;
+
 // AMX has some to set up.
 struct BlockRegisters {
   BlockRegisters() {}

@@ -12,9 +12,7 @@ from gistkit._compiled import INSTALL_AGAIN
 PACKAGE = Path(__file__).resolve().parent.parent
 # In the order of the levels of csrc/cpu/isa.h.
 _ARM = platform.machine() in ("aarch64", "arm64")
-ISA_NAMES: tuple[str, ...] = (
-    ("generic", "neon") if _ARM else ("generic", "avx2", "avx512", "avx512_bf16", "amx")
-)
+ISA_NAMES: tuple[str, ...] = ("generic", "neon") if _ARM else ("generic", "avx2", "avx512", "avx512_bf16", "amx")
 
 
 def _find(stem: str) -> tuple[Path | None, list[Path]]:
