@@ -86,7 +86,8 @@ def cpu_isa(name: str | None = None) -> str:
 
     They are "generic", "avx2", "avx512", "avx512_bf16" and "amx" on x86-64, each with all before it, and "generic" and
     "neon" on arm64. The last two of x86-64 change attention in bfloat16 alone: it is multiplied as it is, and weights
-    are rounded to it before they meet values, as on a GPU. Linux is asked for AMX's registers at their first use.
+    are rounded to it before they meet values, as on a GPU. Linux is asked for AMX's registers at their first use; if it
+    refuses them, "avx512_bf16" takes their place.
 
     Raises:
         ValueError: if no set has this name, or this processor, system or build does not have it.
