@@ -17,7 +17,7 @@ import contenders
 import harness
 import torch
 from masks import AXES, BASE, FEW, PLANS, QUICK, STUDIES, Point, Shape, shapes
-from roof import BUILDS, measure, rated_isas
+from roof import UNRATED, measure, rated_isas
 
 import gistkit
 from gistkit.ops import best_isa
@@ -126,7 +126,7 @@ def cases(options: argparse.Namespace) -> Iterator[harness.Case]:
         at_base = shape.point in (BASE, QUICK, *own) and not options.study
         isas = every if at_base else options.isa or vectors[-1:]
         # What multiplies bfloat16 as it is takes part wherever there is some.
-        if shape.point.dtype == "bfloat16" and best not in BUILDS and not options.isa:
+        if shape.point.dtype == "bfloat16" and best in UNRATED and not options.isa:
             isas = [best, *isas]
         make = partial(
             contenders.attention,

@@ -20,7 +20,7 @@ import suites
 from gpu_cases import OURS
 from lengths import read_runs as lengths_runs
 from masks import FEW
-from roof import Roof
+from roof import UNRATED, Roof
 
 from gistkit.evaluate.report import format_table
 from gistkit.studies.pages import committed, machine_line, machines_line
@@ -70,8 +70,8 @@ def timing_table(content: Content, title: str, cases: str, leave_out: str = "(?!
             continue
         row = rows.setdefault(", ".join(match.groups()), {})
         row[timing["form"]] = in_milliseconds(timing["median"])
-        unrated = timing["form"].endswith((" amx", " avx512_bf16"))
-        if "roof" in content and "of the roof" not in row and not unrated:
+        isa = timing["form"].rsplit(" ", 1)[-1]
+        if "roof" in content and "of the roof" not in row and isa not in UNRATED:
             rated = rated or timing["form"]
             roof, case = Roof(**content["roof"]), found[timing["case"]]
             peak, done = (

@@ -27,6 +27,8 @@ BUILDS = {
     "avx2": (32, ["-mavx2", "-mfma"]),
     "avx512": (64, ["-mavx512f", "-mfma", "-mprefer-vector-width=512"]),
 }
+# Instruction sets that multiply bfloat16 as it is: no share of a float32 roof says what they reach.
+UNRATED = ("avx512_bf16", "amx")
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,20 @@ static bool has_f16c() {
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
 }
-#endif
 
-#ifdef GISTKIT_BF16
+// Whether the processor multiplies bf16 in vectors, and this build uses it.
 static bool has_bf16() {
+#ifdef GISTKIT_BF16
   unsigned eax, ebx, ecx, edx;
   return __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 5);
-}
+#else
+  return false;
 #endif
+}
 
-#ifdef GISTKIT_AMX
-// Whether the processor has tiles of bf16, and Linux hands them out.
+// Whether the processor has tiles of bf16, Linux hands them out, and this build uses them.
 static bool has_amx() {
+#ifdef GISTKIT_AMX
   constexpr unsigned kAmxBf16 = 1u << 22, kAmxTile = 1u << 24;
   constexpr int kSupportedFeatures = 0x1021, kTileData = 18;
   unsigned eax, ebx, ecx, edx;
@@ -40,6 +42,9 @@ static bool has_amx() {
   if ((edx & (kAmxBf16 | kAmxTile)) != (kAmxBf16 | kAmxTile)) return false;
   uint64_t supported = 0;
   return syscall(SYS_arch_prctl, kSupportedFeatures, &supported) == 0 && (supported >> kTileData & 1);
+#else
+  return false;
+#endif
 }
 #endif
 
@@ -49,15 +54,8 @@ Isa best_isa() {
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl")) {
-#ifdef GISTKIT_BF16
-      if (has_bf16()) {
-#ifdef GISTKIT_AMX
-        if (has_amx()) return Isa::kAmx;
-#endif
-        return Isa::kAvx512Bf16;
-      }
-#endif
-      return Isa::kAvx512;
+      if (!has_bf16()) return Isa::kAvx512;
+      return has_amx() ? Isa::kAmx : Isa::kAvx512Bf16;
     }
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c()) return Isa::kAvx2;
     return Isa::kGeneric;

@@ -15,8 +15,8 @@ Isa best_isa();
 // gistkit_cpu_isa chose.
 Isa current_isa();
 
-// Whether Linux, which has AMX, lets this process use it. It is asked at first need: what it grants cannot be given
-// back.
+// Whether Linux lets this process use AMX, which best_isa has found. It is asked at first need: what it grants cannot
+// be given back.
 bool amx_allowed();
 
 // One of these, which are in the order of Isa: generic's first. Above them the last is in use.

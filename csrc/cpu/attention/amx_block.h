@@ -5,7 +5,7 @@
 namespace gistkit {
 namespace {
 
-// A tile with few rows costs little more than they do in float32.
+// Few rows are padded to tiles too.
 constexpr bool kPadsFewRows = true;
 
 // Not every compiler knows what memory tile instructions read and write.
@@ -27,8 +27,6 @@ struct BlockRegisters {
   ~BlockRegisters() { _tile_release(); }
 };
 
-// sums = (kAdd: +=) the products of `steps` steps, each of which `factors` gives by its index. First factors have rows
-// of `row_stride` elements, second factors pairs of `pair_stride`.
 template <bool kAdd, class Factors>
 inline void multiply_block(const BlockSums& sums, int64_t row_stride, int64_t pair_stride, int steps,
                            const Factors& factors) {

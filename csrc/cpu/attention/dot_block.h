@@ -15,8 +15,6 @@ struct BlockRegisters {
   BlockRegisters() {}
 };
 
-// sums = (kAdd: +=) the products of `steps` steps, each of which `factors` gives by its index. First factors have rows
-// of `row_stride` elements, second factors pairs of `pair_stride`.
 template <bool kAdd, class Factors>
 inline void multiply_block(const BlockSums& sums, int64_t row_stride, int64_t pair_stride, int steps,
                            const Factors& factors) {
