@@ -14,7 +14,7 @@ from pathlib import Path
 
 import suites
 import torch
-from roof import Roof
+from roof import Roof, rated_isas
 from roof import lines as roof_lines
 from tqdm import tqdm
 
@@ -86,14 +86,18 @@ def take_turns(case: str, forms: Forms, *, seconds: float, least: int = 5) -> li
 
 
 def slug(name: str, isa: str) -> str:
-    """A folder's name for a machine: its processor without trademarks and clock, and its best instruction set."""
+    """A folder's name for a machine: its processor without trademarks and clock, and an instruction set."""
     plain = re.sub(r"\((r|tm)\)|@.*|\b(cpu|processor)\b", " ", name.lower())
     return "-".join([*re.findall(r"[a-z0-9]+", plain), isa])
 
 
 def results_folder(quick: bool) -> Path:
-    """Where this machine's figures are kept: benchmarks/results/MACHINE, or runs/benchmarks/MACHINE if quick."""
-    return ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / slug(processor(), best_isa())
+    """Where this machine's figures are kept: benchmarks/results/MACHINE, or runs/benchmarks/MACHINE if quick.
+
+    The machine is named by its widest vectors; units for bfloat16 beside them stand in each suite's machine.
+    """
+    name = slug(processor(), rated_isas(best_isa())[-1])
+    return ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / name
 
 
 def environment() -> dict[str, object]:

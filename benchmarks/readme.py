@@ -230,8 +230,9 @@ def speed_table(machine: str) -> str:
         tables.append(timing_table(frozen[1], "SeqPE frozen, d 768: look-ups", r"seqpe frozen, (.*), d 768 float32"))
     if seqpe_memory := found.get("seqpe-memory"):
         tables.append(memory_table(seqpe_memory, "SeqPE's encoder, one forward + backward", "the encoder"))
-    for _, training in of_all(machine, "training"):
-        tables.append(timing_table(training, "a training step, SmolLM2-135M", "(.*)"))
+    for suite in ("training", "training-bfloat16"):
+        for _, training in of_all(machine, suite):
+            tables.append(timing_table(training, "a training step, SmolLM2-135M", "(.*)"))
     if training_memory := of_any(machine, "training-memory"):
         tables.append(memory_table(training_memory[1], "a training step, peak memory", "the loaded model"))
     if encode_memory := of_any(machine, "encode-memory"):

@@ -47,6 +47,7 @@ READING_ON = "Dodo, reading on"
 Step = Callable[[], Tensor]
 Trained = Compressor | LanguageModel
 SHAPES = {"4x240": (4, 240), "4x1024": (4, 1024), "2x4096": (2, 4096)}
+SUITES = {"float32": "training", "bfloat16": "training-bfloat16"}
 FORMS = ("gistkit", "transformers sdpa, dense mask")
 # How far losses and gradients may differ, as a share of theirs; in bfloat16 gradients of how far theirs are from exact.
 TOLERANCES = {"float32": (1e-4, 1e-3), "bfloat16": (1e-2, 2.0)}
@@ -371,14 +372,16 @@ def main() -> int:
     elif options.memory:
         measure_steps(options)
     else:
-        cases = [
-            harness.Case(
-                name_of(method, shape, dtype),
-                lambda m=method, s=shape, d=dtype: compared(m, *smollm2(m, *SHAPES[s]), d),
-            )
-            for method, shape, dtype in options.cases
-        ]
-        harness.run("training", cases, options, seconds=20, least=3)
+        for chosen in options.dtype:
+            cases = [
+                harness.Case(
+                    name_of(method, shape, dtype),
+                    lambda m=method, s=shape, d=dtype: compared(m, *smollm2(m, *SHAPES[s]), d),
+                )
+                for method, shape, dtype in options.cases
+                if dtype == chosen
+            ]
+            harness.run(SUITES[chosen], cases, options, seconds=20, least=3)
     return 0
 
 

@@ -41,7 +41,7 @@ import contenders  # noqa: E402
 import harness  # noqa: E402
 import masks  # noqa: E402
 import suites  # noqa: E402
-from roof import Roof, measure, rated_isas  # noqa: E402
+from roof import UNRATED, Roof, measure, rated_isas  # noqa: E402
 
 from gistkit.ops.reference import dense_mask  # noqa: E402
 
@@ -112,6 +112,12 @@ def test_rates_and_shares_are_those_of_the_form():
 )
 def test_a_machine_has_a_folder_of_its_own(name, isa, folder):
     assert harness.slug(name, isa) == folder
+
+
+@pytest.mark.parametrize("isa", UNRATED)
+def test_units_of_bfloat16_leave_a_machine_its_folder(isa, monkeypatch):
+    monkeypatch.setattr(harness, "best_isa", lambda: isa)
+    assert harness.results_folder(quick=False).name == harness.slug(harness.processor(), "avx512")
 
 
 @pytest.mark.parametrize("mask", masks.PLANS)
@@ -353,7 +359,7 @@ def test_cases_of_training_steps_are_chosen_by_name(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         runpy.run_path(str(BENCHMARKS / "training.py"), run_name="__main__")
     ((suite, cases),) = seen
-    assert suite == "training"
+    assert suite == "training-bfloat16"
     assert [case.name for case in cases] == [
         f"{method}, {shape} tokens, bfloat16"
         for shape in ("4 x 240", "2 x 4096")
