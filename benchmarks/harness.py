@@ -220,6 +220,8 @@ def run(
         raise SystemExit(
             f"--append: expected {suite} in {path} to be of this machine and commit, got {earlier['machine']}"
         )
+    if roof and earlier:
+        roof = roof.best_of(Roof(**earlier["roof"]))
     print(f"{suite}: " + ", ".join(f"{key} {value}" for key, value in found.items()))
     if roof:
         print("\n".join(roof_lines(roof)))

@@ -50,6 +50,14 @@ class Roof:
         isa = form.rsplit(" ", 1)[-1]
         return (self.gflops.get(isa) or list(self.gflops.values())[-1])[-1]
 
+    def best_of(self, other: Roof) -> Roof:
+        """The higher figures of two measurements of one machine: whatever else it does only lowers them."""
+        gflops = {
+            isa: [max(pair) for pair in zip(rates, other.gflops[isa], strict=True)]
+            for isa, rates in self.gflops.items()
+        }
+        return Roof(gflops, max(self.read_gbps, other.read_gbps), self.read_mib)
+
 
 def rated_isas(best: str) -> list[str]:
     """The instruction sets up to `best` that have float32 multiply-adds of their own."""

@@ -114,6 +114,16 @@ def test_a_machine_has_a_folder_of_its_own(name, isa, folder):
     assert harness.slug(name, isa) == folder
 
 
+def test_parts_of_a_suite_have_the_highest_roof_that_was_measured(tmp_path):
+    options = argparse.Namespace(
+        threads=torch.get_num_threads(), quick=True, json=tmp_path / "some.json", save=False, append=True
+    )
+    case = harness.Case("sum", lambda: {"ours": lambda: sum(range(99))}, work=99)
+    for roof in (Roof({"avx2": [10.0, 15.0]}, 5.0, 64), Roof({"avx2": [9.0, 16.0]}, 4.0, 64)):
+        harness.run("some", [case], options, seconds=0.01, roof=roof)
+    assert Roof(**suites.read(options.json)["some"]["roof"]) == Roof({"avx2": [10.0, 16.0]}, 5.0, 64)
+
+
 @pytest.mark.parametrize("isa", UNRATED)
 def test_units_of_bfloat16_leave_a_machine_its_folder(isa, monkeypatch):
     monkeypatch.setattr(harness, "best_isa", lambda: isa)
