@@ -14,12 +14,13 @@ from pathlib import Path
 
 import suites
 import torch
-from roof import Roof, rated_isas
+from roof import UNRATED, Roof
 from roof import lines as roof_lines
 from tqdm import tqdm
 
 from gistkit.info import machine, processor
 from gistkit.ops import best_isa
+from gistkit.ops._library import ISA_NAMES
 
 ROOT = Path(__file__).resolve().parent.parent
 Forms = Mapping[str, Callable[[], object]]
@@ -96,8 +97,8 @@ def results_folder(quick: bool) -> Path:
 
     The machine is named by its widest vectors; units for bfloat16 beside them stand in each suite's machine.
     """
-    name = slug(processor(), rated_isas(best_isa())[-1])
-    return ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / name
+    vectors = [isa for isa in ISA_NAMES[: ISA_NAMES.index(best_isa()) + 1] if isa not in UNRATED]
+    return ROOT / ("runs/benchmarks" if quick else "benchmarks/results") / slug(processor(), vectors[-1])
 
 
 def environment() -> dict[str, object]:

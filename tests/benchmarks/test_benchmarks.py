@@ -124,10 +124,13 @@ def test_parts_of_a_suite_have_the_highest_roof_that_was_measured(tmp_path):
     assert Roof(**suites.read(options.json)["some"]["roof"]) == Roof({"avx2": [10.0, 16.0]}, 5.0, 64)
 
 
-@pytest.mark.parametrize("isa", UNRATED)
+@pytest.mark.parametrize("isa", ["neon", "avx512", *UNRATED])
 def test_units_of_bfloat16_leave_a_machine_its_folder(isa, monkeypatch):
+    if isa == "neon":
+        monkeypatch.setattr(harness, "ISA_NAMES", ("generic", "neon"))
     monkeypatch.setattr(harness, "best_isa", lambda: isa)
-    assert harness.results_folder(quick=False).name == harness.slug(harness.processor(), "avx512")
+    vectors = "neon" if isa == "neon" else "avx512"
+    assert harness.results_folder(quick=False).name == harness.slug(harness.processor(), vectors)
 
 
 @pytest.mark.parametrize("mask", masks.PLANS)
