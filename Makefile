@@ -1,7 +1,9 @@
 # make demo   sets up .venv, then compares position layouts on real text
-# make test   the tests: every feature, in minutes
-# make check  all that CI runs: every test, with avx2, lint, sanitize and docs below; half an hour on two cores
-# make avx2   those tests whose figures come from the processor, with torch and the kernels limited to AVX2
+# make test   the tests: every public behaviour on this processor's best kernels, in minutes
+# make check  all that CI runs, 25 minutes on two cores: the demo and these tests, then those marked slow, oldest, avx2, lint and docs
+# make nightly  what neither has time for, an hour or two: tests marked nightly, notebooks, arm, sanitize, fuzz
+# make oldest the tests of models and compressors with the oldest transformers and peft that pyproject.toml allows
+# make avx2   tests whose figures come from our kernels, with torch and the kernels limited to AVX2
 # make lint   formatting, lint and types
 # make docs   the site of documentation in build/docs/html, a minute; a warning or a link that leads nowhere ends it
 # make sanitize   the kernels' tests under the address and undefined-behaviour sanitizers
@@ -25,30 +27,43 @@ CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o 
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
+.PHONY: demo test check nightly oldest avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
 
 # A process a core, up to eight: most tests are too small for two threads.
-PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal --durations 10
+PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 test: $(VENV)/installed
-	$(PYTEST) --quick notebooks/0[17]_*.ipynb tests --nbmake $(ARGS)
+	$(PYTEST) -m "not slow and not nightly" notebooks/0[17]_*.ipynb tests --nbmake $(ARGS)
 
-check: $(VENV)/installed $(VENV)/packages-docs
-	$(PYTEST) notebooks tests --nbmake $(ARGS)
+check: demo
+	$(MAKE) test
+	$(PYTEST) -m "slow and not nightly" tests $(ARGS)
+	$(MAKE) oldest
 	$(MAKE) avx2
 	$(MAKE) lint
-	$(MAKE) sanitize
 	$(MAKE) docs
+
+# tests/arm needs Debian's g++-aarch64-linux-gnu and qemu-user, and is skipped without them.
+nightly: $(VENV)/installed $(VENV)/packages-docs
+	$(PYTEST) -m nightly tests $(ARGS)
+	$(PYTEST) $(filter-out notebooks/01_% notebooks/07_%,$(wildcard notebooks/*.ipynb)) --nbmake
+	$(MAKE) sanitize
+	$(MAKE) fuzz FUZZ_SECONDS=1200
+
+# In a folder of its own, before the newest ones in .venv.
+OLDEST_TESTS := tests/hf tests/compress tests/ask tests/train/test_trainer.py
+oldest: $(VENV)/installed
+	$(PIP) install -q --no-deps --upgrade --target build/oldest $$($(BIN)/python tools/requirements.py --oldest hf)
+	PYTHONPATH=build/oldest $(PYTEST) -m "not slow and not nightly" $(OLDEST_TESTS) $(ARGS)
 
 # inductor keeps what it compiled without asking which instructions torch may use: it gets a folder of its own.
 AVX2 := GISTKIT_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
   TORCHINDUCTOR_CACHE_DIR=$(CURDIR)/build/avx2
-AVX2_TESTS := tests/ops tests/inspect tests/nn tests/hf tests/compress/test_families.py tests/evaluate \
-  tests/train/test_reader.py tests/studies/test_length.py
+AVX2_TESTS := tests/inspect tests/nn tests/hf/test_attach.py tests/compress/test_in_place.py
 avx2: $(VENV)/installed
-	$(AVX2) $(BIN)/python -m pytest $(AVX2_TESTS) $(ARGS)
+	$(AVX2) $(PYTEST) -m "not slow and not nightly" $(AVX2_TESTS) $(ARGS)
 
 # Without the variable the same tests run a few cases, in make check. The end of the time is no failure.
 FUZZ ?= 5000

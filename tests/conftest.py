@@ -2,6 +2,7 @@
 
 import os
 import platform
+import signal
 
 # Threads must not differ between machines, or timings of the suite would: two, or one where processes share the cores,
 # whatever they inherit. Tests of threads choose their number.
@@ -12,8 +13,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-
-from tests.quick import HEADER, quick
 
 # The same examples everywhere, however slow or busy the machine is.
 settings.register_profile("gistkit", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -27,22 +26,20 @@ settings.register_profile(
 settings.load_profile("gistkit")
 
 
-def pytest_addoption(parser):
-    parser.addoption("--quick", action="store_true", help="every feature in minutes: see tests/quick.py")
+# Whoever starts the tests in the background may have it ignored; they, and their children, need it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(config, items):
-    """Takes the tests that `--quick` leaves out."""
-    if config.getoption("quick"):
-        items[:], left_out = quick(items, best_isas())
-        config.hook.pytest_deselected(items=left_out)
-
-
-def pytest_sessionstart(session):
-    """Says what `--quick` leaves out; pytest's own header is silent under `-q`."""
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    if session.config.getoption("quick") and terminal is not None:
-        terminal.write_line(HEADER.format(best=" and ".join(best_isas())))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """`make test` leaves to `make check` what needs a browser, and every instruction set but the best."""
+    best = best_isas()
+    for item in items:
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        isa = params.get("isa") or params.get("attention_isa")
+        if "chromium" in getattr(item, "fixturenames", ()) or (isa is not None and isa not in best):
+            item.add_marker("slow")
 
 
 ISAS = ["generic", "neon"] if platform.machine() in ("aarch64", "arm64") else ["generic", "avx2", "avx512"]
@@ -81,6 +78,12 @@ def poison_scratch():
     query, keys = torch.full((1, 2, 32, 64), torch.nan), torch.full((1, 2, 1024, 64), torch.nan)
     spans = torch.tensor([0, 1024], dtype=torch.int32).expand(1, 32, 1, 2)
     gistkit.attention(query, keys, keys, gistkit.Plan(spans.contiguous(), 1024))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A test neither reads nor writes the folder that the tests were started from."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)
