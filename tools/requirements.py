@@ -1,12 +1,15 @@
 """Prints what pip has to install for extras of the project, without the project itself, which is built meanwhile.
 
+With --oldest: what the extras name themselves, in the oldest version that they allow.
+
 example: python tools/requirements.py demo
+example: python tools/requirements.py --oldest hf
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -23,7 +26,16 @@ def requirements(extras: list[str]) -> set[str]:
     return packages
 
 
+def oldest(extras: list[str]) -> set[str]:
+    """What the extras name, each package in its oldest version."""
+    named = {package for extra in extras for package in PROJECT["optional-dependencies"][extra]}
+    return {package.replace(">=", "==") for package in named if not package.startswith("gistkit[")}
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or not PROJECT["optional-dependencies"].keys() >= set(sys.argv[1:]):
-        sys.exit(f"usage: {sys.argv[0]} EXTRA..., of {', '.join(PROJECT['optional-dependencies'])}")
-    print("\n".join(sorted(requirements(sys.argv[1:]))))
+    known = PROJECT["optional-dependencies"]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("extras", nargs="+", choices=known, metavar="EXTRA", help=f"of {', '.join(known)}")
+    parser.add_argument("--oldest", action="store_true")
+    options = parser.parse_args()
+    print("\n".join(sorted((oldest if options.oldest else requirements)(options.extras))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -65,19 +66,33 @@ def held(notice: str = "") -> Iterator[Held]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Inside, SIGTERM raises `Interrupted`, so that what is half written is removed; otherwise Python ends at once."""
+    """Inside, SIGTERM raises `Interrupted`, so that what is half written is removed; otherwise Python ends at once.
+
+    Ctrl-C raises too in the foreground of a terminal, where whoever started the process left SIGINT ignored; in the
+    background, as under nohup, it stays ignored.
+    """
     before: dict[int, Any] = {}
 
     def end(number: int, frame: object) -> None:
         raise Interrupted(number)
 
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, end)
+        if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and _in_foreground():
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, end)
     try:
         yield
     finally:
         _restore(before)
+
+
+def _in_foreground() -> bool:
+    """Whether the process is in the foreground of the terminal that it reads from."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _restore(handlers: dict[int, Any]) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+
+from gistkit._signals import Interrupted
 
 # Seconds that open requests have to end after Ctrl-C, and that a connection without a request stays open.
 GRACE, IDLE = 5, 30
@@ -14,6 +17,12 @@ GRACE, IDLE = 5, 30
 
 class _Server(uvicorn.Server):
     """A server whose open answers end with an error, not in the middle of a line, where their time is over."""
+
+    ended_by = 0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.ended_by = sig
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         app: FastAPI = self.config.app  # type: ignore[assignment]
@@ -25,12 +34,15 @@ class _Server(uvicorn.Server):
 
 
 def run(app: FastAPI, listener: socket.socket, connections: int) -> None:
-    """Serves until SIGINT or SIGTERM, which then acts as it would elsewhere.
+    """Serves until SIGINT, also where whoever started the process left it ignored, or SIGTERM.
 
     Args:
         app: of `application`.
         listener: bound to the address; it is closed at the end.
         connections: open at a time, more are refused.
+
+    Raises:
+        Interrupted: or KeyboardInterrupt, after the signal.
     """
     config = uvicorn.Config(
         app,
@@ -43,4 +55,8 @@ def run(app: FastAPI, listener: socket.socket, connections: int) -> None:
         # For what is stuck elsewhere.
         timeout_graceful_shutdown=2 * GRACE,
     )
-    _Server(config).run(sockets=[listener])
+    server = _Server(config)
+    server.run(sockets=[listener])
+    # uvicorn raises the signal once more when it has ended, which does nothing where it is ignored.
+    if server.ended_by:
+        raise Interrupted(server.ended_by)
