@@ -22,6 +22,7 @@ from gistkit._trained import find
 from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor
 from gistkit.compress.generation import ask, generate, to_cache
 from gistkit.compress.losses import (
+    HEAD,
     CompressionHead,
     JointHead,
     check_losses,
@@ -143,9 +144,7 @@ class Compressor(nn.Module, ABC):
         self.joint_head = joint_head
         self.compression_head: CompressionHead | JointHead | None = None
         if "compression" in loss_weights:
-            width, offsets = self.lm.width, -(-self.chunk // self.memory_tokens)
-            head = JointHead(width, offsets, self.vocabulary) if joint_head else CompressionHead(width, offsets)
-            self.compression_head = head.to(self.device)
+            self.add_compression_head()
 
     @property
     def embed(self) -> nn.Embedding:
@@ -474,6 +473,12 @@ class Compressor(nn.Module, ABC):
     def title(self) -> str:
         """The name in tables, such as FiveHundredX EPL 5x."""
 
+    def add_compression_head(self) -> None:
+        """Gives the compressor the map that the compression loss trains, untrained."""
+        width, offsets = self.lm.width, -(-self.chunk // self.memory_tokens)
+        head = JointHead(width, offsets, self.vocabulary) if self.joint_head else CompressionHead(width, offsets)
+        self.compression_head = head.to(self.device)
+
     def set_losses(self, losses: Iterable[str] | Mapping[str, float]) -> None:
         """Changes what `forward` returns; the compression loss needs a compressor that was made with it."""
         loss_weights = check_losses(losses)
@@ -516,6 +521,8 @@ class Compressor(nn.Module, ABC):
     @classmethod
     def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
         """Shapes of those of its own tensors, by name, whose sizes the settings determine.
+
+        HEAD is among them where the method has the compression loss, whether or not it is one of the losses.
 
         Args:
             settings: as the property has them.
@@ -585,6 +592,8 @@ class Compressor(nn.Module, ABC):
         """The parameters that train, by name, without other adapters in the model."""
         for name, parameter in self.named_parameters():
             belongs = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
+            if name == HEAD and "compression" not in self.loss_weights:
+                continue
             if parameter.requires_grad and (belongs or not name.startswith("model.")):
                 yield name, parameter
 

@@ -32,6 +32,7 @@ from gistkit.compress.folder import (
     read_json,
     read_lora,
 )
+from gistkit.compress.losses import HEAD, check_losses
 from gistkit.compress.model import first_adapter
 from gistkit.hf import smollm2
 from gistkit.hf.attach import pretrained
@@ -114,12 +115,16 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
     embed = cast(Any, model).get_input_embeddings().weight
     with _settings_errors(folder):
         shapes = method.own_shapes(settings["settings"], embed.shape[1], embed.shape[0])
-    check_own(inside(folder, TENSORS), shapes)
+        losses = check_losses(settings["settings"]["losses"])
+    # Training may have gone on without the loss that the head is of.
+    names = check_own(inside(folder, TENSORS), shapes, () if "compression" in losses else (HEAD,))
     lora = None if adapters is None else _lora(folder, adapters, model, allow_regex)
     if is_given and own is not None:
         _copy_weights(folder, own, cast(PreTrainedModel, model))
     with _settings_errors(folder):
         compressor = method(model, lora=lora, **settings["settings"])
+        if HEAD in names & shapes.keys() and compressor.compression_head is None:
+            compressor.add_compression_head()
     try:
         _load_tensors(compressor, folder, adapters)
     except BaseException:

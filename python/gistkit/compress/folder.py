@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -81,15 +81,21 @@ def check_name(path: Path, field: str, name: Any) -> str:
     return str(name)
 
 
-def check_own(path: Path, expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses a file of tensors in which those of `expected`, whose sizes settings claim, have other shapes."""
+def check_own(path: Path, expected: Mapping[str, tuple[int, ...]], optional: Container[str] = ()) -> set[str]:
+    """Refuses a file of tensors in which those of `expected`, whose sizes settings claim, have other shapes.
+
+    Returns the names of the file's tensors, among which those of `optional` may be missing.
+    """
     shapes = tensor_shapes(path, "a file of tensors")
     _check_filled(path, shapes)
     for name, shape in expected.items():
         if name not in shapes:
+            if name in optional:
+                continue
             raise ValueError(f"{path}: expected {name} among its tensors, got {shown(sorted(shapes))}")
         if shapes[name] != shape:
             raise ValueError(f"{path}: expected {name} of shape {shape}, as the settings say, got {shapes[name]}")
+    return {*shapes}
 
 
 def _check_filled(path: Path, shapes: Shapes) -> None:

@@ -204,6 +204,10 @@ def segment_targets(context_ids: Tensor, chunk: int, memory: int, lengths: Seque
     return owned.masked_fill(index >= stop[..., None], IGNORE).flatten(1, 2)
 
 
+# The heads' one parameter, as a compressor names it.
+HEAD = "compression_head.projection.weight"
+
+
 class CompressionHead(nn.Module):
     """The compression loss: each memory token predicts the context tokens of its own segment at once.
 

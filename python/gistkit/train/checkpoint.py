@@ -76,7 +76,7 @@ def save(
         write: False in all processes but one; the others take part in gathering sharded tensors.
     """
     tensors = {}
-    for name, parameter in parameters:
+    for name, parameter in _numbered(parameters):
         tensors[f"{MODEL}{name}"] = _whole(parameter)
         for key, value in ({} if optimizer is None else optimizer.state.get(parameter, {})).items():
             tensors[f"{OPTIMIZER}{name}.{key}"] = _whole(torch.as_tensor(value))
@@ -108,7 +108,7 @@ def load(
         raise ValueError(
             f"{path}: the saved run differs in {', '.join(changed)}; use the same settings, or another --out folder"
         )
-    parameters = list(parameters)
+    parameters = _numbered(parameters)
     _check_weights(path, content.tensors, parameters)
     state = _optimizer_state(path, content, parameters)
     names = {parameter: name for name, parameter in parameters}
@@ -166,7 +166,7 @@ def restore(path: Path, parameters: NamedParameters, *, step: int | None = None)
     Raises:
         ValueError: if the file is cut short, changed, not a state, of other parameters, or of another step.
     """
-    content, parameters = _read(path), list(parameters)
+    content, parameters = _read(path), _numbered(parameters)
     if step is not None and content.progress.get("step") != step:
         raise ValueError(f"{path}: expected the weights of step {step}, got those of {content.progress.get('step')}")
     _check_weights(path, content.tensors, parameters)
@@ -202,7 +202,18 @@ def _read(path: Path) -> _Content:
             raise Damaged(f"{path}: expected {name} in the header as JSON, got {header.get(name)!r:.60}") from error
         if not isinstance(parts[name], dict):
             raise Damaged(f"{path}: expected {name} in the header by name, got {type(parts[name]).__name__}")
-    return _Content(**parts, tensors=tensors, has_digest=digest is not None)
+    named = {_first(name): tensor for name, tensor in tensors.items()}
+    return _Content(**parts, tensors=named, has_digest=digest is not None)
+
+
+def _first(name: str) -> str:
+    """A parameter's name as in the first compressor of a model, whose adapters have the number 0."""
+    return re.sub(r"\bgistkit_\d+_", "gistkit_0_", name)
+
+
+def _numbered(parameters: NamedParameters) -> list[tuple[str, nn.Parameter]]:
+    """The parameters by those names: a run goes on in any compressor of the model."""
+    return [(_first(name), parameter) for name, parameter in parameters]
 
 
 def _digest(header: Mapping[str, str], tensors: Mapping[str, Tensor]) -> str:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from gistkit import hf
 from gistkit._checks import POSITIONS, flag, number, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like, embedding_statistics
-from gistkit.compress.losses import check_losses
+from gistkit.compress.losses import HEAD
 from gistkit.compress.memory import Memory
 from gistkit.compress.plans import encoder_parts, encoder_pass, encoder_plan
 from gistkit.compress.tokens import Rows
@@ -138,11 +138,8 @@ class ChunkCompressor(Compressor):
     def own_shapes(cls, settings: Mapping[str, Any], width: int, vocabulary: int) -> dict[str, tuple[int, ...]]:
         """See `Compressor.own_shapes`."""
         chunk, memory_tokens = settings["chunk"], check_divides(settings["chunk"], settings["ratio"])
-        shapes: dict[str, tuple[int, ...]] = {"memory_embeddings": (memory_tokens, width)}
-        if "compression" in check_losses(settings["losses"]):
-            outputs = vocabulary if settings["joint_head"] else width
-            shapes["compression_head.projection.weight"] = (-(-chunk // memory_tokens) * outputs, width)
-        return shapes
+        outputs = vocabulary if settings["joint_head"] else width
+        return {"memory_embeddings": (memory_tokens, width), HEAD: (-(-chunk // memory_tokens) * outputs, width)}
 
     @property
     def title(self) -> str:

@@ -16,7 +16,7 @@ from gistkit import hf, ops
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.compressor import Compressor, Task, draw_like
 from gistkit.compress.files import ADDED_SETTINGS
-from gistkit.compress.losses import check_losses
+from gistkit.compress.losses import HEAD
 from gistkit.compress.memory import Memory
 from gistkit.compress.model import Use, active_adapters
 from gistkit.compress.plans import Builder, InPlacePass, check_text, in_place_pass
@@ -188,11 +188,8 @@ class InPlace(Compressor):
         if not cls.has_gists:
             return {}
         gists = 1 if settings["gists"] is None else whole("gists", settings["gists"], floats=True)
-        shapes: dict[str, tuple[int, ...]] = {"memory_embeddings": (gists, width)}
-        if "compression" in check_losses(settings["losses"]):
-            ratio = whole("ratio", settings["ratio"], floats=True)
-            shapes["compression_head.projection.weight"] = (ratio * width, width)
-        return shapes
+        ratio = whole("ratio", settings["ratio"], floats=True)
+        return {"memory_embeddings": (gists, width), HEAD: (ratio * width, width)}
 
     @property
     def title(self) -> str:
