@@ -249,6 +249,11 @@ class Compressor(nn.Module, ABC):
         """The base model's fingerprint, computed again only when its weights have changed."""
         return self.fingerprints()[0]
 
+    def known_as(self, fingerprint: str) -> None:
+        """Gives the base model's weights, as they now are, a fingerprint: that of another dtype's copy of them."""
+        self._fingerprint = _versions(self._weights().base_weights), fingerprint
+        self._identity = hf.identity(self.model)
+
     def own_fingerprint(self) -> str:
         """The fingerprint of the compressor's own weights, computed again only when they have changed."""
         return self.fingerprints()[1]

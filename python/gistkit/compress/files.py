@@ -56,7 +56,7 @@ CARD = "README.md"
 _FETCHED = ("*.json", "*.safetensors", "*.md", "*.jinja")
 
 
-def save_compressor(compressor: Any, folder: Path, fingerprint: str | None = None) -> None:
+def save_compressor(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None = None) -> None:
     """Writes compressor.json, compressor.safetensors, the adapters or, without LoRA, the model, and the tokenizer.
 
     The tokenizer is written where one is set or has been used.
@@ -64,14 +64,19 @@ def save_compressor(compressor: Any, folder: Path, fingerprint: str | None = Non
     If that fails, the folder stays as it was.
 
     Args:
-        fingerprint: of the base model, where its weights are sharded; None: it is computed.
+        fingerprints: of the base model and of a copy in float16, where its weights are sharded; None: computed.
     """
     size = sum(parameter.nbytes for _, parameter in compressor.trainable())
     with replacing_files(folder, size) as partial:
-        _write(compressor, partial, fingerprint)
+        _write(compressor, partial, fingerprints)
 
 
-def _write(compressor: Any, folder: Path, fingerprint: str | None) -> None:
+def base_fingerprints(compressor: Any) -> tuple[str, str]:
+    """The fingerprint of a compressor's base model, and that of a copy of it in float16."""
+    return compressor.fingerprint(), hf.fingerprint(compressor.model, torch.float16)
+
+
+def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) -> None:
     write_tensors(folder / TENSORS, {name: p for name, p in compressor.named_parameters() if not _of_model(name)})
     adapters = compressor.adapters
     if adapters is None:
@@ -85,6 +90,8 @@ def _write(compressor: Any, folder: Path, fingerprint: str | None) -> None:
         adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
     if compressor._tokenizer is not None:
         compressor._tokenizer.save_pretrained(str(folder / TOKENIZER))
+    # Without adapters the model is here itself.
+    own, of_float16 = (None, None) if adapters is None else fingerprints or base_fingerprints(compressor)
     settings = {
         "format": FORMAT,
         "version": VERSION,
@@ -92,7 +99,8 @@ def _write(compressor: Any, folder: Path, fingerprint: str | None) -> None:
         "settings": compressor.settings,
         "adapters": None if adapters is None else adapters.names,
         "structure": compressor.lm.structure,
-        "fingerprint": None if adapters is None else fingerprint or compressor.fingerprint(),
+        "fingerprint": own,
+        "float16": of_float16,
         "model": hf.identity(compressor.model),
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
@@ -125,6 +133,8 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
         compressor = method(model, lora=lora, **settings["settings"])
         if HEAD in names & shapes.keys() and compressor.compression_head is None:
             compressor.add_compression_head()
+    if settings["fingerprint"] is not None:
+        compressor.known_as(settings["fingerprint"])
     try:
         _load_tensors(compressor, folder, adapters)
     except BaseException:
@@ -265,8 +275,11 @@ def _check_model(model: PreTrainedModel, settings: dict[str, Any], folder: Path)
     reason = ""
     if hf.structure(model) != settings["structure"]:
         reason = "another architecture or size"
-    elif settings["fingerprint"] not in (None, hf.fingerprint(model)):
+    elif settings["fingerprint"] is not None and not hf.is_of(model, settings["fingerprint"], settings.get("float16")):
         reason = "other weights"
+        # Folders of earlier releases know no copies in float16.
+        if "float16" not in settings and any(weight.dtype == torch.float16 for weight in model.parameters()):
+            reason += ", or these in float16; load it in bfloat16 or float32"
     if reason:
         expected, got = hf.differing(made_with, hf.identity(model))
         raise ValueError(f"model: expected the base model of {folder}, {expected}, got {got}: {reason}")

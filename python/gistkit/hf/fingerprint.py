@@ -106,23 +106,39 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def fingerprint(model: nn.Module) -> str:
+def fingerprint(model: nn.Module, dtype: torch.dtype = torch.float32) -> str:
     """`structure` and, after a dash, 16 hex digits of the base weights, from a few hundred values of each.
 
-    Values are rounded to bfloat16, so that copies of one checkpoint in float32 and bfloat16 agree, on any device.
+    Values are rounded to bfloat16, so that copies of one checkpoint in float32 and bfloat16 agree, on any device. A
+    copy in float16 was rounded before: it has the fingerprint that the others have for that dtype.
     PEFT adapters do not count: a model has the same fingerprint with and without them.
 
     Args:
         model: as for `structure`.
+        dtype: of a copy of the model, whose fingerprint it is; float32: the model's own.
 
     Raises:
         ValueError: if a weight has no values (device "meta").
     """
-    return f"{structure(model)}-{digest(_base_weights(model))}"
+    return f"{structure(model)}-{digest(_base_weights(model), dtype)}"
 
 
-def digest(weights: Iterable[tuple[str, Tensor]]) -> str:
+def is_of(model: nn.Module, expected: str, of_float16: str | None) -> bool:
+    """Whether a model has the weights of a fingerprint: as it is, as a copy in float16, or where one of these was made.
+
+    Args:
+        expected, of_float16: what `fingerprint` gave for the model as it was, and for float16; None: not known.
+    """
+    own = fingerprint(model)
+    return own in (expected, of_float16) or fingerprint(model, torch.float16) == expected
+
+
+def digest(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype = torch.float32) -> str:
     """16 hex digits of named weights, in any order, from a few hundred values of each, rounded to bfloat16.
+
+    Args:
+        weights: names and tensors.
+        dtype: that the values are rounded to before.
 
     Raises:
         ValueError: if a weight has no values (device "meta").
@@ -133,7 +149,7 @@ def digest(weights: Iterable[tuple[str, Tensor]]) -> str:
             raise ValueError(f"model: expected weights with values, got {name} on device meta")
         sha.update(f"{name} {tuple(weight.shape)}".encode())
         sample = weight.detach().flatten()[_spread(weight.numel()).to(weight.device)]
-        sha.update(sample.to("cpu", torch.bfloat16).view(torch.int16).numpy().tobytes())
+        sha.update(sample.to("cpu", dtype).to(torch.bfloat16).view(torch.int16).numpy().tobytes())
     return sha.hexdigest()[:_DIGITS]
 
 

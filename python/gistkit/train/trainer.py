@@ -16,7 +16,7 @@ import torch
 
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor, LanguageModel
-from gistkit.compress.files import save_compressor
+from gistkit.compress.files import base_fingerprints, save_compressor
 from gistkit.evaluate.baselines import Baseline
 from gistkit.hf import attach
 from gistkit.train import checkpoint
@@ -161,7 +161,8 @@ class Trainer:
         self.progress, self.measure, self.callbacks = progress, measure, tuple(callbacks)
         # Frozen base weights are not in a checkpoint; this identifies them.
         frozen = self.compressor.adapters is not None or isinstance(self.compressor, Baseline)
-        self._model = self.compressor.fingerprint() if frozen else self.compressor.lm.structure
+        self._fingerprints = base_fingerprints(self.compressor) if frozen else None
+        self._model = self.compressor.lm.structure if self._fingerprints is None else self._fingerprints[0]
         self._seconds = 0.0
         self._held_out_losses: dict[str, float] = {}
         self._best = Best(self.out)
@@ -439,5 +440,5 @@ class Trainer:
             if main and isinstance(self.compressor, Baseline):
                 self.compressor.save_pretrained(self.out / EXPORTED)
             elif main:
-                save_compressor(self.compressor, self.out / EXPORTED, fingerprint=self._model)
+                save_compressor(self.compressor, self.out / EXPORTED, self._fingerprints)
         self.accelerator.wait_for_everyone()
