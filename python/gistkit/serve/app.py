@@ -82,7 +82,8 @@ def application(
     @app.post("/v1/memories", status_code=201)
     async def add_memory(body: TextBody, request: Request) -> dict[str, Any]:
         async with _Exchange(request, seconds, lambda tell: Text(tell, body.text)) as exchange:
-            return _memory(await exchange.next())
+            entry: Entry = await exchange.next()
+            return {**_memory(entry), "removed": list(entry.removed)}
 
     @app.get("/v1/memories")
     async def list_memories() -> dict[str, Any]:

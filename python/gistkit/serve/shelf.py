@@ -37,6 +37,7 @@ class Entry:
         size: of its file, bytes.
         used: when it was added or last read, seconds since 1970.
         memory: None: it is in its file alone.
+        removed: ids of the memories that went when it was added, for the limits' sake.
     """
 
     id: str
@@ -47,6 +48,7 @@ class Entry:
     size: int
     used: int
     memory: Memory | None = None
+    removed: tuple[str, ...] = ()
 
 
 class Shelf:
@@ -54,7 +56,7 @@ class Shelf:
 
     A memory is written to its file when it is added, so that nothing is lost however the process ends. Where the
     memories in RAM pass their limit, those not used for longest stay in their files alone; where the files pass theirs,
-    those not used for longest go for good. Only a name of 32 hexadecimal digits becomes that of a file.
+    those not used for longest go for good, with a line in the log. Only a name of 32 hexadecimal digits becomes that of a file.
 
     Args:
         folder: of the files, made if there is none. What the compressor cannot read of it stays there untouched, with
@@ -116,7 +118,7 @@ class Shelf:
             raise ValueError(f"text: expected a memory of at most {self._disk:,} bytes, got {entry.size:,}")
         with self._lock:
             self._entries[name] = entry
-            self._trim()
+            entry.removed = self._trim()
         return entry
 
     def get(self, name: str) -> Memory:
@@ -188,17 +190,23 @@ class Shelf:
             self._entries[path.stem] = _entry(path.stem, path, memory)
             self._trim()
 
-    def _trim(self) -> None:
-        """Keeps to the limits; the caller has the lock."""
-        size, ram = self.disk_bytes, self.ram_bytes
+    def _trim(self) -> tuple[str, ...]:
+        """Keeps to the limits and returns the ids of what was removed; the caller has the lock."""
+        size, ram, removed = self.disk_bytes, self.ram_bytes, []
         for name, entry in list(self._entries.items()):
             if len(self._entries) <= self._most and size <= self._disk and ram <= self._ram:
-                return
+                break
             if entry.memory is not None and ram > self._ram:
                 ram, entry.memory = ram - entry.nbytes, None
             if len(self._entries) > self._most or size > self._disk:
                 size -= entry.size
                 self.remove(name)
+                removed.append(name)
+                log.warning(
+                    "%s is removed for good, not used for longest: the limits are %d memories and %s bytes of files",
+                    name, self._most, f"{self._disk:,}",
+                )  # fmt: skip
+        return tuple(removed)
 
 
 def check_own(compressor: Compressor, memory: Memory) -> None:
