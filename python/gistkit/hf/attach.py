@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
+from threading import RLock
 from types import MethodType
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
@@ -194,7 +196,7 @@ def attach(model: Model) -> Iterator[Model]:
     """Runs `model` on gistkit's attention and RoPE inside the `with` block, and leaves it as it was.
 
     Inside, `model(...)` takes the keyword arguments below. With gradient checkpointing the backward pass runs layers
-    again, so it belongs inside the block too. Attaching twice is allowed; the inner block does nothing.
+    again, so it belongs inside the block too. Blocks may overlap, nested or in threads: the last to end undoes it all.
 
     - plan: a compiled layout. Its spans say who sees whom, and its positions are the position ids unless
       `position_ids` is given. Layers with a sliding window use the plan for their width, so compile it with
@@ -224,17 +226,45 @@ def attach(model: Model) -> Iterator[Model]:
         ValueError: from `model(...)`, for output_attentions: `gistkit.inspect.AttentionRecorder` records maps.
     """
     decoder = decoder_of(model)
-    if decoder.config._attn_implementation == ATTENTION_NAME:
+    with _TURN:
+        # One that a user has set to gistkit's attention stays so.
+        if decoder not in _BLOCKS and decoder.config._attn_implementation != ATTENTION_NAME:
+            _BLOCKS[decoder] = _Blocks(_opened(decoder))
+        blocks = _BLOCKS.get(decoder, _Blocks(ExitStack()))
+        blocks.open += 1
+    try:
         yield model
-        return
+    finally:
+        with _TURN:
+            blocks.open -= 1
+            if not blocks.open:
+                _BLOCKS.pop(decoder, None)
+                blocks.undo.close()
+
+
+@dataclass
+class _Blocks:
+    """How many blocks of `attach` a decoder is in, and what the last of them undoes."""
+
+    undo: ExitStack
+    open: int = 0
+
+
+_BLOCKS: WeakKeyDictionary[nn.Module, _Blocks] = WeakKeyDictionary()
+_TURN = RLock()
+
+
+def _opened(decoder: PreTrainedModel) -> ExitStack:
+    """Attaches a decoder, or refuses it; returns what undoes that."""
     traits = TRAITS.get(decoder) or traits_of(decoder, _attached)
     if traits.refused is not None:
         raise TypeError(
             "model: expected a transformers decoder that gistkit's attention can run in, got "
             f"{type(decoder).__name__}: {traits.refused}"
         )
-    with _attached(decoder, traits.carried, bool(rope_modules(decoder)[0])):
-        yield model
+    undo = ExitStack()
+    undo.enter_context(_attached(decoder, traits.carried, bool(rope_modules(decoder)[0])))
+    return undo
 
 
 @contextmanager
