@@ -342,7 +342,8 @@ class Compressor(nn.Module, ABC):
             ValueError: if there is no tokenizer.
         """
         memory = memory if isinstance(memory, Memory) else self.compress(memory)
-        return ask(self, memory, question, tokenizer=self.tokenizer, template=template, **options)
+        tokenizer = options.pop("tokenizer", None) or self.tokenizer
+        return ask(self, memory, question, tokenizer=tokenizer, template=template, **options)
 
     def decode(
         self,

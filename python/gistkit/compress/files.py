@@ -141,7 +141,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
         if compressor.adapters is not None:
             compressor.adapters.remove()
         raise
-    return compressor
+    return compressor.train(model.training)
 
 
 def load_tokenizer(folder: Path | None, model: Any) -> Any:

@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from gistkit._checks import POSITIONS
 from gistkit._files import Shapes, tensor_shapes
 from gistkit._messages import one_line, shown
-from gistkit.hf.lora import plain_map
+from gistkit.hf.lora import not_honoured, plain_map
 from gistkit.hf.vision import FAMILIES
 
 if TYPE_CHECKING:
@@ -113,10 +113,6 @@ def _is_whole(value: Any, low: int = 0) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value < POSITIONS
 
 
-def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= _NAMES and all(map(_is_whole, value))
-
-
 def _is_plain(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w.-]{1,200}", value) is not None
 
@@ -153,13 +149,6 @@ def _arguments(allow_regex: bool) -> dict[str, tuple[Callable[[Any], bool], str]
         "use_rslora": flag,
         "lora_bias": flag,
         "ensure_weight_tying": flag,
-        "use_qalora": flag,
-        "qalora_group_size": (lambda value: _is_whole(value, 1), "a whole number >= 1"),
-        "alora_invocation_tokens": (
-            lambda value: value is None or _are_whole(value),
-            "token ids",
-        ),
-        "bias": (lambda value: value in ("none", "all", "lora_only"), "none, all or lora_only"),
         "init_lora_weights": (
             lambda value: isinstance(value, bool) or value in ("gaussian", "orthogonal", "eva"),
             "true, false, gaussian, orthogonal or eva",
@@ -207,15 +196,14 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
         raise ValueError(f"{path}: expected peft_type LORA, got {shown(config.get('peft_type'))}")
     if missing := sorted({"r", "target_modules"} - config.keys()):
         raise ValueError(f"{path}: expected r and target_modules, got none for {missing[0]}")
-    defaults = vars(LoraConfig())
     for field, value in config.items():
         if field in arguments:
             fits, words = arguments[field]
             if not _holds(fits, value):
                 raise ValueError(f"{path}: expected {field} to be {words}, got {shown(value)}")
-        elif field in _SWITCHES and value and value != defaults.get(field):
-            raise ValueError(f"{path}: expected plain LoRA, got {field} {shown(value)}")
-    chosen = {field: value for field, value in config.items() if field in arguments and field in defaults}
+    if (field := not_honoured(config)) is not None:
+        raise ValueError(f"{path}: expected plain LoRA, got {field}")
+    chosen = {field: value for field, value in config.items() if field in arguments}
     if chosen.get("init_lora_weights") == "eva":
         # It needs data to begin with; here all weights come from the file.
         chosen["init_lora_weights"] = True
@@ -223,14 +211,6 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
         return LoraConfig(**chosen)
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: expected fields that go together, got {one_line(error)}") from error
-
-
-# What makes LoRA another method, imports modules or repeats layers; other fields have no say in what is loaded.
-_SWITCHES = {
-    "use_dora", "use_bdlora", "megatron_config", "loftq_config", "corda_config", "lora_ga_config", "velora_config",
-    "monteclora_config", "kasa_config", "arrow_config", "layer_replication", "target_parameters",
-    "trainable_token_indices",
-}  # fmt: skip
 
 
 def _holds(fits: Callable[[Any], bool], value: Any) -> bool:

@@ -26,6 +26,11 @@ from gistkit.layouts import Plan
 
 # New tokens where nothing says how many.
 NEW_TOKENS = 256
+# Options for which transformers calls the model a second time, another way, or reads more of it than logits.
+_BEYOND_LOGITS = (
+    "prefill_chunk_size", "guidance_scale", "assistant_early_exit", "dola_layers", "use_mtp", "token_healing",
+    "output_attentions", "output_hidden_states",
+)  # fmt: skip
 
 
 class Streamer(Protocol):
@@ -137,10 +142,13 @@ def ask(
     prompts = text_rows([template.replace("{question}", text) for text in questions], tokenizer, special_tokens=False)
     if stop_tokens is None:
         config = options.get("generation_config")
-        stop_tokens = options.pop("eos_token_id", None) or getattr(config, "eos_token_id", None)
+        given = options.pop("eos_token_id", None)
+        stop_tokens = getattr(config, "eos_token_id", None) if given is None else given
     if stop_tokens is None:
         stop_tokens = {*stop_ids(compressor.lm, None), tokenizer.eos_token_id} - {None}
     ends = stop_ids(compressor.lm, stop_tokens)
+    # transformers finds the ends of stop_strings by it.
+    options.setdefault("tokenizer", tokenizer)
     rows = generate(compressor, memory, prompts, task="qa", stop_tokens=ends, **options).tolist()
     # What fills a row behind its end is no part of the answer.
     rows = [row[: next((place + 1 for place, token in enumerate(row) if token in ends), None)] for row in rows]
@@ -166,8 +174,13 @@ def configured(
         whole("max_new_tokens", options["max_new_tokens"], high=POSITIONS)
     config = GenerationConfig() if generation_config is None else copy.deepcopy(generation_config)
     rest = config.update(**options)
-    if config.prefill_chunk_size is not None:
-        raise ValueError(f"prefill_chunk_size: expected None, as one pass reads all, got {config.prefill_chunk_size}")
+    for name in _BEYOND_LOGITS:
+        value = getattr(config, name, None)
+        if value and not (name == "guidance_scale" and value == 1):
+            raise ValueError(
+                f"{name}: expected none, as the loop gets the logits of one pass over a memory and what follows, "
+                f"got {value}"
+            )
     if config.max_new_tokens is None:
         length = config.max_length
         config.max_new_tokens = NEW_TOKENS if length is None else length - width

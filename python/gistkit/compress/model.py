@@ -20,7 +20,7 @@ from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
-from gistkit.hf.lora import is_norm, keep_wide, linear_maps, norms_of, plain_map
+from gistkit.hf.lora import check_honoured, is_norm, keep_wide, linear_maps, norms_of, plain_map
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 from gistkit.nn.folded import FoldedMap, foldable
@@ -328,7 +328,7 @@ class Adapters:
         from peft import get_peft_model
 
         for config in configs.values():
-            _check_config(config)
+            check_honoured(config)
         taken_names = {name for layer in _peft_layers(model) for name in layer.active_adapters}
         taken_names |= set(getattr(model, "peft_config", None) or {})
         free_numbers = (
@@ -377,6 +377,8 @@ class Adapters:
             self.remove()
             raise
         for layer in targets:
+            # PEFT's new modules are in training mode, whatever mode the model is in.
+            layer.train(model.training)
             saved = getattr(layer, "modules_to_save", {})
             for copied in (saved[name] for name in own_names if name in saved):
                 if is_norm(copied):
@@ -545,15 +547,6 @@ class Adapters:
         for layer in self._layers:
             active = list(names) if names else list(self.names.values())
             vars(layer).update(_active_adapter=active, _disable_adapters=not names)
-
-
-def _check_config(config: LoraConfig) -> None:
-    """Refuses configurations that change the base model itself."""
-    start = config.init_lora_weights
-    if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq")):
-        raise ValueError(f"lora: expected a start that does not change the base model, got init_lora_weights {start!r}")
-    if config.use_dora:
-        raise ValueError("lora: expected plain LoRA, got use_dora=True")
 
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:

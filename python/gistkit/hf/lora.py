@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -12,12 +13,45 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from gistkit._checks import POSITIONS, flag, whole
+from gistkit._messages import shown
 from gistkit.hf.attach import decoder_of
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
 Maps = Literal["query_value", "query_key_value", "all"]
+
+
+# Fields of a LoraConfig that every pass honours, and those that say nothing of what an adapter computes.
+HONOURED = frozenset({
+    "r", "lora_alpha", "lora_dropout", "lora_bias", "target_modules", "exclude_modules", "modules_to_save",
+    "fan_in_fan_out", "use_rslora", "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern",
+    "alpha_pattern", "ensure_weight_tying", "task_type",
+})  # fmt: skip
+NEUTRAL = frozenset({
+    "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
+    "runtime_config", "megatron_core", "qalora_group_size",
+})  # fmt: skip
+
+
+def not_honoured(fields: Mapping[str, Any]) -> str | None:
+    """The first of a LoraConfig's fields that is set and that no pass of a compressor honours, with its value."""
+    from peft import LoraConfig
+
+    defaults = vars(LoraConfig())
+    for name, value in fields.items():
+        if name not in HONOURED | NEUTRAL and value and value != defaults.get(name):
+            return f"{name}={shown(value)}"
+    return None
+
+
+def check_honoured(config: LoraConfig) -> None:
+    """Refuses a configuration that is no plain LoRA, or that changes the base model itself."""
+    start = config.init_lora_weights
+    if isinstance(start, str) and start.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+        raise ValueError(f"lora: expected a start that does not change the base model, got init_lora_weights {start!r}")
+    if (field := not_honoured(vars(config))) is not None:
+        raise ValueError(f"lora: expected plain LoRA, got {field}")
 
 
 def adapter_config(
