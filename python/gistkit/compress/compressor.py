@@ -564,6 +564,7 @@ class Compressor(nn.Module, ABC):
         Returns:
             fp32 scalars in nats a token, one for each loss and "loss".
         """
+        self._thaw()
         rows = self.contexts(input_ids, attention_mask)
         answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
         labels = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),
@@ -596,12 +597,19 @@ class Compressor(nn.Module, ABC):
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that train, by name, without other adapters in the model."""
+        self._thaw()
         for name, parameter in self.named_parameters():
             belongs = "lora_" not in name if self.adapters is None else self.adapters.owns(name)
             if name == HEAD and "compression" not in self.loss_weights:
                 continue
             if parameter.requires_grad and (belongs or not name.startswith("model.")):
                 yield name, parameter
+
+    def _thaw(self) -> None:
+        """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's own adapter: they freeze all others."""
+        own_trains = any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("model."))
+        if self.adapters is not None and own_trains and self.adapters.frozen:
+            self.adapters.thaw()
 
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:
         """The parameters as an optimizer takes them; those of the gists have `memory_factor` times the learning rate.

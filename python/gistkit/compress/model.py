@@ -357,6 +357,7 @@ class Adapters:
             for role, other_config in other_roles:
                 self.peft.add_adapter(self.names[role], other_config)
         self._layers = _peft_layers(model)
+        self._merged: dict[nn.Module, list[str]] = {}
         self._set(self._previous)
         own_names = set(self.names.values())
         for name, parameter in model.named_parameters():
@@ -424,17 +425,36 @@ class Adapters:
 
     @contextmanager
     def switched(self, names: list[str]) -> Iterator[None]:
-        """Inside, exactly PEFT's adapters of these names apply, all of them to all rows."""
+        """Inside, exactly PEFT's adapters of these names apply, all of them to all rows, beside merged ones."""
         layer = self._layers[0]
         before = layer.active_adapters if not layer._disable_adapters else []
-        if before == names:
+        # PEFT would leave ours out of maps that a user has merged adapters into: inside, these are plain ones.
+        merged = {layer: layer.merged_adapters for layer in self._layers if getattr(layer, "merged_adapters", None)}
+        if before == names and not merged:
             yield
             return
+        for layer in merged:
+            layer.merged_adapters = []
+        self._merged |= merged
         self._set(names)
         try:
             yield
         finally:
+            for layer, adapters in merged.items():
+                layer.merged_adapters = adapters
+                del self._merged[layer]
             self._set(before)
+
+    def thaw(self) -> None:
+        """Lets the adapters train again, after PEFT has frozen all but the one that a user switched to."""
+        for name, parameter in self.peft.named_parameters():
+            if self.owns(name):
+                parameter.requires_grad_(True)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether no parameter of the adapters trains."""
+        return not any(p.requires_grad for name, p in self.peft.named_parameters() if self.owns(name))
 
     @contextmanager
     def folded(self, role: str) -> Iterator[None]:
@@ -545,8 +565,8 @@ class Adapters:
     def _set(self, names: Sequence[str]) -> None:
         # PEFT's own switches change requires_grad too, which an optimizer and a running backward pass rely on.
         for layer in self._layers:
-            active = list(names) if names else list(self.names.values())
-            vars(layer).update(_active_adapter=active, _disable_adapters=not names)
+            on = [name for name in names if name not in self._merged.get(layer, ())]
+            vars(layer).update(_active_adapter=on or list(self.names.values()), _disable_adapters=not on)
 
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:
