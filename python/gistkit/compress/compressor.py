@@ -47,6 +47,7 @@ from gistkit.compress.tokens import (
 )
 from gistkit.hf.attach import ModuleSnapshot
 from gistkit.hf.cache import MemoryCache
+from gistkit.hf.fingerprint import plain_tensors
 from gistkit.hf.lora import plain_map
 from gistkit.layouts import Plan
 
@@ -792,7 +793,7 @@ def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []
-    for weight in weights:
+    for weight in (part for whole_weight in weights for part in plain_tensors(whole_weight)):
         # Weights made in inference mode have no version.
         places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
         if weight.numel() and not weight.is_meta:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +92,13 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         adapters.peft.save_pretrained(str(folder), selected_adapters=names, save_embedding_layers=False)
     if compressor._tokenizer is not None:
         compressor._tokenizer.save_pretrained(str(folder / TOKENIZER))
+        if not (folder / TOKENIZER / "tokenizer.json").is_file():
+            shutil.rmtree(folder / TOKENIZER)
+            warnings.warn(
+                f"tokenizer: expected one with a tokenizer.json, which alone is read from such a folder, got "
+                f"{type(compressor._tokenizer).__name__}: it is not saved; set compressor.tokenizer after loading",
+                stacklevel=4,
+            )
     # Without adapters the model is here itself.
     own, of_float16 = (None, None) if adapters is None else fingerprints or base_fingerprints(compressor)
     settings = {

@@ -46,8 +46,9 @@ class SharedModel:
     def __init__(self, model: PreTrainedModel) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model: expected a transformers causal language model, got {type(model).__name__}")
-        self.structure = hf.structure(model)
+        _refuse_learned_prompts(model)
         self.model = model
+        self._structure = 0, ""
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
         self._refuse_offloaded()
@@ -60,7 +61,6 @@ class SharedModel:
         self._logits = logits_of(pretrained(model))
         if self._logits.after != 1.0 and self.head.bias is not None:
             raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
-        self.vocabulary = self.embed.weight.shape[0]
         self.windows = hf.sliding_windows(model)
         # Key heads and head dim of each layer.
         self.head_shapes: list[tuple[int, int]] = hf.head_shapes(self.config)
@@ -84,6 +84,18 @@ class SharedModel:
     def embed(self) -> nn.Embedding:
         """The model's input embedding."""
         return cast(Any, self.model).get_input_embeddings()
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows; `resize_token_embeddings` changes them."""
+        return int(self.embed.weight.shape[0])
+
+    @property
+    def structure(self) -> str:
+        """See `gistkit.hf.structure`."""
+        if self._structure[0] != self.vocabulary:
+            self._structure = self.vocabulary, hf.structure(self.model)
+        return self._structure[1]
 
     @property
     def width(self) -> int:
@@ -567,6 +579,19 @@ class Adapters:
         for layer in self._layers:
             on = [name for name in names if name not in self._merged.get(layer, ())]
             vars(layer).update(_active_adapter=on or list(self.names.values()), _disable_adapters=not on)
+
+
+def _refuse_learned_prompts(model: nn.Module) -> None:
+    """Refuses what acts in the forward of a PEFT model, which no pass of a compressor runs."""
+    for module in model.modules():
+        configs = getattr(module, "peft_config", None)
+        for name, config in (configs if isinstance(configs, dict) else {}).items():
+            if getattr(config, "is_prompt_learning", False) or getattr(config, "alora_invocation_tokens", None):
+                kind = getattr(config.peft_type, "value", config.peft_type)
+                raise TypeError(
+                    "model: expected one without a learned prompt or an adapter that tokens invoke, which act in the "
+                    f"forward of {type(module).__name__} alone, got the adapter {name} of type {kind}"
+                )
 
 
 def _names(number: int, roles: Mapping[str, Any]) -> dict[str, str]:

@@ -79,11 +79,22 @@ def as_rows(
 
 
 def texts_of(name: str, texts: Any) -> list[str]:
-    """One text or a sequence of texts as a list; a TypeError for anything else, which names the argument `name`."""
+    """One text or a sequence of texts as a list.
+
+    Raises:
+        TypeError: for anything else; it names the argument `name`.
+        ValueError: for a text with half of a surrogate pair, which no tokenizer takes.
+    """
     rows = [texts] if isinstance(texts, str) else texts
     if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, str) for row in rows):
         kinds = sorted({type(row).__name__ for row in rows}) if isinstance(rows, Sequence) else [type(texts).__name__]
         raise TypeError(f"{name}: expected a text or a sequence of texts, got {' and '.join(kinds) or 'none'}")
+    for row in rows:
+        try:
+            row.encode()
+        except UnicodeEncodeError as error:
+            half = f"{row[error.start]!a}, at {error.start}"
+            raise ValueError(f"{name}: expected a text of whole characters, got half of one, {half}") from None
     return list(rows)
 
 

@@ -148,17 +148,36 @@ def digest(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype = torch.flo
         if weight.is_meta:
             raise ValueError(f"model: expected weights with values, got {name} on device meta")
         sha.update(f"{name} {tuple(weight.shape)}".encode())
-        sample = weight.detach().flatten()[_spread(weight.numel()).to(weight.device)]
-        sha.update(sample.to("cpu", dtype).to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+        for part in plain_tensors(weight.detach()):
+            sample = part.flatten()[_spread(part.numel()).to(part.device)]
+            sha.update(sample.to("cpu", dtype).to(torch.bfloat16).view(torch.int16).numpy().tobytes())
     return sha.hexdigest()[:_DIGITS]
 
 
 def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, weight in pretrained(model).named_parameters():
-        # PEFT's adapters, and its trained copies of whole layers beside the originals.
-        if "lora_" in name or ".modules_to_save." in name:
-            continue
-        yield name.replace(".base_layer", "").replace(".original_module", ""), weight
+    """The weights without PEFT's adapters, and without its trained copies of whole layers beside the originals."""
+    base = pretrained(model)
+    originals = {
+        name: part
+        for name, module in base.named_modules()
+        for part in ("base_layer", "original_module")
+        if part in module._modules
+    }
+    seen = set()
+    for name, weight in base.named_parameters(remove_duplicate=False):
+        parts = name.split(".")
+        inside = (originals.get(".".join(parts[:end]), parts[end]) == parts[end] for end in range(1, len(parts)))
+        if id(weight) not in seen and all(inside):
+            seen.add(id(weight))
+            yield name.replace(".base_layer", "").replace(".original_module", ""), weight
+
+
+def plain_tensors(weight: Tensor) -> list[Tensor]:
+    """The tensors that a quantized weight consists of, as torchao's do; of any other weight, itself."""
+    if not hasattr(weight, "__tensor_flatten__") or not hasattr(weight, "dequantize") or hasattr(weight, "device_mesh"):
+        return [weight]
+    parts = (getattr(weight, name) for name in weight.__tensor_flatten__()[0])
+    return [plain for part in parts for plain in plain_tensors(part)]
 
 
 def _spread(count: int) -> Tensor:
