@@ -16,8 +16,8 @@ from torch.compiler import is_compiling
 from gistkit import _gpu
 from gistkit.layouts.lists import TILE_KEYS, TILE_QUERIES, TileLists, lists_on, made_on_gpu, version_of
 from gistkit.layouts.plan import Plan
-from gistkit.ops import _library  # noqa: F401  loads torch.ops.gistkit
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast, autocast_to_float32
 
 _ATTENTION = torch.ops.gistkit.attention.default
@@ -293,7 +293,7 @@ def _accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-@torch.library.register_fake("gistkit::attention")
+@register_fake("gistkit::attention")
 def _fake(
     query: Tensor,
     key: Tensor,
@@ -320,7 +320,7 @@ def _empty_gradient(t: Tensor) -> Tensor:
     return t.new_empty((batch, heads, rows, dim))
 
 
-@torch.library.register_fake("gistkit::attention_tiles")
+@register_fake("gistkit::attention_tiles")
 def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tensor]:
     batch, rows, _, _ = spans.shape
     query_tiles, key_tiles = (
@@ -330,7 +330,7 @@ def _tiles_fake(spans: Tensor, num_keys: int, both: bool) -> tuple[Tensor, Tenso
     return torch.empty_like(spans), spans.new_empty((2 if both else 1, (width + 1) // 2 * 2))
 
 
-@torch.library.register_fake("gistkit::attention_backward")
+@register_fake("gistkit::attention_backward")
 def _backward_fake(
     grad_out: Tensor,
     grad_lse: Tensor | None,

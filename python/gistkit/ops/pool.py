@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-import gistkit.ops._library  # noqa: F401
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast
 from gistkit.ops._windows import check_pool
 
@@ -104,7 +104,7 @@ def _rows(heads: Tensor) -> Tensor:
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
-@torch.library.register_fake("gistkit::window_pool")
+@register_fake("gistkit::window_pool")
 def _pool_fake(
     key: Tensor,
     value: Tensor,
@@ -119,7 +119,7 @@ def _pool_fake(
     return pooled[0], pooled[1]
 
 
-@torch.library.register_fake("gistkit::window_spread")
+@register_fake("gistkit::window_spread")
 def _spread_fake(
     key: Tensor,
     value: Tensor,

@@ -11,9 +11,9 @@ from torch._C import _are_functorch_transforms_active as transforms
 from torch._C import _AutoDispatchBelowAutograd as below_autograd
 from torch.autograd import forward_ad
 
-import gistkit.ops._library  # noqa: F401
 from gistkit import _gpu
 from gistkit.ops._autograd import differentiable
+from gistkit.ops._fake import register_fake
 from gistkit.ops._modes import autocast, refuse_forward_mode
 
 _ROPE = torch.ops.gistkit.rope.default
@@ -225,7 +225,7 @@ def _check_inplace(tensors: dict[str, Tensor]) -> None:
         raise ValueError("key: expected another tensor than query for inplace, got the same")
 
 
-@torch.library.register_fake("gistkit::rope")
+@register_fake("gistkit::rope")
 def _rope_fake(
     query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
@@ -235,7 +235,7 @@ def _rope_fake(
     return torch.empty_like(query), torch.empty_like(key)
 
 
-@torch.library.register_fake("gistkit::rope_")
+@register_fake("gistkit::rope_")
 def _rope_in_place_fake(
     query: Tensor, key: Tensor, positions: Tensor, inv_freq: Tensor, scaling: float, interleaved: bool, inverse: bool
 ) -> None:
@@ -243,7 +243,7 @@ def _rope_in_place_fake(
         _check_shapes(query, key, positions, inv_freq)
 
 
-@torch.library.register_fake("gistkit::rope_angle_grad")
+@register_fake("gistkit::rope_angle_grad")
 def _angle_grad_fake(
     grad_query: Tensor,
     grad_key: Tensor,

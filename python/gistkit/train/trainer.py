@@ -409,6 +409,9 @@ class Trainer:
         self._seconds, self._held_out_losses = progress["seconds"], progress["held_out"]
         self._best = Best(self.out, progress)
         step: int = progress["step"]
+        if accelerator.is_main_process:
+            # A run that was killed behind its last checkpoint had not removed the oldest.
+            checkpoint.prune(self.out, self.keep, step)
         # Checkpoints written before evaluations could wait for a resumption come after those of their step.
         self._evaluated = progress.get("evaluated", step)
         steps = accelerator.gather(torch.tensor([step], device=accelerator.device)).tolist()
