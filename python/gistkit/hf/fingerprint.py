@@ -16,6 +16,8 @@ from gistkit.hf.attach import pretrained
 _DIGITS = 16
 _SAMPLES = 256
 _GOLDEN = 0.6180339887498949
+# Where PEFT puts what it wraps.
+_ORIGINALS = ("base_layer", "original_module", "token_adapter")
 
 
 def structure(model: nn.Module) -> str:
@@ -160,8 +162,8 @@ def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     originals = {
         name: part
         for name, module in base.named_modules()
-        for part in ("base_layer", "original_module")
-        if part in module._modules
+        for part in _ORIGINALS
+        if module._modules.get(part) is not None
     }
     seen = set()
     for name, weight in base.named_parameters(remove_duplicate=False):
@@ -169,7 +171,7 @@ def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         inside = (originals.get(".".join(parts[:end]), parts[end]) == parts[end] for end in range(1, len(parts)))
         if id(weight) not in seen and all(inside):
             seen.add(id(weight))
-            yield name.replace(".base_layer", "").replace(".original_module", ""), weight
+            yield ".".join(part for part in parts if part not in _ORIGINALS), weight
 
 
 def plain_tensors(weight: Tensor) -> list[Tensor]:

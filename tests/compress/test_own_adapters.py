@@ -1,0 +1,206 @@
+"""What users do to the model and the adapters around a compressor: it counts, or it is refused by name."""
+
+import pytest
+import torch
+from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
+
+from gistkit import hf
+from gistkit.compress import AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, ICAE, Memory
+from tests.helpers.models import byte_tokenizer, tiny_llama
+
+IDS = torch.randint(2, 50, (1, 18), generator=torch.Generator().manual_seed(0))
+CHUNKS, PLACES = {"chunk": 12, "ratio": 4}, {"ratio": 4, "bos_token": 1}
+METHODS = {
+    "icae": (ICAE, CHUNKS),
+    "joint": (ICAE, CHUNKS | {"joint_head": True}),
+    "x500": (FiveHundredX, CHUNKS),
+    "gist": (Gist, PLACES),
+    "gistpool": (GistPool, PLACES | {"separate": True}),
+    "avgpool": (AvgPool, PLACES),
+    "dodo": (Dodo, PLACES | {"layer": 1}),
+}
+
+
+def made(method, model, **options):
+    kind, settings = METHODS[method]
+    return kind(model, **settings, **options).eval()
+
+
+def unsettled(compressor):
+    """Its adapters add something."""
+    with torch.no_grad():
+        for name, parameter in compressor.trainable():
+            if "lora_B" in name:
+                parameter.normal_(0, 0.3)
+    return compressor
+
+
+def own_adapter(model):
+    config = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    return get_peft_model(model, config).double().eval()
+
+
+def close(one, other):
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.tensors, other.tensors, strict=True))
+
+
+@pytest.mark.parametrize("change", ["losses", "folded", "merged", "double", "bfloat16", "float16"])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_saved_after_a_change_is_read(method, change, tmp_path):
+    has_head = method not in ("avgpool", "dodo")
+    model = tiny_llama().float()
+    own = own_adapter(model).float() if change == "merged" and method != "gistpool" else None
+    compressor = unsettled(made(method, model, lora=2, losses=("ae", "compression") if has_head else ("ae",)))
+    if change == "losses":
+        compressor.set_losses(("qa",))
+        assert not any(name.startswith("compression_head") for name, _ in compressor.trainable())
+    elif own is not None:
+        own.merge_adapter(["default"])
+    elif hasattr(torch, change):
+        compressor.to(getattr(torch, change))
+    memory = compressor.encode(IDS)
+    memory.save(tmp_path / "a.gist")
+    if change == "folded":
+        with compressor.folded():
+            compressor.save_pretrained(tmp_path / "saved")
+    else:
+        compressor.save_pretrained(tmp_path / "saved")
+    base = tiny_llama().float()
+    if own is not None:
+        own_adapter(base).float().merge_adapter(["default"])
+    elif hasattr(torch, change):
+        base.to(getattr(torch, change))
+    again = Compressor.from_pretrained(tmp_path / "saved", base)
+    assert not again.training and again.loss_weights == compressor.loss_weights
+    assert close(again.encode(IDS), memory)
+    again.check_readable(Memory.load(tmp_path / "a.gist"))
+    head = again.compression_head
+    assert (head is not None) is has_head
+    if change == "losses" and has_head:
+        assert torch.equal(head.projection.weight, compressor.compression_head.projection.weight)
+        again.set_losses(("compression",))
+        assert any(name.startswith("compression_head") for name, _ in again.trainable())
+
+
+@pytest.mark.parametrize("saved", [torch.float32, torch.float16])
+@pytest.mark.parametrize("read", [torch.float32, torch.bfloat16, torch.float16])
+def test_copies_of_a_model_in_other_dtypes_are_that_model(saved, read, tmp_path):
+    compressor = made("x500", tiny_llama().to(saved), lora=2)
+    memory = compressor.encode(IDS)
+    compressor.save_pretrained(tmp_path)
+    again = Compressor.from_pretrained(tmp_path, tiny_llama().float().to(read))
+    again.check_readable(memory)
+    other = tiny_llama().float()
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight.mul_(1.01)
+    with pytest.raises(ValueError, match="other weights"):
+        Compressor.from_pretrained(tmp_path, other.to(read))
+
+
+@pytest.mark.parametrize("method", ["x500", "avgpool"])
+def test_an_adapter_counts_beside_one_that_is_merged(method):
+    model = tiny_llama()
+    own = own_adapter(model)
+    compressor = unsettled(made(method, model, lora=2).double())
+    plain, memory = own(IDS).logits, compressor.encode(IDS)
+    states, answer = compressor.decode(memory, "lm", IDS[:, :3]), compressor.generate(memory, max_new_tokens=4)
+    own.merge_adapter(["default"])
+    merged = compressor.encode(IDS)
+    assert close(merged, memory)
+    torch.testing.assert_close(compressor.decode(merged, "lm", IDS[:, :3]), states)
+    for context in (compressor.folded(), hf.attach(model)):
+        with context:
+            assert torch.equal(compressor.generate(merged, max_new_tokens=4), answer)
+    torch.testing.assert_close(own(IDS).logits, plain)
+    assert model.model.layers[0].self_attn.q_proj.merged
+    own.unmerge_adapter()
+    assert close(compressor.encode(IDS), memory)
+
+
+def test_an_adapter_trains_on_after_a_user_switches_theirs():
+    model = tiny_llama()
+    own = own_adapter(model)
+    compressor = made("x500", model, lora=2, losses=("ae",))
+    names = [name for name, _ in compressor.trainable()]
+    own.set_adapter("default")
+    assert [name for name, _ in compressor.trainable()] == names
+    with own.disable_adapter():
+        pass
+    compressor(IDS)["loss"].backward()
+    assert all(parameter.grad is not None for name, parameter in compressor.trainable() if "lora_" in name)
+    # Who freezes all of it means it.
+    compressor.requires_grad_(False)
+    assert not list(compressor.trainable())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_follows_the_mode_of_the_model(training, tmp_path):
+    made("x500", tiny_llama(), lora=LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)).save_pretrained(tmp_path)
+    again = Compressor.from_pretrained(tmp_path, tiny_llama().train(training))
+    assert {module.training for module in again.modules() if isinstance(module, torch.nn.Dropout)} == {training}
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"bias": "lora_only"},
+        {"alora_invocation_tokens": [5]},
+        {"layer_replication": [(0, 2), (0, 2)]},
+        {"trainable_token_indices": [5]},
+        {"target_parameters": ["weight"]},
+        {"use_dora": True},
+    ],
+    ids=lambda field: min(field),
+)
+def test_what_a_configuration_says_that_no_pass_honours_is_refused_by_name(field):
+    model = tiny_llama()
+    with pytest.raises(ValueError, match=f"lora: expected plain LoRA, got {min(field)}="):
+        made("x500", model, lora=LoraConfig(r=2, target_modules=["q_proj"], **field))
+    assert not hasattr(model, "peft_config") and model.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize("kind", [PromptTuningConfig, PrefixTuningConfig])
+def test_a_learned_prompt_of_the_base_is_refused(kind):
+    model = get_peft_model(tiny_llama(), kind(task_type="CAUSAL_LM", num_virtual_tokens=2))
+    with pytest.raises(TypeError, match=r"model: expected one without a learned prompt .* default of type P"):
+        made("x500", model, lora=2)
+
+
+def test_rows_added_to_the_embeddings_are_tokens():
+    compressor = made("x500", tiny_llama(), lora=2)
+    before = compressor.source
+    compressor.model.resize_token_embeddings(60, mean_resizing=False)
+    memory = compressor.encode(torch.full((1, 5), 55))
+    assert compressor.vocabulary == 60 and memory.source == compressor.source != before
+    assert compressor.generate(memory, torch.tensor([[58]]), max_new_tokens=2).shape == (1, 2)
+
+
+def test_no_adapter_of_any_kind_is_part_of_a_fingerprint():
+    from peft import IA3Config, LoHaConfig
+
+    plain = hf.fingerprint(tiny_llama())
+    rows = LoraConfig(r=2, target_modules=["q_proj"], trainable_token_indices=[5])
+    every = IA3Config(target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"])
+    for config in (rows, every, LoHaConfig(r=2, target_modules=["q_proj"])):
+        model = tiny_llama()
+        get_peft_model(model, config)
+        assert hf.fingerprint(model) == plain
+
+
+def test_a_tokenizer_that_no_folder_gives_back_is_not_saved_with_a_warning(tmp_path):
+    from transformers import ByT5Tokenizer
+
+    compressor = made("x500", tiny_llama(vocab_size=384), lora=2)
+    compressor.tokenizer = ByT5Tokenizer()
+    with pytest.warns(UserWarning, match=r"tokenizer: expected one with a tokenizer.json, .* got ByT5Tokenizer"):
+        compressor.save_pretrained(tmp_path)
+    assert not (tmp_path / "tokenizer").exists()
+
+
+def test_half_a_character_is_refused_with_its_place():
+    compressor = made("x500", tiny_llama(vocab_size=257), lora=2)
+    compressor.tokenizer = byte_tokenizer()
+    with pytest.raises(ValueError, match=r"text: expected a text of whole characters, got half of one, '\\ud83d', at 2"):
+        compressor.compress(["a gate", "a \ud83d shed"])
+    with pytest.raises(ValueError, match="question: expected a text of whole characters"):
+        compressor.ask(compressor.compress("a gate"), "who \udbc0?")
