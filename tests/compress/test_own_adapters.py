@@ -85,7 +85,7 @@ def test_what_is_saved_after_a_change_is_read(method, change, tmp_path):
 @pytest.mark.parametrize("saved", [torch.float32, torch.float16])
 @pytest.mark.parametrize("read", [torch.float32, torch.bfloat16, torch.float16])
 def test_copies_of_a_model_in_other_dtypes_are_that_model(saved, read, tmp_path):
-    compressor = made("x500", tiny_llama().to(saved), lora=2)
+    compressor = made("x500", tiny_llama().float().to(saved), lora=2)
     memory = compressor.encode(IDS)
     compressor.save_pretrained(tmp_path)
     again = Compressor.from_pretrained(tmp_path, tiny_llama().float().to(read))
