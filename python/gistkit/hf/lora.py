@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from types import MethodType
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
@@ -129,8 +129,8 @@ def lora_config(
             raise ValueError(f"train_norms: expected a model whose norms have weights, got {type(model).__name__}")
     if maps == "all":
         every = _of_decoder(model, "all-linear")
-        if embedding:
-            # PEFT's all-linear has no embeddings.
+        if embedding or not isinstance(model, PreTrainedModel):
+            # PEFT's all-linear has no embeddings, and leaves out the head of transformers' models alone.
             every = [*maps_of(model, decoder_of(model)), *embedding]
         return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=every, fan_in_fan_out=transposed, **more)
     names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
@@ -200,7 +200,7 @@ def is_norm(module: nn.Module) -> bool:
 def keep_wide(norm: nn.Module) -> None:
     """Gives a norm weights of at least float32, in which steps are not rounded away; it returns its input's dtype."""
     norm.to(torch.promote_types(cast(Tensor, norm.weight).dtype, torch.float32))
-    vars(norm)["forward"] = MethodType(_wide, norm)
+    vars(norm)["forward"] = partial(_wide, norm)
 
 
 def _wide(norm: Any, x: Tensor) -> Tensor:

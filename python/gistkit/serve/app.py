@@ -72,7 +72,8 @@ def application(
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
+        # What is no JSON has a number of bytes for a place.
+        place = "" if first["type"] == "json_invalid" else ".".join(str(part) for part in first["loc"][1:])
         return _refusal(Refused(400, f"{place or 'body'}: {first['msg']}", place.partition(".")[0] or None))
 
     @app.exception_handler(HTTPException)

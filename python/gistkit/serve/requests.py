@@ -9,17 +9,24 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from gistkit.serve.errors import Refused
 
-# Fields of OpenAI's chat format that change no answer, and those that change none with this value.
-_IDLE = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-_NEUTRAL: Mapping[str, Any] = {
-    "n": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logprobs": False,
-    "logit_bias": {},
-    "tools": [],
-    "tool_choice": "none",
-    "response_format": {"type": "text"},
+# Fields of OpenAI's chat format that change no answer, and those that change none with these values.
+_IDLE = {
+    "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "parallel_tool_calls",
+}  # fmt: skip
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
 }
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 # An answer sent back has them.
@@ -76,6 +83,8 @@ class StreamOptions(BaseModel):
 
     model_config = _STRICT
     include_usage: bool = False
+    # Padding of the stream's chunks, which there is none of here.
+    include_obfuscation: bool = False
 
 
 class ChatBody(BaseModel):
@@ -101,8 +110,8 @@ class ChatBody(BaseModel):
             return data
         data = {name: value for name, value in data.items() if value is not None and name not in _IDLE}
         for name, neutral in _NEUTRAL.items():
-            if name in data and data.pop(name) != neutral:
-                raise Refused(400, f"{name}: expected {neutral!r} or none, other values are not supported", name)
+            if name in data and data.pop(name) not in neutral:
+                raise Refused(400, f"{name}: expected {neutral[0]!r} or none, other values are not supported", name)
         if "max_completion_tokens" in data:
             data["max_tokens"] = data.pop("max_completion_tokens")
         # One text is a list of one.
