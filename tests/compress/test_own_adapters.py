@@ -1,12 +1,16 @@
 """What users do to the model and the adapters around a compressor: it counts, or it is refused by name."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 
 from gistkit import hf
-from gistkit.compress import AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, ICAE, Memory
-from tests.helpers.models import byte_tokenizer, tiny_llama
+from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, Memory
+from gistkit.hf.cache import CACHE
+from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 
 IDS = torch.randint(2, 50, (1, 18), generator=torch.Generator().manual_seed(0))
 CHUNKS, PLACES = {"chunk": 12, "ratio": 4}, {"ratio": 4, "bos_token": 1}
@@ -72,7 +76,9 @@ def test_what_is_saved_after_a_change_is_read(method, change, tmp_path):
         base.to(getattr(torch, change))
     again = Compressor.from_pretrained(tmp_path / "saved", base)
     assert not again.training and again.loss_weights == compressor.loss_weights
-    assert close(again.encode(IDS), memory)
+    # What was cast computes in another dtype with the same weights.
+    assert again.fingerprints() == compressor.fingerprints()
+    assert hasattr(torch, change) or close(again.encode(IDS), memory)
     again.check_readable(Memory.load(tmp_path / "a.gist"))
     head = again.compression_head
     assert (head is not None) is has_head
@@ -85,12 +91,13 @@ def test_what_is_saved_after_a_change_is_read(method, change, tmp_path):
 @pytest.mark.parametrize("saved", [torch.float32, torch.float16])
 @pytest.mark.parametrize("read", [torch.float32, torch.bfloat16, torch.float16])
 def test_copies_of_a_model_in_other_dtypes_are_that_model(saved, read, tmp_path):
-    compressor = made("x500", tiny_llama().float().to(saved), lora=2)
+    # As most checkpoints are published.
+    model, other = tiny_llama().bfloat16().float(), tiny_llama().bfloat16().float()
+    compressor = made("x500", copy.deepcopy(model).to(saved), lora=2)
     memory = compressor.encode(IDS)
     compressor.save_pretrained(tmp_path)
-    again = Compressor.from_pretrained(tmp_path, tiny_llama().float().to(read))
+    again = Compressor.from_pretrained(tmp_path, model.to(read))
     again.check_readable(memory)
-    other = tiny_llama().float()
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     with pytest.raises(ValueError, match="other weights"):
@@ -204,3 +211,32 @@ def test_half_a_character_is_refused_with_its_place():
         compressor.compress(["a gate", "a \ud83d shed"])
     with pytest.raises(ValueError, match="question: expected a text of whole characters"):
         compressor.ask(compressor.compress("a gate"), "who \udbc0?")
+
+
+@pytest.mark.parametrize("method", ["gist", "avgpool", "dodo"])
+def test_a_cache_of_a_memory_is_read_as_the_compressor_reads_it_or_not_at_all(method):
+    compressor = unsettled(made(method, tiny("mistral", sliding_window=16), lora=2).double())
+    memory = compressor.encode(IDS[:, :9])
+    cache, steps = compressor.to_cache(memory, "qa"), IDS[:, :8]
+    places = compressor.ordinals(memory)[1][0]
+    right = compressor.logits(compressor.decode(memory, "qa", steps)[:, 1:])
+    with pytest.raises(ValueError, match=r"expected a pass inside `with compressor.using\(compressor.reader\)`"):
+        compressor.model(steps[:, :2], **{CACHE: cache})
+    with compressor.using(compressor.reader):
+        for at in range(16 - places):
+            logits = compressor.model(steps[:, at : at + 1], **{CACHE: cache}).logits
+            torch.testing.assert_close(logits.float(), right[:, at : at + 1], rtol=1e-4, atol=1e-4)
+        with pytest.raises(ValueError, match=f"at most 16 tokens, the model's sliding window, .* got {places} that"):
+            compressor.model(steps[:, :1], **{CACHE: cache})
+
+
+def test_a_compressor_with_norms_of_its_own_is_pickled():
+    compressor = made("icae", tiny_llama(), lora=2, train_norms=True)
+    copied = pickle.loads(pickle.dumps(compressor))
+    assert close(copied.encode(IDS), compressor.encode(IDS))
+
+
+def test_all_maps_of_a_model_with_an_adapter_leave_out_its_head():
+    model = get_peft_model(tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"]))
+    names = [name for name, _ in made("avgpool", model, lora=2).trainable()]
+    assert any("down_proj" in name for name in names) and not any("lm_head" in name for name in names)

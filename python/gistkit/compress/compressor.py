@@ -646,7 +646,8 @@ class Compressor(nn.Module, ABC):
         start, and the model, which `hf.cover_memory` prepares here, takes their mask [B, N]. A call of `model.generate`
         leaves its tokens in the cache, which the next one continues, given all of them; `cache.reset()` drops them.
         Methods in place with LoRA have an adapter for the text too, which is on inside
-        `with compressor.using(compressor.reader)`; there gistkit's attention reads, which takes no padding.
+        `with compressor.using(compressor.reader)`; there gistkit's attention reads, which takes no padding. Passes that
+        would read the memory otherwise, without that adapter or across the model's sliding window, raise a ValueError.
 
         Args:
             memory, task: as in `generate`; tokens behind the window are read into the cache.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import index
 from typing import Any, Protocol, cast
@@ -252,7 +253,34 @@ def to_cache(compressor: MemoryReader, memory: Memory, task: Task) -> MemoryCach
             for layer, (key, value) in enumerate(reading.cache.held)
         ]
     hf.cover_memory(pretrained(compressor.lm.model))
-    return hf.memory_cache(layers, 0)
+    cache = hf.memory_cache(layers, 0)
+    counts = next_places == memory.lengths
+    cache.guard = _guard(compressor, None if counts else max(next_places), narrowest)
+    return cache
+
+
+def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callable[[int], None]:
+    """What refuses passes over `to_cache` that would read other weights or other keys than `generate` does.
+
+    Args:
+        places: of the context, where a memory token stands for several of them; None: each stands for its own place.
+        window: the model's narrowest sliding window.
+    """
+    # A cache may be copied, and kept longer than the compressor.
+    adapters, reader = compressor.lm.adapters and weakref.ref(compressor.lm.adapters), compressor.reader
+
+    def guard(tokens: int) -> None:
+        own = adapters and adapters()
+        if own is not None and not own.reads_as(reader):
+            where = "inside `with compressor.using(compressor.reader)`" if reader else "outside of compressor.using"
+            raise ValueError(f"{CACHE}: expected a pass {where}, as the compressor reads a memory, got one elsewhere")
+        if places is not None and places + tokens > window:
+            raise ValueError(
+                f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention counts "
+                f"memory tokens alone, got {places} that are compressed and {tokens} behind them; generate takes any"
+            )
+
+    return guard
 
 
 @contextmanager

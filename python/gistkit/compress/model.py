@@ -457,6 +457,12 @@ class Adapters:
                 del self._merged[layer]
             self._set(before)
 
+    def reads_as(self, role: str | None) -> bool:
+        """Whether a pass would now run with the adapter of this role, or with none of these where it is None."""
+        layer = self._layers[0]
+        active = set() if layer._disable_adapters else set(layer.active_adapters)
+        return active & set(self.names.values()) == ({self.names[role]} if role is not None else set())
+
     def thaw(self) -> None:
         """Lets the adapters train again, after PEFT has frozen all but the one that a user switched to."""
         for name, parameter in self.peft.named_parameters():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any, cast
 
@@ -105,6 +105,11 @@ class MemoryLayer(CacheLayerMixin):
         return self._blocks
 
     @property
+    def added(self) -> int:
+        """Number of tokens behind the memory."""
+        return self._added
+
+    @property
     def logical_length(self) -> int:
         """Position of the first token behind the memory."""
         return self._start
@@ -153,7 +158,13 @@ class MemoryLayer(CacheLayerMixin):
 
 
 class MemoryCache(Cache):
-    """A transformers cache of `MemoryLayer`s, made by `memory_cache`."""
+    """A transformers cache of `MemoryLayer`s, made by `memory_cache`.
+
+    `guard`, if it is set, is called before each pass that `cover_memory` sees with the number of tokens behind the
+    memory after it, and raises where the model would read the memory otherwise than its compressor does.
+    """
+
+    guard: Callable[[int], None] | None = None
 
     @property
     def held(self) -> list[tuple[Tensor, Tensor]]:
@@ -205,10 +216,14 @@ def _cover(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     given = dict(zip(signature(module.forward).parameters, args, strict=False)) | kwargs if args[1:] else kwargs
     cache = given.get("cache", given.get("past_key_values"))
     mask = given.get("attention_mask")
-    if not isinstance(cache, MemoryCache) or not isinstance(mask, Tensor) or mask.dim() != 2:
+    if not isinstance(cache, MemoryCache):
         return None
     ids = given.get("input_ids", args[0] if args else None)
     count = (given["inputs_embeds"] if ids is None else ids).shape[1]
+    if cache.guard is not None:
+        cache.guard(cast(MemoryLayer, cache.layers[0]).added + count)
+    if not isinstance(mask, Tensor) or mask.dim() != 2:
+        return None
     keys, places = cache.get_query_offset() + count, cache.get_seq_length() + count
     if mask.shape[1] not in (keys, places):
         raise ValueError(
