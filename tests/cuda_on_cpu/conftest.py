@@ -15,7 +15,7 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow" if params.get("build") == "plain" else "nightly")
 
 
-@pytest.fixture(params=["plain", *emulation.ORDERS])
+@pytest.fixture(params=["plain", *emulation.ORDERS], ids=lambda way: way if way == "plain" else f"checked-{way}")
 def build(request, monkeypatch):
     """Plain, or checked with this order of threads, where a call does not say."""
     if request.param != "plain":
