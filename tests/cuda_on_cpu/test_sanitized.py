@@ -30,6 +30,7 @@ def test_kernels_under_the_address_sanitizer() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=1800,
     )
     before, _, last = result.stdout.partition(FATAL)
     assert before.count("PASSED") >= len(CASES) and "ERROR" not in before, result.stdout
