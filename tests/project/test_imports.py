@@ -155,7 +155,8 @@ def test_doors_open_when_used():
 
 def test_what_the_package_loads_late_is_typed():
     """What __getattr__ gives is also imported for types, so that checkers know `gistkit.compress` without a run."""
-    block = next(node for node in tree(Path(gistkit.__file__)).body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
+    body = tree(Path(gistkit.__file__)).body
+    block = next(node for node in body if isinstance(node, ast.If) and node.test.id == "TYPE_CHECKING")
     typed = {alias.name: alias.asname for node in block.body for alias in node.names}
     assert typed.keys() == {*gistkit.__all__, *gistkit._PACKAGES} <= {*dir(gistkit)}
     # A name outside __all__ is exported by its alias.

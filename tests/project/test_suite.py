@@ -39,7 +39,7 @@ SECONDS = 1200
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """What a run says in a folder of links to the repository's files, with the study's results that `make demo` left."""
+    """What a run says in a folder of links to the repository's files, with what `make demo` leaves in runs/epl."""
     folder = tmp_path_factory.mktemp("suite")
     checkout = folder / "checkout"
     shutil.copytree(ROOT / "tests", checkout / "tests", copy_function=os.symlink)
@@ -68,7 +68,8 @@ def test_it_runs_beside_a_demos_results(shown):
 
 
 def test_what_was_skipped_is_a_line_a_reason(shown):
-    assert re.findall(r"^SKIPPED .*", shown, re.MULTILINE) == ["SKIPPED [2] tests/test_skips.py:6: there is no such thing"]
+    told = re.findall(r"^SKIPPED .*", shown, re.MULTILINE)
+    assert told == ["SKIPPED [2] tests/test_skips.py:6: there is no such thing"]
 
 
 def test_each_test_has_one_tier_and_other_instruction_sets_wait_for_make_check(shown):
