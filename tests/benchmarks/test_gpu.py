@@ -128,6 +128,7 @@ def test_a_gpu_that_is_lost_ends_the_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert status == 1 and rows[-1]["form"] == "SDPA, cuDNN"
 
 
+@pytest.mark.slow
 def test_the_clock_flushes_waits_and_times_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     times = iter(range(10**6))

@@ -59,8 +59,10 @@ def own_nuggets(compressor, context):
     return set(best(scores_of(compressor, [BOS, *context]), compressor.chunk)[1:])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "mistral"])
-@pytest.mark.parametrize("batch_size", [1, 3, 32])
+@pytest.mark.parametrize(
+    ("family", "batch_size"),
+    [("llama", 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen3", 1), ("gemma2", 32)))],
+)
 def test_the_search_is_algorithm_1_one_selection_at_a_time(family, batch_size):
     compressor = make(tiny(family))
     context, text = tokens(13), tokens(9)
@@ -87,6 +89,7 @@ def test_the_losses_are_those_on_transformers_own_attention(asked):
         assert ours == pytest.approx(F.cross_entropy(logits, torch.tensor(text[-asked:])).item(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_rounds_never_raise_the_loss_and_end_where_no_swap_helps():
     compressor = make()
     # A context in which the third round is the last that swaps.

@@ -34,7 +34,7 @@ from gistkit.nn import (
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.trainer import Trainer
 from tests.helpers import train_worker
-from tests.helpers.devices import ON_CUDA
+from tests.helpers.devices import ON_CUDA, grid
 from tests.helpers.models import tiny
 from tests.helpers.pretend_gpu import NAME, pretending
 from tests.helpers.small_cases import CASES
@@ -45,6 +45,7 @@ COMPRESSORS = {
     "gistpool": train_worker.make_gistpool,
     "dodo": train_worker.make_dodo,
 }
+PLACES = torch.arange(90, 99)[None]
 READERS = {"mixed": train_worker.make_reader, "compressive": train_worker.make_compressive}
 
 
@@ -97,9 +98,8 @@ def logits_and_gradients(
     return [there(x, device) for x in (logits, *gradients)]
 
 
-@pytest.mark.parametrize("positions", [None, torch.arange(90, 99)[None]], ids=["counted", "given"])
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+# About three of four are left to a GPU, and all encodings and both kinds of positions and passes are here.
+@grid("name,training,positions", TEXT_ENCODINGS, [False, True], [None, PLACES], cpu=14, here=NAME, indirect=["device"])
 def test_encode_positions(device: str, name: str, training: bool, positions: Tensor | None) -> None:
     """SeqPE in training too, whose positions are read on the CPU. Its bias has gradients that nearly cancel: they are
     as exact as the CPU's in float32."""
@@ -129,7 +129,7 @@ def test_generate_inside_encode_positions(device: str, name: str) -> None:
 def test_positions_given_on_the_host(device: str, name: str) -> None:
     """As those given on the device, for encodings that read either."""
     model, position = tiny("gpt2", pad_token_id=0).float().to(device), encoding(name).to(device)
-    ids, places = torch.randint(0, 50, (2, 9)).to(device), torch.arange(90, 99)[None]
+    ids, places = torch.randint(0, 50, (2, 9)).to(device), PLACES
     with hf.encode_positions(model, position):
         close(model(ids, position_ids=places).logits, model(ids, position_ids=places.to(device)).logits)
 
@@ -229,7 +229,7 @@ def test_a_compressor_encodes_decodes_and_generates(device: str, make: Callable[
     assert torch.equal(answer, plain)
 
 
-@pytest.mark.parametrize("make", COMPRESSORS.values(), ids=COMPRESSORS)
+@grid("make", COMPRESSORS.values(), here=NAME, indirect=["device"])
 def test_a_memory_goes_to_disk_and_a_compressor_is_evaluated(
     device: str, make: Callable[[], Any], tmp_path: Path
 ) -> None:
@@ -268,7 +268,7 @@ def trained(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [*COMPRESSORS.values(), READERS["mixed"]], ids=[*COMPRESSORS, "mixed"])
+@grid("make", [*COMPRESSORS.values(), READERS["mixed"]], cpu=2, here=NAME, indirect=["device"])
 def test_training_goes_on_bit_for_bit(
     device: str, make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

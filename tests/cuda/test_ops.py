@@ -103,7 +103,7 @@ def test_what_is_not_finite_reaches_only_what_sees_it(device: str, layout: str, 
         nonfinite.check(got, nonfinite.gathered_attention(inputs, grad_out, grad_lse, plan), dtype, what)
 
 
-@grid("dtype", DTYPES, cpu=1)
+@grid("dtype", DTYPES)
 def test_a_long_sequence(device: str, dtype: torch.dtype) -> None:
     """Lists of hundreds of tiles, sums of thousands of terms; the dense form in float64 on the same device."""
     length = 8192 if device == "cuda" else 500
@@ -209,7 +209,7 @@ def test_same_bits_every_time(device: str, dtype: torch.dtype) -> None:
         assert all(torch.equal(a, b) for a, b in zip(first, case.run(attention), strict=True))
 
 
-@grid("shape,dtype,interleaved", ROPE_SHAPES, DTYPES, [False, True], cpu=6)
+@grid("shape,dtype,interleaved", ROPE_SHAPES, DTYPES, [False, True])
 def test_rope(device: str, shape: tuple[int, ...], dtype: torch.dtype, interleaved: bool) -> None:
     batch, queries, keys, tokens, dim, rotary = shape
     query, key = heads_of(batch, queries, tokens, dim, dtype), heads_of(batch, keys, tokens, dim, dtype, 1)
@@ -256,7 +256,7 @@ def test_rope_gradients(device: str, dtype: torch.dtype) -> None:
     assert_as_good(found, with_gradients(reference.rope, inputs, dtype), exact)
 
 
-@grid("windows,dtype,rotated", [1, 5, 37, torch.tensor([[0, 1, 30, 30], [3, 4, 5, 36]])], DTYPES, [False, True], cpu=6)
+@grid("windows,dtype,rotated", [1, 5, 37, torch.tensor([[0, 1, 30, 30], [3, 4, 5, 36]])], DTYPES, [False, True])
 def test_window_pool(device: str, windows: int | Tensor, dtype: torch.dtype, rotated: bool) -> None:
     count = windows.shape[1] - 1 if isinstance(windows, Tensor) else -(-37 // windows)
     options: dict[str, Any] = {"windows": windows}

@@ -27,6 +27,8 @@ FOLDER = Path(__file__).resolve().parent.relative_to(ROOT)
 BUILD = ROOT / "build" / "cuda_on_cpu"
 PARTS = ("fibers", "warp", "matrix", "shared", "checks", "banks", "hooks", "launch", "runtime")
 ORDERS = ("forward", "reverse", "random")
+# How kernels are built, and in which order their threads run, where a call does not say.
+CHECKED, ORDER = False, ORDERS[0]
 COPIES = ("poison", "eager", "lazy")
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory a block: sm_90's; sm_86, sm_89 and sm_120 have 99 KB
 
@@ -47,8 +49,17 @@ def _sanitizer() -> list[str]:
 
 
 def _flags() -> list[str]:
-    flags = ["-std=c++20", "-O2", "-g", "-fPIC", "-fno-gnu-unique", "-Wall", "-Wextra", "-Werror"]
-    return [*flags, "-Wno-unknown-pragmas", "-Icsrc", f"-I{FOLDER}", *_sanitizer()]
+    flags = ["-std=c++20", "-fPIC", "-fno-gnu-unique", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+    return [*flags, "-Icsrc", f"-I{FOLDER}", *_sanitizer()]
+
+
+def kernel_flags(checked: bool) -> list[str]:
+    """Without checks, what compiles soonest: kernels run for seconds."""
+    if not checked:
+        return ["-DGISTKIT_EMULATE", "-O1"]
+    # Lines of the source for messages. Taken apart into scalars, a vector's load would look like several.
+    instrumented = [] if _sanitizer() else ["-fsanitize=thread,alignment", "-fno-tree-sra"]
+    return ["-DGISTKIT_EMULATE", "-O2", "-g", *instrumented]
 
 
 def _call(command: Sequence[str]) -> bytes:
@@ -91,7 +102,7 @@ def _link(name: str, objects: Sequence[Path], flags: Sequence[str]) -> Path:
 @functools.cache
 def _emulator() -> tuple[Path, ctypes.CDLL]:
     """One for the process: every library of kernels shares its settings and its tensors."""
-    path = _link("emulator", [_object(str(FOLDER / "emulator" / f"{part}.cpp"), []) for part in PARTS], ["-ldl"])
+    path = _link("emulator", [_object(str(FOLDER / "emulator" / f"{part}.cpp"), ["-O2"]) for part in PARTS], ["-ldl"])
     library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     library.gistkit_emulator_error.restype = ctypes.c_char_p
     library.gistkit_emulator_register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_int]
@@ -116,15 +127,13 @@ def layout_source(structs: Iterable[Struct]) -> str:
 @functools.cache
 def _build(name: str, sources: tuple[str, ...], checked: bool, defines: tuple[str, ...], layout: str) -> Library:
     emulator, _ = _emulator()
-    flags = ["-DGISTKIT_EMULATE", *(f"-D{define}" for define in defines)]
+    flags = [*kernel_flags(checked), *(f"-D{define}" for define in defines)]
     if layout:
         path = BUILD / f"layout-{hashlib.sha256(layout.encode()).hexdigest()[:24]}.cpp"
         once(path, lambda part: part.write_text(layout))
         # Offsets in a derived struct are well defined where g++ computes them.
         _object(str(path.relative_to(ROOT)), [*flags, "-Wno-invalid-offsetof"])
-    # Taken apart into scalars, a vector's load would look like several.
-    instrumented = [*flags, "-fsanitize=thread,alignment", "-fno-tree-sra"] if checked and not _sanitizer() else flags
-    objects = [_object(source, instrumented) for source in sources]
+    objects = [_object(source, flags) for source in sources]
     return load(_link(name, objects, [str(emulator), f"-Wl,-rpath,{BUILD}"]))
 
 
@@ -139,7 +148,7 @@ def build(
     name: str,
     sources: Sequence[str],
     *,
-    checked: bool = False,
+    checked: bool | None = None,
     defines: Sequence[str] = (),
     structs: Sequence[Struct] = (),
 ) -> Library:
@@ -147,6 +156,7 @@ def build(
 
     `structs`: (header, C++ name, ctypes.Structure); their sizes and offsets are compared by the compiler.
     """
+    checked = CHECKED if checked is None else checked
     return _build(name, tuple(sources), checked, tuple(defines), layout_source(structs) if structs else "")
 
 
@@ -195,7 +205,7 @@ class Library:
         *more: ctypes.Structure | int,
         inputs: Mapping[str, torch.Tensor | None] | None = None,
         outputs: Mapping[str, torch.Tensor | None] | None = None,
-        order: str = "forward",
+        order: str | None = None,
         seed: int = 1,
         copies: str = "poison",
         shared_limit: int = SHARED_LIMIT,
@@ -212,7 +222,7 @@ class Library:
                 if tensor is not None and tensor.numel():
                     begin, size = memory_of(tensor)
                     emulator.gistkit_emulator_register(begin, size, label.encode(), writable)
-        emulator.gistkit_emulator_configure(ORDERS.index(order), seed, COPIES.index(copies), shared_limit)
+        emulator.gistkit_emulator_configure(ORDERS.index(order or ORDER), seed, COPIES.index(copies), shared_limit)
         launcher = self.function(name)
         launcher.restype = ctypes.c_int
         arguments = [value if isinstance(value, int) else ctypes.addressof(value) for value in (params, *more, 0)]

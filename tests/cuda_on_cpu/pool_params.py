@@ -50,7 +50,7 @@ def pool(
     scaling: float = 1.0,
     interleaved: bool = False,
     tokens: int | None = None,
-    checked: bool = True,
+    checked: bool | None = None,
     **how: object,
 ) -> tuple[Tensor, Tensor]:
     """Means of windows; with `tokens` the transpose, from windows to so many tokens.

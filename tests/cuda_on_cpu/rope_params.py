@@ -91,7 +91,7 @@ STRUCTS = (
 )
 
 
-def library(*, checked: bool = True) -> emulation.Library:
+def library(*, checked: bool | None = None) -> emulation.Library:
     sources = ["csrc/cuda/rope/rotation.cu", "csrc/cuda/rope/gradient.cu"]
     return emulation.build("rope", sources, checked=checked, structs=STRUCTS)
 
@@ -115,7 +115,7 @@ def rope(
     interleaved: bool = False,
     inverse: bool = False,
     outputs: tuple[Tensor, Tensor] | None = None,
-    checked: bool = True,
+    checked: bool | None = None,
     **how: object,
 ) -> tuple[Tensor, Tensor]:
     """Rotated query and key; in place where `outputs` are the same tensors."""
@@ -143,7 +143,7 @@ def rope_angle_grad(
     scaling: float = 1.0,
     interleaved: bool = False,
     inverse: bool = False,
-    checked: bool = True,
+    checked: bool | None = None,
     **how: object,
 ) -> tuple[Tensor, Tensor]:
     """float64 gradients by positions and inv_freq, of their shapes."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import emulation
 import pytest
 import torch
 from torch import Tensor
-from trie_cases import FLOATS, assert_close, attended, check_unaligned, in_all_orders, plain_forms
+from trie_cases import assert_close, attended, by_dtype, check_unaligned, plain_forms
 from trie_params import Trie, ancestor_attention, ancestor_attention_backward, transposed
 
 from gistkit.ops import reference
+
+pytestmark = pytest.mark.usefixtures("build")
 
 
 def check_attention(rows: list[Tensor], ancestors: Tensor, **how: object) -> None:
@@ -27,17 +28,17 @@ def check_attention(rows: list[Tensor], ancestors: Tensor, **how: object) -> Non
     torch.testing.assert_close(weights.sum(1), (ancestors >= 0).any(1).to(out).unsqueeze(1).expand_as(out[..., 0]))
 
 
-@in_all_orders
+@by_dtype
 @pytest.mark.parametrize(
     ("count", "base", "places", "heads", "dim"),
     [(1, 3, 1, 1, 1), (20, 5, 3, 3, 20), (12, 3, 4, 2, 13), (90, 2, 7, 1, 4)],
 )
-def test_attention(count: int, base: int, places: int, heads: int, dim: int, dtype: torch.dtype, order: str) -> None:
+def test_attention(count: int, base: int, places: int, heads: int, dim: int, dtype: torch.dtype) -> None:
     trie = Trie.random(count, base, places)
-    check_attention(attended(trie, heads, dim, dtype), trie.ancestors, order=order, seed=count)
+    check_attention(attended(trie, heads, dim, dtype), trie.ancestors, seed=count)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@by_dtype
 def test_attention_with_more_columns_than_lanes_and_more_keys_than_lanes(dtype: torch.dtype) -> None:
     trie = Trie.random(4, 2, 3)
     check_attention(attended(trie, 2, 200, dtype), trie.ancestors)
@@ -91,7 +92,7 @@ def test_unaligned_attention() -> None:
     check_unaligned(compute, [torch.randn(len(ancestors), 2, 8) for _ in range(4)])
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@by_dtype
 def test_strided_rows(dtype: torch.dtype) -> None:
     trie = Trie.random(15, 3, 3)
     query, key, value, grad = attended(trie, 2, 8, dtype)
@@ -133,8 +134,7 @@ def test_a_long_list_is_shared_out_among_a_block() -> None:
     check_attention(attended(trie, 2, 6, torch.float32), trie.ancestors)
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
-def test_a_block_takes_several_long_lists(order: str) -> None:
+def test_a_block_takes_several_long_lists() -> None:
     ancestors = torch.stack([torch.randint(2 * i, 2 * i + 2, (150,)) for i in range(3)], 1).int()
     rows = [torch.randn(count, 2, 20) for count in (150, 6, 6, 150)]
-    check_attention(rows, ancestors, order=order)
+    check_attention(rows, ancestors)

@@ -13,23 +13,24 @@ from torch import Tensor
 
 from gistkit.ops import reference
 
+pytestmark = pytest.mark.usefixtures("build")
+
 SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("backward", "backward_bf16", "backward_fp16", "pairwise")]
 TILE_QUERIES, TILE_KEYS = 128, 64
 GRADIENTS = ("grad_query", "grad_key", "grad_value", "grad_key_bias")
 
 
-def library(checked: bool) -> Library:
-    return build("attention_backward", SOURCES, checked=checked, structs=STRUCTS)
+def library() -> Library:
+    return build("attention_backward", SOURCES, structs=STRUCTS)
 
 
 def backward(
     case: Case,
     *,
-    checked: bool = False,
-    order: str = "forward",
     lists: tuple[TileLists, TileLists] | None = None,
     shared_limit: int = SHARED_LIMIT,
     results: tuple[Tensor, Tensor] | None = None,
+    **options: str,
 ) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient, from `results` or the reference's."""
     bias = case.tensors.get("key_bias")
@@ -57,7 +58,7 @@ def backward(
     if bias is not None:
         grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
         params.grad_key_bias = grads["grad_key_bias"].data_ptr()
-    kernels = library(checked)
+    kernels = library()
     size = kernels.function("gistkit::cuda::attention_backward_workspace")
     size.restype = ctypes.c_size_t
     workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params))) // 4,), torch.nan)
@@ -79,8 +80,8 @@ def backward(
             "lse": lse,
         },
         outputs={**grads, "workspace": workspace},
-        order=order,
         shared_limit=shared_limit,
+        **options,
     )
     return list(grads.values())
 
@@ -90,6 +91,7 @@ def check_case(case: Case, **options: object) -> None:
     check(case, grads, GRADIENTS[: len(grads)])
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("kind", ["full", "causal", "gistpool", "dodo", "random"])
 @pytest.mark.parametrize("length", [1, 63, 65, 200, 203])
 def test_parity(length: int, kind: str) -> None:
@@ -116,6 +118,8 @@ CASES = {
     "infinite bias": Case(130, 131, dim=64, bias="i", kind="causal", **BF16),
     "tokens": Case(70, 90, dim=64, layout="tokens", **BF16),
     "odd": Case(70, 90, dim=64, layout="odd", **BF16),
+    "odd, wide": Case(33, 65, heads=1, batch=1, dim=150, value_dim=96, layout="odd", dtype=torch.float16),
+    "one": Case(1, 1, dim=8, **BF16),
 }
 
 
@@ -124,43 +128,33 @@ def test_options(name: str) -> None:
     check_case(CASES[name])
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("name", ["float16", "96", "128", "128 causal", "192-128", "192-128 group"])
 def test_99_kb_of_shared_memory(name: str) -> None:
     """As much as sm_86, sm_89 and sm_120 have."""
     check_case(CASES[name], shared_limit=99 * 1024)
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 def test_too_little_shared_memory() -> None:
     with pytest.raises(EmulatorError, match="attention_backward returned cudaError_t 1"):
         backward(CASES["256"], shared_limit=99 * 1024)
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("limit", [SHARED_LIMIT, 163 * 1024])
 @pytest.mark.parametrize("name", ["128", "192-128 group", "256"])
 def test_shared_memory_is_what_is_said(name: str, limit: int) -> None:
     case, params = CASES[name], Backward()
     case.fill(params)
-    needed = library(False).function("gistkit::cuda::attention_backward_shared_bytes")(
+    needed = library().function("gistkit::cuda::attention_backward_shared_bytes")(
         ctypes.c_void_p(ctypes.addressof(params)), limit
     )
     assert needed <= limit
     check_case(case, shared_limit=needed)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", ["one", "group", "wide"])
-def test_checked(name: str, order: str) -> None:
-    """Every access in bounds, nothing read that was not written, no race; the same bits in each order."""
-    case = {
-        "one": Case(1, 1, dim=8, **BF16),
-        "group": Case(70, 67, heads=2, batch=1, dim=64, value_dim=48, bias="b", softcap=5.0, **BF16),
-        "wide": Case(33, 65, heads=1, batch=1, dim=150, value_dim=96, layout="odd", dtype=torch.float16),
-    }[name]
-    grads = backward(case, checked=True, order=order)
-    assert all(torch.equal(a, b) for a, b in zip(grads, backward(case), strict=True))
-
-
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("dim", [64, 128, 256])
 def test_same_bits_in_any_order(dim: int) -> None:
     case = Case(203, 150, batch=1, dim=dim, **BF16)
@@ -200,6 +194,7 @@ def test_no_queries_or_no_keys(queries: int, keys: int) -> None:
     assert all((t == 0).all() for t in backward(Case(queries, keys, dim=8, bias="h", **BF16)))
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("dim", [96, 128])
 def test_operands_of_query_gradients_serve_two_products(dim: int) -> None:
     """Counts matrices of 8x8 read from shared memory, four a load, for 64 more keys that 128 queries see in full.
@@ -222,12 +217,12 @@ def test_operands_of_query_gradients_serve_two_products(dim: int) -> None:
 @pytest.mark.parametrize("kind", ["gistpool", "random"])
 def test_lists_made_on_the_device(kind: str) -> None:
     case = Case(300, 290, kind=kind, dim=64, **BF16)
-    made = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)[1:]
+    made = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS)[1:]
     grads = backward(case, lists=(made[0].flat(), made[1].flat()))
     assert all(torch.equal(a, b) for a, b in zip(grads, backward(case), strict=True))
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("build", ["forward"], indirect=True)
 @pytest.mark.parametrize("queries,keys,batch", [(300, 290, 2), (100, 290, 1), (300, 60, 1)])
 @pytest.mark.parametrize("seed", range(2))
 def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:
@@ -237,4 +232,4 @@ def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: in
         TileLists.of(mask, TILE_QUERIES, TILE_KEYS).spoiled(seed),
         TileLists.of(mask.transpose(1, 2), TILE_KEYS, TILE_QUERIES).spoiled(seed),
     )
-    backward(case, lists=lists, checked=True)
+    backward(case, lists=lists)

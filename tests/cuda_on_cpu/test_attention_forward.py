@@ -13,20 +13,21 @@ from torch import Tensor
 
 from gistkit.ops import reference
 
+pytestmark = pytest.mark.usefixtures("build")
+
 SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("forward", "forward_bf16", "forward_fp16", "pairwise")]
 TILE_QUERIES, TILE_KEYS = 128, 64
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
-def library(checked: bool = False) -> Library:
-    return build("attention_forward", SOURCES, checked=checked, structs=STRUCTS)
+def library() -> Library:
+    return build("attention_forward", SOURCES, structs=STRUCTS)
 
 
 def forward(
     case: Case,
     *,
     splits: int = 1,
-    checked: bool = False,
     lists: TileLists | None = None,
     shared_limit: int = SHARED_LIMIT,
     **options: str,
@@ -38,7 +39,7 @@ def forward(
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
     params.out, params.lse = Rows.of(out), lse.data_ptr()
-    kernels = library(checked)
+    kernels = library()
     size = kernels.function("gistkit::cuda::attention_forward_workspace")
     size.restype = ctypes.c_size_t
     workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params)), splits) // 4,), torch.nan)
@@ -62,6 +63,7 @@ def check_forward(case: Case, **options: object) -> list[Tensor]:
     return got
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("kind", ["full", "causal", "gistpool", "dodo", "random"])
 @pytest.mark.parametrize("length", [1, 63, 65, 200, 203])
 def test_parity(length: int, kind: str) -> None:
@@ -79,6 +81,7 @@ def test_head_dims(dim: int, value_dim: int) -> None:
         check_forward(Case(141, 150, batch=1, heads=1, dim=dim, value_dim=value_dim, dtype=dtype))
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("dim,value_dim", DIMS)
 def test_shared_memory_is_what_is_said(dim: int, value_dim: int) -> None:
     """At most 99 KB, as sm_86, sm_89 and sm_120 have, but for the widest heads, which are refused there."""
@@ -108,6 +111,8 @@ CASES = {
     "unaligned": Case(140, 70, dim=64, layout="odd", dtype=FP16),
     "unaligned, narrow": Case(140, 70, dim=20, value_dim=7, layout="odd", dtype=BF16),
     "unaligned, wide": Case(70, 70, dim=180, value_dim=130, layout="odd", dtype=BF16),
+    "recent and far": Case(203, 200, batch=1, heads=1, kind="dodo", dim=64, dtype=BF16),
+    "few stages": Case(140, 200, batch=1, heads=1, kind="causal", dim=128, dtype=FP16),
 }
 
 
@@ -131,6 +136,7 @@ DECODING = {
     "spans": Case(3, 650, heads=4, key_heads=1, dim=64, dtype=FP16),
     "many rows": Case(70, 500, kind="causal", heads=3, key_heads=1, dim=64, bias="h", dtype=BF16),
     "odd": Case(2, 300, heads=2, key_heads=2, dim=36, value_dim=19, layout="odd", softcap=3.0, dtype=BF16),
+    "tokens": Case(3, 300, heads=4, key_heads=2, dim=96, bias="h", layout="tokens", dtype=BF16),
 }
 
 
@@ -141,26 +147,17 @@ def test_split_keys(name: str, splits: int) -> None:
     check_forward(DECODING[name], splits=splits)
 
 
-CHECKED = {
-    "plain": (Case(65, 70, batch=1, dim=34, value_dim=9, heads=4, key_heads=2, bias="b", dtype=BF16), 1),
-    "tiles": (Case(203, 200, batch=1, heads=1, kind="dodo", dim=64, dtype=BF16), 1),
-    "few stages": (Case(140, 200, batch=1, heads=1, kind="causal", dim=128, dtype=FP16), 1),
-    "wide": (Case(63, 130, batch=1, heads=1, dim=256, layout="odd", dtype=BF16), 1),
-    "splits": (Case(3, 300, batch=1, heads=4, key_heads=2, dim=96, bias="h", layout="tokens", dtype=BF16), 3),
-}
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+@pytest.mark.parametrize(
+    "case,splits", [(CASES["recent and far"], 1), (CASES["few stages"], 1), (DECODING["tokens"], 3)]
+)
+def test_same_bits_in_any_order(case: Case, splits: int) -> None:
+    first = forward(case, splits=splits)
+    for order in ORDERS[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(first, forward(case, splits=splits, order=order), strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("name", CHECKED)
-def test_checked(name: str, order: str) -> None:
-    """Every access in bounds, nothing read that was not written, no race; the same bits in each order."""
-    case, splits = CHECKED[name]
-    got = check_forward(case, splits=splits, checked=True, order=order)
-    for mine, other in zip(got, forward(case, splits=splits), strict=True):
-        assert torch.equal(mine, other)
-
-
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("copies", ["eager", "lazy"])
 def test_when_copies_arrive(copies: str) -> None:
     for dim in (64, 128):
@@ -208,20 +205,21 @@ def test_bad_numbers_stay_visible() -> None:
 @pytest.mark.parametrize("kind", ["gistpool", "random"])
 def test_lists_made_on_the_device(kind: str) -> None:
     case = Case(300, 290, kind=kind, dim=64, dtype=BF16)
-    _, made, _ = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)
+    _, made, _ = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS)
     for mine, other in zip(forward(case, lists=made.flat()), forward(case), strict=True):
         assert torch.equal(mine, other)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("build", ["forward"], indirect=True)
 @pytest.mark.parametrize("queries,keys,batch", [(300, 290, 2), (100, 290, 1), (300, 60, 1)])
 @pytest.mark.parametrize("seed", range(2))
 def test_lists_of_any_values_read_nothing_else(seed: int, queries: int, keys: int, batch: int) -> None:
     case = Case(queries, keys, batch=batch, dim=16, bias="bh", dtype=BF16)
     lists = TileLists.of(reference.dense_mask(case.plan), TILE_QUERIES, TILE_KEYS)
-    forward(case, lists=lists.spoiled(seed), splits=1 + seed, checked=True)
+    forward(case, lists=lists.spoiled(seed), splits=1 + seed)
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 def test_splits() -> None:
     """As many parts as fill the device, and no part without work for it."""
     kernels = library()

@@ -14,14 +14,16 @@ from torch import Tensor
 from gistkit import Plan
 from gistkit.ops import reference
 
+pytestmark = pytest.mark.usefixtures("build")
+
 SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("fp32", "pairwise")]
 FORWARD = ("out", "lse")
 GRADIENTS = ("grad_query", "grad_key", "grad_value")
 TILE_QUERIES, TILE_KEYS = 128, 64
 
 
-def library(checked: bool) -> Library:
-    return build("attention_fp32", SOURCES, checked=checked, structs=STRUCTS)
+def library() -> Library:
+    return build("attention_fp32", SOURCES, structs=STRUCTS)
 
 
 def key_tiles_of(case: Case) -> TileLists:
@@ -32,21 +34,19 @@ def query_tiles_of(case: Case) -> TileLists:
     return TileLists.of(reference.dense_mask(case.plan).transpose(1, 2), TILE_KEYS, TILE_QUERIES)
 
 
-def forward(
-    case: Case, *, checked: bool = False, order: str = "forward", lists: TileLists | None = None
-) -> list[Tensor]:
+def forward(case: Case, *, lists: TileLists | None = None, **options: str) -> list[Tensor]:
     params, lists = Forward(), lists or key_tiles_of(case)
     case.fill(params)
     out = case.empty(case.heads, case.queries, case.value_dim)
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
     params.out, params.lse = Rows.of(out), lse.data_ptr()
-    library(checked).run(
+    library().run(
         "gistkit::cuda::attention_fp32_forward",
         params,
         Device(key_tiles=lists.params, splits=1, shared_limit=SHARED_LIMIT),
         inputs={**case.inputs("query", "key", "value", "key_bias"), **lists.tensors("key_tiles")},
         outputs={"out": out, "lse": lse},
-        order=order,
+        **options,
     )
     return [out, lse]
 
@@ -56,9 +56,8 @@ def backward(
     out: Tensor,
     lse: Tensor,
     *,
-    checked: bool = False,
-    order: str = "forward",
     lists: tuple[TileLists, TileLists] | None = None,
+    **options: str,
 ) -> list[Tensor]:
     """[grad_query, grad_key, grad_value] and with a bias its gradient."""
     params, (key_tiles, query_tiles) = Backward(), lists or (key_tiles_of(case), query_tiles_of(case))
@@ -75,7 +74,7 @@ def backward(
     if case.bias:
         grads["grad_key_bias"] = torch.full((case.batch, case.heads, case.keys), torch.nan)
         params.grad_key_bias = grads["grad_key_bias"].data_ptr()
-    kernels = library(checked)
+    kernels = library()
     size = kernels.function("gistkit::cuda::attention_fp32_workspace")
     size.restype = ctypes.c_int64
     workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params))) // 4,), torch.nan)
@@ -91,18 +90,19 @@ def backward(
             "lse": lse,
         },
         outputs={**grads, "workspace": workspace},
-        order=order,
+        **options,
     )
     return list(grads.values())
 
 
-def check_both(case: Case, **options: object) -> None:
-    out, lse = forward(case, **options)
+def check_both(case: Case) -> None:
+    out, lse = forward(case)
     check(case, [out, lse], FORWARD)
-    grads = backward(case, out, lse, **options)
+    grads = backward(case, out, lse)
     check(case, grads, (*GRADIENTS, "grad_key_bias")[: len(grads)])
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 @pytest.mark.parametrize("kind", ["full", "causal", "gistpool", "dodo", "random"])
 @pytest.mark.parametrize("length", [1, 63, 65, 203])
 def test_parity(length: int, kind: str) -> None:
@@ -124,6 +124,7 @@ CASES = {
     "many causal tiles": Case(321, kind="causal", batch=1, dim=100, value_dim=128),
     "many tiles of wide heads": Case(200, 210, kind="causal", batch=1, dim=136, value_dim=196, softcap=5.0),
     "unaligned wide heads": Case(140, 70, dim=200, value_dim=150, layout="odd"),
+    "few keys": Case(33, 5, dim=130),
     "one query": Case(1, 300, kind="full", heads=4, key_heads=2, dim=64),
 }
 
@@ -133,17 +134,14 @@ def test_options(name: str) -> None:
     check_both(CASES[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ORDERS)
-def test_checked(order: str) -> None:
-    """Every access in bounds, nothing read that was not written, no race; the same bits in each order."""
-    cases = [Case(67, 70, dim=34, value_dim=9, heads=4, key_heads=2, batch=1, bias="b"), Case(33, 5, dim=130)]
-    for case in (*cases, Case(150, 130, kind="causal", dim=68), Case(40, 133, dim=12, layout="odd", softcap=2.0)):
-        out, lse = forward(case, checked=True, order=order)
-        plain = forward(case)
-        assert torch.equal(out, plain[0]) and torch.equal(lse, plain[1])
-        grads = backward(case, out, lse, checked=True, order=order)
-        assert all(torch.equal(a, b) for a, b in zip(grads, backward(case, out, lse), strict=True))
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+@pytest.mark.parametrize("case", [Case(67, 70, dim=34, bias="b"), Case(150, 130, kind="causal", batch=1, dim=68)])
+def test_same_bits_in_any_order(case: Case) -> None:
+    first = forward(case)
+    first += backward(case, *first)
+    for order in ORDERS[1:]:
+        again = [*forward(case, order=order), *backward(case, *first[:2], order=order)]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
 def test_rows_without_keys() -> None:
@@ -193,7 +191,7 @@ def test_tiles_that_no_list_names_are_not_read() -> None:
 @pytest.mark.parametrize("kind", ["gistpool", "causal", "random"])
 def test_lists_from_the_device(kind: str) -> None:
     case = Case(300, 290, kind=kind, dim=20)
-    by_query, by_key = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS, checked=False)[1:]
+    by_query, by_key = build_tiles(case.plan.spans, case.keys, TILE_QUERIES, TILE_KEYS)[1:]
     out, lse = forward(case)
     made = forward(case, lists=by_query.flat())
     assert torch.equal(out, made[0]) and torch.equal(lse, made[1])
@@ -248,14 +246,14 @@ def test_the_lists_decide_what_is_looked_at(how: str) -> None:
         assert not same[changed] and same[2 - changed]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("build", ["forward"], indirect=True)
 @pytest.mark.parametrize("seed", range(3))
 def test_spoiled_lists_read_nothing_else(seed: int) -> None:
     case = Case(300, 290, kind="random", dim=20)
-    forward(case, lists=key_tiles_of(case).spoiled(seed), checked=True)
+    forward(case, lists=key_tiles_of(case).spoiled(seed))
     out, lse = forward(case)
     lists = key_tiles_of(case).spoiled(seed), query_tiles_of(case).spoiled(seed)
-    backward(case, out, lse, lists=lists, checked=True)
+    backward(case, out, lse, lists=lists)
 
 
 @pytest.mark.parametrize("queries,keys", [(0, 5), (5, 0), (0, 0)])

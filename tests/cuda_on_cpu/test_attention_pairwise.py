@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import pytest
 import test_attention_backward as half_backward
@@ -14,6 +15,8 @@ from emulation import ORDERS
 from torch import Tensor
 
 from tests.helpers.nonfinite import BAD, check, gathered_attention
+
+pytestmark = pytest.mark.usefixtures("build")
 
 NAMES = ("query", "key", "value", "grad_out")
 
@@ -36,13 +39,13 @@ def expected(case: Case) -> list[Tensor]:
     return gathered_attention(inputs, case.tensors["grad_out"], case.tensors["grad_lse"], case.plan, case.softcap)
 
 
-def found(case: Case, *, splits: int = 1, **options: object) -> list[Tensor]:
+def found(case: Case, *, splits: int = 1) -> list[Tensor]:
     if case.dtype == torch.float32:
-        results = fp32.forward(case, **options)
-        return results + fp32.backward(case, *results, **options)
-    results = half_forward.forward(case, splits=splits, **options)
+        results = fp32.forward(case)
+        return results + fp32.backward(case, *results)
+    results = half_forward.forward(case, splits=splits)
     out = case.empty(case.heads, case.queries, case.value_dim).copy_(results[0])
-    return [*results, *half_backward.backward(case, results=(out, results[1]), **options)]
+    return [*results, *half_backward.backward(case, results=(out, results[1]))]
 
 
 CASES = {
@@ -56,8 +59,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
+# Of the two halves, which share their kernels' source, one is enough for most cases.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*product(CASES, (torch.float32, torch.bfloat16)), ("bias", torch.float16), ("wide", torch.float16)],
+    ids=str,
+)
 def test_only_what_sees_them(name: str, dtype: torch.dtype) -> None:
     for seed, spoiled in enumerate([*((x,) for x in NAMES), ("key", "value"), ("value", "grad_out")]):
         case = Case(**CASES[name], batch=1, dtype=dtype, seed=seed)
@@ -71,12 +79,12 @@ def test_parts_that_are_merged() -> None:
     check(found(case, splits=3), expected(case), torch.bfloat16, "splits")
 
 
+@pytest.mark.parametrize("build", ORDERS, indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_under_all_checks(dtype: torch.dtype) -> None:
     case = Case(70, 75, kind="causal", batch=2, heads=4, key_heads=2, dim=24, bias="bh", dtype=dtype)
     spoil(case, ("value", "query"), 1)
-    for order in ORDERS:
-        check(found(case, checked=True, order=order), expected(case), dtype, order)
+    check(found(case), expected(case), dtype, "all checks")
 
 
 def test_a_row_that_sees_only_minus_infinity() -> None:

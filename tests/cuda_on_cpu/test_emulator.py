@@ -79,7 +79,6 @@ def test_nothing_is_noticed_where_nothing_is_wrong() -> None:
     assert noticed(library(True)) == "" and noticed(library(False)) == ""
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutation", "message"),
     [

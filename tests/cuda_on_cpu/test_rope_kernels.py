@@ -10,6 +10,8 @@ from torch import Tensor
 
 from gistkit.ops import reference
 
+pytestmark = pytest.mark.usefixtures("build")
+
 FLOATS = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
 
@@ -45,7 +47,6 @@ def assert_as_good_as_torch(query: Tensor, key: Tensor, positions: Tensor, inv_f
         assert (got.double() - right).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(
@@ -61,21 +62,19 @@ def test_parity(
     rotary: int,
     dtype: torch.dtype,
     interleaved: bool,
-    order: str,
 ) -> None:
     query, key = heads_of(batch, query_heads, tokens, dim, dtype), heads_of(batch, key_heads, tokens, dim, dtype)
     positions = torch.randint(0, 100_000, (1, batch, tokens))
-    options = {"scaling": 1.25, "interleaved": interleaved, "order": order, "seed": tokens}
+    options = {"scaling": 1.25, "interleaved": interleaved, "seed": tokens}
     assert_as_good_as_torch(query, key, positions, frequencies(rotary), **options)
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
-def test_frequencies_of_each_head_on_several_axes(order: str) -> None:
+def test_frequencies_of_each_head_on_several_axes() -> None:
     query, key = heads_of(2, 3, 19, 32), heads_of(2, 3, 19, 32)
     positions = torch.rand(2, 1, 19, dtype=torch.float64) * 50
-    assert_as_good_as_torch(query, key, positions, frequencies(32, heads=3, axes=2), order=order)
+    assert_as_good_as_torch(query, key, positions, frequencies(32, heads=3, axes=2))
     without_keys = key[:, :0]
-    assert_as_good_as_torch(query, without_keys, positions, frequencies(32, heads=3, axes=2), order=order)
+    assert_as_good_as_torch(query, without_keys, positions, frequencies(32, heads=3, axes=2))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32, torch.float64])
@@ -182,18 +181,17 @@ def test_heads_are_shared_out_when_tokens_are_few() -> None:
     assert emulation.statistics().blocks == 2 * 13
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
+@pytest.mark.parametrize("build", emulation.ORDERS, indirect=True)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize(("tokens", "dim", "rotary"), [(16, 128, 128), (16, 64, 64), (32, 96, 96), (16, 80, 48)])
 def test_cosines_and_sines_without_bank_conflicts(
-    tokens: int, dim: int, rotary: int, dtype: torch.dtype, interleaved: bool, order: str
+    tokens: int, dim: int, rotary: int, dtype: torch.dtype, interleaved: bool
 ) -> None:
     """16 bytes a lane: in half precision 4 loads and 16 wavefronts for a warp's items of 8 frequencies."""
     query, key = heads_of(1, 4, tokens, dim, dtype), heads_of(1, 2, tokens, dim, dtype)
     emulation.statistics()
-    how = {"interleaved": interleaved, "order": order}
-    rope(query, key, torch.arange(tokens).view(1, 1, -1), frequencies(rotary), **how)
+    rope(query, key, torch.arange(tokens).view(1, 1, -1), frequencies(rotary), interleaved=interleaved)
     counts = emulation.statistics()
     size = 8 if dtype == torch.float64 else 4
     if rotary == dim:  # else there are lanes that only copy
@@ -205,7 +203,6 @@ def test_cosines_and_sines_without_bank_conflicts(
     assert counts.store_wavefronts == counts.blocks * min(tokens, 16) * rotary * size / 128
 
 
-@pytest.mark.parametrize("order", emulation.ORDERS)
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(
     ("dtype", "batch", "heads", "tokens", "rotary", "freq_heads", "axes", "shared"),
@@ -226,13 +223,12 @@ def test_angle_gradients(
     axes: int,
     shared: bool,
     interleaved: bool,
-    order: str,
 ) -> None:
     query, key, grad_query, grad_key = (heads_of(batch, count, tokens, rotary + 4, dtype) for count in heads * 2)
     positions = torch.rand(axes, 1 if shared else batch, tokens, dtype=torch.float64) * 20
     inv_freq = frequencies(rotary, heads=freq_heads, axes=axes).double()
     options = {"scaling": 0.75, "interleaved": interleaved}
-    got = rope_angle_grad((grad_query, grad_key), (query, key), positions, inv_freq, order=order, **options)
+    got = rope_angle_grad((grad_query, grad_key), (query, key), positions, inv_freq, **options)
 
     leaves = positions.clone().requires_grad_(), inv_freq.clone().requires_grad_()
     loss = positions.new_zeros(())
@@ -241,9 +237,7 @@ def test_angle_gradients(
             loss = loss + (exact(x, *leaves, **options) * grad.double()).sum()
     for mine, right in zip(got, torch.autograd.grad(loss, leaves), strict=True):
         torch.testing.assert_close(mine, right, rtol=1e-11, atol=1e-11)
-    opposite = rope_angle_grad(
-        (grad_query, grad_key), (query, key), positions, -inv_freq, order=order, inverse=True, **options
-    )
+    opposite = rope_angle_grad((grad_query, grad_key), (query, key), positions, -inv_freq, inverse=True, **options)
     torch.testing.assert_close(opposite[1], -got[1], rtol=1e-11, atol=1e-11)
 
 
@@ -254,9 +248,10 @@ def test_angle_gradients_of_no_tokens(batch: int) -> None:
     assert by_positions.shape == (1, 1, 0) and not by_inv_freq.any()
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 def test_bits_do_not_depend_on_the_order_of_threads() -> None:
     heads = heads_of(3, 4, 40, 24), heads_of(3, 2, 40, 24)
     grads = heads_of(3, 4, 40, 24), heads_of(3, 2, 40, 24)
     positions, inv_freq = torch.arange(40.0).view(1, 1, 40), frequencies(24)
-    results = [rope_angle_grad(grads, heads, positions, inv_freq, checked=False, order=o) for o in emulation.ORDERS]
+    results = [rope_angle_grad(grads, heads, positions, inv_freq, order=o) for o in emulation.ORDERS]
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))

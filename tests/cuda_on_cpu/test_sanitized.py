@@ -17,7 +17,6 @@ CASES += ["test_rope_kernels.py::test_angle_gradients", "test_tile_lists.py::tes
 FATAL = "test_sanitized.py::test_out_of_bounds"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif("GISTKIT_EMULATOR_SANITIZE" in os.environ, reason="this run is sanitized already")
 def test_kernels_under_the_address_sanitizer() -> None:
     compiler = os.environ.get("CXX", "g++")
@@ -25,12 +24,13 @@ def test_kernels_under_the_address_sanitizer() -> None:
     runtime = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     settings = {"GISTKIT_EMULATOR_SANITIZE": "address", "LD_PRELOAD": runtime, "ASAN_OPTIONS": "detect_leaks=0"}
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "-xvvs", "-p", "no:cacheprovider", *CASES, FATAL],
+        [sys.executable, "-m", "pytest", "-xvvs", "-p", "no:cacheprovider", "-k", "not checked", *CASES, FATAL],
         cwd=Path(__file__).parent,
         env={**os.environ, **settings, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        timeout=1800,
     )
     before, _, last = result.stdout.partition(FATAL)
     assert before.count("PASSED") >= len(CASES) and "ERROR" not in before, result.stdout

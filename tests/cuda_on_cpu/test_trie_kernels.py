@@ -6,7 +6,7 @@ import emulation
 import pytest
 import torch
 from torch import Tensor
-from trie_cases import FLOATS, assert_close, attended, check_unaligned, in_all_orders, plain_forms
+from trie_cases import assert_close, attended, by_dtype, check_unaligned, plain_forms
 from trie_params import (
     PART_ENTRIES,
     Trie,
@@ -21,6 +21,8 @@ from trie_params import (
 )
 
 from gistkit.ops import reference
+
+pytestmark = pytest.mark.usefixtures("build")
 
 
 def mixture(trie: Trie, heads: int, columns: int, dtype: torch.dtype) -> list[Tensor]:
@@ -37,16 +39,16 @@ def check_mixture(trie: Trie, heads: int, columns: int, dtype: torch.dtype, **ho
     assert_close((out, *trie_mix_backward(grad, weights, table, trie.paths, **how)), plain, right)
 
 
-@in_all_orders
+@by_dtype
 @pytest.mark.parametrize(
     ("count", "base", "places", "heads", "columns"),
     [(1, 3, 1, 1, 1), (30, 10, 3, 12, 68), (25, 3, 4, 5, 37), (9, 2, 3, 13, 132)],
 )
-def test_mixtures(count: int, base: int, places: int, heads: int, columns: int, dtype: torch.dtype, order: str) -> None:
-    check_mixture(Trie.random(count, base, places), heads, columns, dtype, order=order, seed=count)
+def test_mixtures(count: int, base: int, places: int, heads: int, columns: int, dtype: torch.dtype) -> None:
+    check_mixture(Trie.random(count, base, places), heads, columns, dtype, seed=count)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@by_dtype
 def test_mixtures_of_paths_of_several_lengths(dtype: torch.dtype) -> None:
     check_mixture(Trie.random(40, 4, 4, equal=False), 4, 12, dtype)
     root = Trie.of({()}, 5, 0)
@@ -60,7 +62,7 @@ def test_mixtures_of_all_positions() -> None:
     check_mixture(Trie.of(strings, 4, 3), 3, 8, torch.float32)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@by_dtype
 def test_more_weights_than_fit_into_shared_memory(dtype: torch.dtype) -> None:
     check_mixture(Trie.random(5, 2, 7), 31, 4, dtype)
 
@@ -72,7 +74,7 @@ CUT += [(3, 4 * PART + 1, 2 * PART, 5), (PART + 1, 1, PART + 1, PART - 3, PART +
 
 
 @pytest.mark.parametrize("lengths", CUT, ids=str)
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@by_dtype
 def test_lists_cut_into_parts(lengths: tuple[int, ...], dtype: torch.dtype) -> None:
     check_mixture(Trie(len(lengths), linked(lengths, 2), torch.empty(0), 0), 2, 4, dtype)
 
@@ -166,14 +168,14 @@ def check_gelu(rows: int, columns: int, dtype: torch.dtype, scaled: bool, **how:
     assert_close((bias_gelu(x, bias, *scale, **how), *found), plain, right)
 
 
-@in_all_orders
+@by_dtype
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (5, 12), (37, 29), (3, 264)])
-def test_gelu(rows: int, columns: int, scaled: bool, dtype: torch.dtype, order: str) -> None:
-    check_gelu(rows, columns, dtype, scaled, order=order, seed=rows)
+def test_gelu(rows: int, columns: int, scaled: bool, dtype: torch.dtype) -> None:
+    check_gelu(rows, columns, dtype, scaled, seed=rows)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@by_dtype
 def test_gelu_of_many_rows_and_columns(dtype: torch.dtype) -> None:
     check_gelu(600, 3, dtype, True)
     check_gelu(9, 1160, dtype, True)
@@ -202,6 +204,7 @@ def test_no_rows() -> None:
     assert not by_bias.any()
 
 
+@pytest.mark.parametrize("build", ["plain"], indirect=True)
 def test_the_order_of_blocks_and_threads_changes_no_bit() -> None:
     trie = Trie.random(90, 2, 7)
     weights, table, base, grad = mixture(trie, 2, 4, torch.float32)

@@ -148,7 +148,7 @@ def _run(
     **how: object,
 ) -> None:
     _fill(params, {**inputs, **outputs})
-    library = emulation.build(source, [f"csrc/cuda/trie/{source}.cu"], checked=True, structs=STRUCTS)
+    library = emulation.build(source, [f"csrc/cuda/trie/{source}.cu"], structs=STRUCTS)
     addresses = []
     if workspace:
         size = library.function(f"gistkit::cuda::{name}_workspace")

@@ -26,18 +26,18 @@ def gpu(test: Callable[..., Any]) -> Callable[..., Any]:
     return test
 
 
-def grid(names: str, *axes: Iterable[Any], cpu: int = 3) -> pytest.MarkDecorator:
-    """Parametrizes `device` and `names`: all combinations on a GPU, about `cpu` of them on the CPU.
+def grid(names: str, *axes: Iterable[Any], cpu: int = 1, here: str = "cpu", **options: Any) -> pytest.MarkDecorator:
+    """Parametrizes `device` and `names`: all combinations on a GPU, about `cpu` of them on the CPU, called `here`.
 
-    The CPU's own tests have the others.
+    The CPU's own tests have the others. `options`: of pytest's parametrize.
     """
     every = list(product(*axes))
     # A step that shares no factor with the axes' lengths meets all values of each.
     step = max(1, len(every) // cpu)
     step += 1 - step % 2 if len(every) > cpu else 0
-    found = [pytest.param("cpu", *case) for case in every[::step]]
+    found = [pytest.param(here, *case) for case in every[::step]]
     found += [pytest.param("cuda", *case, marks=GPU) for case in every]
-    return pytest.mark.parametrize(f"device,{names}", found, ids=_id)
+    return pytest.mark.parametrize(f"device,{names}", found, ids=_id, **options)
 
 
 def _id(value: Any) -> str | None:

@@ -74,9 +74,9 @@ def test_the_example_command_takes_what_the_example_method_takes(monkeypatch: py
     assert [given[argument] for argument in needed.split()] == [64, 8]
 
 
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:python|tests|csrc|docs)/[\w/.]+\.\w+)`", PAGE))))
-def test_files_that_are_named_are_there(path: str) -> None:
-    assert (ROOT / path).exists() or "relay" in path
+def test_files_that_are_named_are_there() -> None:
+    named = set(re.findall(r"`((?:python|tests|csrc|docs)/[\w/.]+\.\w+)`", PAGE))
+    assert len(named) > 9 and not [path for path in named if not (ROOT / path).exists() and "relay" not in path]
 
 
 def test_the_tree_is_true() -> None:

@@ -46,15 +46,14 @@ def smollm2(cache, monkeypatch):
 def test_the_list_is_complete_and_each_script_says_how_to_run_it():
     scripts = sorted(path.name for path in FOLDER.glob("*.py"))
     listed = re.findall(r"^\| \[(\w+\.py)\]\(\1\)", (FOLDER / "README.md").read_text(), re.MULTILINE)
-    assert len(scripts) == 10 and sorted(listed) == scripts
+    assert scripts and sorted(listed) == scripts
     for name in scripts:
         text = (FOLDER / name).read_text()
-        assert f"python examples/{name}" in text.split('"""')[1] and 20 <= text.count("\n") <= 60, name
+        assert f"python examples/{name}" in text.split('"""')[1], name
     stars = set(re.findall(r"^\| \[(\w+\.py)\]\S+ \*", (FOLDER / "README.md").read_text(), re.MULTILINE))
     assert stars == {name for name in scripts if "load_smollm2" in (FOLDER / name).read_text()}
     tests = Path(__file__).read_text()
     assert all(f'run("{name}"' in tests for name in scripts), "a script needs a test of what it prints"
-    assert "(examples/README.md)" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -65,27 +64,27 @@ def test_a_text_is_asked(smollm2):
     assert "> Who started the survey?\nInes Moreau\n" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_conversation_names_its_sources(smollm2):
     shown = run("conversation.py")
     assert re.search(r"> Who started the survey\?\nInes Moreau\n  from: .*Ines Moreau", shown)
     assert shown.endswith("of memory\n") and "2 turns" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_folder_is_asked_by_name(smollm2):
     shown = run("ask_a_folder.py")
     assert "3 documents" in shown and "museum.txt> Who is the director of the museum?\nMarta Silva\n" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_memory_is_a_cache_of_transformers(smollm2):
     shown = run("generate_with_transformers.py")
     assert "146 tokens -> a cache of 74 states" in shown and "\nInes Moreau\n" in shown
     assert "{'answers': ['Pile 27']}" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_memory_answers_more_than_no_context(smollm2, tmp_path):
     row = '{"context": "The key is kept by Olga Singh.", "question": "Who keeps the key?", "answers": ["Olga Singh"]}'
     (tmp_path / "dev.jsonl").write_text(row)
@@ -96,7 +95,7 @@ def test_a_memory_answers_more_than_no_context(smollm2, tmp_path):
     assert caches[0] < caches[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_learns_and_goes_on(tmp_path):
     (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog. " * 200)
     shown = run("train_on_your_text.py", tmp_path / "book.txt", 12)
@@ -106,7 +105,7 @@ def test_a_training_learns_and_goes_on(tmp_path):
     assert "52 bytes -> 16 memory tokens" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("arguments", [(), ("icae",)])
 def test_ones_own_model_learns(arguments):
     shown = run("your_own_model.py", *arguments)
@@ -116,6 +115,7 @@ def test_ones_own_model_learns(arguments):
     assert trained < whole / 2
 
 
+@pytest.mark.slow
 def test_epl_puts_memory_tokens_where_their_tokens_are(tmp_path):
     shown = run("position_layouts.py", tmp_path / "pictures")
     assert "EPL: context 1..20, memory tokens at [3, 8, 13, 18]" in shown
@@ -123,12 +123,13 @@ def test_epl_puts_memory_tokens_where_their_tokens_are(tmp_path):
     assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"layouts-dpl.png", "layouts-epl.png"}
 
 
+@pytest.mark.slow
 def test_the_fused_op_is_the_line_of_torch():
     shown = run("fused_attention.py", 512)
     assert number(r"largest difference: (\S+)", shown) < 1e-5 and re.search(r"plan: \S+ ms, \S+ times as fast", shown)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_stream_holds_few_states():
     shown = run("long_stream.py", 800)
     held = [int(states) for states in re.findall(r"850 tokens read: +(\d+) states", shown)]

@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: in order, with outputs of one run each, and nothing of the machine in them.
+"""The notebooks as they are committed: with outputs of one run each, and nothing of the machine in them.
 
 Whether they run is nbmake's to say: make test.
 """
@@ -28,10 +28,6 @@ def cells(path, kind=None):
     return [cell for cell in every if kind in (None, cell["cell_type"])]
 
 
-def test_they_are_numbered_without_gaps():
-    assert [path.name[:3] for path in PATHS] == [f"{number:02}_" for number in range(len(PATHS))]
-
-
 def test_what_names_a_notebook_names_one_that_is_there():
     written = {path: path.read_text() for path in [*ROOT.glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]}
     written |= {path: "\n".join(map(source, cells(path, "markdown"))) for path in PATHS}
@@ -53,12 +49,3 @@ def test_a_notebook_is_committed_as_one_run_left_it(path):
         assert not re.search(r"Warning\b|Traceback|/home/|/tmp/|site-packages", words) and str(ROOT) not in words, words
         assert len(re.findall(r"\d+/\d+ \[", words)) <= 1, "more than the last line of a progress bar"
     assert path.stat().st_size <= LARGEST
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-def test_a_notebook_begins_with_a_title_and_ends_with_where_to_go(path):
-    every = cells(path)
-    assert every[0]["cell_type"] == every[-1]["cell_type"] == "markdown"
-    first, last = source(every[0]), source(every[-1])
-    assert re.match(r"# \S.*\n\n", first) and "?" in first, "expected a title and a question"
-    assert re.search(r"`0\d_|`gistkit |`make |\.md\b", last), "expected a command, another notebook or a document"

@@ -23,19 +23,15 @@ def run(code, **environment):
     )
 
 
-def test_a_star_needs_torch_and_numpy_alone():
-    code = "import sys; from gistkit import *; print(*{'transformers', 'matplotlib', 'safetensors'} & set(sys.modules))"
-    shown = run(code)
-    assert shown.returncode == 0 and shown.stdout.strip() == "", shown.stdout + shown.stderr
-
-
 def test_kernels_know_no_torch():
     for folder in ("common", "cpu", "cuda", "planner"):
         for path in (ROOT / "csrc" / folder).rglob("*.*"):
             assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)/", path.read_text()), path.name
 
 
-@pytest.mark.parametrize("name", _library.ISA_NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.nightly if n != "generic" else ()) for n in _library.ISA_NAMES]
+)
 def test_instruction_set_can_be_chosen_by_the_environment(name):
     shown = run("import gistkit; print(gistkit.ops.cpu_isa())", GISTKIT_ISA=name)
     if _library.ISA_NAMES.index(name) > _library.ISA_NAMES.index(gistkit.ops.best_isa()):
@@ -44,6 +40,7 @@ def test_instruction_set_can_be_chosen_by_the_environment(name):
         assert shown.stdout.strip() == name, shown.stderr
 
 
+@pytest.mark.slow
 def test_an_unknown_instruction_set_is_refused():
     assert (
         f"expected one of {', '.join(_library.ISA_NAMES)}, got 'mmx'"
@@ -96,6 +93,7 @@ def test_info_reports_what_does_not_load(tmp_path):
     assert re.search(r"^planner +FAILED: .*missing or could not be loaded", shown, re.MULTILINE), shown
 
 
+@pytest.mark.slow
 def test_a_broken_library_keeps_its_cause(tmp_path):
     target = copy_of_package(tmp_path)
     (target / "libgistkit_ops.so").write_bytes(b"not a library")
@@ -131,6 +129,7 @@ def test_messages_of_ops_hold_no_path_of_the_build():
         assert not [name for name in names if name.startswith(b"/")], library
 
 
+@pytest.mark.slow
 def test_source_distribution_holds_what_a_build_needs(tmp_path, monkeypatch):
     build = pytest.importorskip("scikit_build_core.build", reason="scikit-build-core is not installed")
     monkeypatch.chdir(ROOT)

@@ -43,21 +43,12 @@ CLAIMS = {
 def test_the_lines_of_a_method_run_and_do_what_they_say(name):
     pytest.importorskip("peft", reason="the hf extra is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "methods" / f"{name}.md").read_text(), re.DOTALL)
-    assert code.count("\n") <= 16 and max(map(len, code.split("\n"))) <= 120
     torch.manual_seed(0)
     names: dict = {}
     exec(code, names)
     assert CLAIMS[name](names)
     if "answer" in names:
         assert names["answer"].shape[-1] == 10
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_method_has_a_picture_its_results_and_when_to_use_it(name):
-    page = (DOCS / "methods" / f"{name}.md").read_text()
-    assert page.count("```{picture}\n:alt: ") == 1 and "\n## When to use it\n" in page
-    assert "```{results} " in page.split("## The paper's result beside ours\n")[1]
-    assert f"docs/methods/{name}\n" in CONTENTS and f"({name}.md)" in (DOCS / "methods/index.md").read_text()
 
 
 @pytest.mark.parametrize("package", PACKAGES)

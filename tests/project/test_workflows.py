@@ -1,4 +1,4 @@
-"""The workflows of .github and the wheels they make: schemas, versions of actions, rights, the Makefile's build."""
+"""The workflows of .github and the wheels they make: schemas, rights, the Makefile's build."""
 
 import json
 import re
@@ -39,30 +39,15 @@ def schema_of(package: str, path: str) -> Any:
     return jsonschema.validators.validator_for(schema)(schema)
 
 
-def test_they_are_found() -> None:
-    assert {"ci.yml", "docs.yml", "wheels.yml"} <= {path.name for path in FILES}
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_workflows_obey_the_schema(path: Path) -> None:
     schema = schema_of("check_jsonschema", "builtin_schemas/vendor/github-workflows.json")
     assert not [error.message for error in schema.iter_errors(workflow(path))]
+    for target in re.findall(r"\bmake ([\w-]+)", path.read_text()):
+        assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
     broken = workflow(path)
     next(iter(broken["jobs"].values()))["steps"][0]["run"] = 3
     assert list(schema.iter_errors(broken))
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_steps_do_one_thing_each_with_actions_of_a_version(path: Path) -> None:
-    for name, job in jobs(path).items():
-        assert job["runs-on"] and 0 < job["timeout-minutes"] <= 360, name
-        needs = job.get("needs", [])
-        assert set([needs] if isinstance(needs, str) else needs) <= {*jobs(path)}, name
-        for step in job["steps"]:
-            assert ("uses" in step) != ("run" in step), step
-            assert re.fullmatch(r"[\w-]+/[\w-]+@v\d+(\.\d+\.\d+)?", step.get("uses", "a/b@v1")), step
-            for target in re.findall(r"\bmake ([\w-]+)", step.get("run", "")):
-                assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE), target
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
