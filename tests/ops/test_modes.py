@@ -83,11 +83,11 @@ WAYS: dict[str, Callable[[Op, Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("name", OPS)
-def test_forward_mode_is_refused_by_name(name: str, way: Callable[[Op, Tensor], object]) -> None:
-    with pytest.raises(NotImplementedError, match=f"{name}: forward-mode differentiation .* not implemented"):
-        way(*OPS[name])
+def test_forward_mode_is_refused_by_name(name: str) -> None:
+    for way in WAYS.values():
+        with pytest.raises(NotImplementedError, match=f"{name}: forward-mode differentiation .* not implemented"):
+            way(*OPS[name])
 
 
 def test_forward_mode_in_place_is_refused() -> None:
