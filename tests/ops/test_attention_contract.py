@@ -26,7 +26,7 @@ def inputs(length: int = 9, heads: int = 4, dtype: torch.dtype = torch.float32, 
     return [torch.randn(s, dtype=dtype).transpose(1, 2).detach().requires_grad_(grad) for s in shapes]
 
 
-@pytest.mark.parametrize(("dtype", "bias"), [(torch.float64, True), (torch.bfloat16, False)])
+@pytest.mark.parametrize(("dtype", "bias"), [(torch.float64, True), (torch.bfloat16, False)], ids=str)
 def test_opcheck(dtype: torch.dtype, bias: bool) -> None:
     q, k, v = inputs(dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32

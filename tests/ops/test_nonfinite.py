@@ -43,7 +43,7 @@ def compare(plan: Plan, dtype: torch.dtype, heads: tuple[int, int], dims: tuple[
 @by_kernels
 @pytest.mark.parametrize(
     ("rows", "heads", "dims"),
-    [(4, (4, 2), (32, 40)), (16, (1, 1), (128, 128)), (96, (2, 1), (64, 64)), (300, (1, 1), (33, 64))],
+    [(4, (4, 2), (32, 40)), (16, (1, 1), (128, 128)), (96, (2, 1), (64, 64)), (200, (1, 1), (33, 64))],
     ids=lambda x: x if isinstance(x, int) else "",
 )
 def test_random_spans(
@@ -60,7 +60,7 @@ def test_random_spans_of_other_dtypes(rows: int, dims: tuple[int, int], dtype: t
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layout", PLANS)
+@pytest.mark.parametrize("layout", ["causal", "gist", "dodo"])
 def test_layouts(layout: str, dtype: torch.dtype) -> None:
     compare(PLANS[layout](), dtype, (1, 1), (32, 32))
 

@@ -33,16 +33,15 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("case", CASES)
-def test_gradcheck(isa, case, interleaved):
+@pytest.mark.parametrize(("case", "interleaved"), list(zip(CASES, [True, False] * 3, strict=True)))
+def test_gradcheck(case, interleaved):
     def turn(*tensors):
         return gistkit.rope(*tensors, scaling=1.3, interleaved=interleaved)
 
     assert torch.autograd.gradcheck(turn, inputs(**CASES[case]))
 
 
-def test_gradcheck_of_the_inverse(isa):
+def test_gradcheck_of_the_inverse():
     assert torch.autograd.gradcheck(lambda *x: OPS.rope(*x, 1.3, False, True), inputs((2, 2, 1, 3, 6, 4), axes=2))
 
 
@@ -142,7 +141,7 @@ def test_bits_do_not_depend_on_threads():
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["per head", pytest.param("no keys", marks=pytest.mark.slow)])
 def test_opcheck(case):
     query, key, positions, inv_freq = inputs(**CASES[case])
     torch.library.opcheck(OPS.rope.default, (query, key, positions, inv_freq, 1.2, False, False))
@@ -151,7 +150,7 @@ def test_opcheck(case):
     torch.library.opcheck(OPS.rope_angle_grad.default, (*constants[:2], *constants, 1.2, False, True))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_once_for_all_shapes(backend):
     counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
 

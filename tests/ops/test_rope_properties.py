@@ -90,8 +90,12 @@ def assert_like_transformers(apply, theirs, query, key, positions, inv_freq, sca
         assert torch.equal(got[..., rotary:], hf[..., rotary:])
 
 
-@pytest.mark.parametrize("length", [50, 200], ids=["short", "beyond the original length"])
-@pytest.mark.parametrize("kind", ROPE_TYPES)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    # Beyond the original length; these choose their frequencies by the length.
+    [*((kind, 200) for kind in ROPE_TYPES), ("dynamic", 50), ("longrope", 50)],
+)
 def test_rope_types_of_transformers(kind, length):
     llama = pytest.importorskip("transformers.models.llama.modeling_llama", reason="needs transformers")
     from transformers import LlamaConfig
@@ -115,6 +119,7 @@ def test_rope_types_of_transformers(kind, length):
     )
 
 
+@pytest.mark.slow
 def test_partial_rotary_of_transformers():
     neox = pytest.importorskip("transformers.models.gpt_neox.modeling_gpt_neox", reason="needs transformers")
     from transformers import GPTNeoXConfig
@@ -131,6 +136,7 @@ def test_partial_rotary_of_transformers():
     )
 
 
+@pytest.mark.slow
 def test_interleaved_pairs_of_transformers():
     gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj", reason="needs transformers")
     query = torch.randn(1, 2, 30, 16, generator=torch.Generator().manual_seed(0))
