@@ -212,16 +212,6 @@ def test_tiles_of_a_batch_are_those_of_its_rows() -> None:
 
 
 @settings(max_examples=40)
-@given(
-    spans=st.lists(
-        st.lists(st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2), min_size=2, max_size=2), min_size=1, max_size=9
-    )
-)
-def test_planner_survives_any_spans(spans: list[list[tuple[int, int]]]) -> None:
-    _planner.tiles(np.array([spans], np.int32), 17, 2, 3)
-
-
-@settings(max_examples=40)
 @given(data=st.data(), count=st.integers(0, 30))
 def test_planner_survives_any_arrays(data: st.DataObject, count: int) -> None:
     def array(dtype: type, low: int, high: int, *shape: int) -> np.ndarray:

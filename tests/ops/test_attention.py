@@ -14,6 +14,8 @@ from gistkit import Plan
 from gistkit.ops import reference
 from tests.conftest import BEYOND, ISAS
 from tests.helpers.memory import peak_bytes
+from tests.helpers.nonfinite import random_spans
+from tests.helpers.threads import assert_same_for_any_number_of_threads
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 NAMES = ("out", "lse", "grad_query", "grad_key", "grad_value", "grad_key_bias")
@@ -24,17 +26,6 @@ def by_isa(*dtypes: torch.dtype) -> pytest.MarkDecorator:
     pairs = [(isa, dtype) for isa in ISAS for dtype in dtypes]
     pairs += [(isa, torch.bfloat16) for isa in BEYOND if torch.bfloat16 in dtypes]
     return pytest.mark.parametrize(("attention_isa", "dtype"), pairs, indirect=["attention_isa"], ids=str)
-
-
-def random_plan(batch: int, queries: int, keys: int, spans: int, generator: torch.Generator) -> Plan:
-    """Disjoint ascending spans of all lengths; about one row in eight sees nothing."""
-    cuts = torch.randint(0, keys + 1, (batch, queries, 2 * spans), generator=generator, dtype=torch.int32)
-    pairs = cuts.sort(-1).values.view(batch, queries, spans, 2)
-    pairs[torch.rand(batch, queries, generator=generator) < 0.125] = keys
-    pairs[pairs[..., 0] == pairs[..., 1]] = keys
-    order = (2 * pairs[..., 0].long() + (pairs[..., 0] == pairs[..., 1])).argsort(dim=-1, stable=True)
-    pairs = pairs.gather(2, order[..., None].expand_as(pairs))
-    return Plan.from_spans(pairs, keys)
 
 
 def causal_plan(length: int) -> Plan:
@@ -50,7 +41,7 @@ class Case:
         g = torch.Generator().manual_seed(seed)
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         make = lambda *size: torch.randn(size, generator=g, dtype=torch.float64)  # noqa: E731
-        self.plan = random_plan(1 if shared else batch, queries, keys, spans, g)
+        self.plan = random_spans(queries, keys, spans, g, 1 if shared else batch)
         self.inputs = [
             make(batch, heads, queries, dim).to(dtype),
             make(batch, key_heads, keys, dim).to(dtype),
@@ -331,28 +322,6 @@ def test_rows_without_keys(queries: int, dtype: torch.dtype, attention_isa: str)
     assert all((g == 0).all() for g in grads)
 
 
-@by_isa(torch.float32, torch.bfloat16)
-def test_bad_numbers_stay_visible(dtype: torch.dtype, attention_isa: str) -> None:
-    for row, queries in ((3, 6), (100, 120)):
-        q, k, v = (torch.randn(1, 1, queries, 16).to(dtype) for _ in range(3))
-        q[0, 0, row, 5] = torch.nan
-        out, lse = gistkit.attention(q, k, v, causal_plan(queries), return_lse=True)
-        assert out[0, 0, row].isnan().all() and lse[0, 0, row].isnan()
-        assert not out[0, 0, :row].isnan().any() and not out[0, 0, row + 1 :].isnan().any()
-
-
-def test_keys_that_no_row_sees_are_never_read() -> None:
-    """A cache's unused end may hold anything."""
-    for queries in (1, 70):
-        k, v = torch.randn(1, 2, 300, 16), torch.randn(1, 2, 300, 16)
-        k[:, :, 200:], v[:, :, 200:] = torch.nan, torch.nan
-        spans = torch.tensor([0, 200], dtype=torch.int32).expand(queries, 1, 2).contiguous()
-        q = torch.randn(1, 2, queries, 16)
-        got = gistkit.attention(q, k, v, Plan.from_spans(spans, 300))
-        alone = gistkit.attention(q, k[:, :, :200], v[:, :, :200], Plan.from_spans(spans, 200))
-        torch.testing.assert_close(got, alone)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_any_strides(dtype: torch.dtype) -> None:
     """Views of [B, N, H, D] and of one fused projection, misaligned, expanded, with a strided last dimension."""
@@ -382,17 +351,7 @@ def test_any_strides(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_same_bits_for_any_number_of_threads(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     case = Case(shape, dtype, bias="h")
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            results.append(case.run(gistkit.attention))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        for name, a, b in zip(NAMES, results[0], other, strict=True):
-            assert torch.equal(a, b), name
+    assert_same_for_any_number_of_threads(lambda: case.run(gistkit.attention))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -433,12 +392,13 @@ def test_gradcheck() -> None:
 @by_isa(torch.float32, torch.float64, torch.bfloat16)
 @pytest.mark.parametrize("queries", [3, 19])
 def test_keys_that_no_row_sees_are_not_read(attention_isa: str, queries: int, dtype: torch.dtype) -> None:
-    # A row's second span is empty, and the last tile of keys reaches beyond the keys.
+    # A row's second span is empty, and the last tile of keys reaches beyond the keys. A cache's unused end is anything.
     spans = torch.zeros(1, queries, 2, 2, dtype=torch.int32)
     spans[0, :8, 0, 1] = torch.arange(1, min(queries, 8) + 1)
     query, key, value = (torch.randn(1, 2, n, 12, dtype=dtype) for n in (queries, 19, 19))
     plan = Plan.from_spans(spans, 19)
     expected = reference.attention(query, key, value, plan)
+    key[:, :, 8:], value[:, :, 8:] = torch.nan, torch.nan
     # Keys at once, so that what is packed and never read holds NaN.
     gistkit.attention(*(torch.full((1, 4, 64, 64), torch.nan, dtype=dtype) for _ in range(3)), causal_plan(64))
     tensors = [t.clone().requires_grad_() for t in (query, key, value)]

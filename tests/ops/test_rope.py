@@ -198,20 +198,6 @@ def test_isas_agree(isa, dtype):
         torch.testing.assert_close(a, b, rtol=2 * eps, atol=2 * eps)
 
 
-def test_bits_do_not_depend_on_threads():
-    query, key = heads_of(2, 8, 301, 64), heads_of(2, 2, 301, 64, seed=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            results.append(gistkit.rope(query, key, torch.arange(301), frequencies(64)))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
 @pytest.mark.parametrize("layout", [lambda x: x, as_token_major, as_slice_of_wider])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_inplace(isa, dtype, layout):

@@ -9,6 +9,7 @@ import torch
 from gistkit.layouts import Links
 from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
+from tests.helpers.threads import assert_same_for_any_number_of_threads
 from tests.helpers.views import VIEWS
 
 TRIES = {
@@ -224,16 +225,7 @@ def test_the_same_for_any_number_of_threads():
             *with_gradients(bias_gelu, *gelu, dtype=torch.float32),
         ]
 
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(run())
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    assert_same_for_any_number_of_threads(run)
 
 
 def test_gradcheck():
