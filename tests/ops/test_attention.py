@@ -191,6 +191,23 @@ def test_large_biases(level: float, isa: str) -> None:
         assert all(t.isfinite().all() for t in got[2:])
 
 
+@by_isa(torch.float32, torch.float64, torch.bfloat16)
+@pytest.mark.parametrize("rows", [3, 40])
+def test_one_score_above_all_others_is_the_maximum_wherever_it_stands(
+    rows: int, dtype: torch.dtype, attention_isa: str
+) -> None:
+    """Relative to another number its weight would be infinite."""
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    query, key, value = (torch.randn(1, 1, n, 16).to(dtype) for n in (rows, 96, 96))
+    spans = torch.tensor([0, 96], dtype=torch.int32).expand(rows, 1, 2).contiguous()
+    for at in range(40, 73):
+        bias = torch.zeros(1, 1, 96, dtype=wide)
+        bias[..., at] = 3000
+        out, lse = gistkit.attention(query, key, value, Plan.from_spans(spans, 96), key_bias=bias, return_lse=True)
+        assert torch.equal(out, value[:, :, at : at + 1].expand_as(out)), at
+        assert ((lse - 3000).abs() < 20).all(), at
+
+
 @by_isa(torch.float32, torch.bfloat16)
 def test_gradients_over_a_long_causal_sequence(dtype: torch.dtype, attention_isa: str) -> None:
     """Sums of many terms lose no more than torch's, and whole tiles are seen."""

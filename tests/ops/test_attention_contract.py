@@ -21,7 +21,9 @@ def inputs(length: int = 9, heads: int = 4, dtype: torch.dtype = torch.float32, 
     return [torch.randn(s, dtype=dtype).transpose(1, 2).detach().requires_grad_(grad) for s in shapes]
 
 
-@pytest.mark.parametrize(("dtype", "bias"), [(torch.float64, True), pytest.param(torch.bfloat16, False, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(torch.float64, True), pytest.param(torch.bfloat16, False, marks=pytest.mark.slow)]
+)
 def test_opcheck(dtype: torch.dtype, bias: bool) -> None:
     q, k, v = inputs(dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -114,7 +116,12 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
         "plan: expected one for query's 9 rows, got.* 4",
     ),
     "keys": ((Q, K, V, Plan(PLAN.spans, 8)), {}, ValueError, "plan: expected one for key's 9 rows, got one for 8"),
-    "plan batch": ((Q, K, V, Plan(PLAN.spans.repeat(3, 1, 1, 1), 9)), {}, ValueError, "plan: expected one for 1 or 2 sequences, got.* 3"),
+    "plan batch": (
+        (Q, K, V, Plan(PLAN.spans.repeat(3, 1, 1, 1), 9)),
+        {},
+        ValueError,
+        "plan: expected one for 1 or 2 sequences, got.* 3",
+    ),
     "spans of one dimension": (
         (Q, K, V, Plan(PLAN.spans.flatten(), 9)),
         {},
