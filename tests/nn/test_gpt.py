@@ -263,11 +263,6 @@ def test_dropout_of_attention_s_weights_is_for_training_alone(name: str) -> None
     assert len(found[:, -1].unique(dim=0)) > len(first)
 
 
-def test_attention_dropout_out_of_range_is_named() -> None:
-    with pytest.raises(ValueError, match=r"attention_dropout: expected at least 0 and below 1, got 1\.0"):
-        GPT(VOCAB, DIM, LAYERS, HEADS, NoPE(), attention_dropout=1.0)
-
-
 def test_an_output_embedding_of_its_own() -> None:
     tied, own = (GPT(VOCAB, DIM, 1, HEADS, NoPE(), tied=tied) for tied in (True, False))
     assert tied.head.weight is tied.tokens.weight and own.head.weight is not own.tokens.weight
@@ -317,6 +312,8 @@ def test_what_is_refused() -> None:
         GPT(VOCAB, DIM, 1, 5, NoPE())
     with pytest.raises(ValueError, match="style: expected llama, gpt2, vit, got 'bert'"):
         GPT(VOCAB, DIM, 1, HEADS, NoPE(), style="bert")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"attention_dropout: expected at least 0 and below 1, got 1\.0"):
+        GPT(VOCAB, DIM, LAYERS, HEADS, NoPE(), attention_dropout=1.0)
     cache = KVCache()
     model(ids(2), cache=cache)
     with pytest.raises(ValueError, match="cache: expected a batch of 2 as it holds, got 3"):

@@ -31,31 +31,6 @@ def test_rotating_back(case):
     torch.testing.assert_close(there.norm(dim=-1), query.norm(dim=-1), rtol=1e-14, atol=0)
 
 
-@given(heads_and_positions(), st.integers(-(2**40), 2**40))
-@settings(max_examples=60, deadline=None)
-def test_scores_depend_on_differences(case, shift):
-    query, positions, inv_freq, interleaved = case
-    positions = positions.round()
-
-    def scores(p):
-        q, k = gistkit.rope(query, query.roll(1, dims=1), p, inv_freq, interleaved=interleaved)
-        return q @ k.mT
-
-    torch.testing.assert_close(scores(positions), scores(positions + shift), rtol=0, atol=1e-12)
-
-
-@given(heads_and_positions(), POSITIONS)
-@settings(max_examples=40, deadline=None)
-def test_rerotation_is_the_rotation_of_the_sum(case, delta):
-    query, positions, inv_freq, interleaved = case
-    positions, delta = positions.round(), round(delta)
-    once, _ = gistkit.rope(query, query, positions + delta, inv_freq, interleaved=interleaved)
-    first, _ = gistkit.rope(query, query, positions, inv_freq, interleaved=interleaved)
-    torch.testing.assert_close(
-        gistkit.rerotate(first, delta, inv_freq, interleaved=interleaved), once, rtol=0, atol=1e-14
-    )
-
-
 ROPE_TYPES = {
     "default": {},
     "linear": {"factor": 4.0},
