@@ -93,11 +93,11 @@ def check(got: list[Tensor], expected: list[Tensor], dtype: torch.dtype, what: s
             assert error <= TOLERANCE[dtype] * (1 + size), f"{what}: {name}: error {error:.2e} of {size:.2e}"
 
 
-def random_spans(queries: int, keys: int, spans: int, generator: torch.Generator) -> Plan:
-    """Disjoint ascending spans of all lengths; one row in eight sees nothing."""
-    cuts = torch.randint(0, keys + 1, (1, queries, 2 * spans), generator=generator, dtype=torch.int32)
-    pairs = cuts.sort(-1).values.view(1, queries, spans, 2)
-    pairs[torch.rand(1, queries, generator=generator) < 0.125] = keys
+def random_spans(queries: int, keys: int, spans: int, generator: torch.Generator, batch: int = 1) -> Plan:
+    """Disjoint ascending spans of all lengths; about one row in eight sees nothing."""
+    cuts = torch.randint(0, keys + 1, (batch, queries, 2 * spans), generator=generator, dtype=torch.int32)
+    pairs = cuts.sort(-1).values.view(batch, queries, spans, 2)
+    pairs[torch.rand(batch, queries, generator=generator) < 0.125] = keys
     pairs[pairs[..., 0] == pairs[..., 1]] = keys
     order = (2 * pairs[..., 0].long() + (pairs[..., 0] == pairs[..., 1])).argsort(dim=-1, stable=True)
     return Plan.from_spans(pairs.gather(2, order[..., None].expand_as(pairs)), keys)

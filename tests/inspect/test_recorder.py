@@ -79,8 +79,9 @@ def test_a_call_with_lists_of_tiles_is_recorded_too():
     assert recorder.calls == 2 and torch.equal(recorder.maps[0].weights, recorder.maps[1].weights)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 4, 7, 26, 1000])
-@pytest.mark.parametrize("reduce", ["none", "mean"])
+@pytest.mark.parametrize(
+    ("blocks", "reduce"), [(1, "none"), (2, "mean"), (4, "none"), (7, "mean"), (26, "none"), (1000, "mean")]
+)
 def test_blocks_are_means_over_rows_of_sums_over_keys(blocks, reduce, monkeypatch):
     monkeypatch.setattr("gistkit.inspect.recorder.CHUNK", 200)
     plan, mask = ragged()
@@ -256,7 +257,7 @@ def test_a_recorder_inside_itself_is_refused_and_records_after_an_error():
     assert len(recorder.maps) == 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_functions_are_recorded_in_training_too(backend):
     torch.manual_seed(0)
     torch._dynamo.reset()

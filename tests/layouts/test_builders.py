@@ -1,5 +1,6 @@
 """Each builder against a mask and position ids written out by hand from its paper's words, token by token."""
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -89,55 +90,37 @@ def test_gist_separate_positions() -> None:
     assert layouts.gist(5, 2, 2, separate_positions=True).positions.tolist() == [0, 1, 2, 3, 4, 5, 1, 2, 3, 6, 7]
 
 
-@pytest.mark.parametrize("context", [12, 13, 4])
-@pytest.mark.parametrize("windows", [1, 2, 5, None])
-@pytest.mark.parametrize("memory_sees_memory", [False, True])
-@pytest.mark.parametrize("memory_sees_itself", [False, True])
-@pytest.mark.parametrize("memory_sees_bos", [False, True])
-@pytest.mark.parametrize("context_sees_memory", [False, True])
-def test_gistpool(
-    context: int,
-    windows: int | None,
-    memory_sees_memory: bool,
-    memory_sees_itself: bool,
-    memory_sees_bos: bool,
-    context_sees_memory: bool,
-) -> None:
+@pytest.mark.parametrize(("context", "windows"), [(12, 1), (13, 2), (13, None), (4, 5), (12, None)])
+def test_gistpool(context: int, windows: int | None) -> None:
     tokens: list[Token] = [("bos", 0)]
     for w, start in enumerate(range(0, context, 3)):
         tokens += [("context", w)] * min(3, context - start) + [("memory", w)]
     tokens += [("text", 0)] * 4
+    options = ("memory_sees_memory", "memory_sees_itself", "memory_sees_bos", "context_sees_memory")
+    for values in itertools.product((False, True), repeat=4):
+        chosen = dict(zip(options, values, strict=True))
 
-    def sees(i: int, q: Token, j: int, k: Token) -> bool:
-        if j > i:
-            return False
-        match q[0], k[0]:
-            case "bos", _:
-                return True
-            case "memory", "bos":
-                return memory_sees_bos
-            case "memory", "context":
-                return windows is None or k[1] > q[1] - windows
-            case "memory", "memory":
-                return memory_sees_itself if i == j else memory_sees_memory
-            case "context", "memory":
-                return context_sees_memory
-            case "text", "context":
+        def sees(i: int, q: Token, j: int, k: Token, chosen: dict[str, bool] = chosen) -> bool:
+            if j > i:
                 return False
-        return True
+            match q[0], k[0]:
+                case "bos", _:
+                    return True
+                case "memory", "bos":
+                    return chosen["memory_sees_bos"]
+                case "memory", "context":
+                    return windows is None or k[1] > q[1] - windows
+                case "memory", "memory":
+                    return chosen["memory_sees_itself" if i == j else "memory_sees_memory"]
+                case "context", "memory":
+                    return chosen["context_sees_memory"]
+                case "text", "context":
+                    return False
+            return True
 
-    layout = layouts.gistpool(
-        context,
-        3,
-        4,
-        windows=windows,
-        memory_sees_memory=memory_sees_memory,
-        memory_sees_itself=memory_sees_itself,
-        memory_sees_bos=memory_sees_bos,
-        context_sees_memory=context_sees_memory,
-    )
-    check(layout, tokens, sees, list(range(len(tokens))))
-    assert layout.compile().spans.shape[2] <= 3
+        layout = layouts.gistpool(context, 3, 4, windows=windows, **chosen)
+        check(layout, tokens, sees, list(range(len(tokens))))
+        assert layout.compile().spans.shape[2] <= 3
 
 
 def test_gistpool_separate_positions() -> None:
@@ -181,8 +164,9 @@ def test_avgpool_at_ratio_1_reads_what_full_context_does() -> None:
     assert (read.dense_mask()[text] == full.dense_mask()[text]).all()
 
 
-@pytest.mark.parametrize("positions", ["dpl", "upl", "cpl", "epl"])
-@pytest.mark.parametrize("text_sees_before", [True, False])
+@pytest.mark.parametrize(
+    ("positions", "text_sees_before"), [("dpl", True), ("upl", False), ("cpl", True), ("epl", False), ("epl", True)]
+)
 @pytest.mark.parametrize(
     ("vision", "memory", "options"),
     [

@@ -79,7 +79,6 @@ def mask_of(spans: torch.Tensor, num_keys: int) -> np.ndarray:
     return mask
 
 
-@settings(max_examples=300)
 @given(layout=random_layouts(), window=st.none() | sized, grouped=st.booleans(), data=st.data())
 def test_spans_equal_the_dense_mask(layout: Layout, window: int | None, grouped: bool, data: st.DataObject) -> None:
     plan = layout.compile(window=window, grouped=grouped)
@@ -123,7 +122,7 @@ def test_interleaved_plans_take_as_long_as_their_intervals_are_many(roles: list[
     assert seconds(80_000) < 10 * seconds(20_000)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(layout=random_layouts(), index=st.data())
 def test_taken_tokens_see_what_they_saw(layout: Layout, index: st.DataObject) -> None:
     keep = np.array(index.draw(st.lists(st.booleans(), min_size=len(layout), max_size=len(layout))))
@@ -133,7 +132,7 @@ def test_taken_tokens_see_what_they_saw(layout: Layout, index: st.DataObject) ->
     assert (mask_of(part.compile().spans[0], len(part)) == part.dense_mask("physical")).all()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(layout=random_layouts(), tile_q=st.integers(1, 9), tile_k=st.integers(1, 9))
 def test_tiles_are_exact(layout: Layout, tile_q: int, tile_k: int) -> None:
     plan = layout.compile()
@@ -213,16 +212,6 @@ def test_tiles_of_a_batch_are_those_of_its_rows() -> None:
 
 
 @settings(max_examples=40)
-@given(
-    spans=st.lists(
-        st.lists(st.tuples(*[st.integers(-(2**31), 2**31 - 1)] * 2), min_size=2, max_size=2), min_size=1, max_size=9
-    )
-)
-def test_planner_survives_any_spans(spans: list[list[tuple[int, int]]]) -> None:
-    _planner.tiles(np.array([spans], np.int32), 17, 2, 3)
-
-
-@settings(max_examples=100)
 @given(data=st.data(), count=st.integers(0, 30))
 def test_planner_survives_any_arrays(data: st.DataObject, count: int) -> None:
     def array(dtype: type, low: int, high: int, *shape: int) -> np.ndarray:
@@ -396,14 +385,13 @@ def test_extreme_document_and_segment_numbers() -> None:
         Layout(roles=TEXT, sees=SEES, documents=[high, 0, low])
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_plans_pass_through_torch_compile(grouped: bool) -> None:
+def test_plans_pass_through_torch_compile() -> None:
     def step(values: torch.Tensor, plan: Plan) -> torch.Tensor:
         inside = plan.arrange(values) * plan.positions[:, None]
         return plan.restore(inside)[:, : plan.num_keys - 1] + plan.spans[..., 1].amax()
 
     compiled = torch.compile(step, fullgraph=True, backend="eager")
-    for layout in (layouts.gistpool(10, 4, 3), layouts.causal(5)):
+    for layout, grouped in ((layouts.gistpool(10, 4, 3), True), (layouts.causal(5), False)):
         plan = layout.compile(grouped=grouped)
         values = torch.randn(2, len(layout), 3)
         assert (compiled(values, plan) == step(values, plan)).all()

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gistkit.layouts import decoder_positions, encoder_positions, upl
@@ -49,20 +49,15 @@ def test_upl_examples(first: int, last: int, memory: int, expected: list[int]) -
     assert ids.tolist() == expected
 
 
-@given(first=st.integers(0, 2**40), length=st.integers(1, 300), memory=st.integers(1, 80))
+@given(
+    first=st.one_of(st.integers(0, 2**40), st.integers(2**31, 2**61)),
+    length=st.one_of(st.integers(1, 300), st.integers(2**31, 2**60)),
+    memory=st.integers(1, 80),
+)
+# In float64, torch.linspace and round get 28 of these wrong.
+@example(first=511, length=1000, memory=300)
 def test_upl_equals_rationals(first: int, length: int, memory: int) -> None:
     assert upl(first, first + length - 1, memory).tolist() == rational_upl(first, first + length - 1, memory)
-
-
-@settings(max_examples=20)
-@given(first=st.integers(2**31, 2**61), length=st.integers(2**31, 2**60), memory=st.integers(1, 50))
-def test_upl_equals_rationals_beyond_32_bits(first: int, length: int, memory: int) -> None:
-    assert upl(first, first + length - 1, memory).tolist() == rational_upl(first, first + length - 1, memory)
-
-
-def test_upl_is_exact_where_torch_linspace_is_not() -> None:
-    # In float64, torch.linspace and round get 28 of these wrong.
-    assert upl(511, 1510, 300).tolist() == rational_upl(511, 1510, 300)
 
 
 @given(first=st.integers(0, 50), length=sizes, memory=sizes)
@@ -71,13 +66,6 @@ def test_upl_reaches_the_bound_that_no_layout_beats(first: int, length: int, mem
     bound = next(d for d in range(length + 1) if memory * (2 * d + 1) >= length)
     assert bound == -(-length // memory) // 2
     assert worst_distance(upl(first, first + length - 1, memory).tolist(), first, first + length - 1) == bound
-
-
-@settings(max_examples=40)
-@given(data=st.data(), length=st.integers(1, 9), memory=st.integers(1, 4))
-def test_no_other_ids_do_better(data: st.DataObject, length: int, memory: int) -> None:
-    other = data.draw(st.lists(st.integers(-2, length + 2), min_size=memory, max_size=memory))
-    assert worst_distance(other, 1, length) >= worst_distance(upl(1, length, memory).tolist(), 1, length)
 
 
 def test_encoder_check_of_the_paper() -> None:

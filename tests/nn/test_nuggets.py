@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit.nn import NuggetScorer, nuggets_above, straight_through, threshold_for, top_nuggets
@@ -25,6 +25,7 @@ def batches(draw):
     return torch.tensor(scores), torch.tensor(mask)
 
 
+@settings(max_examples=50)
 @given(batches(), st.one_of(st.integers(1, 15), st.floats(1, 20)))
 def test_the_highest_scores_and_the_last_token_in_the_order_of_the_text(batch, ratio):
     scores, mask = batch
@@ -48,6 +49,7 @@ def test_without_a_mask_no_token_is_padding():
     assert top_nuggets(scores, 1).index.tolist() == [[0, 1, 2, 3]] * 2
 
 
+@settings(max_examples=50)
 @given(batches(), numbers)
 def test_tokens_above_a_threshold(batch, threshold):
     scores, mask = batch

@@ -76,9 +76,10 @@ def e_of(encoding: SeqPEPositions, e: Tensor, layer: int) -> tuple[list[Tensor],
     return parts[:HEADS], parts[HEADS:]
 
 
-@pytest.mark.parametrize("projection", ["shared", "layer", "none"])
+@pytest.mark.parametrize(
+    ("positions", "projection"), [(TEXT, "shared"), (ROWS, "shared"), (ROWS, "layer"), (TEXT, "none")]
+)
 @pytest.mark.parametrize("integration", ["sum", "mul", "bias"])
-@pytest.mark.parametrize("positions", [TEXT, ROWS], ids=["one row", "starts"])
 def test_seqpe_is_the_papers_equations(integration: str, projection: str, positions: Tensor) -> None:
     encoding = seqpe(integration, projection=projection, out_dim=WIDTH)
     for projected in encoding.projections:
@@ -131,8 +132,7 @@ def test_attention_with_factors_of_one_is_attention_without_positions() -> None:
     assert torch.equal(logits(encoding, q, k, TEXT), q @ k.transpose(-1, -2))
 
 
-@pytest.mark.parametrize("projection", ["shared", "layer"])
-@pytest.mark.parametrize("positions", [TEXT, ROWS], ids=["one row", "starts"])
+@pytest.mark.parametrize(("projection", "positions"), [("shared", TEXT), ("layer", ROWS)])
 def test_embeddings_of_the_caller_take_the_encoders_place(projection: str, positions: Tensor) -> None:
     encoding = seqpe("bias", projection=projection)
     q, k = heads(5)
@@ -158,7 +158,7 @@ def test_gradients_reach_the_encoder_and_the_projections(integration: str, proje
     assert {"extra", "encoder.cls", "projections.0.weight"} <= {name for name, _ in encoding.named_parameters()}
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 6, 8, 12, 16, 20])
+@pytest.mark.parametrize("count", [1, 3, 8, 12, 20])
 def test_alibi_is_minus_slope_times_distance(count: int) -> None:
     """Slopes by the paper's recursion, and the biased softmax by distances."""
 
@@ -192,8 +192,7 @@ def complex_logits(q: Tensor, k: Tensor, angles: Tensor) -> Tensor:
     return torch.einsum("bhif,bhjf->bhij", q, k.conj()).real
 
 
-@pytest.mark.parametrize("base", [1e4, 1e6, 1e8])
-@pytest.mark.parametrize("positions", [TEXT, ROWS], ids=["one row", "starts"])
+@pytest.mark.parametrize(("base", "positions"), [(1e4, ROWS), (1e8, TEXT)])
 def test_rope_turns_pairs(base: float, positions: Tensor) -> None:
     q, k = heads(5)
     frequencies = torch.tensor([base ** (-2 * f / DIM) for f in range(DIM // 2)])

@@ -166,12 +166,15 @@ def test_equal_positions_have_equal_rows():
     assert not torch.equal(out[0], out[1])
 
 
-def test_the_trie_compiles_whole():
-    model = encoder(digits=3)
-    compiled = torch.compile(model.encode, fullgraph=True, backend="aot_eager")
+@pytest.mark.slow
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_trie_compiles_whole(dropout):
+    torch._dynamo.reset()
+    model = encoder(digits=3, dropout=dropout)
     trie = model.trie(torch.tensor([7, 3, 7, 120]))
-    out = compiled(trie)
-    torch.testing.assert_close(out, model.encode(trie))
+    out = torch.compile(model.encode, fullgraph=True, backend="aot_eager")(trie)
+    if not dropout:
+        torch.testing.assert_close(out, model.encode(trie))
     out.sum().backward()
     assert model.tokens.grad is not None
 
@@ -198,8 +201,10 @@ class GivenMasks(torch.nn.Module):
         return added * self.masks[self.calls % 2][:, -added.shape[1] :]
 
 
-@pytest.mark.parametrize("attention_dropout", [0.0, 1e-12])
-@pytest.mark.parametrize("name", [name for name in CASES if name != "none"])
+@pytest.mark.parametrize(
+    ("name", "attention_dropout"),
+    [*((name, 1e-12) for name in CASES if name != "none"), ("text", 0.0), ("images", 0.0)],
+)
 def test_with_equal_masks_the_form_under_dropout_equals_the_plain_one(name, attention_dropout):
     sizes, positions = CASES[name]
     model = encoder(**sizes, dropout=0.5, attention_dropout=attention_dropout).double()
@@ -217,11 +222,13 @@ def test_with_equal_masks_the_form_under_dropout_equals_the_plain_one(name, atte
         assert (mine - theirs).abs().max() <= 1e-10 * max(1.0, float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize("rates", [(0.3, 0.0), (0.0, 0.4), (0.2, 0.2)])
+@pytest.mark.parametrize(
+    "rates", [(0.2, 0.2), *(pytest.param(rates, marks=pytest.mark.slow) for rates in ((0.3, 0.0), (0.0, 0.4)))]
+)
 def test_draws_under_dropout_are_distributed_as_the_plain_form_s_and_independent(rates):
     """Mean, variance, and covariance between positions whose digits differ in the last alone."""
     model = encoder(dim=8, heads=2, digits=3, dropout=rates[0], attention_dropout=rates[1]).double()
-    positions, draws = torch.tensor([120, 121, 128]), 1500
+    positions, draws = torch.tensor([120, 121, 128]), 900
     with torch.no_grad():
         fast = torch.stack([model(positions) for _ in range(draws)])
         plain = model.plain(positions.repeat(20 * draws)).view(20 * draws, 3, -1)
@@ -238,13 +245,6 @@ def test_draws_under_dropout_are_distributed_as_the_plain_form_s_and_independent
         # Of equal channels, and of different ones.
         correlation = noise[:, first].T @ noise[:, second] / draws
         assert correlation.abs().max() < 5 / math.sqrt(draws)
-
-
-def test_the_form_under_dropout_compiles_whole():
-    model = encoder(digits=3, dropout=0.5)
-    compiled = torch.compile(model.encode, fullgraph=True, backend="aot_eager")
-    compiled(model.trie(torch.tensor([7, 3, 7, 120]))).sum().backward()
-    assert model.tokens.grad is not None
 
 
 def fused_step(model):
@@ -333,7 +333,7 @@ class TestFrozen:
                 model(torch.tensor([[1, 103]]))
             assert model.table(6, 4).shape == (6, 4, 24)
 
-    @pytest.mark.parametrize("starts", [[0], [7_000], [5, 40, 41, 900], [9_990]])
+    @pytest.mark.parametrize("starts", [[0], [5, 40, 41, 900], [9_990]])
     def test_a_count_one_by_one_is_read_ahead_in_doublings(self, starts):
         model = encoder(digits=4).eval()
         calls, steps = counted(model), min(200, 10**4 - max(starts))

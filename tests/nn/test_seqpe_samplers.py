@@ -84,7 +84,7 @@ def test_candidates_are_distinct_in_range_and_never_the_pivot(options, extra):
     assert all(map(torch.equal, (pivots, candidates), again))
 
 
-@pytest.mark.parametrize("base", [2, 7, 10])
+@pytest.mark.parametrize("base", [2, 10])
 @pytest.mark.parametrize(("form", "edits"), [("paper", 1), ("reference", 3)])
 def test_confusions_are_all_one_edit_away_and_only_those(base, form, edits):
     sampler = ContrastiveSampler(1, 20, 500, base=base, form=form)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gistkit import _planner
@@ -25,6 +25,7 @@ def positions(draw):
     return rows, base, digits, axes
 
 
+@settings(max_examples=50)
 @given(positions())
 def test_a_node_for_each_distinct_prefix_level_by_level(case):
     rows, base, digits, axes = case
@@ -60,6 +61,7 @@ def test_a_node_for_each_distinct_prefix_level_by_level(case):
         assert [leaves[i] for i in trie.inverse.tolist()] == rows
 
 
+@settings(max_examples=50)
 @given(positions())
 def test_links_group_entries_by_what_they_point_to(case):
     rows, base, digits, axes = case

@@ -12,12 +12,7 @@ from torch import Tensor
 import gistkit
 import gistkit.ops
 from gistkit import Plan
-
-
-def causal_plan(length: int, batch: int = 1) -> Plan:
-    end = torch.arange(1, length + 1, dtype=torch.int32)
-    spans = torch.stack([torch.zeros_like(end), end], -1)[:, None]
-    return Plan.from_spans(spans.expand(batch, length, 1, 2).contiguous(), length)
+from tests.ops.test_attention import causal_plan
 
 
 def inputs(length: int = 9, heads: int = 4, dtype: torch.dtype = torch.float32, grad: bool = True) -> list[Tensor]:
@@ -26,8 +21,9 @@ def inputs(length: int = 9, heads: int = 4, dtype: torch.dtype = torch.float32, 
     return [torch.randn(s, dtype=dtype).transpose(1, 2).detach().requires_grad_(grad) for s in shapes]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [(torch.float64, True), pytest.param(torch.bfloat16, False, marks=pytest.mark.slow)]
+)
 def test_opcheck(dtype: torch.dtype, bias: bool) -> None:
     q, k, v = inputs(dtype=dtype)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
@@ -79,6 +75,7 @@ def test_compiles_whole_when_the_scale_changes() -> None:
         torch.testing.assert_close(compiled(q, k, v, PLAN, scale=scale, softcap=softcap), expected)
 
 
+@pytest.mark.slow
 def test_compiles_with_inductor_and_a_closed_over_plan() -> None:
     torch._dynamo.reset()
     plan = causal_plan(9)
@@ -119,7 +116,12 @@ MISTAKES: dict[str, tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]
         "plan: expected one for query's 9 rows, got.* 4",
     ),
     "keys": ((Q, K, V, Plan(PLAN.spans, 8)), {}, ValueError, "plan: expected one for key's 9 rows, got one for 8"),
-    "plan batch": ((Q, K, V, causal_plan(9, 3)), {}, ValueError, "plan: expected one for 1 or 2 sequences, got.* 3"),
+    "plan batch": (
+        (Q, K, V, Plan(PLAN.spans.repeat(3, 1, 1, 1), 9)),
+        {},
+        ValueError,
+        "plan: expected one for 1 or 2 sequences, got.* 3",
+    ),
     "spans of one dimension": (
         (Q, K, V, Plan(PLAN.spans.flatten(), 9)),
         {},

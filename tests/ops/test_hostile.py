@@ -493,6 +493,7 @@ def test_every_op_is_here() -> None:
     assert names == set(OPS) | ON_A_GPU_ONLY
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPS)
 @EXAMPLES
 @given(data=st.data())
@@ -581,6 +582,7 @@ DIFFERENTIABLE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLIC)
 @EXAMPLES
 @given(data=st.data())
@@ -674,6 +676,7 @@ def test_much_of_nothing(name: str) -> None:
 WILD = st.one_of(st.integers(-3, 9), st.sampled_from([2**31 - 1, 2**31, 2**62, 2**63 - 1, -(2**63), 2**64]))
 
 
+@pytest.mark.slow
 @EXAMPLES
 @given(data=st.data())
 def test_planner(data: st.DataObject) -> None:

@@ -11,14 +11,17 @@ from torch import Tensor
 from gistkit import Plan, window_pool
 from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, trie_mix
+from tests.conftest import BEYOND, ISAS
 from tests.helpers.nonfinite import BAD, PLANS, check, gathered_attention, random_spans, run, spoiled
+from tests.ops.test_attention import by_isa
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-
-
-@pytest.fixture
-def isa(attention_isa: str) -> str:
-    return attention_isa
+# Each set of kernels once, with what it computes in.
+by_kernels = pytest.mark.parametrize(
+    ("attention_isa", "dtype"),
+    [*((isa, torch.float32) for isa in ISAS), *((isa, torch.bfloat16) for isa in BEYOND)],
+    indirect=["attention_isa"],
+    ids=str,
+)
 
 
 def compare(plan: Plan, dtype: torch.dtype, heads: tuple[int, int], dims: tuple[int, int], **options: bool) -> None:
@@ -37,38 +40,41 @@ def compare(plan: Plan, dtype: torch.dtype, heads: tuple[int, int], dims: tuple[
             torch.testing.assert_close(one, two, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@by_kernels
 @pytest.mark.parametrize(
     ("rows", "heads", "dims"),
-    [
-        (1, (2, 2), (64, 64)),
-        (4, (4, 2), (32, 40)),
-        (16, (1, 1), (128, 128)),
-        (96, (2, 1), (64, 64)),
-        (300, (1, 1), (33, 64)),
-    ],
+    [(4, (4, 2), (32, 40)), (16, (1, 1), (128, 128)), (96, (2, 1), (64, 64)), (200, (1, 1), (33, 64))],
     ids=lambda x: x if isinstance(x, int) else "",
 )
-def test_random_spans(rows: int, heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype, isa: str) -> None:
+def test_random_spans(
+    rows: int, heads: tuple[int, int], dims: tuple[int, int], dtype: torch.dtype, attention_isa: str
+) -> None:
     plan = random_spans(rows, max(200, rows), 2, torch.Generator().manual_seed(rows))
     compare(plan, dtype, heads, dims)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", PLANS)
-def test_layouts(layout: str, dtype: torch.dtype, isa: str) -> None:
-    compare(PLANS[layout](), dtype, (1, 1), (32, 32))
+@by_isa(torch.float64, torch.bfloat16, torch.float16)
+@pytest.mark.parametrize(("rows", "dims"), [(1, (64, 64)), (70, (33, 40))], ids=["one", "tiles"])
+def test_random_spans_of_other_dtypes(rows: int, dims: tuple[int, int], dtype: torch.dtype, attention_isa: str) -> None:
+    compare(random_spans(rows, 150, 2, torch.Generator().manual_seed(rows)), dtype, (1, 1), dims)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("softcap", [False, True])
-@pytest.mark.parametrize("rows", [4, 70])
-def test_a_key_whose_bias_is_minus_infinity_is_not_seen(rows: int, softcap: bool, dtype: torch.dtype, isa: str) -> None:
+@pytest.mark.parametrize("layout", ["causal", "gist", "dodo"])
+def test_layouts(layout: str, dtype: torch.dtype) -> None:
+    compare(PLANS[layout](), dtype, (1, 1), (32, 32))
+
+
+@by_kernels
+@pytest.mark.parametrize(("rows", "softcap"), [(4, True), (70, False), (70, True)])
+def test_a_key_whose_bias_is_minus_infinity_is_not_seen(
+    rows: int, softcap: bool, dtype: torch.dtype, attention_isa: str
+) -> None:
     plan = random_spans(rows, 150, 2, torch.Generator().manual_seed(rows))
     compare(plan, dtype, (2, 1), (32, 32), bias=True, softcap=softcap)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_gradient_of_a_bias_of_zeros(dtype: torch.dtype) -> None:
     plan = PLANS["gist"]()
     for what, inputs, grad_out, grad_lse in spoiled(plan, dtype, 2, 1, 32, 32, bias=True, seed=1):
@@ -82,7 +88,7 @@ def finite_rows(t: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=str)
-def test_window_pool(bad: float, attention_isa: str) -> None:
+def test_window_pool(bad: float, isa: str) -> None:
     key = torch.randn(1, 1, 50, 24)
     key[0, 0, 11] = bad
     key.requires_grad_()
@@ -97,7 +103,7 @@ def test_window_pool(bad: float, attention_isa: str) -> None:
 
 
 @pytest.mark.parametrize("bad", BAD, ids=str)
-def test_trie_mix(bad: float, attention_isa: str) -> None:
+def test_trie_mix(bad: float, isa: str) -> None:
     paths = DigitTrie.of(torch.randint(0, 7**4, (40,)), base=7, digits=4).paths
     nodes, symbols = len(paths.rows), len(paths.offsets) - 1
     own = torch.stack([row[row >= 0][-1] for row in paths.rows])
@@ -118,9 +124,8 @@ def test_trie_mix(bad: float, attention_isa: str) -> None:
         assert torch.equal(finite_rows(by_base), torch.arange(symbols) != own[node])
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
-@pytest.mark.parametrize("which", range(4))
-def test_ancestor_attention(which: int, bad: float, attention_isa: str) -> None:
+@pytest.mark.parametrize(("which", "bad"), list(enumerate([math.nan, *BAD])))
+def test_ancestor_attention(which: int, bad: float, isa: str) -> None:
     """A query sees keys of its row; what it sees, and they in turn, are all that a number reaches."""
     ancestors = DigitTrie.of(torch.randint(0, 7**4, (40,)), base=7, digits=4).ancestors
     count = len(ancestors.rows)

@@ -256,18 +256,3 @@ def test_isas_agree(isa, dtype):
     eps = torch.finfo(dtype).eps
     expected, _ = gistkit.window_pool(key, value, windows=windows, **rotation)
     torch.testing.assert_close(turned[0], expected, rtol=2 * eps, atol=2 * eps)
-
-
-def test_bits_do_not_depend_on_threads():
-    key, value = rows_of(2, 8, 601, 64), rows_of(2, 8, 601, 64, seed=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            options = dict(positions=torch.arange(121), inv_freq=frequencies(64))
-            results.append(gistkit.window_pool(key, value, windows=5, **options))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))

@@ -186,32 +186,6 @@ def test_nan_stays_in_its_pair():
     assert out[touched].isnan().all() and torch.equal(out[~touched], expected[~touched])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_isas_agree(isa, dtype):
-    query, key = heads_of(2, 3, 41, 80, dtype), heads_of(2, 2, 41, 80, dtype, 1)
-    arguments = query, key, torch.arange(41) * 1000, frequencies(72)
-    got = gistkit.rope(*arguments)
-    gistkit.ops.cpu_isa("generic")
-    expected = gistkit.rope(*arguments)
-    eps = torch.finfo(dtype).eps
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=2 * eps, atol=2 * eps)
-
-
-def test_bits_do_not_depend_on_threads():
-    query, key = heads_of(2, 8, 301, 64), heads_of(2, 2, 301, 64, seed=1)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3, 7):
-            torch.set_num_threads(threads)
-            results.append(gistkit.rope(query, key, torch.arange(301), frequencies(64)))
-    finally:
-        torch.set_num_threads(before)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
 @pytest.mark.parametrize("layout", [lambda x: x, as_token_major, as_slice_of_wider])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_inplace(isa, dtype, layout):
@@ -235,9 +209,11 @@ def test_inplace_under_no_grad_of_parameters():
 @pytest.mark.parametrize("delta", [-3, 2.5, torch.tensor([5, -1, 0, 2**40])])
 def test_rerotate(delta):
     key, positions = heads_of(2, 2, 4, 16, torch.float64), torch.tensor([0, 9, 4, 1])
-    rotated, _ = gistkit.rope(key, key, positions, frequencies(16), scaling=1.5)
-    moved = gistkit.rerotate(rotated, delta, frequencies(16))
-    expected, _ = gistkit.rope(key, key, positions + delta, frequencies(16), scaling=1.5)
-    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-14)
-    assert gistkit.rerotate(rotated, delta, frequencies(16), inplace=True) is rotated
-    assert torch.equal(rotated, moved)
+    for interleaved in (False, True):
+        how = {"interleaved": interleaved}
+        rotated, _ = gistkit.rope(key, key, positions, frequencies(16), scaling=1.5, **how)
+        moved = gistkit.rerotate(rotated, delta, frequencies(16), **how)
+        expected, _ = gistkit.rope(key, key, positions + delta, frequencies(16), scaling=1.5, **how)
+        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-14)
+        assert gistkit.rerotate(rotated, delta, frequencies(16), inplace=True, **how) is rotated
+        assert torch.equal(rotated, moved)

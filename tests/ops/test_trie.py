@@ -9,6 +9,7 @@ import torch
 from gistkit.layouts import Links
 from gistkit.nn import DigitTrie
 from gistkit.ops import ancestor_attention, bias_gelu, reference, trie_mix
+from tests.helpers.threads import assert_same_for_any_number_of_threads
 from tests.helpers.views import VIEWS
 
 TRIES = {
@@ -86,7 +87,7 @@ def assert_as_good(fast, plain, *inputs, linear=False):
 
 
 @pytest.mark.parametrize("name", ["scattered", "one", "grid"])
-def test_mix_by_loops(name, isa):
+def test_mix_by_loops(name):
     links = TRIES[name]().paths
     (nodes, depth), symbols = links.rows.shape, len(links.offsets) - 1
     weights, table, base = rows_of(nodes, depth, 3), rows_of(symbols, 3, 11), rows_of(symbols, 11)
@@ -128,7 +129,7 @@ def test_weights_beyond_a_path_are_not_read():
     assert not gradient[links.rows < 0].any()
 
 
-def test_attention_by_loops(isa):
+def test_attention_by_loops():
     links = TRIES["scattered"]().ancestors
     query, key, value = (rows_of(len(links.rows), 3, 9) for _ in range(3))
     torch.testing.assert_close(
@@ -224,16 +225,7 @@ def test_the_same_for_any_number_of_threads():
             *with_gradients(bias_gelu, *gelu, dtype=torch.float32),
         ]
 
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for count in (1, 2, 5):
-            torch.set_num_threads(count)
-            results.append(run())
-    finally:
-        torch.set_num_threads(threads)
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+    assert_same_for_any_number_of_threads(run)
 
 
 def test_gradcheck():
@@ -337,7 +329,7 @@ def test_gradients_need_the_entries_of_the_rows():
 @pytest.mark.parametrize(
     ("nodes", "symbols", "heads", "columns"), [(3, 2, 0, 5), (3, 2, 2, 0), (0, 2, 1, 3), (0, 0, 0, 0)]
 )
-def test_mix_of_nothing(nodes, symbols, heads, columns, isa):
+def test_mix_of_nothing(nodes, symbols, heads, columns):
     rows = np.zeros((nodes, 1), np.int32)
     inputs = rows_of(nodes, 1, heads), rows_of(symbols, heads, columns), rows_of(symbols, columns)
     links = Links.grouped(rows, symbols)
