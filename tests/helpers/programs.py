@@ -8,7 +8,7 @@ import tempfile
 import time
 
 # Seconds: what starts loads torch, on a machine that may be busy.
-LONG = 240
+LONG = 300
 
 
 def printed(code, seconds=LONG, **environment):
