@@ -41,8 +41,11 @@ def answer_behind(compressor, memory, text, count=6, **settings):
     return compressor.generate(memory, [text], task="qa", max_new_tokens=count, **settings)[0].tolist()
 
 
-@pytest.mark.parametrize("context", [17, 26])
-@pytest.mark.parametrize("name", METHODS)
+# The window of 20 tokens holds the first context of a kind, and not the second.
+@pytest.mark.parametrize(
+    ("name", "context"),
+    [("icae", 17), ("x500", 26), ("x500 upl", 17), ("gistpool", 26), ("avgpool", 17), ("dodo", 26)],
+)
 def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
     compressor = made(name)
     memory = encoded(compressor, context)
@@ -64,13 +67,9 @@ def test_each_answer_is_that_of_the_whole_conversation_read_anew(name, context):
 
 def test_images_have_conversations():
     compressor = VoCo(tiny_vision("llava"), memory_tokens=2, lora=None).eval()
-    token = compressor.vision.image_token
-    pixels = torch.randn(
-        1, 3, compressor.model.config.vision_config.image_size, compressor.model.config.vision_config.image_size
-    )
-    patches = (
-        compressor.model.config.vision_config.image_size // compressor.model.config.vision_config.patch_size
-    ) ** 2
+    token, tower = compressor.vision.image_token, compressor.model.config.vision_config
+    pixels = torch.randn(1, 3, tower.image_size, tower.image_size)
+    patches = (tower.image_size // tower.patch_size) ** 2
     context = {"input_ids": [[3, *[token] * patches]], "pixel_values": pixels.to(compressor.embed.weight.dtype)}
     memory = compressor.encode(context)
     conversation = Conversation(compressor, memory)
@@ -150,7 +149,7 @@ def test_samples_are_those_of_generate():
     assert Conversation(compressor, memory).reply(ids(4), max_new_tokens=6, **draw(4)).tolist() != expected
 
 
-@pytest.mark.parametrize("name", ["icae", "x500", "gistpool"])
+@pytest.mark.parametrize("name", [pytest.param("icae", marks=pytest.mark.slow), "x500", "gistpool"])
 def test_the_oldest_turns_go_when_the_window_is_full(name):
     compressor = made(name, max_position_embeddings=60)
     memory = encoded(compressor, 26)

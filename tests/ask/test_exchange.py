@@ -3,12 +3,15 @@
 import re
 import shlex
 
+import pytest
+
 from gistkit import cli
 from tests.helpers.smollm2 import ROOT, beside_the_report
 
 (BLOCK,) = re.findall(r"```console\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_exchange_of_the_readme(tmp_path, monkeypatch, capsys):
     beside_the_report(tmp_path, monkeypatch)
     commands = [part.split("\n", 1) for part in BLOCK.split("$ gistkit ")[1:]]

@@ -91,8 +91,7 @@ def dense(compressor, memory, prompt, answer):
     return weights[-len(answer) :].sum(0)
 
 
-@pytest.mark.parametrize("context", [17, 26])
-@pytest.mark.parametrize("name", ["icae", "x500"])
+@pytest.mark.parametrize(("name", "context"), [("icae", 17), ("x500", 26)])
 def test_attention_is_that_of_a_dense_computation(name, context, monkeypatch):
     monkeypatch.setattr("gistkit.ask.conversation.ROWS", 3)
     compressor = made(name)

@@ -18,19 +18,24 @@ from gistkit.options.models import new_compressor
 from tests.cli import test_cli
 from tests.cli.test_cli import TEXT, load, small_llama
 from tests.helpers.models import byte_tokenizer
+from tests.helpers.terminal import Terminal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-folder, run, report = test_cli.folder, test_cli.run, test_cli.report
+folder, run = test_cli.folder, test_cli.run
 CHAT = (
     "{% if messages[0].role != 'system' %}<s>be brief</s>{% endif %}{% for m in messages %}"
     "<{{ m.role }}>{{ m.content }}<end>\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
 
-@pytest.fixture
-def memory(run, folder, report):
-    run("compress", report, "--compressor", folder / "x500")
-    return report.with_suffix(".gist")
+@pytest.fixture(scope="module")
+def memory(folder, tmp_path_factory):
+    """A memory beside its text, report.txt, and a text of which none was made, other.txt."""
+    place = tmp_path_factory.mktemp("memory")
+    (place / "report.txt").write_text(TEXT)
+    (place / "other.txt").write_text("short")
+    assert cli.main(["compress", f"{place}/report.txt", "--model", f"{folder}", "--compressor", f"{folder}/x500"]) == 0
+    return place / "report.gist"
 
 
 def prompt(question):
@@ -64,9 +69,8 @@ def shown_sources(folder, question, tokens=6, text=None):
     return "".join(lines)
 
 
+@pytest.mark.slow
 def test_a_conversation_in_a_terminal(folder, memory):
-    from tests.helpers.terminal import Terminal
-
     answers = generated(folder, ["Who?", "When?"], 6)
     words = ("--model", folder, "--compressor", folder / "x500", "--max-new-tokens", 6)
     with Terminal("-m", "gistkit.cli", "ask", memory, *words) as terminal:
@@ -113,28 +117,22 @@ def endless(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
-def test_ctrl_c_stops_an_answer_and_not_the_conversation(number, endless):
-    from tests.helpers.terminal import Terminal
-
+@pytest.mark.slow
+def test_ctrl_c_stops_an_answer_and_not_the_conversation_and_sigterm_both(endless):
     words = ("--model", endless, "--compressor", endless / "x500", "--max-new-tokens", 200_000, "--temperature", 1)
     with Terminal("-m", "gistkit.cli", "ask", endless / "a.gist", *words) as terminal:
         terminal.until("> ")
-        for _ in range(2):
+        for end in ("\x03", "\x03", None):
             terminal.send("Who?\n")
             terminal.until("Who?")
             # Words come while the answer is written: each is followed by a space.
             for _ in range(3):
                 terminal.until(" ")
-            if number == signal.SIGINT:
-                terminal.send("\x03")
+            if end:
+                terminal.send(end)
                 terminal.until("\n> ")
-        if number == signal.SIGINT:
-            terminal.send("/quit\n")
-            assert terminal.status() == 0
-        else:
-            terminal.process.send_signal(number)
-            assert terminal.status() == 143 and "gistkit: terminated" in terminal.shown
+        terminal.process.send_signal(signal.SIGTERM)
+        assert terminal.status() == 143 and "gistkit: terminated" in terminal.shown
 
 
 class Lines:
@@ -206,7 +204,8 @@ def test_turns_that_go_are_told(talk):
     assert told == "The model's window is full: the oldest 2 turns are gone.\n" and answers.conversation.turns == 1
 
 
-def test_sources_of_one_question(folder, memory, run, report, tmp_path):
+def test_sources_of_one_question(folder, memory, run, tmp_path):
+    report = memory.with_suffix(".txt")
     words = ("--compressor", folder / "x500", "--max-new-tokens", 6)
     answer = generated(folder, ["Who?"], 6)[0]
     status, shown, _ = run("ask", memory, "Who?", *words, "--sources")
@@ -244,23 +243,22 @@ def test_a_message_of_the_chat_template_goes_on_behind_the_memory(folder, memory
     [
         (["--task", "ae", "--sources"], "--sources: expected none with --task ae, which has no question"),
         (["Who?", "--text", "x"], "--text: expected --sources beside it, got none"),
-        (["Who?", "--sources", "--text", "{tmp}/none.txt"], "none.txt: expected a text file"),
+        (["Who?", "--sources", "--text", "{place}/none.txt"], "none.txt: expected a text file"),
         (
-            ["Who?", "--sources", "--text", "{tmp}/other.txt"],
-            f"--text: expected the text that {{tmp}}/report.gist was made from, {len(TEXT)} tokens, got "
-            "{tmp}/other.txt, 5 tokens",
+            ["Who?", "--sources", "--text", "{place}/other.txt"],
+            f"--text: expected the text that {{place}}/report.gist was made from, {len(TEXT)} tokens, got "
+            "{place}/other.txt, 5 tokens",
         ),
         (
-            ["Who?", "--sources", "--text", "{tmp}/other.txt", "--text", "{tmp}/other.txt"],
+            ["Who?", "--sources", "--text", "{place}/other.txt", "--text", "{place}/other.txt"],
             "--text: expected the text of each of 1 memories, got 2",
         ),
     ],
 )
-def test_mistakes_in_options(words, message, folder, memory, run, tmp_path):
-    (tmp_path / "other.txt").write_text("short")
-    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
+def test_mistakes_in_options(words, message, folder, memory, run):
+    words = [word.replace("{place}", str(memory.parent)) for word in words]
     status, shown, complaints = run("ask", memory, *words, "--compressor", folder / "x500")
-    assert status == 2 and not shown and message.replace("{tmp}", str(tmp_path)) in complaints.splitlines()[-1]
+    assert status == 2 and not shown and message.replace("{place}", str(memory.parent)) in complaints.splitlines()[-1]
 
 
 def test_two_templates_are_refused(run, memory, capsys):

@@ -1,6 +1,7 @@
 """Hostile words on the command line: each command with each option, and every mistake is one line."""
 
 import argparse
+import io
 import re
 import sys
 
@@ -36,15 +37,14 @@ OUTPUTS = ("-", "", "folder", "empty/below", "x" * 5000, "/proc/none/below", "a\
 
 
 @pytest.fixture
-def hostile(tmp_path, monkeypatch):
-    """A folder with files that are none of what commands expect; it is the working folder."""
+def hostile(tmp_path):
+    """The working folder, with files that are none of what commands expect."""
     for name, content in (
         ("empty", b""), ("binary", bytes(range(256)) * 4), ("latin.txt", b"caf\xe9"), ("list.json", b"[1]\n"),
         ("deep.json", b"[" * 3000), ("ok.txt", TEXT.encode()),
     ):  # fmt: skip
         (tmp_path / name).write_bytes(content)
     (tmp_path / "folder").mkdir()
-    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -61,9 +61,8 @@ def told(words, capsys):
     return lines[0]
 
 
-def actions(*path):
+def actions(parser, *path):
     """The actions of a command's parser."""
-    parser = cli.parser()
     for word in path:
         group = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         parser = group.choices[word]
@@ -77,15 +76,24 @@ def kinds(action):
     return "choice" if action.choices else name.partition(".")[0]
 
 
-@pytest.mark.parametrize("command", commands(), ids=" ".join)
-def test_numbers_choices_and_paths_are_checked_by_the_parser(command, capsys):
-    found = [action for action in actions(*command) if kinds(action) in ("whole", "number", "choice", "path")]
-    for action in found:
+def checked(parser, command):
+    """The actions of a command whose values its parser checks."""
+    return [action for action in actions(parser, *command) if kinds(action) in ("whole", "number", "choice", "path")]
+
+
+def test_numbers_and_paths_are_checked_by_their_converters():
+    parser = cli.parser()
+    for action in [action for command in commands(parser) for action in checked(parser, command)]:
         for value in {"path": ("", " ", "a\0b"), "whole": NUMBERS, "number": NUMBERS[:-1]}.get(kinds(action), ()):
             with pytest.raises(argparse.ArgumentTypeError, match="expected a") as error:
                 action.type(value)
             assert len(str(error.value)) < 300
-    for action in [action for action in found if action.option_strings][:3]:
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", commands(), ids=" ".join)
+def test_a_hostile_value_is_one_line_of_the_parser(command, capsys):
+    for action in [action for action in checked(cli.parser(), command) if action.option_strings][:3]:
         # A path may be any text but these two.
         value = "\0" if kinds(action) == "path" else "1" * 5000
         line = told([*command, f"{action.option_strings[-1]}={value}"], capsys)
@@ -126,7 +134,7 @@ READING = {
 @pytest.mark.parametrize("place", READING)
 def test_files_that_are_something_else_are_refused(place, run, hostile):  # noqa: F811
     for file in INPUTS:
-        if (place, file) in ((("text"), "list.json"), ("text", "deep.json"), ("viewed", "list.json")):
+        if (place, file) in (("text", "list.json"), ("text", "deep.json"), ("viewed", "list.json")):
             continue
         status, lines = call(run, *READING[place](file))
         if status == 0:
@@ -152,7 +160,11 @@ WRITING = {
 }
 
 
-@pytest.mark.parametrize("command", WRITING)
+# One that writes files, one that writes a folder.
+OTHERS = [pytest.param(each, marks=pytest.mark.slow) for each in WRITING if each not in ("compress", "train")]
+
+
+@pytest.mark.parametrize("command", ["compress", "train", *OTHERS])
 def test_outputs_are_checked_before_work_begins(command, run, hostile, monkeypatch):  # noqa: F811
     def load(*_):
         raise AssertionError("the model was loaded")
@@ -248,8 +260,6 @@ def test_no_memory_is_one_line_and_other_errors_are_not_hidden(monkeypatch, caps
 
 def test_questions_of_another_encoding(run, report, folder, monkeypatch):  # noqa: F811
     assert run("compress", report, "--compressor", folder / "x500")[0] == 0
-    import io
-
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9?\n")))
     status, lines = call(run, "ask", report.with_suffix(".gist"), "--compressor", folder / "x500")
     assert status == 2 and lines == ["gistkit: standard input: expected UTF-8 text, got byte 0xe9 at 3"]

@@ -1,6 +1,8 @@
 """What a command that is interrupted, or whose disk is full, says and leaves."""
 
+import os
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -31,23 +33,18 @@ def words(model, tmp_path):
     return [str(word) for word in [*words, "--steps", 6, "--held-out", 4]]
 
 
-@pytest.fixture
-def interruptible():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def last_line(capsys):
     return capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
-    ("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")], ids=["int", "term"]
+    ("number", "word"),
+    [
+        pytest.param(signal.SIGINT, "interrupted", id="int"),
+        pytest.param(signal.SIGTERM, "terminated", id="term", marks=pytest.mark.slow),
+    ],
 )
-def test_training_that_is_interrupted_says_where_it_goes_on(
-    number, word, words, tmp_path, monkeypatch, capsys, interruptible
-):
+def test_training_that_is_interrupted_says_where_it_goes_on(number, word, words, tmp_path, monkeypatch, capsys):
     update, out = Trainer._update, tmp_path / "run"
 
     def signalled(self, step):
@@ -66,10 +63,10 @@ def test_training_that_is_interrupted_says_where_it_goes_on(
     assert steps == list(range(1, 7)) and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["int", "term"])
-def test_an_interrupt_before_the_first_step_says_that_nothing_is_saved(
-    number, words, monkeypatch, capsys, interruptible
-):
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow), pytest.param(signal.SIGTERM, id="term")]
+)
+def test_an_interrupt_before_the_first_step_says_that_nothing_is_saved(number, words, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "_evaluate", lambda *_: signal.raise_signal(number))
     assert cli.main(words) == 128 + number
     assert last_line(capsys).endswith("ed; nothing is saved yet")
@@ -86,7 +83,7 @@ def test_one_process_of_a_launcher_says_it(monkeypatch, capsys):
     assert cli.main(["info"]) == 130 and capsys.readouterr().err == "\ngistkit: interrupted\n"
 
 
-def test_a_held_signal_that_nobody_asked_about_acts_at_the_end(interruptible):
+def test_a_held_signal_that_nobody_asked_about_acts_at_the_end():
     done = []
     with pytest.raises(KeyboardInterrupt), held() as signals:
         signal.raise_signal(signal.SIGINT)
@@ -100,3 +97,16 @@ def test_a_held_signal_that_nobody_asked_about_acts_at_the_end(interruptible):
         signal.raise_signal(signal.SIGINT)
         _ = 1 / 0
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(("group", "ended"), [(0, True), (1, False)], ids=["foreground", "background"])
+def test_where_sigint_was_left_ignored_it_ends_what_a_terminal_has_in_its_foreground(group, ended, monkeypatch):
+    monkeypatch.setattr(os, "tcgetpgrp", lambda _: os.getpgrp() + group)
+    before, seen = signal.signal(signal.SIGINT, signal.SIG_IGN), []
+    try:
+        with suppress(Interrupted), terminable():
+            signal.raise_signal(signal.SIGINT)
+            seen.append("goes on")
+        assert seen == ([] if ended else ["goes on"]) and signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -49,6 +49,7 @@ def test_an_endpoint_judges_and_reports_become_a_matrix(run, questions, tmp_path
     assert "expected one report trained on a and tested on b" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_answers_without_a_score_are_told_of_each_of_several_sets(run, questions, tmp_path):  # noqa: F811
     other = tmp_path / "other.jsonl"
     other.write_text("".join(questions.read_text().replace("The", "Our").splitlines(keepends=True)[:2]))
@@ -57,21 +58,9 @@ def test_answers_without_a_score_are_told_of_each_of_several_sets(run, questions
     bad = (400, {}, "too long")
     # Each set has an answer 0.
     answer = lambda number, body: bad if "/0/" in body["messages"][0]["content"] else RIGHT  # noqa: E731
-    words = (
-        "--questions",
-        questions,
-        other,
-        "--baselines",
-        "",
-        "--max-new-tokens",
-        3,
-        "--method",
-        "icae",
-        "--out",
-        out,
-    )
+    words = ("--questions", questions, other, "--baselines", "", "--max-new-tokens", 3, "--method", "icae")
     with Server(answer) as server:
-        judge = ("--judge", server.url, "--judge-model", "grader", "--judge-prompt", prompt)
+        judge = ("--judge", server.url, "--judge-model", "grader", "--judge-prompt", prompt, "--out", out)
         status, shown, complaints = run("evaluate", *words, *judge)
     assert status == 0 and "mean of 2 sets" in shown, complaints
     for name, count in (("questions", 3), ("other", 2)):
@@ -90,6 +79,7 @@ def test_a_judge_that_cannot_answer_is_known_before_the_evaluation(run, question
     assert "no such model" in complaints and len(server.requests) == 1
 
 
+@pytest.mark.slow
 def test_words_of_continuations(run, tmp_path):  # noqa: F811
     book, out = tmp_path / "book.txt", tmp_path / "report.json"
     book.write_text(" ".join(f"it rained <unk> {number} times ," for number in range(120)))
@@ -98,19 +88,8 @@ def test_words_of_continuations(run, tmp_path):  # noqa: F811
     assert status == 0 and "LM word PPL" in shown
     counts = json.loads(out.read_text())["rows"][0]["counts"]
     assert counts["lm_excluded_words"] > 1 and counts["lm_words"] > 9
-    words = (
-        *words[:-2],
-        "--tau",
-        8,
-        "--segment",
-        8,
-        "--method",
-        "avgpool",
-        "--ratio",
-        4,
-        "--excluded-words",
-        "<unk>,it",
-    )
+    words = (*words[:-2], "--tau", 8, "--segment", 8, "--method", "avgpool", "--ratio", 4)
+    words += ("--excluded-words", "<unk>,it")
     status, shown, complaints = run("evaluate", *words)
     assert status == 0 and "LM word PPL" in shown, complaints
     assert json.loads(out.read_text())["rows"][0]["counts"]["lm_excluded_words"] > counts["lm_excluded_words"]
@@ -130,6 +109,7 @@ def test_mistakes_are_told_in_a_line(run, words, message):  # noqa: F811
     assert status == 2 and not shown and one_line(complaints.splitlines(), message)
 
 
+@pytest.mark.slow
 def test_training_on_a_mixture(run, questions, tmp_path):  # noqa: F811
     other, out = tmp_path / "other.jsonl", tmp_path / "run"
     other.write_text(questions.read_text().replace("Which", "What"))

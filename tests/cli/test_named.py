@@ -37,9 +37,8 @@ def test_names_stand_for_folders(folder, place):  # noqa: F811
         Compressor.from_pretrained("other", model)
 
 
-def test_a_folder_comes_before_a_name(folder, place, tmp_path, monkeypatch):  # noqa: F811
-    shutil.copytree(folder / "icae", tmp_path / NAME)
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_comes_before_a_name(folder, place):  # noqa: F811
+    shutil.copytree(folder / "icae", NAME)
     assert Compressor.from_pretrained(NAME, load(folder)[0].model).method == "icae"
 
 
@@ -56,6 +55,7 @@ def test_commands_take_it_without_being_told(folder, place, run, report):  # noq
     assert run("ask", memory, "Who asks?", "--max-new-tokens", 12, "--compressor", NAME)[1] == shown
 
 
+@pytest.mark.slow
 def test_ask_takes_the_one_that_made_the_memory(folder, place, run, report, tmp_path):  # noqa: F811
     shutil.copytree(folder / "icae", place / "an-icae")
     # In place: its options are in the memory's layout.
@@ -72,6 +72,7 @@ def test_ask_takes_the_one_that_made_the_memory(folder, place, run, report, tmp_
     assert maker_of(replace(Memory.load(memory).source, structure="another")) is None
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_is_not_replaced(folder, place, run, report):  # noqa: F811
     memory = report.with_suffix(".gist")
     status, _, complaints = run("compress", report, "--ratio", 4, "--chunk", 20)

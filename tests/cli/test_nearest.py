@@ -1,6 +1,7 @@
 """`gistkit ask STORE QUESTION`: the documents nearest to each question answer, and standard error says which."""
 
 import re
+import shutil
 import sys
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ pytest.importorskip("sklearn", reason="the index extra is not installed")
 
 from transformers import AutoModel, AutoTokenizer
 
+from gistkit import cli
 from gistkit.cli import ask
 from gistkit.cli.memories import NearestMemories
 from gistkit.options.models import load_compressor, load_model
@@ -34,16 +36,22 @@ def words(folder):
     return ("--compressor", folder / "x500", "--max-new-tokens", 5)
 
 
-@pytest.fixture
-def store(folder, run, tmp_path):
-    """A store of three texts with its index."""
+@pytest.fixture(scope="module")
+def made(folder, tmp_path_factory):
+    """Three texts, and a store of them with its index."""
+    place = tmp_path_factory.mktemp("made")
     for name, text in TEXTS.items():
-        path = tmp_path / "texts" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    made = run("compress", tmp_path / "texts", "-o", tmp_path / "store", "--index", "--compressor", folder / "x500")
-    assert made[0] == 0
-    return tmp_path / "store"
+        (place / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / "texts" / name).write_text(text)
+    words = ("compress", place / "texts", "-o", place / "store", "--index", "--compressor", folder / "x500")
+    assert cli.main([*map(str, words), "--model", str(folder)]) == 0
+    return place
+
+
+@pytest.fixture
+def store(made, tmp_path):
+    """A copy of the store, beside one of its texts, for a test to change."""
+    return shutil.copytree(made, tmp_path, dirs_exist_ok=True) / "store"
 
 
 def named(store, run, words, question, *names):
@@ -64,6 +72,7 @@ def test_each_question_is_asked_of_its_nearest_document(store, run, words):
     assert re.findall(r"nearest: (\S+) ", told) == ["2026/march.md", "garden.txt"]
 
 
+@pytest.mark.slow
 def test_several_are_read_as_one_context_the_nearest_first(store, run, words, tmp_path):
     found = [name for name, _ in Store(store).nearest(PEARS, 2)]
     assert found[0] == "garden.txt"
@@ -100,12 +109,10 @@ def test_a_document_behind_the_window_is_read_last(folder, store, monkeypatch, c
     assert told.splitlines()[-1].startswith(f"nearest: {best} (")
 
 
-def test_a_method_that_joins_nothing_reads_the_nearest(run, tmp_path):
-    for name, text in TEXTS.items():
-        (tmp_path / "texts" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "texts" / name).write_text(text)
-    made = run("compress", tmp_path / "texts", "-o", tmp_path / "store", "--index", "--method", "avgpool", "--ratio", 2)
-    assert made[0] == 0
+@pytest.mark.slow
+def test_a_method_that_joins_nothing_reads_the_nearest(run, made, tmp_path):
+    words = ("--index", "--method", "avgpool", "--ratio", 2)
+    assert run("compress", made / "texts", "-o", tmp_path / "store", *words)[0] == 0
     question = (tmp_path / "store", VIOLIN, "--max-new-tokens", 4)
     one, several = run("ask", *question), run("ask", *question, "--nearest", 2)
     assert one[0] == several[0] == 0 and one[1] == several[1]
@@ -113,6 +120,7 @@ def test_a_method_that_joins_nothing_reads_the_nearest(run, tmp_path):
     assert "nearest: 2026/march.md (" in several[2] and "garden" not in several[2]
 
 
+@pytest.mark.slow
 def test_the_index_follows_the_store(store, run, words, tmp_path):
     (tmp_path / "texts" / "new.txt").write_text("A zebra slept beside the well.")
     assert run("compress", tmp_path / "texts", "-o", store, *words[:2])[0] == 0
@@ -198,6 +206,7 @@ def means(folder, texts):
     return torch.nn.functional.normalize(torch.stack(rows), dim=-1)
 
 
+@pytest.mark.slow
 def test_vectors_of_a_model_find_the_documents(store, run, words, folder, embedding, tmp_path):
     made = run("compress", tmp_path / "texts", "-o", store, "--embed", embedding, *words[:2])
     assert made[0] == 0 and len(index_files(store, "vectors")) == len(index_files(store, "words")) == 1
@@ -219,6 +228,7 @@ def test_vectors_of_a_model_find_the_documents(store, run, words, folder, embedd
     assert len(index_files(store, "vectors")) == 2 and "not in its index" not in run("ask", *question)[2]
 
 
+@pytest.mark.slow
 def test_another_model_than_that_of_the_vectors_is_told(store, run, words, embedding, tmp_path):
     assert run("compress", tmp_path / "texts", "-o", store, "--embed", embedding, *words[:2])[0] == 0
     for other, size in (("same", 32), ("narrow", 16)):
@@ -234,29 +244,23 @@ def test_another_model_than_that_of_the_vectors_is_told(store, run, words, embed
             )
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        (("ask", "{store}", "Who?", "--embed", "{model}"), "expected an index of vectors of its documents or a --doc"),
-        (("ask", "{store}", "Who?", "--embed", "{model}/none"), "--embed: expected a folder with a model, got"),
+@pytest.mark.slow
+def test_what_embeds_needs_a_store_and_a_model(store, run, words, embedding):
+    for call, told in (
+        (("ask", store, "Who?", "--embed", embedding), "expected an index of vectors of its documents or a --doc"),
+        (("ask", store, "Who?", "--embed", embedding / "none"), "--embed: expected a folder with a model, got"),
+        (("ask", store, "Who?", "--embed", store), "--embed: expected a model that sentence-transformers loads"),
         (
-            ("ask", "{store}", "Who?", "--embed", "{store}"),
-            "--embed: expected a model that sentence-transformers loads",
-        ),
-        (
-            ("ask", "{store}", "Who?", "--embed", "{model}", "--document", "garden.txt"),
+            ("ask", store, "Who?", "--embed", embedding, "--document", "garden.txt"),
             "--embed: expected none beside --document, got",
         ),
         (
-            ("compress", "{store}/../texts/garden.txt", "--embed", "{model}"),
+            ("compress", store.with_name("texts") / "garden.txt", "--embed", embedding),
             "--embed: expected a folder of texts and -o for a store of them, got other texts",
         ),
-    ],
-)
-def test_what_embeds_needs_a_store_and_a_model(store, run, words, embedding, call, told):
-    call = [word.format(store=store, model=embedding) for word in call]
-    status, _, complaint = run(*call, *words[:2])
-    assert status == 2 and told in complaint and "Traceback" not in complaint
+    ):
+        status, _, complaint = run(*call, *words[:2])
+        assert status == 2 and told in complaint and "Traceback" not in complaint, call
 
 
 def test_without_sentence_transformers_it_is_named(store, run, words, folder, monkeypatch):

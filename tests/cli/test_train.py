@@ -11,7 +11,7 @@ from tests.cli.test_cli import folder, run  # noqa: F401
 from tests.helpers.train_worker import evaluations
 from tests.train.test_corpora import json_lines
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture

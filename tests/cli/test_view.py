@@ -35,10 +35,9 @@ def test_the_limit_is_that_of_the_page():
     assert LARGEST == MOST_TOKENS
 
 
-def test_a_command_gives_its_arguments_on(tmp_path, monkeypatch):
+def test_a_command_gives_its_arguments_on(monkeypatch):
     laid = []
     monkeypatch.setattr("gistkit.viz.page.layout_page", lambda layout: laid.append(layout) or "")
-    monkeypatch.chdir(tmp_path)
     words = "--context 20 --ratio 4 --text 3 --windows all --memory-sees-memory --no-memory-sees-bos"
     assert cli.main(["view", "layout", "gistpool", *words.split()]) == 0
     expected = layouts.gistpool(20, 4, 3, windows=None, memory_sees_memory=True, memory_sees_bos=False)

@@ -69,7 +69,10 @@ def check_baseline(model, reader, data, before):
     return row
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gemma2", "gemma3", "gpt2"])
+REST = [pytest.param(family, marks=pytest.mark.slow) for family in ("mistral", "qwen2", "gemma2")]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2", *REST])
 def test_full_context_is_the_plain_model(family):
     # The contexts are longer than the sliding windows of these models, and one is a single token.
     model, data = tiny(family), [*examples(3), Example([7], continuation=[8, 9], question=[1], answers=[[2]])]
@@ -97,7 +100,7 @@ def test_the_start_token_of_no_context():
     NoContext(tiny_llama(), task_tokens=True)
 
 
-@pytest.mark.parametrize("method", [ICAE, FiveHundredX])
+@pytest.mark.parametrize("method", [ICAE, pytest.param(FiveHundredX, marks=pytest.mark.slow)])
 @torch.no_grad()
 def test_evaluation_equals_one_example_at_a_time(method):
     compressor, data = method(tiny_llama(), chunk=8, ratio=4, lora=2, end_token=49), examples()
@@ -219,7 +222,7 @@ def written_by_hand(model, tokenizer, text, stops, *, ratio=10, slack=2, bracket
     return made[:-1] if made[-1] in stops else made, limit
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def test_a_summary_is_what_the_plain_model_writes_and_then_reads(family):
     model, tokenizer = tiny(family, vocab_size=257), byte_tokenizer()
     # A token that ends some summaries early, and not all of them.

@@ -114,15 +114,8 @@ def test_figures_by_hand(batch_size):
     matches = (12 / 14) * (8 / 11) * (4 / 8) * (2 / 6)
     expected["ae_bleu4"] = 100 * matches**0.25
     assert row.metrics == pytest.approx(expected, rel=1e-6)
-    assert row.counts == {
-        "examples": 3,
-        "ae_examples": 3,
-        "ae_tokens": 14,
-        "lm_examples": 2,
-        "lm_tokens": 3,
-        "qa_examples": 2,
-        "qa_tokens": 3,
-    }
+    counts = {"ae_examples": 3, "ae_tokens": 14, "lm_examples": 2, "lm_tokens": 3, "qa_examples": 2, "qa_tokens": 3}
+    assert row.counts == {"examples": 3, **counts}
     # The longest first, in batches; the results in the order of the data.
     assert [length for batch in reader.batches for length in batch] == [8, 4, 2]
     assert max(map(len, reader.batches)) <= batch_size

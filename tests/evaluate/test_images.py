@@ -79,6 +79,7 @@ def test_figures_are_those_of_one_question_at_a_time(llava, data):  # noqa: F811
     assert first.examples[0].output == row.examples[0].output and len(first.examples) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:memory_tokens")
 def test_on_the_command_line(llava, data, capsys):  # noqa: F811
     words = ["evaluate", "--model", str(llava), "--device", "cpu", "--images", str(data / "photos")]

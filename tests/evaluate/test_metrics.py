@@ -110,21 +110,6 @@ def test_exact_match_and_token_f1_are_those_of_squads_script():
     assert len(scores) > 8
 
 
-def dodo_normalised(text):
-    """Appendix E's four rules, for numbers up to ten and ASCII."""
-    small = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-    numbers = {word: str(value) for value, word in enumerate(small)}
-    text = re.sub(r"[A-Za-z]+", lambda match: numbers.get(match[0].lower(), match[0]), text)
-    for mark in string.punctuation:
-        text = text.replace(mark, " ")
-    return text.strip().lower()
-
-
-def test_dodos_normalisation_is_that_of_its_appendix_e():
-    for text in ("two dogs, Three Cats!", "(ten) people", "The U.S. had five", "it was 7: seven", " x "):
-        assert normalise_output(text) == " ".join(dodo_normalised(text).split())
-
-
 def test_rouge_is_rouge_scores():
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -142,17 +127,13 @@ def test_rouge_is_rouge_scores():
     assert len(seen) > 6
 
 
-def test_rouge1_by_hand():
+def test_rouge_by_hand():
     # 2 of 3 words are right, of 4 wanted: 2 * 2/3 * 2/4 / (2/3 + 2/4) = 4/7.
     assert rouge1_f1("the big Dog!", "a dog, the brown") == pytest.approx(4 / 7)
     assert rouge1_f1("Paris", ["London", "Paris, France"]) == pytest.approx(2 / 3)
     assert rouge1_f1("", "word") == 0
     assert rouge1_f1("12 7", "7 12") == 1
-
-
-def test_rouge2_and_rougel_by_hand():
-    # Of 3 pairs of words, "a b" alone is in both; "a b c" and "a b d" are the longest common subsequences, 3 of 4.
-    assert rouge2_f1("a b c d", "a b d c") == pytest.approx(1 / 3)
+    # "a b c" and "a b d" are the longest common subsequences, 3 of 4.
     assert rougel_f1("a b c d", "A, b: d c.") == pytest.approx(3 / 4)
     # 2 of 5 pairs are right, of 2 wanted: 2 * 2/5 / (2/5 + 1); 3 of 6 words, of 3 wanted.
     assert rouge2_f1("it is x b c d", ["z", "b c d"]) == pytest.approx(4 / 7)
@@ -196,23 +177,6 @@ def test_contains_answer_by_hand():
     # What is empty after normalisation is in nothing.
     assert contains_answer("anything!", "!") == contains_answer("", "") == contains_answer("a", ["", " "]) == 0
     assert contains_answer("anything!", ["!", "thing"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("The  Answer", "answer"),
-        ("An apple, a day.", "apple day"),
-        ("theatre", "theatre"),
-        ("U.S.A.", "usa"),
-        ("twenty-one", "twentyone"),
-        ("  \n\t ", ""),
-        ("a", ""),
-        ("“Zürich”", "“zürich”"),
-    ],
-)
-def test_normalise_answer(text, expected):
-    assert normalise_answer(text) == expected
 
 
 def test_exact_match_and_token_f1_by_hand():

@@ -24,9 +24,8 @@ def skip_without_smollm2():
 
 
 def beside_the_report(folder, monkeypatch):
-    """Goes to a folder with docs/report.txt; the test is skipped where it cannot be asked about."""
+    """Puts docs/report.txt into the test's folder; the test is skipped where it cannot be asked about."""
     skip_without_smollm2()
     (folder / "docs").mkdir()
     shutil.copy(ROOT / "docs" / "report.txt", folder / "docs")
-    monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))

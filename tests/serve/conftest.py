@@ -92,7 +92,8 @@ def live(serving):
                     yield client
             finally:
                 server.should_exit = True
-                thread.join()
+                thread.join(60)
+                assert not thread.is_alive(), "expected the server's end within 60 s"
 
     return serve
 

@@ -33,9 +33,9 @@ def events(response):
     return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
 
 
-def eventually(holds, seconds=10):
-    """Waits until something holds."""
+def eventually(holds, seconds=30):
+    """Waits until something holds; the lines of a failure show what."""
     end = time.monotonic() + seconds
     while not holds():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"expected within {seconds} s what holds() says, got none"
         time.sleep(0.01)

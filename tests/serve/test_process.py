@@ -5,16 +5,18 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import httpx
 import pytest
 
+from starlette.testclient import TestClient
+
 from gistkit import cli
+from gistkit.serve import running
 from gistkit.serve.app import LOOPBACK
 from tests.helpers.models import byte_tokenizer
+from tests.helpers.programs import Program
 from tests.helpers.stores import make_compressor
 from tests.serve.helpers import added, answer_of
 
@@ -30,66 +32,86 @@ def folders(tmp_path_factory):
     return place
 
 
-def make_compressor_with_bytes():
+@contextmanager
+def process(folders, *words, **options):
+    """A server on a free port, and its address."""
+    command = ("-m", "gistkit.cli", "serve", "--model", folders / "model", "--compressor", folders / "tiny")
+    environment = os.environ | {"TMPDIR": str(folders)}
+    with Program(*command, "--port", "0", *words, env=environment, **options) as server:
+        line = server.line()
+        server.greeting = re.fullmatch(r"(\w+) at (http://127\.0\.0\.1:\d+), (.*), (\d+) there; Ctrl-C ends it\n", line)
+        assert server.greeting, line + server.errors()
+        server.url = server.greeting[2]
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            yield server, client
+
+
+def greets_and_answers(server, client, kept):
+    """What a new server prints first, and that it answers as its examples ask; the id of the memory."""
+    assert server.greeting.group(1, 3, 4) == ("tiny", f"memories in {kept}", "0")
+    shown = [server.line() for _ in range(3)]
+    assert all(f"curl {server.url}/v1/" in line for line in shown[1:])
+    text, question = (re.search(r"-d '(.*)'", line)[1] for line in shown[1:])
+    headers = {"content-type": "application/json"}
+    memory = client.post("/v1/memories", content=text, headers=headers).json()["id"]
+    body = question.replace("ID", memory)
+    answer = answer_of(client.post("/v1/chat/completions", content=body, headers=headers))
     compressor = make_compressor()
     compressor.tokenizer = byte_tokenizer()
-    return compressor
+    assert answer == compressor.ask(json.loads(text)["text"], "What is the gate code?")
+    return memory
 
 
-@contextmanager
-def process(folders, *words):
-    """A server on a free port, and its address."""
-    command = [
-        sys.executable,
-        "-m",
-        "gistkit.cli",
-        "serve",
-        "--model",
-        folders / "model",
-        "--compressor",
-        folders / "tiny",
-    ]
-    with subprocess.Popen(
-        [*command, "--port", "0", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "TMPDIR": str(folders)},
-    ) as server:  # fmt: skip
-        try:
-            line = server.stdout.readline()
-            found = re.fullmatch(r"(\w+) at (http://127\.0\.0\.1:\d+), (.*), (\d+) there; Ctrl-C ends it\n", line)
-            assert found, line + server.stderr.read()
-            server.greeting, server.url = found, found[2]
-            yield server
-        finally:
-            server.kill()
-
-
-def test_a_process_prints_what_works_and_ends_with_a_line(folders, tmp_path):
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
+def test_a_process_prints_what_works_and_ends_with_a_line(folders, tmp_path, before):
+    """Also where who started it has Ctrl-C ignored, as `nohup` and `&` do."""
     kept = tmp_path / "memories"
-    with process(folders, "--memories", kept) as server, httpx.Client(base_url=server.url, timeout=30) as client:
-        assert server.greeting.group(1, 3, 4) == ("tiny", f"memories in {kept}", "0")
-        shown = [server.stdout.readline() for _ in range(3)]
-        assert all(f"curl {server.url}/v1/" in line for line in shown[1:])
-        text, question = (re.search(r"-d '(.*)'", line)[1] for line in shown[1:])
-        headers = {"content-type": "application/json"}
-        memory = client.post("/v1/memories", content=text, headers=headers).json()["id"]
-        body = question.replace("ID", memory)
-        answer = answer_of(client.post("/v1/chat/completions", content=body, headers=headers))
-        assert answer == make_compressor_with_bytes().ask(json.loads(text)["text"], "What is the gate code?")
-        server.send_signal(signal.SIGINT)
-        assert server.communicate(timeout=30)[1].endswith(f"\ngistkit: interrupted; memories are in {kept}\n")
-        assert server.returncode == 130 and [path.stem for path in kept.iterdir()] == [memory]
+    start = {"preexec_fn": lambda: signal.signal(signal.SIGINT, before)}
+    with process(folders, "--memories", kept, **start) as (server, client):
+        memory = greets_and_answers(server, client, kept)
+        server.process.send_signal(signal.SIGINT)
+        assert server.status() == 130
+        assert server.errors().endswith(f"\ngistkit: interrupted; memories are in {kept}\n")
+    assert [path.stem for path in kept.iterdir()] == [memory]
 
 
 @pytest.mark.slow
 def test_without_a_folder_memories_end_with_the_process(folders):
-    with process(folders) as server, httpx.Client(base_url=server.url, timeout=30) as client:
+    with process(folders) as (server, client):
         assert server.greeting[3] == "memories end with it"
         added(client, "text")
         assert len(list(folders.glob("gistkit-serve-*/*.gist"))) == 1
-        server.terminate()
-        assert server.communicate(timeout=30)[1].endswith("; its memories are gone, --memories FOLDER keeps them\n")
-        assert server.returncode == 143
+        server.process.terminate()
+        assert server.status() == 143
+        assert server.errors().endswith("; its memories are gone, --memories FOLDER keeps them\n")
     assert list(folders.glob("gistkit-serve-*")) == []
+
+
+def test_the_command_greets_and_gives_its_limits_on(folders, capsys, monkeypatch):
+    """In this process, with a client in place of uvicorn."""
+    served = []
+
+    class Server:
+        def __init__(self, app, listener, connections):
+            self.app, self.connections = app, connections
+            self.url = "http://{}:{}".format(*listener.getsockname())
+            self.lines = iter(capsys.readouterr().out.splitlines())
+            self.greeting = re.fullmatch(r"(\w+) at (\S+), (.*), (\d+) there; Ctrl-C ends it", next(self.lines))
+            served.append(self)
+            with TestClient(app, base_url=self.url) as client:
+                greets_and_answers(self, client, "memories")
+                self.refused = client.post("/v1/memories", json={"text": "t" * 99})
+
+        def line(self):
+            return next(self.lines)
+
+    monkeypatch.setattr(running, "run", Server)
+    words = ["--model", folders / "model", "--compressor", folders / "tiny", "--port", "0", "--memories", "memories"]
+    words += ["--batch", 3, "--queue", 4, "--max-text-tokens", 40]
+    assert cli.main(["serve", *map(str, words)]) == 0
+    (server,) = served
+    assert server.greeting[2] == server.url and server.connections == 11 and server.refused.status_code == 413
 
 
 def test_a_server_listens_to_this_machine_alone_unless_told_otherwise():
@@ -109,12 +131,3 @@ def test_chat_needs_a_model_with_a_template(folders, capsys):
     words = ["--model", str(folders / "model"), "--compressor", str(folders / "tiny"), "--port", "0", "--chat"]
     assert cli.main(["serve", *words]) == 2
     assert "--chat: tokenizer: expected one with a chat template" in capsys.readouterr().err
-
-
-def test_the_help_has_an_example_of_every_kind(capsys):
-    with pytest.raises(SystemExit) as end:
-        cli.main(["serve", "--help"])
-    shown = capsys.readouterr().out
-    assert end.value.code == 0 and "example: gistkit serve\n" in shown
-    for option in ("--memories", "--ram", "--disk", "--timeout", "--queue", "--batch", "--max-text-tokens"):
-        assert option in shown

@@ -141,44 +141,42 @@ def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client
     assert answer_of(client.post("/v1/chat/completions", json=body)) == same.ask(TEXT, QUESTION, max_new_tokens=9)
 
 
-@pytest.mark.parametrize(
-    ("change", "status", "message"),
-    [
-        ({"n": 2}, 400, "n: expected 1 or none, other values are not supported"),
-        ({"tools": [{"type": "function"}]}, 400, "tools: expected [] or none, other values are not supported"),
-        ({"frequency_penalty": 0.5}, 400, "frequency_penalty: expected 0 or none, other values are not supported"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format: expected"),
-        ({"best_of": 3}, 400, "best_of: Extra inputs are not permitted"),
-        ({"temperature": -1}, 400, "temperature: "),
-        ({"temperature": float("nan")}, 400, "temperature: "),
-        ({"temperature": "1"}, 400, "temperature: "),
-        ({"top_p": 0}, 400, "top_p: "),
-        ({"max_tokens": 0}, 400, "max_tokens: "),
-        ({"max_tokens": 1025}, 400, "max_tokens: expected at most 1024, got 1025"),
-        ({"max_tokens": 500}, 400, "messages: expected memory, messages and answer within the model's 512 positions"),
-        ({"stop": ["a"] * 5}, 400, "stop: "),
-        ({"model": "gpt-4"}, 404, "model: expected tiny, got 'gpt-4'"),
-        ({"messages": []}, 400, "messages: "),
-        ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages.0.role: "),
-        ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected user and assistant in turn"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
-        ({"memory": None}, 400, "memory: "),
-        ({"memory": []}, 400, "memory: List should have at least 1 item"),
-        ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
-        ({"memory": 3}, 400, "memory: Input should be a valid list"),
-        ({"memory": "0" * 32}, 404, "memory: expected the id of a memory"),
-        ({"\ud800": 1}, 400, ""),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
-)
-def test_what_cannot_be_answered_is_refused_with_its_field(client, change, status, message):
+REFUSED = [
+    ({"n": 2}, 400, "n: expected 1 or none, other values are not supported"),
+    ({"tools": [{"type": "function"}]}, 400, "tools: expected [] or none, other values are not supported"),
+    ({"frequency_penalty": 0.5}, 400, "frequency_penalty: expected 0 or none, other values are not supported"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format: expected"),
+    ({"best_of": 3}, 400, "best_of: Extra inputs are not permitted"),
+    ({"temperature": -1}, 400, "temperature: "),
+    ({"temperature": float("nan")}, 400, "temperature: "),
+    ({"temperature": "1"}, 400, "temperature: "),
+    ({"top_p": 0}, 400, "top_p: "),
+    ({"max_tokens": 0}, 400, "max_tokens: "),
+    ({"max_tokens": 1025}, 400, "max_tokens: expected at most 1024, got 1025"),
+    ({"max_tokens": 500}, 400, "messages: expected memory, messages and answer within the model's 512 positions"),
+    ({"stop": ["a"] * 5}, 400, "stop: "),
+    ({"model": "gpt-4"}, 404, "model: expected tiny, got 'gpt-4'"),
+    ({"messages": []}, 400, "messages: "),
+    ({"messages": [{"role": "system", "content": "x"}]}, 400, "messages.0.role: "),
+    ({"messages": [{"role": "assistant", "content": "x"}]}, 400, "messages: expected user and assistant in turn"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages.0.content"),
+    ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages.0.content"),
+    ({"memory": None}, 400, "memory: "),
+    ({"memory": []}, 400, "memory: List should have at least 1 item"),
+    ({"memory": ["0"] * 65}, 400, "memory: List should have at most 64 items"),
+    ({"memory": 3}, 400, "memory: Input should be a valid list"),
+    ({"memory": "0" * 32}, 404, "memory: expected the id of a memory"),
+    ({"\ud800": 1}, 400, ""),
+]
+
+
+def test_what_cannot_be_answered_is_refused_with_its_field(client):
     question = {"messages": [{"role": "user", "content": QUESTION}], "memory": added(client, TEXT)}
-    # httpx sends neither NaN nor halves of characters.
-    response = client.post(
-        "/v1/chat/completions", content=json.dumps(question | change), headers={"content-type": "application/json"}
-    )
-    assert error_of(response, status).startswith(message)
+    for change, status, message in REFUSED:
+        # httpx sends neither NaN nor halves of characters.
+        body = json.dumps(question | change)
+        response = client.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
+        assert error_of(response, status).startswith(message), change
 
 
 def test_what_is_refused_of_a_stream_before_it_begins_has_its_status(client):
@@ -187,12 +185,10 @@ def test_what_is_refused_of_a_stream_before_it_begins_has_its_status(client):
     assert error_of(asked(client, memory, QUESTION, stream=True, max_tokens=500), 400)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[" * 100_000, b"\xff", b'{"text": ' + b"9" * 5000 + b"}", b"[]", b"3"]
-)
-@pytest.mark.parametrize("path", ["/v1/memories", "/v1/chat/completions"])
-def test_a_body_that_is_no_request_is_refused(client, path, content):
-    assert error_of(client.post(path, content=content, headers={"content-type": "application/json"}), 400)
+def test_a_body_that_is_no_request_is_refused(client):
+    for path in ("/v1/memories", "/v1/chat/completions"):
+        for content in (b"", b"{", b"[" * 100_000, b"\xff", b'{"text": ' + b"9" * 5000 + b"}", b"[]", b"3"):
+            assert error_of(client.post(path, content=content, headers={"content-type": "application/json"}), 400)
 
 
 def test_a_text_without_tokens_and_one_of_another_kind_are_refused(client):
@@ -228,16 +224,16 @@ def test_sizes_are_limited(serving):
 HOSTILE = ["../report", "..%2freport", "%2e%2e%2freport", "%00", "a" * 5000, "..", "*", "%E2%80%AE", "..%5creport"]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_of_a_request_reaches_no_file(client, tmp_path, name):
+def test_a_name_of_a_request_reaches_no_file(client, tmp_path):
     memory = added(client, TEXT)
     outside = tmp_path / "report.gist"
     outside.write_bytes((tmp_path / "memories" / f"{memory}.gist").read_bytes())
-    for method in ("GET", "DELETE"):
-        assert client.request(method, f"/v1/memories/{name}").status_code in (404, 405)
-    error_of(asked(client, name, QUESTION), 404)
-    error_of(asked(client, [memory, name], QUESTION), 404)
-    assert outside.exists() and answer_of(asked(client, memory, QUESTION, max_tokens=3))
+    for name in HOSTILE:
+        for method in ("GET", "DELETE"):
+            assert client.request(method, f"/v1/memories/{name}").status_code in (404, 405), name
+        error_of(asked(client, name, QUESTION), 404)
+        error_of(asked(client, [memory, name], QUESTION), 404)
+        assert outside.exists() and answer_of(asked(client, memory, QUESTION, max_tokens=3)), name
 
 
 def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(client):
@@ -246,15 +242,12 @@ def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(clie
     assert client.get("/docs").status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [("localhost:8000", 200), ("127.0.0.1", 200), ("[::1]:8000", 200), ("evil.example", 403), ("", 403)],
-)
-def test_a_server_of_this_machine_is_called_by_its_names_alone(client, host, status):
-    response = client.get("/health", headers={"host": host})
-    assert response.status_code == status
-    if status == 403:
-        assert error_of(response, 403).startswith("Host: expected one of 127.0.0.1, [::1], localhost, got ")
+def test_a_server_of_this_machine_is_called_by_its_names_alone(client):
+    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000"):
+        assert client.get("/health", headers={"host": host}).status_code == 200, host
+    for host in ("evil.example", ""):
+        told = error_of(client.get("/health", headers={"host": host}), 403)
+        assert told.startswith("Host: expected one of 127.0.0.1, [::1], localhost, got "), host
 
 
 def test_a_server_for_others_is_called_by_any_name(serving):
@@ -323,10 +316,10 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(live, gate):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_too_long_is_refused_and_frees_the_worker(live, gate, stream):
-    with live(seconds=0.3) as client:
+    with live(seconds=1) as client:
         memory = added(client, TEXT)
         response = asked(client, memory, QUESTION, stream=stream)
-        assert error_of(response, 504) == "expected an answer within 0.3 s, got none"
+        assert error_of(response, 504) == "expected an answer within 1 s, got none"
         gate.set()
         eventually(lambda: client.get("/health").json()["running"] == 0)
         assert answer_of(asked(client, memory, QUESTION, max_tokens=3))
@@ -349,7 +342,7 @@ def test_a_client_that_goes_frees_the_worker(live, compressor, monkeypatch, stre
         monkeypatch.setattr(compressor.tokenizer, "decode", slow)
         turn = {"memory": memory, "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 400, "stop": "@"}
         # A connection of its own, which ends.
-        with httpx.Client(base_url=client.base_url, timeout=1) as going:
+        with httpx.Client(base_url=client.base_url, timeout=30 if stream else 1) as going:
             if stream:
                 with going.stream("POST", "/v1/chat/completions", json={**turn, "stream": True}) as response:
                     assert next(response.iter_lines()).startswith("data: ")

@@ -1,10 +1,8 @@
 """The nearest documents of a store: by words against tf-idf from its definition, by vectors against all cosines."""
 
 import math
-import os
 import re
 import shutil
-import subprocess
 import sys
 import zlib
 from collections import Counter
@@ -19,6 +17,7 @@ from gistkit._files import read_tensors, write_tensors
 from gistkit.store import Document, Store, compress_documents, index_documents
 from gistkit.store import indexing as building
 from gistkit.store import nearest as index
+from tests.helpers.programs import printed
 from tests.helpers.stores import documents, make_compressor, make_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -270,9 +269,7 @@ assert found[0] == 0
 # This one, and one more of each OpenMP.
 print(len(os.listdir("/proc/self/task")))
 """
-    environment = os.environ | {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "1"}
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert int(shown.stdout) <= 4
+    assert int(printed(code, OMP_NUM_THREADS="2", OPENBLAS_NUM_THREADS="1")) <= 4
 
 
 def test_a_missing_package_is_named(store, tmp_path, monkeypatch):

@@ -45,6 +45,7 @@ def shape(page):
     return [element for element in Elements(page).found if "aria-hidden" not in element]
 
 
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.lists(HOSTILE, min_size=3, max_size=3), HOSTILE, HOSTILE)
 @example(WORST[:3], WORST[3], WORST[7])
 def test_texts_add_no_elements(tokens, label, title):

@@ -55,7 +55,7 @@ def test_one_order_alone_and_in_given_axes() -> None:
         assert ((np.asarray(axes.images[0].get_array()) > 0) == layout.dense_mask(order)).all()
         assert figure.axes == [axes] and axes.get_title() == "$x"
         assert [text.get_text() for text in axes.legend().get_texts()] == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
-        assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure._repr_png_().startswith(b"\x89PNG")
     assert (np.asarray(draw_layout(layout, ax=axes).images[-3].get_array() > 0) == layout.dense_mask("logical")).all()
     windowed = draw_layout(layout, order="logical", window=2).axes[0].images[0].get_array()
     assert ((np.asarray(windowed) > 0) == layout.dense_mask("logical", 2)).all()
@@ -79,7 +79,7 @@ def test_masks_side_by_side_are_those_of_the_layouts() -> None:
             assert sorted(map(tuple, drawn.tolist())) == list(enumerate(layout.positions[chosen].tolist()))
             assert below.get_xlim() == axes.get_xlim()
         assert [text.get_text() for text in figure.legends[0].get_texts()] == ["BOS", "CONTEXT", "MEMORY", "TEXT"]
-        assert figure._repr_png_().startswith(b"\x89PNG")
+    assert figure._repr_png_().startswith(b"\x89PNG")
     assert not draw_gallery(named, positions=False).axes[0].child_axes
     with pytest.raises(ValueError, match="draw_gallery: expected at least one layout, got none"):
         draw_gallery({})

@@ -189,8 +189,8 @@ def pages(recorded):
     }
 
 
-@pytest.mark.parametrize("width", [420, 1400])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+# Each comes to the other width and the other colours.
+@pytest.mark.parametrize(("width", "scheme"), [(420, "light"), (1400, "dark")])
 def test_pages_fill_the_window_and_are_legible(width, scheme, recorded, show):
     for name, html in pages(recorded).items():
         page = show(html, width=width, scheme=scheme)
@@ -317,15 +317,7 @@ def test_weights_are_told_to_three_per_cent(show):
 
 
 def test_texts_and_titles_are_harmless(show):
-    nasty = [
-        '</script><b id="b">',
-        "<img src=x onerror=alert(1)>",
-        "{{title}} {{ 1 }}",
-        "&amp;",
-        "\u202e",
-        "\ud800",
-        "",
-    ]
+    nasty = ['</script><b id="b">', "<img src=x onerror=alert(1)>", "{{title}} {{ 1 }}", "&amp;", "\u202e", "\ud800", ""]
     shown = [*nasty[:4], "\\u202e", "\\ud800", "∅"]
     page = show(
         layout_page(layouts.causal(len(nasty)), tokens=nasty, title="</title><script>alert(2)</script>{{data}}")

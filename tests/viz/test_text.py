@@ -15,24 +15,11 @@ from matplotlib.patches import Rectangle
 
 from gistkit.viz import draw_text, text_html, text_page
 from gistkit.viz import text as coloured
+from tests.helpers.browser import contrast
 
 TOKENS = [
-    "The",
-    " <b>",
-    "x",
-    "&amp;",
-    "\n",
-    ' "it\'s"',
-    ",\n\n",
-    "",
-    " $5",
-    "_$",
-    "\tna",
-    "ïve",
-    " 日本",
-    "\ufffd",
-    ".",
-]
+    "The", " <b>", "x", "&amp;", "\n", ' "it\'s"', ",\n\n", "", " $5", "_$", "\tna", "ïve", " 日本", "\ufffd", ".",
+]  # fmt: skip
 SCORES = [0.5, -2.0, 0.25, 3.0, 1.5, 0.0, 2.5, -1.0, 0.125, 0.75, -0.5, 1e6, 0.375, 1.0, 2.0]
 NUGGETS = [token in ("&amp;", ",\n\n", "\ufffd", ".") for token in TOKENS]
 
@@ -65,17 +52,6 @@ class Page(HTMLParser):
 
 def opacity(style):
     return float(re.search(r"rgba\(\d+,\d+,\d+,([\d.]+)\)", style)[1])
-
-
-def luminance(colour):
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in colour]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one, other):
-    """Of two colours, as WCAG 2 defines it."""
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_html_holds_the_text_and_every_score():
@@ -139,22 +115,8 @@ def pieces(figure):
 
 
 def test_words_flow_in_lines():
-    tokens = [
-        "Brook",
-        "lyn",
-        " Nets",
-        " have",
-        " built",
-        " up",
-        ",",
-        " so",
-        "\n",
-        "\n",
-        "x" * 45,
-        " to",
-        "day",
-        "'s news",
-    ]
+    tokens = ["Brook", "lyn", " Nets", " have", " built", " up", ",", " so", "\n", "\n"]
+    tokens += ["x" * 45, " to", "day", "'s news"]
     figure = draw_text(tokens, np.arange(14), [True] * 14, columns=20)
     assert pieces(figure) == [
         (0, 0, "Brook"), (0, 5, "lyn"), (0, 8, " Nets"), (0, 13, " have"),
