@@ -288,8 +288,8 @@ def main() -> int:
         return 128 + error.number
     if found.last < found.until:
         print(
-            f"Paused after step {found.last} of {found.until}, as {options.minutes:g} minutes are over; the same command "
-            f"goes on. The weights are in {FOLDER / options.model}."
+            f"Paused after step {found.last} of {found.until}, as {options.minutes:g} minutes are over; the same "
+            f"command goes on. The weights are in {FOLDER / options.model}."
         )
         return 0
     print(json.dumps(vars(found)), f"{(time.monotonic() - start) / 60:.1f} minutes")
