@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -35,8 +34,7 @@ from gistkit._signals import Interrupted
 from gistkit.compress import METHODS, Compressor
 from gistkit.hf.smollm2 import load_smollm2
 from gistkit.info import machine
-from gistkit.train import Recipe, Trainer, read_metrics
-from gistkit.train.batches import Batch
+from gistkit.train import Callback, Recipe, Trainer, read_metrics
 
 FOLDER = Path(__file__).resolve().parent
 RUNS = FOLDER.parent / "runs" / "models"
@@ -109,7 +107,7 @@ class Sitting:
     """A line of history.jsonl: the steps [first, last) of those up to `until`, and what they gave.
 
     Args:
-        first, last, until: counted over all sittings; `last` is below `until` in one that was interrupted.
+        first, last, until: counted over all sittings; `last` is below `until` in one that has paused.
         batch: contexts a step.
         tokens: of contexts, continuations and questions read.
         seconds: of training.
@@ -129,17 +127,15 @@ class Sitting:
     machine: dict[str, Any] = field(default_factory=dict)
 
 
-class Until(Passages):
-    """Passages that end the training after a step, as Ctrl-C does, once it is `deadline` by the monotonic clock."""
+class Until(Callback):
+    """Ends a training after a step, once it is `deadline` by the monotonic clock."""
 
-    deadline = float("inf")
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
 
-    def __call__(self, step: int) -> Batch:
-        """As in `Passages`."""
-        if time.monotonic() >= self.deadline:
-            # The trainer holds it until the step's end.
-            signal.raise_signal(signal.SIGINT)
-        return super().__call__(step)
+    def on_step(self, step: int, metrics: Mapping[str, Any]) -> bool:
+        """Whether it is time."""
+        return time.monotonic() >= self.deadline
 
 
 def history(folder: Path) -> list[Sitting]:
@@ -188,7 +184,7 @@ def parts(stages: Sequence[Stage], first: int, until: int) -> list[tuple[Stage, 
 
 
 def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadline: float = float("inf")) -> Sitting:
-    """Trains for a sitting, or to the end of the last one if that was interrupted; writes what it gave.
+    """Trains for a sitting, or to the end of the last one if that has paused; writes what it gave.
 
     Args:
         name: of `MODELS`.
@@ -198,7 +194,7 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
         deadline: by the monotonic clock, after which it pauses.
 
     Raises:
-        Interrupted: after a pause, when all is written.
+        Interrupted: after a signal, when all is written.
     """
     model, folder = MODELS[name], FOLDER / name
     before = history(folder)
@@ -214,7 +210,7 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
     compressor = new_compressor(model) if start is None else Compressor.from_pretrained(start, load_smollm2()[0])
     now.machine = {**machine(), "commit": commit()}
     now.tokens, now.seconds = 0, 0.0
-    interrupted = None
+    interrupted, paused = None, False
     sections = parts(model.stages, now.first, now.until)
     for index, (stage, count) in enumerate(sections):
         out = work / f"{now.first}" / f"{index}"
@@ -225,24 +221,25 @@ def sit(name: str, steps: int, contexts: int, *, batch: int | None = None, deadl
             weight_decay=0.0, seed=now.first + index,
             schedule="linear" if is_last else "constant", decay=model.decay if is_last else 1.0,
         )  # fmt: skip
-        passages = Until(corpus, stage.shortest, stage.longest, stage.continuation, now.batch, recipe.seed)
-        passages.deadline = deadline
+        passages = Passages(corpus, stage.shortest, stage.longest, stage.continuation, now.batch, recipe.seed)
         trainer = Trainer(
             compressor, passages, recipe, out, precision=model.precision, cpu=not torch.cuda.is_available(),
-            eval_every=250, held_out=32, save_every=10**9,
+            eval_every=250, held_out=32, save_every=10**9, callbacks=[Until(deadline)],
         )  # fmt: skip
         try:
             # A part that had ended before only loads its last checkpoint.
-            now.held_out = trainer.train(resume=out.exists()).held_out
+            result = trainer.train(resume=out.exists())
+            paused = result.steps < count
+            now.held_out = now.held_out if paused else result.held_out
         except Interrupted as error:
-            interrupted = error
+            interrupted, paused = error, True
         steps_done = [record for record in read_metrics(out / "metrics.jsonl") if "seconds" in record]
         now.last += len(steps_done)
         now.seconds += steps_done[-1]["seconds"]
         now.tokens += round(sum(record["tokens_per_second"] * seconds for record, seconds in timed(steps_done)))
-        if interrupted is not None:
+        if paused:
             break
-    if contexts and interrupted is None:
+    if contexts and not paused:
         now.measured = measured(compressor.eval(), contexts)
     partial = folder.with_name(f"{name}.new")
     shutil.rmtree(partial, ignore_errors=True)
@@ -288,7 +285,13 @@ def main() -> int:
         found = sit(options.model, options.steps, options.contexts, batch=options.batch, deadline=deadline)
     except Interrupted as error:
         print(f"{error}; the weights are in {FOLDER / options.model}", file=sys.stderr)
-        return 128 + error.number if time.monotonic() < deadline else 0
+        return 128 + error.number
+    if found.last < found.until:
+        print(
+            f"Paused after step {found.last} of {found.until}, as {options.minutes:g} minutes are over; the same "
+            f"command goes on. The weights are in {FOLDER / options.model}."
+        )
+        return 0
     print(json.dumps(vars(found)), f"{(time.monotonic() - start) / 60:.1f} minutes")
     return 0
 

@@ -74,22 +74,18 @@ def _run(variables, log, seconds, action, arguments):
     os._exit(status or 0)
 
 
-def train_runs(out, names, run="short_run"):
-    """Short runs of `tests.helpers.train_worker`, by their names, with an evaluation before each checkpoint."""
-    from tests.helpers import train_worker
-
-    for name in names:
-        getattr(train_worker, run)(Path(out) / name, name)
-
-
-def train_sharded(out, names, run="short_run"):
-    """The same with FSDP2, for which Accelerate wants GPUs: here it takes the processes for some."""
+def train_sharded(out, names, runs):
+    """Runs of `tests.helpers.train_worker` with FSDP2, for which Accelerate wants GPUs: it takes processes for some."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
+    from tests.helpers import train_worker
+
     state = PartialState(cpu=True)
     state._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-    train_runs(out, names, run)
+    for run in runs:
+        for name in names:
+            getattr(train_worker, run)(Path(out) / run / name, name)
 
 
 def command(*words):

@@ -1,8 +1,10 @@
-"""What tests of the studies share: a bar that interrupts, what a run gave, and that it resumes."""
+"""What tests of the studies share: a bar that interrupts, what a run gave, and a command that measures little."""
 
 import dataclasses
 
 import pytest
+
+from gistkit.studies.epl import command
 
 
 class Bar:
@@ -27,11 +29,16 @@ def outcome(run):
     return {key: value for key, value in dataclasses.asdict(run).items() if key != "seconds"}
 
 
-def check_resumes(train):
-    """A whole run; one that is interrupted and resumed is its equal, and one of another seed is not."""
-    whole = train()
-    with pytest.raises(KeyboardInterrupt):
-        train(bar=Bar(3))
-    assert outcome(train(resume=True)) == outcome(whole)
-    assert train(seed=1).curve != whole.curve
-    return whole
+@dataclasses.dataclass(frozen=True)
+class FewChunks(command.Recipe):
+    """The study `epl` as it is, but for what it is measured on."""
+
+    eval_chunks: int = 4
+    final_chunks: int = 8
+
+
+@pytest.fixture
+def few_chunks(monkeypatch):
+    """The commands `demo` and `study epl` measure on few chunks."""
+    monkeypatch.setattr(command, "Recipe", FewChunks)
+    monkeypatch.setattr(command.Epl, "recipe_type", FewChunks)

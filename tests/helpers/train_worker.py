@@ -1,6 +1,6 @@
 """A tiny compressor and its training, for tests of training in processes of their own.
 
-example: python tests/helpers/train_worker.py killed runs/killed
+example: python tests/helpers/train_worker.py trained runs/trained
 """
 
 import contextlib
@@ -21,10 +21,19 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistkit._signals import Interrupted
-from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
+from gistkit.compress import AvgPool, Compressive, Compressor, Dodo, FiveHundredX, GistPool, MixedResolution
 from gistkit.evaluate import Example
 from gistkit.hf import attach
-from gistkit.train import Callback, Pretraining, QuestionAnswering, Recipe, Trainer, checkpoint, load_corpus
+from gistkit.train import (
+    Callback,
+    Pretraining,
+    QuestionAnswering,
+    Recipe,
+    Trainer,
+    checkpoint,
+    load_corpus,
+    read_metrics,
+)
 from gistkit.train.batches import texts
 from gistkit.train.passes import Losses
 from gistkit.train.sharding import gathers_kept_keys
@@ -155,6 +164,38 @@ def short_run(out, name, steps=4, **options):
     return train(out, SHORT_RUNS[name](), recipe=recipe, eval_every=2, held_out=4, **options)
 
 
+def exported(run):
+    """The weights of the trained compressor that a run saved, by name."""
+    model = None if (run / "compressor" / "model").is_dir() else make_model()
+    return dict(Compressor.from_pretrained(run / "compressor", model).trainable())
+
+
+def same_weights(run, other, **tolerance):
+    """Two runs saved the same, to the bit where no tolerance is given."""
+    ours, theirs = exported(run), exported(other)
+    assert ours.keys() == theirs.keys() and len(ours) > 5
+    for name, weight in ours.items():
+        torch.testing.assert_close(
+            weight, theirs[name], **{"rtol": 0, "atol": 0} | tolerance, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def same_run(ours, theirs):
+    """Two runs have the same records and save the same weights, up to the rounding of sums in another order."""
+    close(*(read_metrics(run / "metrics.jsonl") for run in (ours, theirs)))
+    same_weights(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def close(records, others, rtol=5e-6):
+    """Same records, numbers within rtol of each other."""
+    assert [record.keys() for record in records] == [other.keys() for other in others]
+    for record, other in zip(numbers(records), numbers(others), strict=True):
+        for name, value in record.items():
+            expected = other[name]
+            pairs = [(value[key], expected[key]) for key in value] if isinstance(value, dict) else [(value, expected)]
+            assert all(abs(a - b) <= rtol * abs(b) for a, b in pairs), (record["step"], name, value, expected)
+
+
 @contextlib.contextmanager
 def evaluations(losses):
     """Inside, evaluations find these losses by step, in place of their own."""
@@ -212,6 +253,9 @@ def processes(out):
     train(out / "accumulated", accumulate=2)
     train(out / "questions", make_compressor(("ae", "qa")), make_questions())
     interrupted(out / "interrupted", state.process_index == 1)
+    for run in (short_run, stopping_run):
+        for name in ("x500", "reader"):
+            run(out / run.__name__ / name, name)
     train(out / "reader", make_reader(), accumulate=2)
     sharded(out / "sharded.safetensors", make_compressor)
     sharded(out / "sharded-gistpool.safetensors", make_gistpool)
@@ -239,19 +283,6 @@ def trained(out):
     """A run with a checkpoint at every step, from the last one on; with dropout."""
     torch.set_num_threads(1)
     train(out, make_compressor(dropout=0.1), resume=True, save_every=1)
-
-
-def limited(out, size):
-    """The same where no file may grow over `size` bytes; ends with the error's line and status 2, as a command."""
-    # Not there where this file runs as a script.
-    from tests.helpers.disks import limit
-
-    try:
-        with limit(size):
-            trained(out)
-    except OSError as error:
-        (out.parent / "error.txt").write_text(str(error))
-        sys.exit(2)
 
 
 def steps(compressor, count=2):
@@ -323,4 +354,4 @@ def whole(tensor):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    {"killed": killed, "processes": processes, "trained": trained}[sys.argv[1]](Path(sys.argv[2]))
+    {"processes": processes, "trained": trained}[sys.argv[1]](Path(sys.argv[2]))

@@ -15,7 +15,7 @@ from gistkit.studies.compression_loss.study import SETTINGS, Recipe, build_compr
 from gistkit.studies.needles import as_batch
 from gistkit.studies.registry import SavedRun, read
 from gistkit.train import load_corpus
-from tests.helpers.study_runs import Bar, outcome
+from tests.helpers.study_runs import Bar
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,6 @@ def weights(path):
     return {name.removeprefix("model."): value for name, value in load_file(path).items() if name.startswith("model.")}
 
 
-# In pretraining, at its end, and in either fine-tuning.
-@pytest.mark.parametrize("steps", [1, 4, 5, 9])
-def test_a_run_resumes_bit_for_bit_in_every_stage(corpus, tmp_path, steps):
-    whole = train(RECIPE, "without-ae", 0, corpus, tmp_path / "whole", bar=Bar())
-    with pytest.raises(KeyboardInterrupt):
-        train(RECIPE, "without-ae", 0, corpus, tmp_path / "cut", bar=Bar(steps))
-    again = train(RECIPE, "without-ae", 0, corpus, tmp_path / "cut", resume=True, bar=Bar())
-    assert outcome(again) == outcome(whole)
-    for path in (tmp_path / "whole").glob("*.safetensors"):
-        assert all(torch.equal(value, weights(tmp_path / "cut" / path.name)[name])
-                   for name, value in weights(path).items())  # fmt: skip
-
-
 def test_each_stage_trains_its_losses_alone_and_fine_tuning_begins_where_pretraining_ends(corpus, tmp_path):
     run = train(RECIPE, "without-ae", 1, corpus, tmp_path, bar=Bar())
     start = dict(build_compressor(RECIPE, "without-ae", 1).named_parameters())
@@ -92,6 +79,7 @@ def test_each_stage_trains_its_losses_alone_and_fine_tuning_begins_where_pretrai
         assert figures["pretraining"].keys() == {"loss", "share", "lm", "compression"}
 
 
+@pytest.mark.slow
 def test_a_fresh_run_keeps_no_state_of_the_run_before(corpus, tmp_path):
     train(RECIPE, "without-ae-cl", 0, corpus, tmp_path, bar=Bar())
     assert len(list(tmp_path.iterdir())) == 6
@@ -189,6 +177,7 @@ def test_the_picture_has_a_line_a_setting_by_steps_and_by_seconds():
     assert len(steps.collections) == len(seconds.collections) == 3
 
 
+@pytest.mark.slow
 def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     pytest.importorskip("matplotlib", reason="the viz extra is not installed")
     monkeypatch.setattr(command, "Recipe", Tiny)

@@ -19,7 +19,7 @@ from gistkit.studies.results import load
 from gistkit.studies.smollm2 import study as smollm2
 from gistkit.studies.tracking import memory_attention
 from gistkit.train import checkpoint, load_corpus
-from tests.helpers.study_runs import Bar, outcome
+from tests.helpers.study_runs import Bar, few_chunks, outcome  # noqa: F401
 
 RECIPE = epl.Recipe(
     steps=6, chunk=20, batch=4, eval_every=2, eval_chunks=8, final_chunks=8, hidden_size=32, intermediate_size=48
@@ -31,17 +31,14 @@ def corpus():
     return load_corpus()
 
 
-def train(corpus, out, *, layout="epl", seed=0, resume=False, bar=None, recipe=RECIPE):
+def train(corpus, out, *, layout="epl", resume=False, bar=None):
     build = epl.build_compressor
-    return training.train(recipe, build, layout, seed, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
+    return training.train(RECIPE, build, layout, 0, corpus, out, device="cpu", resume=resume, bar=bar or Bar())
 
 
-def test_same_seed_same_result_and_another_seed_another(corpus, tmp_path):
-    first, again = train(corpus, tmp_path), train(corpus, tmp_path)
-    assert outcome(first) == outcome(again)
-    assert [step for step, *_ in first.curve] == [0, 2, 4, 6]
+def test_a_run_learns_and_layouts_differ_in_no_parameter(corpus, tmp_path):
+    first = train(corpus, tmp_path)
     assert first.curve[-1][1] < first.curve[0][1]
-    assert train(corpus, tmp_path, seed=1).curve != first.curve
     other = train(corpus, tmp_path, layout="dpl")
     assert other.parameters == first.parameters and other.curve != first.curve
 
@@ -76,9 +73,8 @@ def test_contexts_and_losses_come_in_stages(corpus, tmp_path):
         seen == [((16, 5), {"compression"})] * 2 + [((8, 10), {"compression"}), ((8, 10), both)] + [((4, 20), both)] * 2
     )
     assert set(whole.losses) == both | {"loss"}
-    for steps in (2, 3):
-        with pytest.raises(KeyboardInterrupt):
-            staged(corpus, tmp_path / "cut", resume=True, bar=Bar(steps))
+    with pytest.raises(KeyboardInterrupt):
+        staged(corpus, tmp_path / "cut", bar=Bar(3))
     assert outcome(staged(corpus, tmp_path / "cut", resume=True)[0]) == outcome(whole)
 
 
@@ -101,20 +97,10 @@ def test_layouts_of_a_seed_start_from_the_same_weights():
         assert all(torch.equal(parameter, dict(model.named_parameters())[name]) for model in models[1:]), name
 
 
-@pytest.mark.parametrize("steps_done", [1, 4, 5])
-def test_an_interrupted_run_resumes_to_the_same_result(corpus, tmp_path, steps_done):
-    whole = train(corpus, tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        train(corpus, tmp_path, bar=Bar(steps_done))
-    assert outcome(train(corpus, tmp_path, resume=True)) == outcome(whole)
-    assert outcome(train(corpus, tmp_path, resume=True)) == outcome(whole)
-
-
 def test_a_wrong_or_broken_state_is_refused(corpus, tmp_path):
-    train(corpus, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        train(corpus, tmp_path, bar=Bar(1))
     state = tmp_path / "epl-0.safetensors"
-    with pytest.raises(ValueError, match=r"differs in recipe; use the same settings, or another --out"):
-        train(corpus, tmp_path, resume=True, recipe=dataclasses.replace(RECIPE, batch=5))
     state.write_bytes(state.read_bytes()[:-10])
     for path in saved_states(state)[:-1]:
         path.unlink()
@@ -133,7 +119,7 @@ def test_a_text_too_short_for_a_chunk_is_refused(tmp_path, capsys):
     longer = dataclasses.replace(RECIPE, chunk=5, continuation=15)
     with pytest.raises(ValueError, match="text: expected at least 20 bytes"):
         training.train(longer, epl.build_compressor, "epl", 0, text, tmp_path, device="cpu", resume=False, bar=None)
-    assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt")]) == 2
+    assert cli.main(["study", "epl", "--text", str(tmp_path / "text.txt"), "--steps", "2"]) == 2
     assert "text: expected at least 80 bytes" in capsys.readouterr().err
 
 
@@ -181,6 +167,8 @@ def test_report_has_a_row_a_layout_beside_the_paper():
     assert len(lines) == 4 and len(set(map(len, lines))) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_chunks")
 def test_the_command_leaves_results_and_pictures(tmp_path, capsys):
     arguments = ["demo", "--steps", "2", "--layouts", "dpl,epl", "--out", str(tmp_path / "run")]
     assert cli.main(arguments) == 0
@@ -220,13 +208,7 @@ def test_mistakes_end_in_one_line(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["demo"], ["study", "epl"], ["info"]])
-def test_every_command_has_help_with_an_example(command, capsys):
-    with pytest.raises(SystemExit) as stop:
-        cli.main([*command, "--help"])
-    assert stop.value.code == 0 and "example: gistkit " in capsys.readouterr().out
-
-
+@pytest.mark.slow
 def test_info_runs_as_a_module():
     shown = subprocess.run([sys.executable, "-m", "gistkit.info"], capture_output=True, text=True, check=True).stdout
     for item in ("torch", "instruction set", "op library", "stable ABI of torch 2.11", "CUDA library", "transformers"):

@@ -100,6 +100,7 @@ def run(selection, out, *, resume=False, bar=None):
     return facts_runs.train(RECIPE, Arm(selection), 0, out, resume=resume, bar=bar or Bar())
 
 
+@pytest.mark.slow
 def test_each_arm_trains_and_is_measured(tmp_path):
     runs = {selection: run(selection, tmp_path) for selection in SELECTIONS}
     for selection, found in runs.items():
@@ -118,16 +119,6 @@ def test_each_arm_trains_and_is_measured(tmp_path):
     table = STUDY.table(list(runs.values()), RECIPE)
     assert table.count("\n") == (1 + 8) + 2 + (1 + 4)
     assert set(STUDY.figures(list(runs.values()), RECIPE)) == {"curves"}
-
-
-def test_a_run_resumes_bit_for_bit(tmp_path):
-    whole = run("learned", tmp_path / "whole")
-    # In both trainings of the decoder, in the first stage, and in the last one.
-    for steps in (1, 2, 1, 5):
-        with pytest.raises(KeyboardInterrupt):
-            run("learned", tmp_path / "cut", resume=True, bar=Bar(steps))
-    again = run("learned", tmp_path / "cut", resume=True)
-    assert again.curve == whole.curve and again.test == whole.test and again.signs == whole.signs
 
 
 def test_the_stages_of_the_arms():

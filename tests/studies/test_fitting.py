@@ -19,13 +19,6 @@ RECIPE = StudyRecipe(steps=8, batch=4, eval_every=3)
 IDENTITY = {"study": "tiny"}
 
 
-@pytest.fixture
-def interruptible():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 class Run:
     """A regression with dropout, and with a figure of its own that it carries along."""
 
@@ -75,7 +68,7 @@ def check_equal(run, progress, whole):
 
 
 @pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (2, signal.SIGTERM), (4, signal.SIGINT)])
-def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(step, number, whole, tmp_path, interruptible):
+def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(step, number, whole, tmp_path):
     with pytest.raises(Interrupted, match=rf"after step {step + 1} of 8; .*run.safetensors is saved") as caught:
         Run(tmp_path, {step: number}).train()
     assert caught.value.number == number
@@ -83,14 +76,14 @@ def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(step, num
     check_equal(run, run.train(resume=True), whole)
 
 
-def test_the_last_step_is_measured_when_the_run_goes_on(whole, tmp_path, interruptible):
+def test_the_last_step_is_measured_when_the_run_goes_on(whole, tmp_path):
     with pytest.raises(Interrupted, match="after step 8 of 8"):
         Run(tmp_path, {7: signal.SIGINT}).train()
     run = Run(tmp_path)
     check_equal(run, run.train(resume=True), whole)
 
 
-def test_a_damaged_state_gives_way_to_the_one_before(whole, tmp_path, interruptible):
+def test_a_damaged_state_gives_way_to_the_one_before(whole, tmp_path):
     with pytest.raises(Interrupted):
         Run(tmp_path, {4: signal.SIGINT}).train()
     _, last = saved_states(tmp_path / "run.safetensors")
@@ -105,7 +98,7 @@ def test_a_damaged_state_gives_way_to_the_one_before(whole, tmp_path, interrupti
     check_equal(run, run.train(resume=True), whole)
 
 
-def test_a_run_that_begins_anew_knows_nothing_of_the_states_before(tmp_path, interruptible):
+def test_a_run_that_begins_anew_knows_nothing_of_the_states_before(tmp_path):
     Run(tmp_path).train()
     (tmp_path / "run.safetensors").write_bytes(b"")
     with pytest.raises(Interrupted):
@@ -163,7 +156,7 @@ def test_the_times_of_evaluations_are_those_of_training_alone(tmp_path, monkeypa
         assert Slow(tmp_path).train(resume=True).times == progress.times
 
 
-def test_a_state_of_an_earlier_release_has_no_times(tmp_path, monkeypatch, interruptible):
+def test_a_state_of_an_earlier_release_has_no_times(tmp_path, monkeypatch):
     save = checkpoint.save
     old = lambda path, identity, progress, *rest: save(  # noqa: E731
         path, identity, {name: value for name, value in progress.items() if name not in ("times", "spent")}, *rest

@@ -85,6 +85,7 @@ def test_squares_are_the_middle(tmp_path, width, height):
     assert (found[1] - (height / 2 + places - 0.5)[:, None]).abs().max() < 1.5
 
 
+@pytest.mark.slow
 def test_crops_keep_area_and_shape_within_their_bounds(tmp_path):
     gradient(240, 180).save(tmp_path / "a.png")
     files = Files(np.array([str(tmp_path / "a.png")] * 300, object))
@@ -103,6 +104,7 @@ def test_crops_keep_area_and_shape_within_their_bounds(tmp_path):
     assert len(whole) == 3 and not torch.equal(whole[0], whole[1])
 
 
+@pytest.mark.slow
 def test_a_classifier_learns_from_a_folder(images):
     one, again = (Classifier(RECIPE, Arm("seqpe-mul"), images, 0) for _ in range(2))
     pixels, labels = one.batch(3)
@@ -213,6 +215,7 @@ def test_a_step_with_mixtures_has_the_loss_of_their_shares(images, name):
     assert float(task.detach()) != pytest.approx(float(hard.detach()), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_preset_follows(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(resolution.PRESETS, "seqpe-imagenet", RECIPE)
     arguments = ["study", "resolution", "--preset", "seqpe-imagenet", "--data", str(folder), "--encodings", "nope"]

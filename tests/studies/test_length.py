@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from torch.nn.functional import cross_entropy
 
 from gistkit import cli
 from gistkit.nn.seqpe import contrastive_loss, ood_loss
-from gistkit.studies import results
 from gistkit.studies.extrapolation import learner as encodings
 from gistkit.studies.extrapolation.report import TITLES, number
 from gistkit.studies.extrapolation.student import ABLATIONS, ARMS, Arm, Student, arms
@@ -20,7 +18,8 @@ from gistkit.studies.length import command, report
 from gistkit.studies.length import study as length
 from gistkit.studies.registry import read
 from gistkit.train import load_corpus
-from tests.helpers.study_runs import Bar, check_resumes
+from tests.helpers.study_runs import Bar
+from tests.helpers.tiers import mostly_slow
 
 RECIPE = length.Recipe(
     steps=4, batch=3, warmup=2, eval_every=2, length=8, longest=4, dim=16, layers=2, heads=2, encoder_heads=2, digits=2,
@@ -91,7 +90,10 @@ def test_losses_are_those_of_single_chunks_and_all_lengths_read_the_same_tokens(
     assert list(length.losses(one, text, (8, 32), 3)) == [8, 32]
 
 
-@pytest.mark.parametrize("name", ["rope-1e4", "seqpe-sum", "seqpe-mul", "seqpe-bias", *ABLATIONS])
+LEARNERS = ["rope-1e4", "seqpe-sum", "seqpe-mul", "seqpe-bias", *ABLATIONS]
+
+
+@pytest.mark.parametrize("name", mostly_slow(LEARNERS, "rope-1e4", "seqpe-mul", *[*ABLATIONS][-1:]))
 def test_the_loss_of_a_step_is_that_of_the_task_and_of_its_positions(corpus, name):
     one = student(name, shift_rate=0.6)
     inputs, labels = length.LengthTexts(corpus, RECIPE, 0)(1)
@@ -166,26 +168,19 @@ def train(corpus, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, **c
     return length.train(recipe, Arm(name), seed, corpus, out, resume=resume, bar=bar or Bar())
 
 
-@pytest.mark.parametrize("name", ["nope", "seqpe-bias"])
-def test_an_interrupted_run_resumes_to_the_same_result(corpus, tmp_path, name):
-    whole = check_resumes(partial(train, corpus, tmp_path, name))
-    assert [step for step, *_ in whole.curve] == [0, 2, 4]
-    assert list(whole.held_out) == list(whole.test) == ["8", "16", "32"] and whole.held_out != whole.test
-    with pytest.raises(ValueError, match=r"the saved run differs in recipe"):
-        train(corpus, tmp_path, name, seed=1, resume=True, batch=2)
-
-
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", mostly_slow(ARMS, "rope-1e4", "seqpe-bias"))
 def test_every_arm_trains(corpus, tmp_path, name):
     run = train(corpus, tmp_path, name, steps=3, eval_every=3, learning_rate=1e-2)
     assert run.arm == name and run.curve[1][1] < run.curve[0][1] and all(map(math.isfinite, run.test.values()))
 
 
-def test_bfloat16_changes_figures_a_little(corpus, tmp_path):
+@pytest.mark.parametrize(
+    "name", mostly_slow(["sinusoidal", "rope-1e4", "alibi", "seqpe-mul", "seqpe-bias"], "rope-1e4", "seqpe-bias")
+)
+def test_bfloat16_changes_figures_a_little(corpus, tmp_path, name):
     torch.set_default_dtype(torch.float32)
-    for name in ("sinusoidal", "rope-1e4", "alibi", "seqpe-mul", "seqpe-bias"):
-        exact, rounded = (train(corpus, tmp_path, name, steps=2, bfloat16=wanted) for wanted in (False, True))
-        assert rounded.test != exact.test and rounded.test == pytest.approx(exact.test, rel=5e-3)
+    exact, rounded = (train(corpus, tmp_path, name, steps=2, bfloat16=wanted) for wanted in (False, True))
+    assert rounded.test != exact.test and rounded.test == pytest.approx(exact.test, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -228,17 +223,7 @@ def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
     assert [number(x) for x in (3.14159, 99.0, 150.2, 20_000.0)] == ["3.14", "99.00", "150", "2.0e+04"]
 
 
-def test_results_are_read_as_written_and_drawn(runs, corpus, tmp_path):
-    path = tmp_path / "results.jsonl"
-    results.write(path, [results.line("length", run, RECIPE, corpus, {"processor": "some"}) for run in runs])
-    again = [one.run for one in read(path)]
-    listed = [dataclasses.replace(run, curve=[list(point) for point in run.curve]) for run in runs]
-    assert again == listed and all(one.recipe == RECIPE for one in read(path))
-    for some in (again, again[:1]):
-        (picture,) = results.save(tmp_path, report.figures(some), "some-")
-        assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
+@pytest.mark.slow
 def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(length.PRESETS, "quick", dataclasses.replace(RECIPE, steps=2))
     names = "rope-1e4,seqpe-bias,seqpe-bias-no-delta"
@@ -254,6 +239,7 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     assert [one.run for one in read(tmp_path / "results.jsonl")] == runs
 
 
+@pytest.mark.slow
 def test_the_papers_preset_takes_its_text_and_says_what_it_follows(corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(length.PRESETS, "seqpe-wikitext", dataclasses.replace(RECIPE, steps=1))
     asked = []

@@ -17,6 +17,7 @@ from gistkit.studies.nuggets.study import PRESETS, Arm
 from gistkit.studies.registry import read
 from gistkit.train import Stage, load_corpus
 from tests.helpers.study_runs import Bar
+from tests.helpers.tiers import mostly_slow
 
 RECIPE = dataclasses.replace(
     PRESETS["quick"], steps=4, base_steps=3, batch=4, lm_batch=3, eval_every=2, eval_texts=4, final_texts=6, context=24,
@@ -65,6 +66,7 @@ def test_arms_and_how_they_read(corpus):
             assert bool(learned) == (arm.method == "learned")
 
 
+@pytest.mark.slow
 def test_the_arms_keep_about_as_many_states(corpus):
     texts = nuggets_runs.TextPassages(corpus, RECIPE.length, 3, 0, 6, RECIPE.asked).splits["test"]
     states = {}
@@ -81,7 +83,7 @@ def test_the_arms_keep_about_as_many_states(corpus):
     assert states["full"] == sum(range(RECIPE.length - RECIPE.asked + 1, RECIPE.length + 1)) / RECIPE.asked
 
 
-@pytest.mark.parametrize("method", ["learned", "truncated", "compressive"])
+@pytest.mark.parametrize("method", mostly_slow(["learned", "truncated", "compressive"], "learned"))
 def test_the_loss_is_that_of_the_asked_tokens(corpus, method):
     arm = Arm("lm", method, RECIPE.ratio)
     torch.manual_seed(0)
@@ -104,34 +106,15 @@ def test_the_loss_is_that_of_the_asked_tokens(corpus, method):
     assert found == pytest.approx(float(torch.stack(nats).mean()), rel=1e-4)
 
 
-def test_a_run_can_be_resumed_and_the_language_model_begins_with_the_scorer_that_reconstructs(corpus, tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    arm = Arm("lm", "learned", RECIPE.ratio)
-    for folder in (whole, cut):
-        folder.mkdir()
-    run = nuggets_runs.train(RECIPE, arm, 0, corpus, whole, bar=Bar())
-    assert (whole / "ae-learned-8x-0.safetensors").is_file()
+@pytest.mark.slow
+def test_the_language_model_begins_with_the_scorer_that_reconstructs(corpus, tmp_path):
+    run = nuggets_runs.train(RECIPE, Arm("lm", "learned", RECIPE.ratio), 0, corpus, tmp_path, bar=Bar())
+    assert (tmp_path / "ae-learned-8x-0.safetensors").is_file()
     assert 0 < run.chosen["rate"] < 0.5
     assert run.chosen["selected"] == round(run.chosen["rate"] * run.chosen["tokens"])
 
-    class Interrupted(Exception):
-        pass
 
-    class Stops(Bar):
-        def update(self, count=1):
-            if count == 1 and self.total == RECIPE.steps and (cut / f"{arm.name}-0.safetensors").exists():
-                raise Interrupted
-
-        def reset(self, total=None):
-            self.total = total
-
-    with pytest.raises(Interrupted):
-        nuggets_runs.train(RECIPE, arm, 0, corpus, cut, bar=Stops())
-    again = nuggets_runs.train(RECIPE, arm, 0, corpus, cut, resume=True, bar=Bar())
-    assert again.test == run.test
-    assert again.chosen == run.chosen
-
-
+@pytest.mark.slow
 def test_a_scorer_can_learn_to_reconstruct_in_stages(corpus, tmp_path, monkeypatch):
     recipe = dataclasses.replace(RECIPE, steps=5, base_steps=0, random_steps=1, lower_ratios=(2, 8))
     assert recipe.stages(Arm("ae", "learned", 4)) == (Stage(1, "random"), Stage(2, ratio=2))
@@ -148,36 +131,31 @@ def test_a_scorer_can_learn_to_reconstruct_in_stages(corpus, tmp_path, monkeypat
     assert seen == [("random", 4)] + [("learned", 2)] * 2 + [("learned", 4)] * 2
 
 
-@pytest.mark.parametrize("by_signal", [False, True])
-def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(by_signal, corpus, tmp_path):
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+@pytest.mark.slow
+def test_a_run_resumed_between_two_thresholds_goes_on_with_the_one_it_had(corpus, tmp_path):
     recipe = dataclasses.replace(RECIPE, steps=6, base_steps=0, eval_every=3, calibrate_every=100)
     arm = Arm("lm", "learned", RECIPE.ratio)
-    for folder in (whole, cut):
-        folder.mkdir()
-    run = nuggets_runs.train(recipe, arm, 0, corpus, whole, bar=Bar())
-
-    class Interrupted(Exception):
-        pass
+    for folder in ("whole", "cut"):
+        (tmp_path / folder).mkdir()
+    run = nuggets_runs.train(recipe, arm, 0, corpus, tmp_path / "whole", bar=Bar())
 
     class Stops(Bar):
         steps = 0
 
         def update(self, count=1):
             self.steps += count
-            # The scorer has its six steps first.
+            # The scorer has its six steps first. The state is not that of an evaluation, whose threshold could be found
+            # again.
             if self.steps == 10:
-                if not by_signal:
-                    raise Interrupted
-                # The state is then not that of an evaluation, whose threshold could be found again.
                 signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises((Interrupted, KeyboardInterrupt)):
-        nuggets_runs.train(recipe, arm, 0, corpus, cut, bar=Stops())
-    again = nuggets_runs.train(recipe, arm, 0, corpus, cut, resume=True, bar=Bar())
+    with pytest.raises(KeyboardInterrupt):
+        nuggets_runs.train(recipe, arm, 0, corpus, tmp_path / "cut", bar=Stops())
+    again = nuggets_runs.train(recipe, arm, 0, corpus, tmp_path / "cut", resume=True, bar=Bar())
     assert (again.test, again.chosen, again.curve) == (run.test, run.chosen, run.curve)
 
 
+@pytest.mark.slow
 def test_the_command_and_its_report(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(PRESETS, "quick", RECIPE)
     words = ["study", "nuggets", "--out", str(tmp_path), "--device", "cpu", "--ratios", "4"]

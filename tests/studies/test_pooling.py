@@ -1,14 +1,12 @@
 """The study `pooling`: its targets, its measure and its masks against plain loops, its layer against transformers'."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
 import torch
 
 from gistkit import cli
-from gistkit.cli.study import saved_by_job
 from gistkit.hf import attach
 from gistkit.studies import results
 from gistkit.studies.pooling import command as pooling_command
@@ -16,13 +14,9 @@ from gistkit.studies.pooling import inputs as pooling_inputs
 from gistkit.studies.pooling import layer as layer_of
 from gistkit.studies.pooling import report as pooling_report
 from gistkit.studies.pooling import runs as pooling
-from gistkit.studies.pooling.command import STUDY
 from gistkit.studies.pooling.inputs import make_inputs
 from gistkit.studies.pooling.layer import CONTEXTS, MASKS, PoolingLayer, Recipe, Setting
 from gistkit.studies.registry import read
-from gistkit.studies.runner import run_jobs
-from gistkit.studies.study import Job, StudyPlan
-from tests.helpers.study_runs import Bar, outcome
 
 TINY = Recipe(steps=6, batch=4, width=16, mlp=32, warmup=2, eval_every=2, eval_batches=1, final_batches=1)
 # Learns in seconds.
@@ -125,6 +119,7 @@ def test_the_share_of_attention_in_a_window():
     assert layer_of.share_in_window(attention, 2) == pytest.approx((1 + 0.5 + 0.2) / 3)
 
 
+@pytest.mark.slow
 def test_the_pool_mask_learns_and_an_untrained_layer_guesses(tmp_path):
     cell = {"inputs": "sphere+common", "context": "variable", "length": 12, "learning_rate": 5e-3}
     pool = pooling.train(SMALL, Setting(mask="pool", **cell), tmp_path / "pool")
@@ -201,42 +196,11 @@ def test_settings_that_cannot_be_are_refused():
         PoolingLayer(TINY, Setting(heads=3, kv_heads=3))
 
 
-def test_same_seed_same_result_and_another_seed_another(tmp_path):
-    first, again = (pooling.train(TINY, Setting(length=8), tmp_path / "state") for _ in range(2))
-    assert outcome(first) == outcome(again) and [step for step, *_ in first.curve] == [0, 2, 4, 6]
-    assert pooling.train(TINY, Setting(length=8, seed=1), tmp_path / "state").curve != first.curve
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("steps_done", [1, 4, 5])
-def test_an_interrupted_run_resumes_to_the_same_result(tmp_path, steps_done):
-    setting, state = Setting(length=8, context="variable"), tmp_path / "state"
-    whole = pooling.train(TINY, setting, state)
-    with pytest.raises(KeyboardInterrupt):
-        pooling.train(TINY, setting, state, bar=Bar(steps_done))
-    assert state.exists()
-    assert outcome(pooling.train(TINY, setting, state, resume=True)) == outcome(whole)
-    with pytest.raises(KeyboardInterrupt):
-        pooling.train(TINY, setting, state, bar=Bar(steps_done))
-    with pytest.raises(ValueError, match="the saved run differs in recipe"):
-        pooling.train(dataclasses.replace(TINY, batch=5), setting, state, resume=True)
-
-
-def test_a_study_keeps_finished_runs_and_reads_them_back(tmp_path):
+def test_a_grid_has_a_setting_for_each_combination():
     settings = pooling.grid(seeds=2, mask=MASKS, heads=[(2, 1)], length=[8])
     assert [(s.mask, s.heads, s.kv_heads, s.seed) for s in settings] == [
         ("pool", 2, 1, 0), ("pool", 2, 1, 1), ("standard", 2, 1, 0), ("standard", 2, 1, 1),
     ]  # fmt: skip
-    plan = StudyPlan(TINY, [Job(setting, setting.seed) for setting in settings])
-    runs = [run for _, run in run_jobs(STUDY, plan, plan.jobs[:2], tmp_path)]
-    path = tmp_path / "results.jsonl"
-    results.write(path, [results.line("pooling", run, TINY, None, {}) for run in runs])
-    back = [one.run for one in read(path)]
-    assert json.dumps([outcome(run) for run in back]) == json.dumps([outcome(run) for run in runs])
-    assert list(saved_by_job(path, STUDY, plan, results.load(path))) == [job.name for job in plan.jobs[:2]]
-    other = dataclasses.replace(plan, recipe=dataclasses.replace(TINY, steps=7, batch=5))
-    with pytest.raises(ValueError, match=r"results.jsonl: the saved runs differ in steps, batch; use the same setting"):
-        saved_by_job(path, STUDY, other, results.load(path))
 
 
 def test_the_table_shows_best_and_median_beside_the_paper():
@@ -252,6 +216,7 @@ def test_the_table_shows_best_and_median_beside_the_paper():
     assert common[:5] == ["sphere+common", "8/4", "2", "20", "0.25"] and common[-1] == "1"
 
 
+@pytest.mark.slow
 def test_the_command_leaves_results_and_pictures(tmp_path, capsys, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import re
 import struct
-from functools import partial
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy, interpolate
 from gistkit import cli
 from gistkit.nn import grid_positions
 from gistkit.nn.seqpe import contrastive_loss, ood_loss
-from gistkit.studies import results, shown
+from gistkit.studies import shown
 from gistkit.studies.pages import committed
 from gistkit.studies.registry import find, read
 from gistkit.studies.resolution import images as image_sets
@@ -22,7 +21,8 @@ from gistkit.studies.resolution import report
 from gistkit.studies.resolution import study as resolution
 from gistkit.studies.resolution.images import PARTS, load_images, on_canvas, random_crops, resize
 from gistkit.studies.resolution.study import ABLATIONS, ARMS, Arm, Classifier, arms
-from tests.helpers.study_runs import Bar, check_resumes
+from tests.helpers.study_runs import Bar
+from tests.helpers.tiers import mostly_slow
 
 RECIPE = resolution.Recipe(
     steps=4, batch=6, warmup=2, eval_every=2, grids=(3, 4, 6), patch=2, dim=16, layers=2, heads=2, encoder_heads=2,
@@ -121,6 +121,7 @@ def test_missing_images_say_how_to_get_them(tmp_path, monkeypatch):
         load_images("fashion-mnist")
 
 
+@pytest.mark.slow
 def test_digits_are_scikit_learns():
     datasets = pytest.importorskip("sklearn.datasets")
     found, expected = load_images(), datasets.load_digits()
@@ -254,7 +255,9 @@ def test_figures_on_a_canvas_are_those_of_single_images_at_the_same_places(image
         seen.clear()
 
 
-@pytest.mark.parametrize("name", ["learned-2d", "rope-2d-mix", "seqpe-mul", "seqpe-bias"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["learned-2d", "rope-2d-mix", "seqpe-mul", "seqpe-bias"], "learned-2d", "seqpe-bias")
+)
 def test_figures_are_those_of_single_images(images, name):
     one = classifier(images, name)
     for grid in RECIPE.grids:
@@ -268,7 +271,10 @@ def test_figures_are_those_of_single_images(images, name):
         assert one.measure(images.test, grid) == pytest.approx((loss / 20, right / 20), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["rope-2d", "seqpe-sum", "seqpe-mul", "seqpe-bias", *ABLATIONS])
+LEARNERS = ["rope-2d", "seqpe-sum", "seqpe-mul", "seqpe-bias", *ABLATIONS]
+
+
+@pytest.mark.parametrize("name", mostly_slow(LEARNERS, "rope-2d", "seqpe-bias", *[*ABLATIONS][-1:]))
 def test_the_loss_of_a_step_is_that_of_the_classes_and_of_its_positions(images, name):
     one = classifier(images, name, shift_rate=0.5, smoothing=0.1)
     shifted = (step for step in range(50) if one.regularizer.draw(6, step).shifted.sum() == 2)
@@ -310,16 +316,7 @@ def train(images, out, name="seqpe-mul", *, seed=0, resume=False, bar=None, **ch
     return resolution.train(recipe, Arm(name), seed, images, out, resume=resume, bar=bar or Bar())
 
 
-@pytest.mark.parametrize("name", ["learned-2d", "seqpe-mul"])
-def test_an_interrupted_run_resumes_to_the_same_result(images, tmp_path, name):
-    whole = check_resumes(partial(train, images, tmp_path, name))
-    assert [step for step, *_ in whole.curve] == [0, 2, 4]
-    assert list(whole.held_out) == list(whole.test) == ["3", "4", "6"]
-    with pytest.raises(ValueError, match=r"the saved run differs in recipe"):
-        train(images, tmp_path, name, seed=1, resume=True, batch=2)
-
-
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", mostly_slow(ARMS, "rope-2d-mix", "seqpe-mul"))
 def test_every_arm_learns(images, tmp_path, name):
     run = train(images, tmp_path, name, steps=25, eval_every=25, learning_rate=1e-2, test_images=20)
     assert run.arm == name and run.curve[1][1] < run.curve[0][1]
@@ -377,16 +374,7 @@ def test_the_table_has_a_row_an_arm_beside_the_paper(runs):
     assert ["SeqPE AttnMul", "81.2", "81.8", "81.7", "81.2", "80.5", "77.8", "76.7"] in paper
 
 
-def test_results_are_read_as_written_and_drawn(runs, images, tmp_path):
-    path = tmp_path / "results.jsonl"
-    results.write(path, [results.line("resolution", run, RECIPE, images, {}, "images") for run in runs])
-    assert [one.run for one in read(path)] == runs and all(one.recipe == RECIPE for one in read(path))
-    assert results.load(path)[0]["images"] == {"name": images.name, "digest": images.digest}
-    for some in (runs, runs[:1]):
-        (picture,) = results.save(tmp_path, report.figures(some), "some-")
-        assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
+@pytest.mark.slow
 def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypatch):
     from gistkit.viz import seqpe
 
@@ -412,6 +400,7 @@ def test_embeddings_are_those_of_the_trained_weights(images, tmp_path, monkeypat
         report.draw_embeddings(tmp_path / "maps.png", RECIPE, {"nope": tmp_path / "nope-0.safetensors"})
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypatch):
     write(tmp_path / "set")
     monkeypatch.setitem(resolution.PRESETS, "quick", dataclasses.replace(RECIPE, steps=2, patch=0))
@@ -432,6 +421,7 @@ def test_the_command_prints_tables_and_leaves_results(tmp_path, capsys, monkeypa
     assert "expected digits, fashion-mnist or a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_canvas_is_another_table_of_the_same_file_without_the_papers(tmp_path, capsys, monkeypatch):
     write(tmp_path / "set")
     for name, preset in (("short", RECIPE), ("canvas", dataclasses.replace(RECIPE, object_grid=2))):

@@ -18,10 +18,8 @@ from gistkit.studies import registry, results, shown
 from gistkit.studies.greedy.report import Run as GreedyRun
 from gistkit.studies.greedy.study import Recipe as GreedyRecipe
 from gistkit.studies.greedy.study import SwapSearch
-from gistkit.studies.resolution import study as resolution
 from gistkit.studies.retrieval import study as retrieval
-from gistkit.studies.voco import runs as voco_runs
-from gistkit.studies.voco import study as voco
+from tests.helpers.tiers import mostly_slow
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -83,7 +81,7 @@ def test_the_table_is_that_of_the_pages(study: str) -> None:
         assert set(rows) <= set(table.splitlines())
 
 
-@pytest.mark.parametrize("study", COMMITTED)
+@pytest.mark.parametrize("study", mostly_slow(COMMITTED, "epl", "pooling", "greedy", "resolution-digits-short"))
 def test_the_pictures_by_name(study: str) -> None:
     assert set(shown.draw(committed(study))) == COMMITTED[study][0]
 
@@ -153,21 +151,7 @@ def test_processes_that_add_lines_to_one_file_lose_none(tmp_path: Path) -> None:
     assert all(run["attention"] == [[0.5, run["at"] / 100]] for run in found)
 
 
-def test_studies_without_committed_results(tmp_path: Path) -> None:
-    answers = {"128": {"loss": 0.0, "exact": 0.75}, "256": {"loss": 1.0, "exact": 0.5}}
-    run = retrieval.Run("nope", 0, [(0, 1.0, 0.0)], answers, answers)
-    results.write(tmp_path / "a.jsonl", [results.line("retrieval", run, retrieval.PRESETS["quick"], None, MACHINE)])
-    assert "| NoPE              | 0.750   | 0.500   |" in shown.table(tmp_path / "a.jsonl")
-
-    one = resolution.Run("nope", 0, [(0, 1.0, 0.1, 0.1)], {"8": 0.5, "16": 0.25}, {"8": 0.5, "16": 0.25})
-    results.write(tmp_path / "b.jsonl", [results.line("resolution", one, resolution.PRESETS["quick"], None, MACHINE)])
-    assert "| NoPE              | 50.0    | 25.0      |" in shown.table(tmp_path / "b.jsonl")
-
-    answers = {"loss": 1.0, "at": 0.875, "count": 0.5, "left": 0.25}
-    read_run = voco_runs.Run("epl", 4.5, 0, [(0, 1.0, 0.1, 0.1, 0.1)], answers, answers)
-    results.write(tmp_path / "d.jsonl", [results.line("voco", read_run, voco.PRESETS["quick"], None, MACHINE)])
-    assert "| VoCo EPL       | 4.5x  | 32     | 87.5 " in shown.table(tmp_path / "d.jsonl")
-
+def test_a_search_for_better_nuggets_is_a_row(tmp_path: Path) -> None:
     nuggets = GreedyRun("Dodo 3x", {}, [SwapSearch((1, 3), (2, 3), 2.0, 1.0, 5)])
     results.write(tmp_path / "c.jsonl", [results.line("greedy", nuggets, GreedyRecipe(), None, MACHINE)])
     assert "| Dodo 3x         | 50.0% (0.0%) | 7.39 " in shown.table(tmp_path / "c.jsonl")

@@ -21,6 +21,7 @@ from gistkit.studies.registry import read
 from gistkit.studies.runner import processes_for, run_jobs
 from gistkit.studies.study import Job, StudyPlan
 from gistkit.train.data import load_corpus
+from tests.helpers.study_runs import few_chunks, outcome  # noqa: F401
 
 RECIPE = Recipe(steps=6, chunk=20, batch=2, eval_every=3, eval_chunks=2, final_chunks=4, hidden_size=16, heads=2)
 
@@ -30,15 +31,16 @@ def plan() -> StudyPlan:
     return StudyPlan(RECIPE, [Job(arm, seed) for seed in (0, 1) for arm in ("dpl", "epl")], source=load_corpus())
 
 
-def outcome(found) -> dict:
-    return {job.name: dataclasses.replace(run, seconds=0.0) for job, run in found}
+def outcomes(found) -> dict:
+    return {job.name: outcome(run) for job, run in found}
 
 
+@pytest.mark.slow
 def test_side_by_side_gives_what_one_after_another_gives_bit_for_bit(plan, tmp_path, capfd):
-    whole = outcome(run_jobs(command.STUDY, plan, plan.jobs, tmp_path / "one", processes=1))
+    whole = outcomes(run_jobs(command.STUDY, plan, plan.jobs, tmp_path / "one", processes=1))
     assert list(whole) == ["dpl-0", "epl-0", "dpl-1", "epl-1"]
     capfd.readouterr()
-    parts = outcome(run_jobs(command.STUDY, plan, plan.jobs, tmp_path / "side", processes=3))
+    parts = outcomes(run_jobs(command.STUDY, plan, plan.jobs, tmp_path / "side", processes=3))
     assert parts == whole
     # Each bar ends as a line of its own.
     shown = capfd.readouterr().err
@@ -47,6 +49,7 @@ def test_side_by_side_gives_what_one_after_another_gives_bit_for_bit(plan, tmp_p
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.slow
 def test_a_mistake_in_one_run_is_raised_and_ends_the_others(plan, tmp_path):
     jobs = [Job("epl", 0), Job("no-layout", 0)]
     long = dataclasses.replace(plan, recipe=dataclasses.replace(RECIPE, steps=10**6, eval_every=10**6))
@@ -66,6 +69,7 @@ class Ends:
         return os._exit, (3,)
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_is_told(plan, tmp_path):
     with pytest.raises(ChildProcessError, match="ends seed 0: expected a run, got none: its process ended with exit c"):
         list(run_jobs(command.STUDY, plan, [Job("epl", 0), Job(Ends(), 0)], tmp_path, processes=2))
@@ -103,28 +107,25 @@ def test_small_models_train_on_one_thread(plan, tmp_path, small):
 @pytest.mark.slow
 def test_an_interrupt_ends_all_processes(tmp_path):
     words = ["study", "epl", "--layouts", "dpl,epl", "--steps", "5000", "--processes", "2", "--out", str(tmp_path)]
-    # Whoever runs the tests in the background has it ignored.
-    handled = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
-    code = f"{handled}; import sys; from gistkit import cli; sys.exit(cli.main())"
-    process = subprocess.Popen([sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-m", "gistkit.cli", *words], stderr=subprocess.PIPE, text=True)
     try:
-        for _ in range(600):
-            if len(list(tmp_path.glob("*-0.safetensors"))) == 2:
-                break
-            time.sleep(0.2)
+        wait(lambda: len(list(tmp_path.glob("*-0.safetensors"))) == 2, "the first states of both runs", 300)
         children = descendants(process.pid)
         process.send_signal(signal.SIGINT)
-        shown = process.communicate(timeout=60)[1]
+        shown = process.communicate(timeout=120)[1]
     finally:
         process.kill()
     assert process.returncode == 130 and f"interrupted; {tmp_path} has what is saved, and the same command" in shown
     # Two runs and the server that they are forked from; it ends by itself, when nobody is left.
     assert len(children) >= 3
-    for _ in range(50):
-        if not (left := [pid for pid in children if Path(f"/proc/{pid}").exists()]):
-            break
+    wait(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), f"the end of {children}", 60)
+
+
+def wait(is_there, what, seconds) -> None:
+    end = time.monotonic() + seconds
+    while not is_there():
+        assert time.monotonic() < end, f"waited {seconds} s for {what}"
         time.sleep(0.1)
-    assert not left
 
 
 def descendants(root: int) -> list[int]:
@@ -138,6 +139,7 @@ def descendants(root: int) -> list[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_chunks")
 def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch, capsys):
     def words(layouts: str) -> list[str]:
         given = ["--layouts", layouts, "--steps", "2", "--save", str(tmp_path / "kept"), "--out", str(tmp_path / "out")]
@@ -162,6 +164,7 @@ def test_committed_results_gain_the_runs_that_are_missing(tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_chunks")
 def test_results_go_on_with_resume_and_begin_anew_with_overwrite(tmp_path, capsys):
     words = ["study", "epl", "--steps", "2", "--out", str(tmp_path), "--layouts"]
     path = tmp_path / "results.jsonl"

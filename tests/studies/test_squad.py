@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from gistkit.studies.pages import committed
 from gistkit.studies.registry import find, read
 from gistkit.studies.retrieval import squad
 from gistkit.train import load_corpus
-from tests.helpers.study_runs import Bar, check_resumes
+from tests.helpers.study_runs import Bar
 
 BASE = length.Recipe(
     steps=2, batch=2, warmup=2, eval_every=2, length=64, longest=2, dim=16, layers=2, heads=2, encoder_heads=2,
@@ -61,13 +60,18 @@ def article(first, count):
     return {"version": "1.1", "data": [{"title": "rivers", "paragraphs": paragraphs}]}
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("squad")
+def write(folder):
+    """Files of questions to train and to test on."""
+    folder.mkdir(exist_ok=True)
     paths = folder / "train.json", folder / "dev.json"
     for path, (first, count) in zip(paths, ((0, 24), (50, 8)), strict=True):
         path.write_text(json.dumps(article(first, count)))
     return paths
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("squad"))
 
 
 @pytest.fixture(scope="module")
@@ -163,15 +167,14 @@ def tune(questions, out, name="seqpe-bias", *, seed=0, resume=False, bar=None, *
     return squad.train(recipe, Arm(name), seed, questions, out, resume=resume, bar=bar or Bar())
 
 
-def test_an_interrupted_run_resumes_to_the_same_result(questions, tmp_path):
-    tune(questions, tmp_path, steps=1)
-    whole = check_resumes(partial(tune, questions, tmp_path))
-    assert [step for step, *_ in whole.curve] == [0, 2, 4]
-    assert list(whole.held_out) == list(whole.test) == ["512", "1024"]
-    assert whole.test["512"].keys() == {"loss", "exact", "contains"}
+@pytest.mark.slow
+def test_a_run_is_measured_at_every_length_and_of_its_questions(questions, tmp_path):
+    run = tune(questions, tmp_path, steps=1)
+    assert list(run.held_out) == list(run.test) == ["512", "1024"]
+    assert run.test["512"].keys() == {"loss", "exact", "contains"}
     with pytest.raises(ValueError, match=r"the saved run differs in data"):
         fewer = dataclasses.replace(questions, train=questions.train[2:])
-        tune(fewer, tmp_path, resume=True)
+        tune(fewer, tmp_path, resume=True, steps=1)
 
 
 def test_the_model_of_the_lowest_held_out_loss_is_measured(questions, tmp_path):
@@ -245,6 +248,7 @@ def test_what_does_not_fit_is_named(questions):
         dataclasses.replace(RECIPE, longest=4)
 
 
+@pytest.mark.slow
 def test_the_command_says_what_the_preset_follows(files, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(find("retrieval").presets, "seqpe-squad", dataclasses.replace(RECIPE, steps=1))
     monkeypatch.setattr(length_command, "_tokenizer", lambda name: None)

@@ -21,6 +21,7 @@ from gistkit.train.prepare import prepare
 from tests.cli.test_cli import small_llama
 from tests.cli.test_images import save
 from tests.helpers.models import byte_tokenizer
+from tests.helpers.tiers import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 INSIDE = ("SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort")
@@ -62,7 +63,8 @@ def llava(tmp_path_factory):
     return save("llava", tmp_path_factory.mktemp("llava"))
 
 
-@pytest.mark.parametrize("name", TABLES)
+# Compressors, reading on, training alone, and images.
+@pytest.mark.parametrize("name", mostly_slow(TABLES, "epl-4", "dodo-1", "cl-1", "epl-5"))
 def test_every_command_is_one_of_gistkit_and_the_paper_has_its_figures(name, folder, llava, tmp_path, capsys):
     table = find_table(name)
     folder = llava if "images" in table.data else folder
@@ -127,7 +129,11 @@ def test_figures_of_the_papers():
 
 @pytest.mark.parametrize(
     ("method", "losses", "lora"),
-    [("x500", ("ae", "lm"), 4), ("icae", ("ae", "lm", "compression"), 4), ("avgpool", ("lm",), None)],
+    [
+        pytest.param("x500", ("ae", "lm"), 4, marks=pytest.mark.slow),
+        ("icae", ("ae", "lm", "compression"), 4),
+        ("avgpool", ("lm",), None),
+    ],
 )
 def test_operations_of_a_step_as_torch_counts_them(method, losses, lora):
     length = 400
@@ -155,6 +161,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_table_4_of_epl_from_pretraining_to_twelve_sets(folder, data, tmp_path, capsys):
     out = tmp_path / "epl"
     words = ("epl-4", "--model", folder, "--out", out, *SMALL, "--data", f"text={data / 'text.txt'}")
@@ -201,6 +208,7 @@ def test_table_4_of_epl_from_pretraining_to_twelve_sets(folder, data, tmp_path, 
     assert rows[3][3] in other and "ICAE" not in other.partition("ours (paper)")[2]
 
 
+@pytest.mark.slow
 def test_hours_of_measured_steps(folder, data, tmp_path, capsys):
     words = ("epl-6", "--model", folder, "--out", tmp_path / "out", *SMALL, "--arms", "ICAE(UPL)", "--measure", 2)
     given = (
@@ -232,6 +240,7 @@ def test_mistakes(folder, tmp_path, capsys):
     assert "expected NAME=VALUE, got 'text'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_baselines_train_their_task_tokens_and_are_measured(folder, data, tmp_path, capsys):
     out = tmp_path / "epl"
     small = ("--more", "pretrain=--steps 2 --batch 2 --min-length 32 --max-length 48", *SMALL[2:])

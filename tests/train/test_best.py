@@ -1,6 +1,7 @@
 """Early stopping: a run ends with the weights of the lowest held-out loss, however often it is interrupted."""
 
 import dataclasses
+import functools
 import shutil
 import signal
 
@@ -9,18 +10,17 @@ import torch
 from safetensors.torch import load_file
 
 from gistkit._signals import Interrupted
-from gistkit.compress import Compressor
 from gistkit.train import Trainer, checkpoint, read_metrics
 from gistkit.train.best import Best
-from tests.helpers.launched import SHARDED, launch, train_runs, train_sharded
+from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
     SHORT_RUNS,
     evaluations,
     make_batches,
     make_compressor,
-    make_model,
     numbers,
+    same_weights,
     short_run,
     stopping_run,
     train,
@@ -29,27 +29,16 @@ from tests.helpers.train_worker import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def exported(run):
-    """The weights of the trained compressor that a run saved, by name."""
-    model = None if (run / "compressor" / "model").is_dir() else make_model()
-    return dict(Compressor.from_pretrained(run / "compressor", model).trainable())
-
-
-def same_weights(run, other, **tolerance):
-    ours, theirs = exported(run), exported(other)
-    assert ours.keys() == theirs.keys() and len(ours) > 5
-    for name, weight in ours.items():
-        torch.testing.assert_close(weight, theirs[name], **{"rtol": 0, "atol": 0} | tolerance)
-
-
 @pytest.fixture(scope="module")
 def two_steps(tmp_path_factory):
-    """What the runs have after two steps: they learn at a constant rate."""
-    out = tmp_path_factory.mktemp("two")
-    torch.set_num_threads(1)
-    for name in SHORT_RUNS:
-        short_run(out / name, name, steps=2)
-    return out
+    """What a run has after two steps, by its name: they learn at a constant rate."""
+
+    @functools.cache
+    def run(name):
+        torch.set_num_threads(1)
+        return short_run(tmp_path_factory.mktemp("two"), name, steps=2).folder
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -59,11 +48,11 @@ def undisturbed(tmp_path_factory):
     return out, stopping_run(out)
 
 
-@pytest.mark.parametrize("name", SHORT_RUNS)
+@pytest.mark.parametrize("name", mostly_slow(SHORT_RUNS, "x500"))
 def test_a_run_ends_with_the_weights_of_the_lowest_loss(name, two_steps, tmp_path):
     result = stopping_run(tmp_path / "a", name)
     assert (result.steps, result.weights, result.held_out["loss"]) == (4, 2, 3.0)
-    same_weights(tmp_path / "a", two_steps / name)
+    same_weights(tmp_path / "a", two_steps(name))
     # One file of the trained weights more than without patience; its checkpoints are of the last steps.
     kept = tmp_path / "a" / "best.safetensors"
     states = checkpoint.find(tmp_path / "a")
@@ -76,12 +65,13 @@ def test_a_run_ends_with_the_weights_of_the_lowest_loss(name, two_steps, tmp_pat
     assert names == {"metrics.jsonl", "compressor", "best.safetensors"} | {path.name for path in states}
 
 
+@pytest.mark.slow
 def test_so_does_one_that_reaches_its_last_step(two_steps, tmp_path):
     losses = {step: 3.0 + abs(step - 2) for step in range(9)}
     compressor = make_compressor()
     result = stopping_run(tmp_path / "a", losses=losses, patience=7)
     assert (result.steps, result.weights, result.held_out["loss"]) == (8, 2, 3.0)
-    same_weights(tmp_path / "a", two_steps / "x500")
+    same_weights(tmp_path / "a", two_steps("x500"))
     # The compressor in memory is the saved one; without patience nothing is kept.
     with evaluations({0: 1.0, 8: 2.0}):
         result = train(tmp_path / "b", compressor, recipe=dataclasses.replace(RECIPE, patience=8), eval_every=8)
@@ -92,7 +82,7 @@ def test_so_does_one_that_reaches_its_last_step(two_steps, tmp_path):
     assert result.weights == result.steps == 8 and not (tmp_path / "c" / "best.safetensors").exists()
 
 
-@pytest.mark.parametrize("step", [0, 1, 2, 3])
+@pytest.mark.parametrize("step", mostly_slow(range(4), 2))
 def test_a_paused_run_ends_as_an_undisturbed_one(step, undisturbed, tmp_path):
     """A signal in any step; the evaluation after it comes when the run goes on."""
 
@@ -120,6 +110,7 @@ def test_a_paused_run_ends_as_an_undisturbed_one(step, undisturbed, tmp_path):
     assert (more.steps, more.weights, more.held_out["loss"]) == (8, 6, 1.0)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_from_before_its_lowest_loss_finds_it_again(undisturbed, tmp_path, monkeypatch):
     def dying(self, step):
         if step == 3:
@@ -168,19 +159,3 @@ def test_weights_that_are_gone_are_told(undisturbed, tmp_path):
     shutil.copy(whole / "best.safetensors", tmp_path / "best.safetensors")
     train(tmp_path, recipe=dataclasses.replace(RECIPE, steps=1))
     assert not (tmp_path / "best.safetensors").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_end_with_them_too(two_steps, tmp_path):
-    """Copied by DDP, and sharded by FSDP2."""
-    for train_them, names, environment in [
-        (train_runs, ("x500", "reader"), ()),
-        (train_sharded, tuple(SHORT_RUNS), SHARDED),
-    ]:
-        out = tmp_path / train_them.__name__
-        out.mkdir()
-        launch(2, train_them, str(out), names, "stopping_run", logs=out, environment=environment)
-        for name in names:
-            same_weights(out / name, two_steps / name, rtol=1e-4, atol=1e-5)
-            assert [record["step"] for record in read_metrics(out / name / "metrics.jsonl")][-1] == 4
-            assert Best(out / name, {"best_step": 2}).path.is_file()

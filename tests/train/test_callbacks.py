@@ -98,6 +98,7 @@ def events(folder):
     return {(tag, event.step): event.value for tag, event in found}
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_figures_of_a_run_once_also_of_a_resumed_one(tmp_path):
     pytest.importorskip("tensorboard")
 

@@ -5,9 +5,8 @@ import json
 import pytest
 import torch
 
-from gistkit._signals import Interrupted
-from gistkit.train import Packed, load_corpus, read_metrics, run
-from tests.helpers.train_worker import RECIPE, make_batches, make_model, numbers, train
+from gistkit.train import load_corpus, run
+from tests.helpers.train_worker import make_model
 from tests.train.test_corpora import DOCUMENTS, json_lines
 
 datasets = pytest.importorskip("datasets")
@@ -64,41 +63,16 @@ def test_a_stream_is_not_read_behind_a_limit():
     assert corpus.train.numel() == 200 and len(read) < 20
 
 
-def test_a_run_on_a_shuffled_stream_resumes_bit_for_bit(tmp_path):
-    def batches():
-        texts = stream([{"text": text} for text in DOCUMENTS * 4]).shuffle(seed=3, buffer_size=50)
-        return Packed(load_corpus(dataset=texts), RECIPE.batch, 24)
-
-    train(tmp_path / "whole", batches=batches())
-    broken = batches()
-
-    def stop(step):
-        if step == 5:
-            raise KeyboardInterrupt
-
-    with pytest.raises((KeyboardInterrupt, Interrupted)):
-        train(tmp_path / "broken", batches=Watched(broken, stop))
-    train(tmp_path / "broken", batches=batches(), resume=True)
-    ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("broken", "whole"))
-    assert numbers(ours) == numbers(theirs)
-    with pytest.raises(ValueError, match="the saved run differs in batches"):
-        train(tmp_path / "broken", batches=make_batches(), resume=True)
+def test_a_shuffled_stream_is_the_same_text_whenever_it_is_read():
+    once, again = (
+        load_corpus(dataset=stream([{"text": text} for text in DOCUMENTS]).shuffle(seed=3, buffer_size=50))
+        for _ in range(2)
+    )
+    assert torch.equal(once.train, again.train) and torch.equal(once.held_out, again.held_out)
+    assert once.digest == again.digest != load_corpus(dataset=table(DOCUMENTS)).digest
 
 
-class Watched:
-    """Batches, before each of which `before` is called with its step."""
-
-    def __init__(self, batches, before):
-        self._batches, self._before = batches, before
-
-    def __getattr__(self, name):
-        return getattr(self._batches, name)
-
-    def __call__(self, step):
-        self._before(step)
-        return self._batches(step)
-
-
+@pytest.mark.slow
 def test_a_whole_run_takes_texts_and_questions(tmp_path):
     shape = {"compressor": {"chunk": 8, "ratio": 4, "lora": 4}, "cpu": True, "progress": False}
     recipe = {"steps": 2, "batch": 2, "min_length": 16, "max_length": 32}
@@ -118,6 +92,7 @@ def test_a_whole_run_takes_texts_and_questions(tmp_path):
         assert all(found == losses["file"] for found in losses.values()), losses
 
 
+@pytest.mark.slow
 def test_several_tables_are_a_mixture_and_others_are_held_out(tmp_path):
     shape = {"compressor": {"chunk": 8, "ratio": 4, "lora": 4}, "cpu": True, "progress": False}
     recipe = {"steps": 1, "batch": 2, "max_length": 32, "min_length": 16}

@@ -1,6 +1,5 @@
 """Training on several processes: what is saved is what one process saves, whether weights are copied or sharded."""
 
-import shutil
 import types
 
 import pytest
@@ -13,71 +12,51 @@ from torch.distributed.tensor import DTensor
 
 from gistkit.compress import Compressor
 from gistkit.compress.files import save_compressor
-from gistkit.train import checkpoint, read_metrics
+from gistkit.train import checkpoint
+from gistkit.train.best import Best
 from gistkit.train.passes import Losses, Passes
 from gistkit.train.sharding import whole_weights
-from tests.helpers.launched import SHARDED, launch, train_runs, train_sharded
-from tests.helpers.train_worker import SHORT_RUNS, make_batches, make_compressor, make_model, numbers, short_run
+from tests.helpers.launched import SHARDED, launch, train_sharded
+from tests.helpers.train_worker import (
+    SHORT_RUNS,
+    exported,
+    make_batches,
+    make_compressor,
+    make_model,
+    same_run,
+    short_run,
+    stopping_run,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """The runs of one process."""
-    out = tmp_path_factory.mktemp("alone")
-    torch.set_num_threads(1)
-    for name in SHORT_RUNS:
-        short_run(out / name, name)
-    return out
-
-
-def exported(run):
-    """The weights that a run saved, by name."""
-    model = None if (run / "compressor" / "model").is_dir() else make_model()
-    return dict(Compressor.from_pretrained(run / "compressor", model).trainable())
-
-
-def same_run(ours, theirs):
-    """Both runs have the same records and save the same weights, up to the rounding of sums."""
-    for record, other in zip(*(numbers(read_metrics(run / "metrics.jsonl")) for run in (ours, theirs)), strict=True):
-        assert record.keys() == other.keys()
-        for name, value in record.items():
-            assert value == pytest.approx(other[name], rel=5e-6), (record["step"], name)
-    weights, expected = exported(ours), exported(theirs)
-    assert weights.keys() == expected.keys()
-    for name, weight in weights.items():
-        torch.testing.assert_close(
-            weight, expected[name], rtol=1e-4, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}"
-        )
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 4])
-def test_copies_save_what_one_process_does(alone, tmp_path, count):
-    launch(count, train_runs, str(tmp_path), ("x500", "reader"), logs=tmp_path)
-    for name in ("x500", "reader"):
-        same_run(tmp_path / name, alone / name)
-
-
-@pytest.mark.slow
-def test_a_sharded_run_saves_what_one_process_does(alone, tmp_path):
-    launch(2, train_sharded, str(tmp_path), tuple(SHORT_RUNS), logs=tmp_path, environment=SHARDED)
-    for name, make in SHORT_RUNS.items():
-        same_run(tmp_path / name, alone / name)
-        states = [checkpoint.find(run / name)[-1] for run in (tmp_path, alone)]
-        kept, expected = map(safetensors.torch.load_file, states)
-        assert kept.keys() == expected.keys(), "each trained weight has its optimizer state"
-        compressor = make()
-        compressor = getattr(compressor, "compressor", compressor)
-        checkpoint.restore(states[0], compressor.trainable())
-        weights = exported(tmp_path / name)
-        assert all(torch.equal(weights[key], weight) for key, weight in compressor.trainable())
+def test_sharded_runs_save_what_one_process_does(tmp_path):
+    """Also those that end early, with the weights of their lowest loss."""
+    runs = {"short_run": short_run, "stopping_run": stopping_run}
+    launch(2, train_sharded, str(tmp_path), tuple(SHORT_RUNS), tuple(runs), logs=tmp_path, environment=SHARDED)
+    for kind, run in runs.items():
+        for name, make in SHORT_RUNS.items():
+            ours, theirs = tmp_path / kind / name, tmp_path / "alone" / kind / name
+            run(theirs, name)
+            same_run(ours, theirs)
+            states = [checkpoint.find(each)[-1] for each in (ours, theirs)]
+            kept, expected = map(safetensors.torch.load_file, states)
+            assert kept.keys() == expected.keys(), "each trained weight has its optimizer state"
+            if kind == "stopping_run":
+                assert Best(ours, {"best_step": 2}).path.is_file()
+                continue
+            compressor = make()
+            compressor = getattr(compressor, "compressor", compressor)
+            checkpoint.restore(states[0], compressor.trainable())
+            weights = exported(ours)
+            assert all(torch.equal(weights[key], weight) for key, weight in compressor.trainable())
     # One process goes on with what two have sharded.
-    shutil.copytree(alone / "x500", tmp_path / "one")
-    for run in ("x500", "one"):
-        short_run(tmp_path / run, "x500", steps=6, resume=True)
-    same_run(tmp_path / "x500", tmp_path / "one")
+    ours, theirs = tmp_path / "short_run" / "x500", tmp_path / "alone" / "short_run" / "x500"
+    for each in (ours, theirs):
+        short_run(each, "x500", steps=6, resume=True)
+    same_run(ours, theirs)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from gistkit.train import Pretraining, checkpoint, load_corpus, read_metrics
 from gistkit.train.batches import num_tokens, split, targets, texts
 from gistkit.train.command import run
 from gistkit.train.recipe import set_learning_rate
+from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
     make_batches,
@@ -45,7 +46,7 @@ def loaded(folder):
     return MixedResolution(Compressor.from_pretrained(folder / "compressor", make_model()).eval(), tau=8, segment=4)
 
 
-@pytest.mark.parametrize("make", [make_reader, make_compressive])
+@pytest.mark.parametrize("make", mostly_slow([make_reader, make_compressive], make_reader))
 def test_losses_and_weights_are_those_of_a_loop_by_hand(tmp_path, make):
     ours, reader = make(), make()
     train(tmp_path, ours)
@@ -91,8 +92,7 @@ def test_a_run_learns_and_its_compressor_reads_on(unbroken):
     assert reader.generate(text[:, :20], max_new_tokens=5).shape == (4, 5)
 
 
-@pytest.mark.parametrize("save_every", [2, 3])
-def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, tmp_path, save_every):
+def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, tmp_path):
     class Stopped(Pretraining):
         def __call__(self, step):
             if step == 6:
@@ -102,10 +102,10 @@ def test_a_run_that_stopped_goes_on_to_the_same_losses_and_threshold(unbroken, t
     batches = Stopped(load_corpus(), RECIPE.batch, RECIPE.min_length, RECIPE.max_length)
     reader = make_reader()
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, reader, batches, save_every=save_every, eval_every=4, held_out=4)
+        train(tmp_path, reader, batches, save_every=3, eval_every=4, held_out=4)
     # A reader whose threshold has changed, as the one that stopped, is still that of the run.
     for again in (reader, make_reader()):
-        train(tmp_path, again, save_every=save_every, eval_every=4, resume=True)
+        train(tmp_path, again, save_every=3, eval_every=4, resume=True)
         ours = [record for record in read_metrics(tmp_path / "metrics.jsonl") if "lr" in record]
         assert numbers(ours) == numbers([record for record in unbroken[2] if "lr" in record])
         saved = (
@@ -150,6 +150,7 @@ def test_rows_may_be_shared_among_passes(unbroken, tmp_path):
             assert record == {key: pytest.approx(value, rel=5e-6) for key, value in other.items()}, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_reader, make_compressive])
 def test_bf16_trains(tmp_path, make):
     train(tmp_path, make(), precision="bf16")
@@ -208,6 +209,7 @@ def test_mistakes_name_the_argument(tmp_path):
     assert not checkpoint.find(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_reader_goes_on_from_a_trained_compressor(tmp_path):
     recipe = {"steps": 2, "batch": 2, "min_length": 24, "max_length": 40}
     plain = {"recipe": recipe, "cpu": True, "progress": False, "eval_every": 2}

@@ -8,8 +8,9 @@ from peft import LoraConfig
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gistkit.compress import AvgPool, Compressor, FiveHundredX, GistPool
-from gistkit.train import Trainer, checkpoint, read_metrics
+from gistkit.train import Trainer, read_metrics
 from gistkit.train.rounded import RoundedMaps
+from tests.helpers.tiers import mostly_slow
 from tests.helpers.train_worker import (
     RECIPE,
     make_batches,
@@ -83,7 +84,7 @@ def without(monkeypatch):
     return lambda: monkeypatch.setattr(RoundedMaps, "used", lambda self: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", mostly_slow(MAKERS, "500x"))
 def test_losses_and_weights_are_those_of_autocast_to_the_bit(tmp_path, monkeypatch, without, name):
     used = []
     plain = RoundedMaps.used
@@ -139,23 +140,6 @@ def test_an_exception_inside_restores_the_weights(tmp_path):
         train(tmp_path, compressor, precision="bf16", eval_every=None)
     handle.remove()
     assert_restored(compressor, before)
-
-
-def test_a_resumed_run_has_the_losses_of_an_unbroken_one(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(step):
-        if step == 5:
-            raise Stop
-
-    with pytest.raises(Stop):
-        train(tmp_path / "cut", batches=make_batches(before=stop), precision="bf16")
-    assert checkpoint.find(tmp_path / "cut")[-1].stem == "step-00000004"
-    train(tmp_path / "cut", precision="bf16", resume=True)
-    train(tmp_path / "whole", precision="bf16")
-    found, wanted = (numbers(read_metrics(tmp_path / run / "metrics.jsonl")) for run in ("cut", "whole"))
-    assert found == wanted
 
 
 def test_a_map_that_is_tied_to_an_embedding_stays_as_it_is():

@@ -69,6 +69,7 @@ def test_each_step_has_the_nuggets_of_its_stage(tmp_path):
         assert Dodo.from_pretrained(tmp_path / name / "compressor", make_model()).chunk == 4
 
 
+@pytest.mark.slow
 def test_random_nuggets_leave_the_scorer_as_it_was(tmp_path):
     compressor, fresh = make_dodo(), make_dodo()
     train(tmp_path, compressor, recipe=dataclasses.replace(RECIPE, steps=3), stages=STAGES)
@@ -78,6 +79,7 @@ def test_random_nuggets_leave_the_scorer_as_it_was(tmp_path):
     assert not torch.equal(compressor.scorer.up.weight, fresh.scorer.up.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [make_dodo, make_reader])
 def test_a_scorer_that_rests_selects_and_does_not_learn(tmp_path, make):
     stages, weights = (Stage(2), Stage(6, scorer_rests=True)), []
@@ -92,8 +94,8 @@ def test_a_scorer_that_rests_selects_and_does_not_learn(tmp_path, make):
     assert torch.equal(weights[0][0], weights[1][0]) and not torch.equal(weights[0][1], weights[1][1])
 
 
-@pytest.mark.parametrize("make", [make_dodo, make_reader])
-@pytest.mark.parametrize("broken", [2, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "broken"), [(make_dodo, 4), (make_reader, 2)])
 def test_a_staged_run_resumes_bit_for_bit(tmp_path, make, broken):
     train(tmp_path / "whole", make(), stages=STAGES)
     train(tmp_path / "cut", make(), recipe=dataclasses.replace(RECIPE, steps=broken), stages=STAGES)

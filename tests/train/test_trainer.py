@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from gistkit.compress import ICAE, Compressor, GistPool
+from gistkit.compress import ICAE, Compressor
 from gistkit.train import (
     Pretraining,
     Trainer,
@@ -27,6 +26,7 @@ from gistkit.train.trainer import Diverged
 from tests.helpers import train_worker
 from tests.helpers.train_worker import (
     RECIPE,
+    close,
     make_batches,
     make_compressor,
     make_dodo,
@@ -35,7 +35,10 @@ from tests.helpers.train_worker import (
     make_reader,
     numbers,
     reading,
+    same_run,
+    short_run,
     steps,
+    stopping_run,
     train,
 )
 
@@ -51,14 +54,6 @@ def unbroken(tmp_path_factory):
     torch.set_num_threads(1)
     result = train(out)
     return out, result, read_metrics(out / "metrics.jsonl")
-
-
-def close(records, others, rtol):
-    """Same records, numbers within rtol of each other."""
-    assert [record.keys() for record in records] == [other.keys() for other in others]
-    for record, other in zip(numbers(records), numbers(others), strict=True):
-        for name, value in record.items():
-            assert value == pytest.approx(other[name], rel=rtol), (record["step"], name)
 
 
 def test_a_run_learns_and_says_how(unbroken):
@@ -91,36 +86,12 @@ def test_the_trained_compressor_is_saved(unbroken):
 
 
 @pytest.mark.slow
-def test_a_run_killed_while_it_writes_goes_on_to_the_same_losses(tmp_path):
-    """With dropout, so that random numbers drawn in a pass count too."""
-    died = subprocess.run([sys.executable, WORKER, "killed", tmp_path / "killed"], capture_output=True, text=True)
-    assert died.returncode == -signal.SIGKILL, died.stderr
-    left = read_metrics(tmp_path / "killed" / "metrics.jsonl")
-    assert left[-1]["step"] == 6 and checkpoint.find(tmp_path / "killed")[-1].stem == "step-00000004"
-    assert list((tmp_path / "killed").glob(".gistkit-*.partial/step-*"))
-    with (tmp_path / "killed" / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 7, "lo')
-    with pytest.warns(UserWarning, match=r"metrics.jsonl, line 9: left out, since it was cut short"):
-        result = train(tmp_path / "killed", make_compressor(dropout=0.1), resume=True)
-    whole = train(tmp_path / "whole", make_compressor(dropout=0.1))
-    ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("killed", "whole"))
-    assert numbers(ours) == numbers(theirs)
-    assert result.held_out == whole.held_out and not list((tmp_path / "killed").glob("*.partial"))
-    files = [checkpoint.find(tmp_path / name)[-1] for name in ("killed", "whole")]
-    weights = [make_compressor(dropout=0.1) for _ in files]
-    for path, compressor in zip(files, weights, strict=True):
-        checkpoint.restore(path, compressor.trainable())
-    for (name, first), (_, second) in zip(*(compressor.trainable() for compressor in weights), strict=True):
-        assert torch.equal(first, second), name
-
-
-@pytest.mark.slow
 def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
     launch += ["--num_machines", "1", "--main_process_port", "0", "--mixed_precision", "no", "--dynamo_backend", "no"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     shown = subprocess.run(
-        [*launch, WORKER, "processes", tmp_path], capture_output=True, text=True, env=environment, check=False
+        [*launch, WORKER, "processes", tmp_path], capture_output=True, text=True, env=environment, timeout=900
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     assert {path.name for path in tmp_path.glob("process-*")} == {"process-0-of-2", "process-1-of-2"}
@@ -131,12 +102,16 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     assert (tmp_path / "ended.txt").read_text().splitlines()[-2:] == ["save 5 step-00000005.safetensors", "end 5"]
     train(tmp_path / "one", make_compressor(("ae", "qa")), make_questions())
     one = read_metrics(tmp_path / "one" / "metrics.jsonl")
-    close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
-    close(read_metrics(tmp_path / "accumulated" / "metrics.jsonl"), unbroken[2], 5e-6)
-    close(read_metrics(tmp_path / "questions" / "metrics.jsonl"), one, 5e-6)
-    close(read_metrics(tmp_path / "interrupted" / "metrics.jsonl"), unbroken[2], 5e-6)
+    close(read_metrics(tmp_path / "questions" / "metrics.jsonl"), one)
+    for name in ("passages", "accumulated", "interrupted"):
+        close(read_metrics(tmp_path / name / "metrics.jsonl"), unbroken[2])
     train(tmp_path / "reading", make_reader())
-    close(*(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("reader", "reading")), 5e-6)
+    close(*(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("reader", "reading")))
+    # What is saved is what one process saves.
+    for run in (short_run, stopping_run):
+        for name in ("x500", "reader"):
+            run(tmp_path / "alone" / run.__name__ / name, name)
+            same_run(tmp_path / run.__name__ / name, tmp_path / "alone" / run.__name__ / name)
     reader = make_reader()
     found = json.loads((tmp_path / "sharded-reader.json").read_text())
     assert found == pytest.approx(reading(reader, Losses(reader)), rel=5e-6)
@@ -149,12 +124,13 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
             torch.testing.assert_close(ours, theirs, rtol=5e-6, atol=5e-7, msg=name)
 
 
+@pytest.mark.slow
 def test_accumulated_passes_equal_one(unbroken, tmp_path):
     train(tmp_path / "passages", accumulate=2)
-    close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2], 5e-6)
+    close(read_metrics(tmp_path / "passages" / "metrics.jsonl"), unbroken[2])
     for passes in (1, 4):
         train(tmp_path / str(passes), make_compressor(("ae", "qa")), make_questions(), accumulate=passes)
-    close(*(read_metrics(tmp_path / passes / "metrics.jsonl") for passes in ("1", "4")), 5e-6)
+    close(*(read_metrics(tmp_path / passes / "metrics.jsonl") for passes in ("1", "4")))
 
 
 def test_gradient_checkpointing_changes_no_loss(unbroken, tmp_path):
@@ -164,6 +140,7 @@ def test_gradient_checkpointing_changes_no_loss(unbroken, tmp_path):
     assert not any(getattr(module, "gradient_checkpointing", False) for module in compressor.modules())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [None, ICAE])
 def test_bf16_trains(unbroken, tmp_path, method):
     compressor = make_compressor(**{"method": method} if method else {})
@@ -248,24 +225,6 @@ def test_missing_accelerate_is_named(monkeypatch):
         gistkit.train.Trainer  # noqa: B018
 
 
-def test_embeddings_and_norms_resume_bit_for_bit(tmp_path):
-    def build():
-        torch.manual_seed(0)
-        lora = {"lora": 2, "embedding_lora": 6, "train_norms": True}
-        return GistPool(train_worker.make_model(), ratio=4, losses=("ae", "lm"), bos_token=0, **lora)
-
-    whole, broken = build(), build()
-    train(tmp_path / "whole", whole)
-    train(tmp_path / "broken", build(), recipe=dataclasses.replace(RECIPE, steps=4))
-    train(tmp_path / "broken", broken, resume=True)
-    ours, theirs = dict(whole.trainable()), dict(broken.trainable())
-    start = dict(build().trainable())
-    assert all(torch.equal(parameter, theirs[name]) for name, parameter in ours.items())
-    moved = [name for name, parameter in ours.items() if not torch.equal(parameter, start[name])]
-    assert sum("lora_embedding" in name for name in moved) == 2
-    assert sum("modules_to_save" in name for name in moved) >= 8
-
-
 def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
     (tmp_path / "book.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 100)
     changes = {"steps": 2, "batch": 2, "min_length": 16, "max_length": 32}
@@ -300,6 +259,7 @@ def test_run_trains_from_plain_arguments_then_on_questions(tmp_path):
             run(model, None, tmp_path / "c", **arguments)
 
 
+@pytest.mark.slow
 def test_gists_may_start_as_means(tmp_path, monkeypatch):
     rows = [
         {"context": f"Number {n} follows {n - 1}." * (1 + n % 3), "question": "And?", "answers": [str(n)]}
@@ -335,7 +295,7 @@ def test_gists_may_start_as_means(tmp_path, monkeypatch):
     assert train("means", 3, gists_as_means=40, resume=True).held_out == whole.held_out
 
 
-def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
+def test_gists_parameters_learn_faster(tmp_path):
     (tmp_path / "questions.jsonl").write_text(
         "".join(
             json.dumps({"context": f"Number {n} follows {n - 1}.", "question": f"And {n}?", "answers": [str(n)]}) + "\n"
@@ -345,16 +305,10 @@ def test_gists_parameters_learn_faster_and_a_run_goes_on(tmp_path):
     shared = {"preset": "epl-finetune", "method": "gistpool", "questions": tmp_path / "questions.jsonl", "cpu": True}
     shared |= {"compressor": {"ratio": 3, "bos_token": 0, "lora": 2, "losses": ("qa", "kl")}, "progress": False}
     recipe = {"batch": 2, "learning_rate": 1e-3, "warmup": 0, "weight_decay": 0.0, "memory_factor": 4.0}
-    whole = run(make_compressor(lora=None).model, None, tmp_path / "whole", recipe=recipe | {"steps": 4}, **shared)
-    run(make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 2}, **shared)
-    resumed = run(
-        make_compressor(lora=None).model, None, tmp_path / "part", recipe=recipe | {"steps": 4}, resume=True, **shared
-    )
-    assert set(whole.held_out) == {"loss", "qa", "kl"} and resumed.held_out == whole.held_out
-
     # Adam's first step moves every parameter that has a gradient by its learning rate.
     one = tmp_path / "one"
-    run(make_compressor(lora=None).model, None, one, recipe=recipe | {"steps": 1}, **shared)
+    found = run(make_compressor(lora=None).model, None, one, recipe=recipe | {"steps": 1}, **shared)
+    assert set(found.held_out) == {"loss", "qa", "kl"}
     moved = safetensors.torch.load_file(checkpoint.find(one)[-1])
     steps = {
         role: max(

@@ -129,11 +129,13 @@ def place(corpus, tmp_path, monkeypatch):
     )
     settings = {"chunk": 30, "ratio": 5, "layout": "epl"}
     model = make.Model("x500", settings, stages, rank=2, batch=2, warmup=1, precision="no")
-    monkeypatch.setattr(make, "MODELS", {"tiny": model})
+    monkeypatch.setattr(make, "MODELS", {"tiny": model, "cut": model})
     monkeypatch.setattr(make, "FOLDER", tmp_path / "models")
     monkeypatch.setattr(make, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(make, "manuals", lambda: corpus)
     monkeypatch.setattr(make, "load_smollm2", lambda: (small_llama(), byte_tokenizer()))
+    held_out = Passages.held_out
+    monkeypatch.setattr(Passages, "held_out", lambda self, rows: held_out(self, min(rows, 4)))
     (tmp_path / "models" / "tiny").parent.mkdir()
     found = {"packages": {"some-doc": "1.0"}, "pages": {"some-doc": 2}, "bytes": {"some-doc": 10**6}}
     (tmp_path / "text.json").write_text(json.dumps(found))
@@ -141,65 +143,81 @@ def place(corpus, tmp_path, monkeypatch):
     return tmp_path
 
 
-def weights(folder):
-    compressor = Compressor.from_pretrained(folder, small_llama())
+@pytest.fixture
+def untrained(place):
+    """The small model's compressor as it begins."""
+    return make.new_compressor(make.MODELS["tiny"]).eval()
+
+
+@pytest.fixture
+def gets(monkeypatch):
+    """`gets(number, count)`: the process gets a signal when it makes the count-th batch from now on."""
+    call, left = Passages.__call__, []
+
+    def counted(self, step):
+        if left:
+            left[1] -= 1
+            if not left[1]:
+                signal.raise_signal(left[0])
+        return call(self, step)
+
+    monkeypatch.setattr(Passages, "__call__", counted)
+    return lambda number, count: left.__setitem__(slice(None), [number, count])
+
+
+def weights(name):
+    compressor = Compressor.from_pretrained(make.FOLDER / name, small_llama())
     return {name: parameter.detach().clone() for name, parameter in compressor.trainable()}
 
 
-def test_sittings_go_on(place):
-    folder = place / "models" / "tiny"
+def test_sittings_go_on_and_cut_ones_end_as_whole_ones(place, gets):
     first = make.sit("tiny", 3, 0)
     assert (first.first, first.last, first.until) == (0, 3, 3) and set(first.held_out) == {"loss", "ae"}
-    before = weights(folder)
-    # Through the end of the first stage.
+    gets(signal.SIGTERM, 2)
+    with pytest.raises(Interrupted):
+        make.sit("cut", 3, 0)
+    assert [(line.first, line.last, line.until) for line in make.history(place / "models" / "cut")] == [(0, 2, 3)]
+    # The length of the interrupted sitting counts.
+    again = make.sit("cut", 99, 0)
+    assert (again.first, again.last, again.until) == (0, 3, 3) and again.held_out == first.held_out
+    before = weights("tiny")
+    assert all(map(torch.equal, before.values(), weights("cut").values()))
+
+    # Through the end of the first stage; the time of the other one is over before it begins.
     second = make.sit("tiny", 3, 0)
     assert (second.first, second.last) == (3, 6) and set(second.held_out) == {"loss", "ae", "lm", "qa"}
     assert second.tokens > 0 and second.seconds > 0
-    after = weights(folder)
+    paused = make.sit("cut", 3, 0, deadline=0)
+    assert (paused.first, paused.last, paused.until) == (3, 5, 6) and set(paused.held_out) == {"loss", "ae"}
+    again = make.sit("cut", 99, 0, deadline=1e12)
+    assert (again.first, again.last, again.until) == (3, 6, 6) and again.held_out == second.held_out
+    assert again.tokens > 0 and again.seconds > 0 and len(make.history(place / "models" / "cut")) == 2
+    after = weights("tiny")
+    assert all(map(torch.equal, after.values(), weights("cut").values()))
+
     assert before.keys() == after.keys() and any(not torch.equal(before[name], after[name]) for name in before)
     # In bfloat16, as saved.
     assert all(torch.equal(tensor, tensor.bfloat16().to(tensor.dtype)) for tensor in after.values())
+    folder = place / "models" / "tiny"
     lines = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [(line["first"], line["last"]) for line in lines] == [(0, 3), (3, 6)]
     page = (folder / "README.md").read_text()
     assert "some-doc 1.0" in page and "| 0 to 3" in page and "| 3 to 6" in page
+    # On another machine there are no checkpoints: a cut sitting goes on from its weights.
+    make.write_history(folder, [replace(line, until=10) for line in make.history(folder)[:1]])
+    (place / "runs").rename(place / "elsewhere")
+    found = make.sit("tiny", 1, 0)
+    assert (found.first, found.last, found.until) == (3, 4, 4) and len(make.history(folder)) == 2
 
 
-def test_an_interrupted_sitting_ends_as_a_whole_one(place, monkeypatch):
-    make.sit("tiny", 6, 0)
-    whole = weights(place / "models" / "tiny")
-    model = make.MODELS["tiny"]
-    monkeypatch.setattr(make, "MODELS", {"cut": model})
-    count = 0
-    call = Passages.__call__
-
-    def interrupted(self, step):
-        nonlocal count
-        count += 1
-        if count == 5:
-            signal.raise_signal(signal.SIGINT)
-        return call(self, step)
-
-    monkeypatch.setattr(Passages, "__call__", interrupted)
-    with pytest.raises(Interrupted):
-        make.sit("cut", 6, 0)
-    (line,) = make.history(place / "models" / "cut")
-    assert (line.first, line.last, line.until) == (0, 5, 6) and weights(place / "models" / "cut")
-    # The length of the interrupted sitting counts.
-    found = make.sit("cut", 99, 0)
-    assert (found.first, found.last, found.until) == (0, 6, 6) and len(make.history(place / "models" / "cut")) == 1
-    again = weights(place / "models" / "cut")
-    assert all(torch.equal(whole[name], again[name]) for name in whole)
-
-
+@pytest.mark.slow
 def test_a_sitting_of_a_compressor_in_place_with_more_contexts_a_step(place, monkeypatch):
     model = make.MODELS["tiny"]
     model = replace(model, method="avgpool", settings={"ratio": 2}, stages=model.stages[1:])
     monkeypatch.setattr(make, "MODELS", {"means": model})
     few = make.sit("means", 2, 0)
     assert few.batch == 2 and set(few.held_out) == {"loss", "ae", "lm", "qa"}
-    with pytest.raises(Interrupted):
-        make.sit("means", 2, 0, batch=6, deadline=0)
+    assert make.sit("means", 2, 0, batch=6, deadline=0).last == 3
     # A sitting that goes on keeps its own.
     many = make.sit("means", 2, 0)
     assert (many.first, many.last, many.batch) == (2, 4, 6) and many.tokens > 2 * few.tokens
@@ -209,32 +227,28 @@ def test_a_sitting_of_a_compressor_in_place_with_more_contexts_a_step(place, mon
     assert [cells[2].strip() for cells in sittings] == ["2", "6"]
 
 
-def test_a_sitting_pauses_when_its_time_is_over(place):
-    with pytest.raises(Interrupted):
-        make.sit("tiny", 6, 0, deadline=0)
-    (line,) = make.history(place / "models" / "tiny")
-    assert (line.first, line.last, line.until) == (0, 1, 6)
-    assert make.sit("tiny", 6, 0, deadline=1e12).last == 6
+@pytest.fixture
+def ignored():
+    """SIGINT is ignored, as where a shell starts a command in the background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
-def test_the_command_pauses_without_a_complaint(place, monkeypatch, capsys):
-    command = ["make.py", "tiny", "--steps", "3", "--contexts", "0"]
+@pytest.mark.usefixtures("ignored")
+def test_the_command_pauses_without_a_complaint_and_says_where_the_weights_are(place, gets, monkeypatch, capsys):
+    command, folder = ["make.py", "tiny", "--steps", "3", "--contexts", "0"], place / "models" / "tiny"
     monkeypatch.setattr(sys, "argv", [*command, "--minutes", "0"])
     assert make.main() == 0
-    assert "the weights are in" in capsys.readouterr().err
+    told = "Paused after step 1 of 3, as 0 minutes are over; the same command goes on. The weights are in"
+    assert f"{told} {folder}" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", command)
-    assert make.main() == 0 and [line.last for line in make.history(place / "models" / "tiny")] == [3]
-
-
-def test_elsewhere_an_interrupted_sitting_goes_on_from_its_weights(place, monkeypatch):
-    folder = place / "models" / "tiny"
-    make.sit("tiny", 3, 0)
-    lines = make.history(folder)
-    make.write_history(folder, [replace(lines[0], until=10)])
-    # On another machine there are no checkpoints.
-    monkeypatch.setattr(make, "RUNS", place / "elsewhere")
-    found = make.sit("tiny", 2, 0)
-    assert (found.first, found.last, found.until) == (3, 5, 5) and len(make.history(folder)) == 2
+    gets(signal.SIGTERM, 1)
+    assert make.main() == 128 + signal.SIGTERM
+    assert f"SIGTERM after step 2 of 3; {place / 'runs'}" in (told := capsys.readouterr().err)
+    assert f"the weights are in {folder}" in told
+    assert make.main() == 0 and [line.last for line in make.history(folder)] == [3]
+    assert '"first": 0, "last": 3, "until": 3' in capsys.readouterr().out
 
 
 def test_questions_of_the_file_are_short_and_none_is_there_twice():
@@ -285,12 +299,10 @@ def test_questions_are_about_the_part_of_a_held_out_page_with_the_answer(tmp_pat
     assert "Which port?" in tokenizer.decode(found.question)
 
 
-def test_questions_are_measured_beside_no_and_full_context(place, corpus):
-    make.sit("tiny", 1, 0)
-    compressor = Compressor.from_pretrained(place / "models" / "tiny", small_llama()).eval()
+def test_questions_are_measured_beside_no_and_full_context(untrained, corpus):
     ids = corpus.tokenizer
     example = Example(ids(SENTENCE)["input_ids"], question=ids("Who?")["input_ids"], answers=["a worker"])
-    figures = measure.asked(compressor, [example] * 3, ids, progress=False)
+    figures = measure.asked(untrained, [example] * 3, ids, progress=False)
     assert figures["count"] == 3 and set(figures) == {"count"} | {
         f"{read}{kind}" for read in card.READ for kind in ("", "_within", "_f1")
     }
@@ -299,12 +311,10 @@ def test_questions_are_measured_beside_no_and_full_context(place, corpus):
     assert "3 questions written by hand" in page and "| full context" in page and "61" in page
 
 
-def test_what_is_measured(place, corpus, monkeypatch):
-    make.sit("tiny", 2, 0)
-    compressor = Compressor.from_pretrained(place / "models" / "tiny", small_llama()).eval()
+def test_what_is_measured(untrained, place, corpus, monkeypatch):
     monkeypatch.setattr(measure, "CONTEXT", 90)
     monkeypatch.setattr(measure, "FOLLOWING", 20)
-    figures = measure.measure(compressor, corpus, 4, progress=False)
+    figures = measure.measure(untrained, corpus, 4, progress=False)
     assert set(figures) == set(card.HEADINGS)
     none, memory, full = (figures[name] for name in ("none", "memory", "full"))
     assert figures["way"] == pytest.approx((none - memory) / (none - full)) and min(none, memory, full) > 1
@@ -312,8 +322,8 @@ def test_what_is_measured(place, corpus, monkeypatch):
     made = make.Model("x500", {"chunk": 30}, ())
     machine = {"processor": "some", "threads": 1, "instruction_set": "avx2", "commit": "0"}
     sitting = make.Sitting(0, 2, 2, measured={"manuals": figures}, machine=machine)
-    card.write_card(place / "models" / "tiny", "tiny", made, [sitting])
-    assert f"{figures['memory']:.3g}" in (place / "models" / "tiny" / "README.md").read_text()
+    card.write_card(place / "models", "tiny", made, [sitting])
+    assert f"{figures['memory']:.3g}" in (place / "models" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(("last", "stage", "answers"), [(1, 1, False), (2, 1, False), (3, 2, True), (9, 2, True)])
