@@ -14,6 +14,7 @@ from gistkit import layouts
 from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, plans, token_loss
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.methods.icae import PART
+from gistkit.hf import CACHE
 from tests.helpers.models import additive, double_angles, tiny_llama
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -81,7 +82,7 @@ def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
                     inputs_embeds=torch.cat([embed(part), slots], 1),
                     position_ids=position_ids,
                     attention_mask=ones(position_ids.shape[1]),
-                    past_key_values=cache,
+                    **{CACHE: cache},
                     use_cache=True,
                 )
             outputs.append(matched(compressor, out.last_hidden_state[:, -memory:]))
@@ -102,7 +103,7 @@ def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
             inputs_embeds=inputs,
             position_ids=torch.tensor([position_ids]).expand(batch, -1),
             attention_mask=ones(inputs.shape[1] + cache.get_seq_length()),
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
     return out.last_hidden_state[:, -1 - tokens.shape[1] :]

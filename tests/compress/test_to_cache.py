@@ -9,7 +9,7 @@ import torch
 from transformers import TextStreamer
 
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
-from gistkit.hf import memory_cache
+from gistkit.hf import CACHE, memory_cache
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
 
 FAMILIES = ["llama", "mistral", "qwen3", "gemma3"]
@@ -36,7 +36,7 @@ def changed(compressor):
 def over_the_cache(compressor, memory, prompt, task="lm", **options):
     """What the model itself writes behind the cache; 8 new tokens alone."""
     cache = compressor.to_cache(memory, task)
-    ids = compressor.model.generate(prompt, past_key_values=cache, max_new_tokens=8, pad_token_id=0, **options)
+    ids = compressor.model.generate(prompt, **{CACHE: cache}, max_new_tokens=8, pad_token_id=0, **options)
     return ids[:, prompt.shape[1] :]
 
 
@@ -53,10 +53,10 @@ def test_the_model_goes_on_as_the_compressor_does(family, name, scheme):
     # The memory is as it was, and so are the logits, which positions change.
     with double_angles(compressor.model):
         cache = compressor.to_cache(memory)
-        found = compressor.model.generate(prompt, past_key_values=cache, max_new_tokens=8, pad_token_id=0, **told)
+        found = compressor.model.generate(prompt, **{CACHE: cache}, max_new_tokens=8, pad_token_id=0, **told)
         torch.testing.assert_close(torch.stack(found.logits), torch.stack(expected.logits), rtol=1e-6, atol=1e-6)
         layers = [(layer.keys, layer.values) for layer in compressor.to_cache(memory).layers]
-        ids = {"attention_mask": torch.ones(2, 9 + 5), "past_key_values": memory_cache(layers, 9)}
+        ids = {"attention_mask": torch.ones(2, 9 + 5), CACHE: memory_cache(layers, 9)}
         moved = compressor.model.generate(prompt, **ids, max_new_tokens=1, pad_token_id=0, **told)
     assert (moved.logits[0] - expected.logits[0]).abs().max() > 1e-3
     beams = compressor.generate(memory, prompt, max_new_tokens=8, num_beams=3, num_return_sequences=2)
@@ -139,18 +139,18 @@ def test_a_mask_of_the_prompt_is_read_as_none():
     compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
     model, memory, prompt = compressor.model, compressor.encode(torch.randint(3, 50, (1, 16))), torch.full((1, 5), 7)
     with torch.no_grad():
-        expected = model(prompt, past_key_values=compressor.to_cache(memory)).logits
+        expected = model(prompt, **{CACHE: compressor.to_cache(memory)}).logits
         for shape in ((1, 5), (1, 5 + compressor.to_cache(memory).layers[0].num_keys)):
             mask = torch.ones(shape)
             for given in ({"attention_mask": mask}, {"attention_mask": mask.bool()}):
-                found = model(prompt, past_key_values=compressor.to_cache(memory), **given).logits
+                found = model(prompt, **{CACHE: compressor.to_cache(memory)}, **given).logits
                 torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-            found = model.model(prompt, mask, past_key_values=compressor.to_cache(memory)).last_hidden_state
+            found = model.model(prompt, mask, **{CACHE: compressor.to_cache(memory)}).last_hidden_state
             torch.testing.assert_close(model.lm_head(found), expected, rtol=1e-10, atol=1e-10)
         with pytest.raises(
             ValueError, match=r"attention_mask: expected \[B, 5\], as 0 tokens came before, got \(1, 6\)"
         ):
-            model(prompt, attention_mask=torch.ones(1, 6), past_key_values=compressor.to_cache(memory))
+            model(prompt, attention_mask=torch.ones(1, 6), **{CACHE: compressor.to_cache(memory)})
     # Whatever has no memory is as it was, and nothing gathers with each cache.
     assert torch.equal(model(prompt, attention_mask=torch.ones(1, 5)).logits, model(prompt).logits)
     assert len(model._forward_pre_hooks) == 1
@@ -161,9 +161,9 @@ def test_a_memory_in_place_of_a_cache_says_what_makes_one():
     memory, prompt = compressor.encode([[3] * 16]), torch.full((1, 5), 7)
     message = r"cache: expected compressor.to_cache\(memory\), got the Memory itself"
     with pytest.raises(TypeError, match=message):
-        compressor.model.generate(prompt, past_key_values=memory, max_new_tokens=2, pad_token_id=0)
+        compressor.model.generate(prompt, **{CACHE: memory}, max_new_tokens=2, pad_token_id=0)
     with pytest.raises(AttributeError, match=message):
-        compressor.model(prompt, past_key_values=memory)
+        compressor.model(prompt, **{CACHE: memory})
     with pytest.raises(AttributeError, match="'Memory' object has no attribute 'size'"):
         memory.size  # noqa: B018
     with pytest.raises(dataclasses.FrozenInstanceError, match="cannot assign to field 'rest'"):
@@ -177,12 +177,12 @@ def test_a_cache_goes_on_or_is_reset():
     memory, told = compressor.encode(torch.randint(3, 50, (1, 16))), {"max_new_tokens": 4, "pad_token_id": 0}
     prompt, more = torch.randint(3, 50, (1, 5)), torch.randint(3, 50, (1, 3))
     cache = compressor.to_cache(memory)
-    first = compressor.model.generate(prompt, past_key_values=cache, **told)
+    first = compressor.model.generate(prompt, **{CACHE: cache}, **told)
     longer = torch.cat([first, more], 1)
-    expected = compressor.model.generate(longer, past_key_values=compressor.to_cache(memory), **told)
-    assert torch.equal(compressor.model.generate(longer, past_key_values=cache, **told), expected)
+    expected = compressor.model.generate(longer, **{CACHE: compressor.to_cache(memory)}, **told)
+    assert torch.equal(compressor.model.generate(longer, **{CACHE: cache}, **told), expected)
     cache.reset()
-    assert torch.equal(compressor.model.generate(prompt, past_key_values=cache, **told), first)
+    assert torch.equal(compressor.model.generate(prompt, **{CACHE: cache}, **told), first)
 
 
 def test_what_the_plain_model_cannot_read_is_refused():

@@ -9,8 +9,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import gistkit
-from gistkit.hf import KeptKeys, attach, first_layers
-from gistkit.hf.cache import CACHE
+from gistkit.hf import CACHE, KeptKeys, attach, first_layers
 from gistkit.layouts import causal_plan
 from tests.helpers.models import additive, double_angles, tiny_llama
 
@@ -101,7 +100,7 @@ def test_decoding_with_a_cache_equals_one_pass():
         whole = model(ids, plan=plan, use_cache=False).logits
         cache = DynamicCache(config=model.config)
         parts = [
-            model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), past_key_values=cache, use_cache=True).logits
+            model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), **{CACHE: cache}, use_cache=True).logits
             for a, b in ((0, 6), (6, 7), (7, 10))
         ]
     torch.testing.assert_close(torch.cat(parts, 1), whole, **TOLERANCE)
@@ -216,7 +215,7 @@ def test_a_static_cache_needs_a_plan():
     cache = StaticCache(config=model.config, max_cache_len=12)
     message = f"{CACHE}: expected a cache that grows, such as DynamicCache, or a plan"
     with attach(model), pytest.raises(ValueError, match=message):
-        model(torch.randint(0, 50, (1, 5)), past_key_values=cache, use_cache=True)
+        model(torch.randint(0, 50, (1, 5)), **{CACHE: cache}, use_cache=True)
 
 
 def test_positions_of_several_axes_are_refused():

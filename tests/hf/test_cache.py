@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache
 
 import gistkit
-from gistkit.hf import KeptKeys, attach, cover_memory, memory_cache
+from gistkit.hf import CACHE, KeptKeys, attach, cover_memory, memory_cache
 from gistkit.inspect import AttentionRecorder
 from tests.helpers.models import FAMILIES, additive, double_angles, eager, tiny, tiny_llama
 
@@ -103,7 +103,7 @@ def test_a_plan_counts_the_memory():
         cache.update(key.expand(2, -1, -1, -1), value.expand(2, -1, -1, -1), index)
     rows = plan.rows(skip, plan.num_queries)
     with attach(model):
-        expected = model(ids, plan=rows, past_key_values=cache).logits
+        expected = model(ids, plan=rows, **{CACHE: cache}).logits
         torch.testing.assert_close(model(ids, plan=rows, memory=layers, use_cache=False).logits, expected, **TOLERANCE)
 
 
@@ -117,7 +117,7 @@ def test_recorder_sees_the_memory():
         cache.update(key, value, index)
     positions = torch.arange(5)[None]
     with torch.no_grad(), eager(model):
-        theirs = model(ids, past_key_values=cache, position_ids=positions, output_attentions=True).attentions
+        theirs = model(ids, **{CACHE: cache}, position_ids=positions, output_attentions=True).attentions
     assert theirs[1].shape == (2, 4, 5, 8)
     for one, weights in zip(recorder.maps, theirs, strict=True):
         torch.testing.assert_close(one.weights, weights, **TOLERANCE)
@@ -145,7 +145,7 @@ def decode(model, cache, ids, start, parts):
     out = []
     for a, b in parts:
         positions = torch.arange(start + a, start + b)[None]
-        out.append(model(ids[:, a:b], past_key_values=cache, position_ids=positions).logits)
+        out.append(model(ids[:, a:b], **{CACHE: cache}, position_ids=positions).logits)
     return torch.cat(out, 1).detach()
 
 
@@ -158,7 +158,7 @@ def over_the_concatenation(model, layers, ids, start):
     mask = torch.cat([torch.ones(length, memory), torch.ones(length, length).tril()], 1).bool()
     positions = torch.arange(start, start + length)[None]
     with torch.no_grad(), double_angles(model):
-        return model(ids, past_key_values=plain, position_ids=positions, attention_mask=additive(mask)).logits
+        return model(ids, **{CACHE: plain}, position_ids=positions, attention_mask=additive(mask)).logits
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
@@ -186,11 +186,11 @@ def test_positions_go_on_from_the_logical_length():
     expected = over_the_concatenation(model, layers, ids, 50)
     with torch.no_grad(), double_angles(model):
         cache = memory_cache(layers, 50)
-        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 4), (4, 5), (5, 6))]
+        parts = [model(ids[:, a:b], **{CACHE: cache}).logits for a, b in ((0, 4), (4, 5), (5, 6))]
         torch.testing.assert_close(torch.cat(parts, 1), expected, **TOLERANCE)
         # A two-dimensional mask counts the keys that are there.
         padded = torch.tensor([[1] * 9, [0] + [1] * 8, [1] * 9])
-        first = model(ids, past_key_values=memory_cache(layers, 50), attention_mask=padded).logits
+        first = model(ids, **{CACHE: memory_cache(layers, 50)}, attention_mask=padded).logits
     assert torch.allclose(first[[0, 2]], expected[[0, 2]]) and not torch.allclose(first[1], expected[1])
 
 
@@ -288,7 +288,7 @@ def test_gradients_reach_the_memory():
     ids = tokens(2, 5)
     with attach(model):
         for a, b in ((0, 3), (3, 5)):
-            logits = model(ids[:, a:b], past_key_values=cache).logits
+            logits = model(ids[:, a:b], **{CACHE: cache}).logits
         logits.logsumexp(-1).sum().backward()
         again = [(key.detach().requires_grad_(), value.detach().requires_grad_()) for key, value in layers]
         out = model(ids, memory=again, position_ids=torch.arange(3, 8)[None], use_cache=False).logits[:, 3:]
@@ -319,11 +319,11 @@ def test_generate_reads_prompts_padded_at_their_start_over_a_memory(family, leng
     ids, told = tokens(2, 9), {"max_new_tokens": 4, "pad_token_id": 0, "do_sample": False}
     mask = torch.ones(2, length + 9, dtype=torch.long)
     mask[0, length : length + 3] = 0
-    found = model.generate(ids, attention_mask=mask, past_key_values=memory_cache(layers, length), **told)[:, 9:]
+    found = model.generate(ids, attention_mask=mask, **{CACHE: memory_cache(layers, length)}, **told)[:, 9:]
     for row, begin in ((0, 3), (1, 0)):
         alone = torch.ones(1, length + 9 - begin, dtype=torch.long)
         cache = memory_cache(layers, length)
-        expected = model.generate(ids[row : row + 1, begin:], attention_mask=alone, past_key_values=cache, **told)
+        expected = model.generate(ids[row : row + 1, begin:], attention_mask=alone, **{CACHE: cache}, **told)
         assert torch.equal(found[row], expected[0, 9 - begin :])
 
 
@@ -335,4 +335,4 @@ def test_zeros_at_the_positions_of_a_memory_are_refused():
     mask = torch.ones(1, 40 + 9, dtype=torch.long)
     mask[0, 38] = 0
     with pytest.raises(ValueError, match="attention_mask: expected ones in its first 40 columns"):
-        model(tokens(1, 9), attention_mask=mask, past_key_values=memory_cache(layers, 40))
+        model(tokens(1, 9), attention_mask=mask, **{CACHE: memory_cache(layers, 40)})

@@ -102,7 +102,7 @@ def test_passes_in_chunks_are_one_pass(name: str, chunk: int) -> None:
     model, cache = gpt2(), DynamicCache()
     with hf.encode_positions(model, encoding(name)):
         whole = model(IDS).logits
-        parts = [model(part, past_key_values=cache).logits for part in IDS.split(chunk, 1)]
+        parts = [model(part, **{hf.CACHE: cache}).logits for part in IDS.split(chunk, 1)]
     close(torch.cat(parts, 1), whole)
     wide = 2 if name == "seqpe-bias" else 1
     assert cache.layers[0].keys.shape == (2, HEADS, 9, wide * HEAD_DIM)
@@ -174,7 +174,7 @@ def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
         cache = DynamicCache()
         rows = step.embeddings(encoded)
         parts = [
-            model(IDS[:, part], embeddings=rows[:, part], past_key_values=cache).logits
+            model(IDS[:, part], embeddings=rows[:, part], **{hf.CACHE: cache}).logits
             for part in (slice(0, 4), slice(4, 9))
         ]
         close(loss_of(torch.cat(parts, 1)), total)
@@ -288,13 +288,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"embeddings: expected \[9, 16\] or \[B, 9, 16\], got shape \(8, 16\)"):
         inside(encoding("seqpe-bias"), embeddings=torch.zeros(8, 16))
     with hf.encode_positions(model, ALiBi(HEADS)):
-        cache = model(IDS[:, :5]).past_key_values
+        cache = getattr(model(IDS[:, :5]), hf.CACHE)
         with pytest.raises(ValueError, match=r"position_ids: expected to grow by 1 .* got \[\[5, 7, 8, 9\]\]"):
-            model(IDS[:, 5:], past_key_values=cache, position_ids=torch.tensor([[5, 7, 8, 9]]))
+            model(IDS[:, 5:], **{hf.CACHE: cache}, position_ids=torch.tensor([[5, 7, 8, 9]]))
     with hf.encode_positions(model, Learned(4, HEADS * HEAD_DIM).double()):
-        cache = model(IDS[:, :4]).past_key_values
+        cache = getattr(model(IDS[:, :4]), hf.CACHE)
         with pytest.raises(ValueError, match="below the table's length of 4 with a cache"):
-            model(IDS[:, 4:], past_key_values=cache)
+            model(IDS[:, 4:], **{hf.CACHE: cache})
     model.train().gradient_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ValueError, match="position: expected gradient checkpointing with use_reentrant=False"):
         inside(NoPE())

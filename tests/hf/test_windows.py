@@ -8,8 +8,7 @@ import torch
 from transformers import DynamicCache
 
 import gistkit
-from gistkit.hf import attach, sliding_windows
-from gistkit.hf.cache import CACHE
+from gistkit.hf import CACHE, attach, sliding_windows
 from gistkit.layouts import compile_batch
 from tests.helpers.models import OTHERS, double_angles, masked_logits, tiny
 
@@ -104,11 +103,11 @@ def test_decoding_step_by_step_beyond_the_window(family):
     with attach(model):
         whole = model(ids, plan=plan, use_cache=False).logits
         cache = DynamicCache()
-        steps = [model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), past_key_values=cache).logits for a, b in parts]
+        steps = [model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), **{CACHE: cache}).logits for a, b in parts]
         torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
         # The model's own cache forgets keys beyond the window; without a plan that is what causal attention needs.
         cache = DynamicCache(config=model.config)
-        steps = [model(ids[:, a:b], past_key_values=cache).logits for a, b in parts]
+        steps = [model(ids[:, a:b], **{CACHE: cache}).logits for a, b in parts]
         torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
 
 
@@ -118,10 +117,10 @@ def test_a_cache_that_has_forgotten_keys_of_the_plan_is_refused(family):
     plan = gistkit.layouts.causal(10).compile(windows=sliding_windows(model))
     cache = DynamicCache(config=model.config)
     with attach(model):
-        model(tokens(1, 9), plan=plan.rows(0, 9, num_keys=9), past_key_values=cache)
+        model(tokens(1, 9), plan=plan.rows(0, 9, num_keys=9), **{CACHE: cache})
         message = rf"{CACHE}: expected a cache that keeps the 10 keys.*DynamicCache\(\) made without a config"
         with pytest.raises(ValueError, match=message):
-            model(tokens(1, 1), plan=plan.rows(9, 10), past_key_values=cache)
+            model(tokens(1, 1), plan=plan.rows(9, 10), **{CACHE: cache})
 
 
 def test_ragged_batches_beyond_the_window():
