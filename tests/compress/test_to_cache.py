@@ -11,8 +11,8 @@ from transformers import TextStreamer
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
 from gistkit.hf import CACHE, memory_cache
 from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
+from tests.helpers.tiers import slow, tiers
 
-FAMILIES = ["llama", "mistral", "qwen3", "gemma3"]
 METHODS = {
     "icae": lambda model, scheme: ICAE(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
     "x500": lambda model, scheme: FiveHundredX(model, chunk=8, ratio=4, layout=scheme, window=16, lora=4),
@@ -40,9 +40,10 @@ def over_the_cache(compressor, memory, prompt, task="lm", **options):
     return ids[:, prompt.shape[1] :]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("scheme", ["dpl", "epl"])
+@pytest.mark.parametrize(
+    ("family", "name", "scheme"),
+    [("llama", "icae", "dpl"), ("gemma3", "x500", "epl"), *slow(("mistral", "icae", "epl"), ("qwen3", "x500", "dpl"))],
+)
 def test_the_model_goes_on_as_the_compressor_does(family, name, scheme):
     compressor = changed(METHODS[name](tiny(family, bos_token_id=1), scheme))
     memory = compressor.encode(torch.randint(3, 50, (2, 19)))
@@ -63,7 +64,7 @@ def test_the_model_goes_on_as_the_compressor_does(family, name, scheme):
     assert torch.equal(over_the_cache(compressor, memory, prompt, num_beams=3, num_return_sequences=2), beams)
 
 
-@pytest.mark.parametrize("name", IN_PLACE)
+@pytest.mark.parametrize("name", tiers(IN_PLACE, ["gistpool"]))
 def test_with_an_adapter_of_the_text_it_goes_on_inside_using(name):
     compressor = changed(IN_PLACE[name](tiny_llama(bos_token_id=1)))
     memory = compressor.encode(torch.randint(3, 50, (1, 19)))
@@ -83,9 +84,8 @@ def test_a_reconstruction_reads_no_rest():
     assert compressor.to_cache(memory, "ae").layers[0].num_keys == compressor.to_cache(memory).layers[0].num_keys - 3
 
 
-@pytest.mark.parametrize("scheme", ["dpl", "epl"])
-def test_assistants_and_streamers_work(scheme, capsys):
-    compressor = changed(METHODS["x500"](tiny_llama(), scheme))
+def test_assistants_and_streamers_work(capsys):
+    compressor = changed(METHODS["x500"](tiny_llama(), "epl"))
     memory = compressor.encode(torch.randint(3, 50, (1, 16)))
     prompt = torch.randint(3, 50, (1, 5))
     expected = compressor.generate(memory, prompt, max_new_tokens=8)
@@ -107,9 +107,10 @@ def padded(rows, width):
     return ids, torch.stack([torch.arange(width) >= width - len(row) for row in rows]).long()
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("lengths", [(3, 5), (1, 9)])
+@pytest.mark.parametrize(
+    ("family", "lengths", "attention"),
+    [("llama", (3, 5), "sdpa"), ("gemma3", (1, 9), "eager"), *slow(("mistral", (3, 5), "eager"))],
+)
 def test_prompts_padded_at_their_start_are_read_as_each_alone(family, lengths, attention):
     wide = {} if family == "llama" else {"sliding_window": 40}
     compressor = changed(METHODS["x500"](tiny(family, bos_token_id=1, **wide), "epl"))

@@ -9,7 +9,8 @@ from transformers import DynamicCache
 import gistkit
 from gistkit.hf import CACHE, KeptKeys, attach, cover_memory, memory_cache
 from gistkit.inspect import AttentionRecorder
-from tests.helpers.models import FAMILIES, additive, double_angles, eager, tiny, tiny_llama
+from tests.helpers.models import FAMILIES, additive, checkpoint, double_angles, eager, tiny, tiny_llama
+from tests.helpers.tiers import slow, tiers
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 ROWS = torch.tensor([1, 4, 6])
@@ -34,7 +35,7 @@ def two_passes(model, rows, batch=2):
     return loss.detach(), {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", tiers(FAMILIES, ["gemma3", "gpt2"]))
 def test_memory_of_all_rows_continues_the_sequence(family):
     model = tiny(family)
     ids = tokens(2, 12)
@@ -46,15 +47,15 @@ def test_memory_of_all_rows_continues_the_sequence(family):
     torch.testing.assert_close(torch.cat([first, rest], 1), whole, **TOLERANCE)
 
 
-@pytest.mark.parametrize("rows", [slice(2, 5), ROWS])
-@pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize(
+    ("family", "rows"),
+    [("llama", ROWS), ("gemma3", slice(2, 5)), *slow(("gpt2", ROWS))],
+)
 def test_gradients_through_kept_keys_survive_checkpointing(family, rows):
     model = tiny(family).train()
     loss, expected = two_passes(model, rows)
     model.zero_grad()
-    # The name differs between releases of transformers.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    checkpoint(model, use_reentrant=False)
     again, gradients = two_passes(model, rows)
     assert torch.equal(again, loss)
     for name, gradient in gradients.items():
@@ -62,9 +63,7 @@ def test_gradients_through_kept_keys_survive_checkpointing(family, rows):
 
 
 def test_reentrant_checkpointing_would_lose_gradients_and_is_refused():
-    model = tiny_llama().train()
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": True})
+    model = checkpoint(tiny_llama().train(), use_reentrant=True)
     message = "keep: expected gradient checkpointing with use_reentrant=False, got use_reentrant=True"
     with attach(model), pytest.raises(ValueError, match=message):
         model(tokens(1, 4), keep=KeptKeys(slice(None)), use_cache=False)
@@ -161,9 +160,15 @@ def over_the_concatenation(model, layers, ids, start):
         return model(ids, **{CACHE: plain}, position_ids=positions, attention_mask=additive(mask)).logits
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("capacity", [0, 2, 200])
+@pytest.mark.parametrize(
+    ("mode", "attached", "capacity"),
+    [
+        (torch.no_grad, False, 200),
+        (torch.no_grad, True, 0),
+        (torch.inference_mode, True, 2),
+        (torch.enable_grad, False, 0),
+    ],
+)
 def test_decoding_from_a_memory_equals_attention_over_the_concatenation(mode, attached, capacity):
     model = tiny_llama()
     layers = memory_of(2)
@@ -308,8 +313,7 @@ def test_memory_cache_errors_say_what_was_expected():
         memory_cache([pair], 3, capacity=-2)
 
 
-@pytest.mark.parametrize("length", [1, 4, 40])
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize(("family", "length"), [("llama", 1), ("llama", 40), ("gemma3", 4)])
 def test_generate_reads_prompts_padded_at_their_start_over_a_memory(family, length):
     model = tiny(family, sliding_window=17).eval() if family == "gemma3" else tiny(family).eval()
     cover_memory(model)
