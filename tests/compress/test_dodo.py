@@ -301,17 +301,6 @@ def test_a_folder_from_before_the_choice_of_the_scorers_states_reads_them_behind
     assert make().source == again.source
 
 
-def test_one_memory_answers_many_prompts_as_reading_them_does():
-    compressor = make()
-    memory = compressor.encode(tokens(1, 13))
-    prompts = tokens(3, 4)
-    answers = compressor.generate(memory, prompts, task="qa", max_new_tokens=5)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        text = torch.cat([prompt, answer])[None]
-        logits = compressor.logits(compressor.decode(memory, "qa", text)[0, len(prompt) : -1])
-        assert torch.equal(logits.argmax(-1), answer)
-
-
 def test_nuggets_of_ones_own_choice():
     compressor = make()
     ids, text = tokens(1, 9), tokens(1, 4)

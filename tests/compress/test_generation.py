@@ -104,9 +104,15 @@ def test_options_are_those_of_the_model_that_reads_everything(options):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_one_memory_serves_many_prompts(method):
-    compressor = method(tiny_llama(), chunk=8, ratio=4, lora=None)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: ICAE(model, chunk=8, ratio=4, lora=None),
+        lambda model: Dodo(model, ratio=3, layer=1, bos_token=1, lora=None),
+    ],
+)
+def test_one_memory_serves_many_prompts(make):
+    compressor = make(tiny_llama())
     memory = compressor.encode(torch.randint(0, 50, (1, 12)))
     prompts = torch.randint(0, 50, (3, 4))
     answers = compressor.generate(memory, prompts, max_new_tokens=4)

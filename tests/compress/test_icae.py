@@ -384,18 +384,32 @@ def test_settings_say_what_was_expected():
     model = tiny_llama()
     for settings, message in [
         ({"chunk": 0}, "chunk: expected a whole number >= 1, got 0"),
+        ({"chunk": 2.5}, "chunk: expected a whole number >= 1, got 2.5"),
         ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
         ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
+        ({"ratio": float("inf")}, "ratio: expected a number >= 1, got inf"),
+        ({"ratio": "5"}, "ratio: expected a number >= 1, got '5'"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
         ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
+        ({"losses": None}, "losses: expected some of"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
-        ({"layout": "xyz"}, "xyz"),
+        ({"losses": {"ae": "1"}}, "losses: expected weights > 0"),
+        ({"losses": {"ae": float("inf")}}, "losses: expected weights > 0"),
+        ({"layout": "EPL"}, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
         ({"window": 0}, "window: expected a whole number >= 1, got 0"),
+        ({"window": 2.5}, "window: expected a whole number >= 1, got 2.5"),
         ({"end_token": 50}, r"end_token: expected a token id in \[0, 50\), got 50"),
+        ({"end_token": 2.5}, "end_token: expected a token id"),
         ({"lora": 0}, "lora: expected a rank >= 1, got 0"),
+        ({"lora": "128"}, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(TypeError if settings == {"lora": "128"} else ValueError, match=message):
             ICAE(model, **settings)
+    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
+        ICAE("llama")
+    with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):
+        ICAE(tiny_llama().model)
+    assert ICAE(tiny_llama(), chunk=np.int64(20), ratio=np.float32(5), losses="ae").memory_tokens == 4
 
 
 def test_inputs_say_what_was_expected():
@@ -406,6 +420,7 @@ def test_inputs_say_what_was_expected():
         ([[1, 2, 3], []], None, "input_ids: expected at least 1 token, got 0 in row 1"),
         (zeros(2, 4) + 50, None, r"input_ids: expected token ids in \[0, 50\), got 50"),
         ([[1, -3]], None, r"input_ids: expected token ids in \[0, 50\), got -3"),
+        ([[2**70] * 4], None, r"input_ids: expected token ids in \[0, 50\), got one beyond 64 bits"),
         (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),
         (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding at the ends of rows alone"),
         (zeros(1, 4), torch.ones(1, 3), r"attention_mask: expected the shape \(1, 4\) of input_ids, got \(1, 3\)"),
@@ -413,11 +428,19 @@ def test_inputs_say_what_was_expected():
     ]:
         with pytest.raises(ValueError, match=message):
             compressor.encode(ids, mask)
-    for ids in ("text", zeros(1, 4).float(), [["a", "b"]], []):
-        with pytest.raises(TypeError, match="input_ids: expected"):
+    for ids, message in (
+        ("text", ""), (zeros(1, 4).float(), ""), ([["a", "b"]], ""), ([], ".*got an empty list"),
+        ([[1, 2, 3], 4], ".*got 4 in a list"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"input_ids: expected{message}"):
             compressor.encode(ids)
+    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
+        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
+    assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
     with pytest.raises(ValueError, match="continuation_ids: expected"):
         compressor(zeros(2, 4))
+    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
+        compressor(zeros(2, 4), continuation_ids=zeros(2, 0))
     with pytest.raises(ValueError, match="continuation_ids: expected 2 rows as input_ids has, got 3"):
         compressor(zeros(2, 4), continuation_ids=zeros(3, 2))
     memory = compressor.encode(zeros(2, 4))
@@ -445,45 +468,10 @@ def test_training_after_inference_mode(method):
     assert compressor.memory_embeddings.grad.abs().sum() > 0
 
 
-def test_odd_settings_name_the_argument():
-    for settings, error, message in [
-        ({"chunk": 2.5}, ValueError, "chunk: expected a whole number >= 1, got 2.5"),
-        ({"window": 2.5}, ValueError, "window: expected a whole number >= 1, got 2.5"),
-        ({"ratio": float("inf")}, ValueError, "ratio: expected a number >= 1, got inf"),
-        ({"ratio": "5"}, ValueError, "ratio: expected a number >= 1, got '5'"),
-        ({"layout": "EPL"}, ValueError, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
-        ({"losses": {"ae": "1"}}, ValueError, "losses: expected weights > 0"),
-        ({"losses": {"ae": float("inf")}}, ValueError, "losses: expected weights > 0"),
-        ({"losses": None}, ValueError, "losses: expected some of"),
-        ({"end_token": 2.5}, ValueError, "end_token: expected a token id"),
-        ({"lora": "128"}, TypeError, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
-    ]:
-        with pytest.raises(error, match=message):
-            ICAE(tiny_llama(), **settings)
-    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
-        ICAE("llama")
-    with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):
-        ICAE(tiny_llama().model)
-    assert ICAE(tiny_llama(), chunk=np.int64(20), ratio=np.float32(5), losses="ae").memory_tokens == 4
-
-
-def test_odd_inputs_name_the_argument():
+def test_a_batch_in_which_nothing_is_asked_has_a_loss_of_0():
+    # As in a process's share of a larger one.
     compressor = ICAE(tiny_llama(), chunk=4, ratio=2, losses=("lm",), lora=None)
-    for ids, error, message in [
-        ([], TypeError, "got an empty list"),
-        ([[1, 2, 3], 4], TypeError, "got 4 in a list"),
-        ([[2**70] * 4], ValueError, r"token ids in \[0, 50\), got one beyond 64 bits"),
-    ]:
-        with pytest.raises(error, match=f"input_ids: expected .*{message}"):
-            compressor.encode(ids)
-    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
-        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
-    assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
-    ids = torch.zeros(2, 4, dtype=torch.long)
-    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
-        compressor(ids, continuation_ids=ids[:, :0])
-    # Nothing is asked in this batch, as in a process's share of a larger one.
-    loss = compressor(ids, continuation_ids=torch.full((2, 3), -100))["loss"]
+    loss = compressor(torch.zeros(2, 4, dtype=torch.long), continuation_ids=torch.full((2, 3), -100))["loss"]
     loss.backward()
     assert float(loss.detach()) == 0.0
 

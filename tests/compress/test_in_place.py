@@ -482,12 +482,6 @@ def test_a_step_under_checkpointing_holds_nothing_afterwards(losses):
     assert len(keepers) == 3 and not any(keeper() for keeper in keepers)
 
 
-def test_separate_parameters_need_tokens_in_a_row():
-    # Some families flatten a batch before their linear maps, where a slice of tokens is no slice of rows.
-    with pytest.raises(TypeError, match="model: expected one whose linear maps gists can have copies of"):
-        Gist(tiny("gpt2"), ratio=2, bos_token=BOS, separate=True)
-
-
 def test_a_users_own_forward_is_called_and_comes_back():
     compressor, ids = make("gistpool", lora=None), tokens(1, 9)
     plain = compressor.encode(ids)

@@ -79,14 +79,6 @@ def test_dropout_of_attention_s_weights_is_the_models_own() -> None:
     close(found, draw())
 
 
-def test_no_positions_are_a_table_of_zeros() -> None:
-    model = gpt2()
-    with hf.encode_positions(model, NoPE()):
-        logits = model(IDS).logits
-    torch.nn.init.zeros_(model.transformer.wpe.weight)
-    close(logits, model(IDS).logits)
-
-
 def test_the_models_own_table_gives_the_model() -> None:
     model, position = gpt2(), Learned(512, HEADS * HEAD_DIM).double()
     position.load_state_dict({"table": model.transformer.wpe.weight})
