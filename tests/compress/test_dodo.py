@@ -227,6 +227,7 @@ def test_random_nuggets_are_spread_over_the_text():
     assert make(selection="random", ratio=10).encode(torch.full((1, 400), 7)).positions[0, 1:-1].max() > 200
 
 
+@pytest.mark.slow
 def test_another_selection_for_a_while():
     compressor, ids = make(), tokens(2, 12)
     before = compressor.encode(ids).positions

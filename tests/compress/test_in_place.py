@@ -462,7 +462,7 @@ def test_the_models_own_weights_train_beside_no_adapters(tmp_path):
     assert any(name.startswith("copies.") for name, _ in own.trainable())
 
 
-@pytest.mark.parametrize("losses", [("compression",), ("qa",)])
+@pytest.mark.parametrize("losses", [("qa",), *slow((("compression",),))])
 def test_a_step_under_checkpointing_holds_nothing_afterwards(losses):
     compressor = make("gistpool" if "qa" in losses else "gist", losses=losses).train()
     compressor.gradient_checkpointing_enable()

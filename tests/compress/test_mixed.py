@@ -198,7 +198,8 @@ def test_reading_token_by_token_equals_one_pass(family, tau, segment):
 
 
 @pytest.mark.parametrize(
-    "options", [{"lora": None}, {"separate": False}, {"selection": "strided"}, {"selection": "none"}]
+    "options",
+    [{"lora": None}, {"selection": "strided"}, *slow(({"separate": False},), ({"selection": "none"},))],
 )
 def test_reading_on_with_other_parameters_and_rules(options):
     reader = make(**options)

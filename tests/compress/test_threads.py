@@ -86,8 +86,9 @@ def test_losses_beside_encoding(family):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "make", [lambda dodo: MixedResolution(dodo, tau=8, segment=4), *slow((lambda dodo: Recent(dodo, tau=8),))]
+    "make", [lambda dodo: MixedResolution(dodo, tau=8, segment=4), lambda dodo: Recent(dodo, tau=8)]
 )
 def test_reading_on_beside_encoding(make):
     compressor = moved(METHODS["dodo"](tiny_llama(bos_token_id=1)))
@@ -95,6 +96,7 @@ def test_reading_on_beside_encoding(make):
     assert_as_alone([job for seed in range(6) for job in ((continued, reader, seed), (answer, compressor, seed))])
 
 
+@pytest.mark.slow
 def test_folded_maps_are_gone_when_the_last_thread_leaves():
     compressor = moved(METHODS["avgpool"](tiny_llama(bos_token_id=1)))
     before = answer(compressor, 0)

@@ -65,11 +65,11 @@ def test_equals_one_dense_pass(family, layout):
     ("family", "options", "oracle"),
     [
         ("llava", {"text_sees_before": False}, {"sees_before": False}),
-        ("gemma3", {"text_sees_before": False, "layout": "dpl"}, {"sees_before": False}),
+        *slow(("gemma3", {"text_sees_before": False, "layout": "dpl"}, {"sees_before": False})),
         ("qwen2_5_vl", {"gap": 1}, {"gap": 1}),
         ("llava", {"gap": 1, "layout": "upl", "text_sees_before": False}, {"gap": 1, "sees_before": False}),
         ("smolvlm", {"separators": []}, {}),
-        ("qwen2_5_vl", {"memory_tokens": 9}, {}),
+        *slow(("qwen2_5_vl", {"memory_tokens": 9}, {})),
         ("qwen2_5_vl", {"text": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}}, {}),
     ],
 )
