@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, PreTra
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from gistkit.compress import ICAE, AvgPool, Compressor, Dodo, FiveHundredX, Gist, GistPool, Memory
+from gistkit.hf import CACHE
 from gistkit.ops.reference import dense_mask
 
 NEW_TOKENS = 128
@@ -73,7 +74,7 @@ def reading(dtype: torch.dtype, context: int, part: str) -> harness.Forms:
     @torch.no_grad()
     def read_all() -> DynamicCache:
         cache = DynamicCache()
-        model(ids[:, :-1], past_key_values=cache, logits_to_keep=1)
+        model(ids[:, :-1], **{CACHE: cache}, logits_to_keep=1)
         return cache
 
     memory, cache = read(), read_all()
@@ -84,7 +85,7 @@ def reading(dtype: torch.dtype, context: int, part: str) -> harness.Forms:
     def decode_all() -> Tensor:
         token, answer = ids[:, -1:], []
         for _ in range(NEW_TOKENS):
-            token = model(token, past_key_values=cache).logits[:, -1:].argmax(-1)
+            token = model(token, **{CACHE: cache}).logits[:, -1:].argmax(-1)
             answer.append(token)
         cache.crop(-NEW_TOKENS)
         return torch.cat(answer, 1)
@@ -145,7 +146,7 @@ def plain_encode(compressor: Compressor, memory: Memory, passes: list[dict[str, 
         cache = DynamicCache()
         try:
             with active(compressor, roles), watched(decoder) as (entered, left):
-                hidden = decoder(**inputs, past_key_values=cache, use_cache=True).last_hidden_state
+                hidden = decoder(**inputs, **{CACHE: cache}, use_cache=True).last_hidden_state
                 made: Layers = [(layer.keys, layer.values) for layer in cache.layers]
                 if isinstance(compressor, AvgPool | GistPool):
                     made = projected(compressor, memory, made, entered, left)
@@ -252,7 +253,7 @@ def small_decode(method: str, layers: int = 30) -> harness.Forms:
                     kept, rows = cache.get_seq_length(), inputs.shape[1]
                     mask = additive(torch.ones(rows, kept + rows).tril(kept).bool(), inputs.dtype)
                     out = model.model(
-                        inputs_embeds=inputs, position_ids=positions[None], attention_mask=mask, past_key_values=cache
+                        inputs_embeds=inputs, position_ids=positions[None], attention_mask=mask, **{CACHE: cache}
                     )
                     hidden = out.last_hidden_state[:, -1]
                 answer.append(model.lm_head(hidden).argmax(-1))

@@ -24,7 +24,8 @@ print(
 )
 streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
 with compressor.using(compressor.reader):  # the adapter that reads the memory
-    model.generate(**prompt, past_key_values=cache, max_new_tokens=12, streamer=streamer)
+    # before transformers 5.24 the argument was named past_key_values
+    model.generate(**prompt, cache=cache, max_new_tokens=12, streamer=streamer)
 
 register_pipeline()
 pipe = pipeline("gist-text-generation", model=model, tokenizer=tokenizer, compressor=compressor)

@@ -12,6 +12,7 @@ from gistkit.nn import Nuggets
 from tests.helpers.dodo_oracle import best, read, scores_of
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.tiers import tiers
 
 BOS = 1
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -31,9 +32,9 @@ def behind_bos(ids):
     return [BOS, *ids.tolist()]
 
 
-@pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.parametrize("separate", [True, False])
-@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize(
+    ("lora", "separate", "layer"), [(2, True, 1), (2, False, 2), (None, True, 2), (None, False, 1)]
+)
 def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
     compressor = make(lora=lora, separate=separate, layer=layer)
     ids, text = tokens(1, 13), tokens(1, 6)
@@ -45,8 +46,7 @@ def test_reading_nuggets_equals_the_method_written_out(lora, separate, layer):
     torch.testing.assert_close(ours, read(compressor, behind_bos(ids[0]), kept, text[0].tolist()), **TOLERANCE)
 
 
-@pytest.mark.parametrize("layer", [1, 2])
-@pytest.mark.parametrize("scorer_norm", [True, False])
+@pytest.mark.parametrize(("scorer_norm", "layer"), [(True, 1), (False, 1), (True, 2), (False, 2)])
 def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(scorer_norm, layer):
     model = tiny_llama()
     with torch.no_grad():
@@ -58,7 +58,7 @@ def test_the_scorer_reads_the_layers_states_as_they_are_or_behind_the_norm(score
     assert model.model.norm._forward_hooks == model.model._forward_hooks == {}
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", tiers(["qwen2", "qwen3", "gemma2", "gemma3", "mistral"]))
 def test_families_with_norms_softcaps_and_sliding_windows(family):
     compressor = make(tiny(family))
     ids, text = tokens(1, 17), tokens(1, 9)
@@ -101,9 +101,8 @@ def test_a_token_that_begins_the_context_as_bos_is_not_given_another():
     assert torch.equal(compressor.encode(ids).layers[1][0], compressor.encode(with_bos).layers[1][0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_scores_change_no_value_to_the_bit(dtype):
-    compressor = make().to(dtype)
+def test_the_scores_change_no_value_to_the_bit():
+    compressor = make().float()
     ids, text = tokens(2, 13), tokens(2, 6)
     with torch.no_grad():
         plain = compressor.decode(compressor.encode(ids), "lm", text)
@@ -113,8 +112,7 @@ def test_the_scores_change_no_value_to_the_bit(dtype):
     assert torch.equal(compressor.decode(memory, "lm", text), plain)
 
 
-@pytest.mark.parametrize("task", ["ae", "lm"])
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize(("family", "task"), [("llama", "ae"), ("gemma2", "lm")])
 def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(family, task):
     compressor = make(tiny(family))
     ids = tokens(1, 13)
@@ -143,7 +141,7 @@ def test_a_score_has_the_gradient_of_its_logits_over_queries_heads_and_layers(fa
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-7, atol=1e-10, msg=name)
 
 
-@pytest.mark.parametrize("lengths", [(9,), (9, 4), (13, 9, 1)])
+@pytest.mark.parametrize("lengths", [(9,), (13, 9, 1)])
 def test_every_nuggets_score_has_a_gradient_the_last_ones_too_and_no_other(lengths):
     compressor = make()
     rows = compressor.contexts([tokens(n).tolist() for n in lengths])
@@ -229,6 +227,7 @@ def test_random_nuggets_are_spread_over_the_text():
     assert make(selection="random", ratio=10).encode(torch.full((1, 400), 7)).positions[0, 1:-1].max() > 200
 
 
+@pytest.mark.slow
 def test_another_selection_for_a_while():
     compressor, ids = make(), tokens(2, 12)
     before = compressor.encode(ids).positions
@@ -301,17 +300,6 @@ def test_a_folder_from_before_the_choice_of_the_scorers_states_reads_them_behind
     torch.testing.assert_close(again.whole_scores(rows), compressor.whole_scores(rows), **TOLERANCE)
     # Either reads the other's memories.
     assert make().source == again.source
-
-
-def test_one_memory_answers_many_prompts_as_reading_them_does():
-    compressor = make()
-    memory = compressor.encode(tokens(1, 13))
-    prompts = tokens(3, 4)
-    answers = compressor.generate(memory, prompts, task="qa", max_new_tokens=5)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        text = torch.cat([prompt, answer])[None]
-        logits = compressor.logits(compressor.decode(memory, "qa", text)[0, len(prompt) : -1])
-        assert torch.equal(logits.argmax(-1), answer)
 
 
 def test_nuggets_of_ones_own_choice():

@@ -8,13 +8,14 @@ from peft import LoraConfig
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from gistkit.compress import METHODS, Compressor, MixedResolution
+from gistkit.compress import METHODS, Compressive, Compressor, MixedResolution
 from gistkit.compress.compressor import embedding_statistics
 from tests.compress.test_icae import plain_decode
 from tests.compress.test_voco import expect
 from tests.helpers.dodo_oracle import read
 from tests.helpers.in_place_oracle import maps_by_row, states
 from tests.helpers.models import eager, tiny, tiny_llama
+from tests.helpers.tiers import slow, tiers
 from tests.helpers.vision import Image, processed, tiny_vision
 
 BOS = 1
@@ -89,8 +90,18 @@ def written_out(compressor, ids, text):
     return states(compressor, ids[0].tolist(), text[0].tolist())
 
 
-@pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("name", [name for name in VARIANTS if name != "voco"])
+# Each method once.
+QUICK = ("icae", "x500", "gist", "avgpool", "gistpool", "dodo", "no_context")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        *((name, "both") for name in QUICK),
+        *slow(("icae", "norms"), ("gistpool", "embeddings")),
+        *slow(*((name, "both") for name in VARIANTS if name not in (*QUICK, "voco"))),
+    ],
+)
 def test_values_and_gradients_are_those_of_merged_tables_and_own_norms(name, parts, exact_norms):
     compressor = make(name, **PARTS[parts])
     ids, text = tokens(1, 11), tokens(1, 5)
@@ -111,9 +122,8 @@ def test_values_and_gradients_are_those_of_merged_tables_and_own_norms(name, par
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("parts", PARTS)
-def test_voco_reads_images_with_them(parts, exact_norms):
-    compressor = make("voco", **PARTS[parts])
+def test_voco_reads_images_with_them(exact_norms):
+    compressor = make("voco", **PARTS["both"])
     row, question = [1, 5, 6, Image(seed=1), 7, 8, Image(seed=2), 9], [11, 12, 13, 14]
     with maps_by_row(compressor, None):
         expected = expect(compressor, "llava", row, question)[0][-len(question) :]
@@ -138,7 +148,8 @@ def test_voco_reads_images_with_them(parts, exact_norms):
     torch.testing.assert_close(slope, (ends[0] - ends[1]) / 2e-6, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["icae", "x500", "voco", "gist", "avgpool", "gistpool", "dodo"])
 def test_every_part_gets_a_gradient_and_falls_alone(name):
     batch = {"input_ids": tokens(2, 12), "continuation_ids": tokens(2, 6)}
     if name == "voco":
@@ -179,7 +190,7 @@ def test_the_decoder_keeps_the_models_norms_and_embeddings(method):
     assert not torch.allclose(memory.tensors[-1], other.tensors[-1])
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", tiers(VARIANTS, ["icae", "gistpool", "dodo"]))
 def test_saved_and_loaded_to_the_bit(name, tmp_path):
     compressor = make(name, **PARTS["both"]).eval()
     ids = processed("llava", [[1, 5, Image(seed=1), 9]]) if name == "voco" else tokens(2, 12)
@@ -195,10 +206,17 @@ def test_saved_and_loaded_to_the_bit(name, tmp_path):
         torch.testing.assert_close(compressor.decode(memory, "qa", [[5, 6]] * memory.batch_size), wanted, **TOLERANCE)
 
 
-@pytest.mark.parametrize("separate", [False, True])
-def test_reading_on_uses_them(separate):
-    compressor = make("dodo strided", separate=separate, ratio=2, **PARTS["both"]).eval()
-    reader = MixedResolution(compressor, tau=4, segment=2)
+@pytest.mark.parametrize(
+    ("name", "reading", "options"),
+    [
+        ("avgpool", Compressive, {}),
+        ("dodo strided", MixedResolution, {"separate": True}),
+        *slow(("dodo strided", MixedResolution, {"separate": False})),
+    ],
+)
+def test_reading_on_uses_them(name, reading, options):
+    compressor = make(name, ratio=2, **options, **PARTS["both"]).eval()
+    reader = reading(compressor, tau=4, segment=2)
     ids = tokens(2, 12)
     reader(ids)["loss"].backward()
     assert all(bool(p.grad.any()) for n, p in compressor.trainable() if "lora_embedding" in n or "modules_to_save" in n)
@@ -209,7 +227,7 @@ def test_reading_on_uses_them(separate):
             torch.testing.assert_close(stream.step(ids[:, at]), wanted[:, at + 1], **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2", "qwen3"])
+@pytest.mark.parametrize("family", tiers(["gpt2", "gemma2", "qwen3"], ["gemma2"]))
 def test_tied_and_scaled_embeddings(family):
     model = tiny(family)
     spread = embedding_statistics(model.get_input_embeddings())[1]

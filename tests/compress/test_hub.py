@@ -104,9 +104,8 @@ def test_the_card_is_the_folders_or_a_minimal_one(hub, tmp_path):
     assert (home / "README.md").read_text() == "What it was trained on.\n"
 
 
-def test_names_that_lead_nowhere_are_told(hub, tmp_path, monkeypatch):
+def test_names_that_lead_nowhere_are_told(hub, tmp_path):
     _, where = hub
-    monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"user/none: expected a folder with compressor.json, or such a repos"):
         Compressor.from_pretrained("user/none", model(), **where)
     # What can be no repository is not asked for.

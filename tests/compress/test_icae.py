@@ -14,6 +14,7 @@ from gistkit import layouts
 from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, plans, token_loss
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.methods.icae import PART
+from gistkit.hf import CACHE
 from tests.helpers.models import additive, double_angles, tiny_llama
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -81,7 +82,7 @@ def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
                     inputs_embeds=torch.cat([embed(part), slots], 1),
                     position_ids=position_ids,
                     attention_mask=ones(position_ids.shape[1]),
-                    past_key_values=cache,
+                    **{CACHE: cache},
                     use_cache=True,
                 )
             outputs.append(matched(compressor, out.last_hidden_state[:, -memory:]))
@@ -102,21 +103,23 @@ def plain_decode(compressor, ids, task, tokens, encoding=nullcontext):
             inputs_embeds=inputs,
             position_ids=torch.tensor([position_ids]).expand(batch, -1),
             attention_mask=ones(inputs.shape[1] + cache.get_seq_length()),
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
     return out.last_hidden_state[:, -1 - tokens.shape[1] :]
 
 
 @pytest.mark.parametrize("scheme", ["dpl", "upl", "epl", "cpl"])
-@pytest.mark.parametrize("task", ["ae", "lm", "qa"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("context", "chunk", "ratio"), [(10, 10, 5), (23, 10, 2.5), (13, 12, 4)])
-def test_decoding_equals_plain_forwards(method, scheme, task, context, chunk, ratio):
-    compressor = method(tiny_llama(), chunk=chunk, ratio=ratio, layout=scheme, lora=None)
-    ids, tokens = torch.randint(0, 50, (2, context)), torch.randint(0, 50, (2, 7))
-    ours = compressor.decode(compressor.encode(ids), task, tokens)
-    torch.testing.assert_close(ours, plain_decode(compressor, ids, task, tokens), **TOLERANCE)
+def test_decoding_equals_plain_forwards(method, scheme):
+    # One chunk, three with a broken ratio, and a short last one.
+    for context, chunk, ratio, tasks in ((10, 10, 5, ["ae"]), (23, 10, 2.5, ["ae", "lm", "qa"]), (13, 12, 4, ["lm"])):
+        compressor = method(tiny_llama(), chunk=chunk, ratio=ratio, layout=scheme, lora=None)
+        ids, tokens = torch.randint(0, 50, (2, context)), torch.randint(0, 50, (2, 7))
+        memory = compressor.encode(ids)
+        for task in tasks:
+            ours = compressor.decode(memory, task, tokens)
+            torch.testing.assert_close(ours, plain_decode(compressor, ids, task, tokens), **TOLERANCE)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -329,9 +332,9 @@ def test_joint_head_is_one_map_to_all_logits_of_a_segment():
     assert compressor(torch.randint(0, 50, (1, 9)))["compression"].isfinite()
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 100, None])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("chunk", "softcap", "biased"), [(1, None, True), (3, 2.0, False), (100, 2.0, True), (None, None, False)]
+)
 def test_token_loss_is_cross_entropy_in_chunks(chunk, softcap, biased):
     hidden, weight = torch.randn(2, 5, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
     bias = torch.randn(9, requires_grad=True) if biased else None
@@ -381,18 +384,32 @@ def test_settings_say_what_was_expected():
     model = tiny_llama()
     for settings, message in [
         ({"chunk": 0}, "chunk: expected a whole number >= 1, got 0"),
+        ({"chunk": 2.5}, "chunk: expected a whole number >= 1, got 2.5"),
         ({"ratio": 0.5}, "ratio: expected a number >= 1, got 0.5"),
         ({"ratio": float("nan")}, "ratio: expected a number >= 1, got nan"),
+        ({"ratio": float("inf")}, "ratio: expected a number >= 1, got inf"),
+        ({"ratio": "5"}, "ratio: expected a number >= 1, got '5'"),
         ({"ratio": 4}, "ratio: expected one that divides chunk 510 into whole memory tokens, such as 3 or 5, got 4"),
         ({"losses": ("ae", "bleu")}, r"losses: expected some of ae, lm, compression, qa, kl, got \('ae', 'bleu'\)"),
+        ({"losses": None}, "losses: expected some of"),
         ({"losses": {"ae": 0.0}}, r"losses: expected weights > 0, got \{'ae': 0.0\}"),
-        ({"layout": "xyz"}, "xyz"),
+        ({"losses": {"ae": "1"}}, "losses: expected weights > 0"),
+        ({"losses": {"ae": float("inf")}}, "losses: expected weights > 0"),
+        ({"layout": "EPL"}, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
         ({"window": 0}, "window: expected a whole number >= 1, got 0"),
+        ({"window": 2.5}, "window: expected a whole number >= 1, got 2.5"),
         ({"end_token": 50}, r"end_token: expected a token id in \[0, 50\), got 50"),
+        ({"end_token": 2.5}, "end_token: expected a token id"),
         ({"lora": 0}, "lora: expected a rank >= 1, got 0"),
+        ({"lora": "128"}, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(TypeError if settings == {"lora": "128"} else ValueError, match=message):
             ICAE(model, **settings)
+    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
+        ICAE("llama")
+    with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):
+        ICAE(tiny_llama().model)
+    assert ICAE(tiny_llama(), chunk=np.int64(20), ratio=np.float32(5), losses="ae").memory_tokens == 4
 
 
 def test_inputs_say_what_was_expected():
@@ -403,6 +420,7 @@ def test_inputs_say_what_was_expected():
         ([[1, 2, 3], []], None, "input_ids: expected at least 1 token, got 0 in row 1"),
         (zeros(2, 4) + 50, None, r"input_ids: expected token ids in \[0, 50\), got 50"),
         ([[1, -3]], None, r"input_ids: expected token ids in \[0, 50\), got -3"),
+        ([[2**70] * 4], None, r"input_ids: expected token ids in \[0, 50\), got one beyond 64 bits"),
         (zeros(1, 2, 3), None, r"input_ids: expected token ids \[B, N\] with B >= 1, got shape \(1, 2, 3\)"),
         (zeros(1, 4), torch.tensor([[1, 0, 1, 1]]), "attention_mask: expected padding at the ends of rows alone"),
         (zeros(1, 4), torch.ones(1, 3), r"attention_mask: expected the shape \(1, 4\) of input_ids, got \(1, 3\)"),
@@ -410,11 +428,19 @@ def test_inputs_say_what_was_expected():
     ]:
         with pytest.raises(ValueError, match=message):
             compressor.encode(ids, mask)
-    for ids in ("text", zeros(1, 4).float(), [["a", "b"]], []):
-        with pytest.raises(TypeError, match="input_ids: expected"):
+    for ids, message in (
+        ("text", ""), (zeros(1, 4).float(), ""), ([["a", "b"]], ""), ([], ".*got an empty list"),
+        ([[1, 2, 3], 4], ".*got 4 in a list"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=f"input_ids: expected{message}"):
             compressor.encode(ids)
+    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
+        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
+    assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
     with pytest.raises(ValueError, match="continuation_ids: expected"):
         compressor(zeros(2, 4))
+    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
+        compressor(zeros(2, 4), continuation_ids=zeros(2, 0))
     with pytest.raises(ValueError, match="continuation_ids: expected 2 rows as input_ids has, got 3"):
         compressor(zeros(2, 4), continuation_ids=zeros(3, 2))
     memory = compressor.encode(zeros(2, 4))
@@ -442,45 +468,10 @@ def test_training_after_inference_mode(method):
     assert compressor.memory_embeddings.grad.abs().sum() > 0
 
 
-def test_odd_settings_name_the_argument():
-    for settings, error, message in [
-        ({"chunk": 2.5}, ValueError, "chunk: expected a whole number >= 1, got 2.5"),
-        ({"window": 2.5}, ValueError, "window: expected a whole number >= 1, got 2.5"),
-        ({"ratio": float("inf")}, ValueError, "ratio: expected a number >= 1, got inf"),
-        ({"ratio": "5"}, ValueError, "ratio: expected a number >= 1, got '5'"),
-        ({"layout": "EPL"}, ValueError, "layout: expected one of dpl, upl, cpl, epl, got 'EPL'"),
-        ({"losses": {"ae": "1"}}, ValueError, "losses: expected weights > 0"),
-        ({"losses": {"ae": float("inf")}}, ValueError, "losses: expected weights > 0"),
-        ({"losses": None}, ValueError, "losses: expected some of"),
-        ({"end_token": 2.5}, ValueError, "end_token: expected a token id"),
-        ({"lora": "128"}, TypeError, "lora: expected a rank, a peft.LoraConfig or None, got '128'"),
-    ]:
-        with pytest.raises(error, match=message):
-            ICAE(tiny_llama(), **settings)
-    with pytest.raises(TypeError, match="model: expected a transformers causal language model, got str"):
-        ICAE("llama")
-    with pytest.raises(TypeError, match="model: expected one with a language model head, got LlamaModel"):
-        ICAE(tiny_llama().model)
-    assert ICAE(tiny_llama(), chunk=np.int64(20), ratio=np.float32(5), losses="ae").memory_tokens == 4
-
-
-def test_odd_inputs_name_the_argument():
+def test_a_batch_in_which_nothing_is_asked_has_a_loss_of_0():
+    # As in a process's share of a larger one.
     compressor = ICAE(tiny_llama(), chunk=4, ratio=2, losses=("lm",), lora=None)
-    for ids, error, message in [
-        ([], TypeError, "got an empty list"),
-        ([[1, 2, 3], 4], TypeError, "got 4 in a list"),
-        ([[2**70] * 4], ValueError, r"token ids in \[0, 50\), got one beyond 64 bits"),
-    ]:
-        with pytest.raises(error, match=f"input_ids: expected .*{message}"):
-            compressor.encode(ids)
-    with pytest.raises(ValueError, match="attention_mask: expected rows as long as those of input_ids"):
-        compressor.encode([[1] * 4, [2] * 5], [1] * 4)
-    assert compressor.encode([np.int64(3)] * 4).lengths == (2,)
-    ids = torch.zeros(2, 4, dtype=torch.long)
-    with pytest.raises(ValueError, match="continuation_ids: expected tokens to predict, got empty rows"):
-        compressor(ids, continuation_ids=ids[:, :0])
-    # Nothing is asked in this batch, as in a process's share of a larger one.
-    loss = compressor(ids, continuation_ids=torch.full((2, 3), -100))["loss"]
+    loss = compressor(torch.zeros(2, 4, dtype=torch.long), continuation_ids=torch.full((2, 3), -100))["loss"]
     loss.backward()
     assert float(loss.detach()) == 0.0
 
@@ -497,9 +488,14 @@ def decoder_passes(compressor, call):
         handle.remove()
 
 
-@pytest.mark.parametrize("lengths", [(40,), (37, 34), (40, 36, 33)])
-@pytest.mark.parametrize("layout", ["dpl", "epl"])
-@pytest.mark.parametrize("method", [*METHODS, partial(ICAE, match_embeddings=True)])
+@pytest.mark.parametrize(
+    ("method", "layout", "lengths"),
+    [
+        (ICAE, "dpl", (40,)),
+        (FiveHundredX, "epl", (40, 36, 33)),
+        (partial(ICAE, match_embeddings=True), "epl", (37, 34)),
+    ],
+)
 def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, lengths, monkeypatch):
     torch.manual_seed(0)
     compressor = method(tiny_llama(), chunk=8, ratio=4, layout=layout, lora=4).eval()
@@ -518,10 +514,9 @@ def test_a_long_context_is_encoded_in_parts_to_the_same_memory(method, layout, l
     assert torch.equal(memory.positions, whole.positions)
 
 
-@pytest.mark.parametrize("rests", [(2,), (1, 3), (3, 3, 4)])
-@pytest.mark.parametrize(("chunk", "memory"), [(7, 3), (6, 3), (5, 5)])
+@pytest.mark.parametrize(("rests", "chunk", "memory"), [((2,), 7, 3), ((1, 3), 5, 5), ((3, 3, 4), 6, 3)])
 @pytest.mark.parametrize("scheme", layouts.positions.SCHEMES)
-def test_the_plans_of_parts_are_those_of_cuts_through_the_whole_layout(scheme, chunk, memory, rests):
+def test_the_plans_of_parts_are_those_of_cuts_through_the_whole_layout(scheme, rests, chunk, memory):
     contexts = tuple(4 * chunk + rest for rest in rests)
     parts = plans.encoder_parts(contexts, chunk, memory, scheme, (4,), "cpu", 2 * (chunk + memory) * len(contexts))
     whole = [layouts.icae_encoder(context, chunk, memory, positions=scheme) for context in contexts]

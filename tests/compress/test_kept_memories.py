@@ -20,6 +20,7 @@ from gistkit.compress import (
 )
 from gistkit.evaluate import FullContext
 from tests.helpers.models import tiny_llama
+from tests.helpers.tiers import tiers
 
 METHODS = {
     "icae": lambda model: ICAE(model, chunk=6, ratio=3, lora=2),
@@ -55,7 +56,7 @@ def test_encode_saves_nothing_for_a_backward_pass(name):
         assert tensor.untyped_storage().nbytes() == tensor.nbytes, tensor.shape
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", tiers(METHODS, ["icae", "gistpool"]))
 def test_a_kept_memory_is_a_constant_of_a_later_backward_pass(name):
     compressor = make(name)
     memory = compressor.encode(CONTEXTS)
@@ -65,7 +66,9 @@ def test_a_kept_memory_is_a_constant_of_a_later_backward_pass(name):
     assert bool(prompt.grad.abs().sum() > 0)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "full context"])
+@pytest.mark.parametrize(
+    "name", tiers([name for name in METHODS if name != "full context"], ["icae", "avgpool", "dodo"])
+)
 def test_a_memory_with_gradient_equals_one_without_and_reaches_the_weights(name):
     compressor = make(name)
     plain, memory = compressor.encode(CONTEXTS), compressor.encode(CONTEXTS, gradient=True)
@@ -80,7 +83,7 @@ def test_a_memory_with_gradient_equals_one_without_and_reaches_the_weights(name)
         assert not any(tensor.requires_grad for tensor in all_tensors(compressor.encode(CONTEXTS, gradient=True)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["icae", "dodo", "full context"])
 def test_a_memory_is_copied_deeply(name):
     memory = make(name).encode(CONTEXTS)
     for original in (memory, memory[1], memory[:1].repeat(3), Memory.stack([memory[0]])):
@@ -90,7 +93,7 @@ def test_a_memory_is_copied_deeply(name):
             assert torch.equal(a, b) and a.data_ptr() != b.data_ptr()
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["icae", "dodo", "full context"])
 def test_a_memory_is_shown_in_a_line(name):
     memory = make(name).encode(CONTEXTS)
     shown = repr(memory)

@@ -67,7 +67,7 @@ def test_flipped_bits_of_a_sample_are_refused(memory, tmp_path):
         Memory.load(path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_third_bit_of_the_header_is_refused(memory, tmp_path):
     path = tmp_path / "m.gist"
     memory.save(path)

@@ -10,8 +10,9 @@ from torch.nn import functional as F
 from gistkit.compress import AvgPool, Dodo, MixedResolution
 from tests.helpers.dodo_oracle import mixed, mixed_mask, scores_of
 from tests.helpers.in_place_oracle import unsettle
-from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.models import checkpoint, tiny, tiny_llama
 from tests.helpers.streams import read_on
+from tests.helpers.tiers import slow, tiers
 
 BOS = 1
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -47,9 +48,10 @@ def chosen_of(reader, ids):
     return scores, chosen
 
 
-@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (4, 1), (5, 5), (64, 32), (1, 1)])
-@pytest.mark.parametrize("separate", [True, False])
-@pytest.mark.parametrize("lora", [2, None])
+@pytest.mark.parametrize(
+    ("lora", "separate", "tau", "segment"),
+    [(2, True, 6, 3), (None, True, 4, 1), (2, False, 5, 5), (2, True, 64, 32), (None, False, 1, 1)],
+)
 def test_one_pass_equals_the_dense_form(lora, separate, tau, segment):
     reader = make(tau=tau, segment=segment, lora=lora, separate=separate)
     ids = tokens(2, 19)
@@ -61,7 +63,7 @@ def test_one_pass_equals_the_dense_form(lora, separate, tau, segment):
         torch.testing.assert_close(ours[row], mixed(reader.compressor, whole, chosen, tau, segment), **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "mistral"])
+@pytest.mark.parametrize("family", tiers(["qwen2", "qwen3", "gemma2", "gemma3", "mistral"]))
 def test_families_with_norms_softcaps_and_sliding_windows(family):
     reader = make(tiny(family), tau=6, segment=2)
     whole = behind_bos(tokens(21))
@@ -71,8 +73,10 @@ def test_families_with_norms_softcaps_and_sliding_windows(family):
 
 
 # Grouped heads; norms of queries and keys; soft caps, and a window of 5 that cuts between recent tokens and nuggets.
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2"])
-@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (4, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("family", "tau", "segment"),
+    [("llama", 6, 3), ("gemma2", 4, 1), *slow(("qwen3", 2, 2))],
+)
 def test_all_gradients_are_those_of_the_dense_form(family, tau, segment):
     reader = make(tiny(family), tau=tau, segment=segment)
     whole = behind_bos(tokens(23))
@@ -182,8 +186,10 @@ def test_without_nuggets_it_is_a_sliding_window_beside_bos():
     torch.testing.assert_close(reader.hidden(reader.rows(ids))[0], wanted, **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma2", "gemma3"])
-@pytest.mark.parametrize(("tau", "segment"), [(6, 3), (3, 1), (4, 4), (64, 32)])
+@pytest.mark.parametrize(
+    ("family", "tau", "segment"),
+    [("llama", 6, 3), ("gemma3", 3, 1), *slow(("llama", 64, 32), ("qwen3", 4, 4), ("gemma2", 6, 3))],
+)
 def test_reading_token_by_token_equals_one_pass(family, tau, segment):
     reader = make(tiny(family), tau=tau, segment=segment)
     for stream, seen in read_on(reader, tokens(3, 31), (12, 5, 1)):
@@ -192,7 +198,8 @@ def test_reading_token_by_token_equals_one_pass(family, tau, segment):
 
 
 @pytest.mark.parametrize(
-    "options", [{"lora": None}, {"separate": False}, {"selection": "strided"}, {"selection": "none"}]
+    "options",
+    [{"lora": None}, {"selection": "strided"}, *slow(({"separate": False},), ({"selection": "none"},))],
 )
 def test_reading_on_with_other_parameters_and_rules(options):
     reader = make(**options)
@@ -273,7 +280,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(lora):
 def test_the_models_own_gradient_checkpointing_is_refused():
     reader = make()
     reader.compressor.train()
-    reader.compressor.model.gradient_checkpointing_enable()
+    checkpoint(reader.compressor.model)
     with pytest.raises(ValueError, match=r"compressor's own gradient_checkpointing_enable\(\)"):
         reader(tokens(1, 9))
 

@@ -45,7 +45,9 @@ def own_adapter(model):
 
 
 def close(one, other):
-    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(one.tensors, other.tensors, strict=True))
+    # A merged float32 weight is rounded.
+    atol = 1e-4 if one.tensors[0].dtype == torch.float32 else 1e-9
+    return all(torch.allclose(a, b, atol=atol) for a, b in zip(one.tensors, other.tensors, strict=True))
 
 
 @pytest.mark.parametrize("change", ["losses", "folded", "merged", "double", "bfloat16", "float16"])

@@ -10,6 +10,7 @@ import torch
 
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, MixedResolution, Recent
 from tests.helpers.models import tiny, tiny_llama
+from tests.helpers.tiers import slow, tiers
 
 METHODS = {
     "x500": lambda model: FiveHundredX(model, chunk=8, ratio=4, window=16, lora=4),
@@ -69,14 +70,14 @@ def assert_as_alone(jobs):
             torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("names", [["x500"], ["avgpool"], ["dodo"], ["x500", "avgpool"]], ids="-".join)
+@pytest.mark.parametrize("names", [["x500", "avgpool"], *slow((["dodo"],))], ids="-".join)
 def test_threads_get_what_each_gets_alone(names):
     model = tiny_llama(bos_token_id=1)
     compressors = [moved(METHODS[name](model)) for name in names]
     assert_as_alone([(answer, compressor, seed) for seed in range(12) for compressor in compressors])
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", tiers(["llama", "gpt2"]))
 def test_losses_beside_encoding(family):
     compressor = moved(ICAE(tiny(family), chunk=8, ratio=4, lora=4))
     jobs = [(losses, compressor, seed) for seed in range(10)]
@@ -85,6 +86,7 @@ def test_losses_beside_encoding(family):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [lambda dodo: MixedResolution(dodo, tau=8, segment=4), lambda dodo: Recent(dodo, tau=8)]
 )
@@ -94,6 +96,7 @@ def test_reading_on_beside_encoding(make):
     assert_as_alone([job for seed in range(6) for job in ((continued, reader, seed), (answer, compressor, seed))])
 
 
+@pytest.mark.slow
 def test_folded_maps_are_gone_when_the_last_thread_leaves():
     compressor = moved(METHODS["avgpool"](tiny_llama(bos_token_id=1)))
     before = answer(compressor, 0)

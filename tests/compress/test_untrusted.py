@@ -1,6 +1,6 @@
 """Compressor folders of anybody: each loads as a legal compressor, or is refused in a line, in bounded time and memory.
 
-The long test changes up to 2000 folders in 20 seconds, or as many as `make fuzz` asks for.
+The long test changes 100 folders, or as many as `make fuzz` asks for.
 """
 
 import json
@@ -160,7 +160,7 @@ def test_changed_folders_are_refused_or_legal(folders, tmp_path):
 @pytest.mark.slow
 @pytest.mark.fuzz
 def test_many_changed_folders_are_refused_or_legal(folders, tmp_path):
-    assert all(attack(folders, tmp_path, (25 + seed for seed in rounds(2000, seconds=20))))
+    assert all(attack(folders, tmp_path, (25 + seed for seed in rounds(100, seconds=10))))
 
 
 def test_unchanged_folders_load_and_leave_no_trace_when_removed(folders):

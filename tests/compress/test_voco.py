@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from gistkit.compress import ICAE, AvgPool, Compressor, Memory, VoCo
 from gistkit.hf.attach import cache_of
 from tests.helpers.models import tiny_llama
+from tests.helpers.tiers import slow, tiers
 from tests.helpers.vision import IMAGE, PROMPTS, SIZES, Image, processed, processor, tiny_vision, whole, written_out
 
-FAMILIES = list(SIZES)
 QUESTION = [11, 12, 13, 14]
 TILES = ("idefics3", "smolvlm")
 # VoCo tokens are more than the vision tokens of the smallest images here.
@@ -50,8 +50,13 @@ def expect(compressor, family, row, question, **options):
     return hidden, layers, kept, ids
 
 
-@pytest.mark.parametrize("layout", ["dpl", "upl", "epl", "cpl"])
-@pytest.mark.parametrize("family", FAMILIES)
+# Each family, and each layout with one and with three axes of position ids.
+LAYOUTS = [("llava", "epl"), ("qwen2_5_vl", "dpl")]
+MORE = [("llava", "cpl"), ("llava_next", "upl"), ("idefics3", "epl"), ("smolvlm", "dpl"), ("qwen2_vl", "epl")]
+MORE += [("qwen2_5_vl", "upl"), ("qwen2_vl", "cpl"), ("gemma3", "epl"), ("gemma3", "dpl")]
+
+
+@pytest.mark.parametrize(("family", "layout"), [*LAYOUTS, *slow(*MORE)])
 def test_equals_one_dense_pass(family, layout):
     check_against_one_pass(family, rows_of(family), {"layout": layout})
 
@@ -60,11 +65,11 @@ def test_equals_one_dense_pass(family, layout):
     ("family", "options", "oracle"),
     [
         ("llava", {"text_sees_before": False}, {"sees_before": False}),
-        ("gemma3", {"text_sees_before": False, "layout": "dpl"}, {"sees_before": False}),
+        *slow(("gemma3", {"text_sees_before": False, "layout": "dpl"}, {"sees_before": False})),
         ("qwen2_5_vl", {"gap": 1}, {"gap": 1}),
         ("llava", {"gap": 1, "layout": "upl", "text_sees_before": False}, {"gap": 1, "sees_before": False}),
         ("smolvlm", {"separators": []}, {}),
-        ("qwen2_5_vl", {"memory_tokens": 9}, {}),
+        *slow(("qwen2_5_vl", {"memory_tokens": 9}, {})),
         ("qwen2_5_vl", {"text": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}}, {}),
     ],
 )
@@ -74,7 +79,7 @@ def test_options_equal_one_dense_pass(family, options, oracle):
     check_against_one_pass(family, rows, options, **oracle)
 
 
-@pytest.mark.parametrize("family", ["llava", "llava_next", "idefics3", "gemma3"])
+@pytest.mark.parametrize("family", tiers(["llava", "llava_next", "idefics3", "gemma3"], ["llava"]))
 def test_reads_what_the_family_s_own_processor_gives(family):
     pictures = [
         PIL.Image.fromarray(numpy.random.default_rng(side).integers(0, 255, (20, side, 3), dtype=numpy.uint8))
@@ -168,7 +173,7 @@ def test_the_images_of_gemma3_see_what_they_see_without_voco():
     assert torch.equal(seen, expected)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize("family", tiers(["llava", "qwen2_5_vl", "gemma3"], ["qwen2_5_vl"]))
 def test_generates_from_memory_tokens_alone(family, tmp_path):
     compressor = build(family)
     rows = rows_of(family)
@@ -265,7 +270,7 @@ def test_vision_trains_by_choice(lora, tmp_path):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", tiers(["gemma3", "qwen2_5_vl"], ["gemma3"]))
 def test_gradient_checkpointing_changes_nothing(family):
     compressor = build(family, lora=2, train_projector=True, train_vision=True).train()
     inputs = processed(family, rows_of(family))

@@ -5,6 +5,7 @@ import math
 import torch
 from transformers import DynamicCache
 
+from gistkit.hf import CACHE
 from tests.helpers.in_place_oracle import maps_by_row, masks_of
 from tests.helpers.models import eager
 
@@ -53,7 +54,7 @@ def read(compressor, ids, kept, text, bias=None, start=None):
     with maps_by_row(compressor, torch.full((count,), own)), eager(model):
         out = decoder(
             inputs_embeds=compressor.embed(torch.tensor([ids])), position_ids=torch.arange(count)[None],
-            attention_mask=masks_of(model, causal, list(range(count))), past_key_values=cache, use_cache=True,
+            attention_mask=masks_of(model, causal, list(range(count))), **{CACHE: cache}, use_cache=True,
         ).last_hidden_state  # fmt: skip
     for index, layer in enumerate(cache.layers):
         reading.update(layer.keys[:, :, kept], layer.values[:, :, kept], index)
@@ -71,7 +72,7 @@ def read(compressor, ids, kept, text, bias=None, start=None):
     with maps_by_row(compressor, torch.zeros(rows, dtype=torch.bool)), eager(model):
         states = decoder(
             inputs_embeds=inputs, attention_mask=masks, position_ids=torch.tensor([positions]),
-            past_key_values=reading, use_cache=True,
+            **{CACHE: reading}, use_cache=True,
         ).last_hidden_state  # fmt: skip
     return states[0] if start is not None else torch.cat([out[:, -1:], states], 1)[0]
 

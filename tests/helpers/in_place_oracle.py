@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from gistkit.compress import AvgPool
+from gistkit.hf import CACHE
 from tests.helpers.models import additive, eager
 
 
@@ -171,7 +172,7 @@ def states(compressor, ids, text):
         with maps_by_row(compressor, is_gist), eager(model):
             out = model.get_decoder()(
                 inputs_embeds=inputs, attention_mask=masks_of(model, mask, places),
-                position_ids=torch.tensor([positions]), past_key_values=cache, use_cache=True,
+                position_ids=torch.tensor([positions]), **{CACHE: cache}, use_cache=True,
             ).last_hidden_state  # fmt: skip
     finally:
         for handle in handles:
@@ -208,7 +209,7 @@ def states(compressor, ids, text):
     with maps_by_row(compressor, nobody(len(text))), eager(model):
         out = model.get_decoder()(
             inputs_embeds=embed(torch.tensor([text])), attention_mask=masks_of(model, seen, places),
-            position_ids=torch.tensor([text_positions]), past_key_values=reading, use_cache=True,
+            position_ids=torch.tensor([text_positions]), **{CACHE: reading}, use_cache=True,
         ).last_hidden_state  # fmt: skip
     return torch.cat([last, out], 1)[0]
 

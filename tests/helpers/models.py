@@ -70,6 +70,13 @@ def tiny_llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**COMMON | changes)).double().eval()
 
 
+def checkpoint(model, **options):
+    """Switches on the model's own gradient checkpointing, whose name differs between releases of transformers."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options or None)
+    return model
+
+
 def byte_tokenizer(start=False):
     """A token a byte, 0..255; 256 ends a text, and 257 begins one where `start`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

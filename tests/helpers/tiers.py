@@ -1,6 +1,16 @@
-"""Cases of a test that differ little: some for `make test`, all for `make check`."""
+"""Which of a test's cases `make test` runs, and which `make check` alone."""
 
 import pytest
+
+
+def slow(*cases):
+    """Cases that are left to `make check`."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def tiers(names, quick=("llama", "gemma3")):
+    """Names, of which `make test` runs the quick ones."""
+    return mostly_slow(names, *(name for name in names if name in quick))
 
 
 def mostly_slow(cases, *first):

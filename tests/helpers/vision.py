@@ -9,6 +9,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from gistkit.hf import CACHE
 from tests.helpers.models import additive, double_angles
 
 IMAGE = 55
@@ -264,7 +265,7 @@ def written_out(model, family, inputs, slots, layout, sees_before=True, gap=0, p
             inputs_embeds=torch.stack(vectors)[None],
             attention_mask=masks,
             position_ids=position_ids if len(position_ids) > 1 else position_ids[0],
-            past_key_values=cache,
+            **{CACHE: cache},
             use_cache=True,
         )
     return out.last_hidden_state[0], [(layer.keys[0], layer.values[0]) for layer in cache.layers], tokens, position_ids

@@ -20,7 +20,8 @@ from gistkit.nn import (
     SeqPERegularizer,
     position_encoding,
 )
-from tests.helpers.models import tiny
+from tests.helpers.models import checkpoint, tiny
+from tests.helpers.tiers import tiers
 from tests.nn.test_gpt import same_weights
 
 HEADS, HEAD_DIM, LAYERS, VOCAB = 4, 12, 2, 50
@@ -55,15 +56,13 @@ def ours(model: GPT2LMHeadModel, position: PositionEncoding) -> GPT:
     return its
 
 
-@pytest.mark.parametrize(
-    "positions", [None, torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [90, 9, 0, 1, 2, 3, 4, 7, 2]])]
-)
 @pytest.mark.parametrize("name", TEXT_ENCODINGS)
-def test_logits_are_those_of_our_gpt(name: str, positions: Tensor | None) -> None:
+def test_logits_are_those_of_our_gpt(name: str) -> None:
     model, position = gpt2(), encoding(name)
-    with hf.encode_positions(model, position) as inside:
-        logits = inside(IDS, position_ids=positions).logits
-    close(logits, ours(model, position)(IDS, positions))
+    for positions in (None, torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [90, 9, 0, 1, 2, 3, 4, 7, 2]])):
+        with hf.encode_positions(model, position) as inside:
+            logits = inside(IDS, position_ids=positions).logits
+        close(logits, ours(model, position)(IDS, positions))
 
 
 def test_dropout_of_attention_s_weights_is_the_models_own() -> None:
@@ -80,14 +79,6 @@ def test_dropout_of_attention_s_weights_is_the_models_own() -> None:
     close(found, draw())
 
 
-def test_no_positions_are_a_table_of_zeros() -> None:
-    model = gpt2()
-    with hf.encode_positions(model, NoPE()):
-        logits = model(IDS).logits
-    torch.nn.init.zeros_(model.transformer.wpe.weight)
-    close(logits, model(IDS).logits)
-
-
 def test_the_models_own_table_gives_the_model() -> None:
     model, position = gpt2(), Learned(512, HEADS * HEAD_DIM).double()
     position.load_state_dict({"table": model.transformer.wpe.weight})
@@ -96,20 +87,19 @@ def test_the_models_own_table_gives_the_model() -> None:
         close(model(IDS).logits, expected)
 
 
-@pytest.mark.parametrize("chunk", [1, 4])
 @pytest.mark.parametrize("name", TEXT_ENCODINGS)
-def test_passes_in_chunks_are_one_pass(name: str, chunk: int) -> None:
+def test_passes_in_chunks_are_one_pass(name: str) -> None:
     model, cache = gpt2(), DynamicCache()
     with hf.encode_positions(model, encoding(name)):
         whole = model(IDS).logits
-        parts = [model(part, past_key_values=cache).logits for part in IDS.split(chunk, 1)]
+        parts = [model(part, **{hf.CACHE: cache}).logits for part in IDS.split([4, 1, 4], 1)]
     close(torch.cat(parts, 1), whole)
     wide = 2 if name == "seqpe-bias" else 1
     assert cache.layers[0].keys.shape == (2, HEADS, 9, wide * HEAD_DIM)
     assert cache.layers[0].values.shape == (2, HEADS, 9, HEAD_DIM)
 
 
-@pytest.mark.parametrize("name", TEXT_ENCODINGS)
+@pytest.mark.parametrize("name", tiers(TEXT_ENCODINGS, ["learned", "rope-1e4", "alibi", "seqpe-bias"]))
 def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
     """Greedy and by beams, each row as it is alone."""
     model, position = gpt2(), encoding(name)
@@ -174,7 +164,7 @@ def test_embeddings_of_the_caller_serve_the_model_and_the_regularizer(
         cache = DynamicCache()
         rows = step.embeddings(encoded)
         parts = [
-            model(IDS[:, part], embeddings=rows[:, part], past_key_values=cache).logits
+            model(IDS[:, part], embeddings=rows[:, part], **{hf.CACHE: cache}).logits
             for part in (slice(0, 4), slice(4, 9))
         ]
         close(loss_of(torch.cat(parts, 1)), total)
@@ -210,8 +200,7 @@ def test_training_reaches_the_encoding_and_the_model(name: str) -> None:
     losses = []
     for checkpointing in (False, True):
         if checkpointing:
-            enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-            enable({"use_reentrant": False})
+            checkpoint(model, use_reentrant=False)
         with hf.encode_positions(model, position):
             loss = loss_of(model(IDS).logits)
             found = torch.autograd.grad(loss, parameters)
@@ -288,13 +277,13 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"embeddings: expected \[9, 16\] or \[B, 9, 16\], got shape \(8, 16\)"):
         inside(encoding("seqpe-bias"), embeddings=torch.zeros(8, 16))
     with hf.encode_positions(model, ALiBi(HEADS)):
-        cache = model(IDS[:, :5]).past_key_values
+        cache = getattr(model(IDS[:, :5]), hf.CACHE)
         with pytest.raises(ValueError, match=r"position_ids: expected to grow by 1 .* got \[\[5, 7, 8, 9\]\]"):
-            model(IDS[:, 5:], past_key_values=cache, position_ids=torch.tensor([[5, 7, 8, 9]]))
+            model(IDS[:, 5:], **{hf.CACHE: cache}, position_ids=torch.tensor([[5, 7, 8, 9]]))
     with hf.encode_positions(model, Learned(4, HEADS * HEAD_DIM).double()):
-        cache = model(IDS[:, :4]).past_key_values
+        cache = getattr(model(IDS[:, :4]), hf.CACHE)
         with pytest.raises(ValueError, match="below the table's length of 4 with a cache"):
-            model(IDS[:, 4:], past_key_values=cache)
-    model.train().gradient_checkpointing_enable({"use_reentrant": True})
+            model(IDS[:, 4:], **{hf.CACHE: cache})
+    checkpoint(model.train(), use_reentrant=True)
     with pytest.raises(ValueError, match="position: expected gradient checkpointing with use_reentrant=False"):
         inside(NoPE())

@@ -9,6 +9,7 @@ from gistkit.compress import AvgPool, Compressive, GistPool
 from gistkit.hf.attach import probed
 from tests.helpers.families import tiny_of
 from tests.helpers.models import COMMON
+from tests.helpers.tiers import slow, tiers
 
 BOS, RATIO, LENGTH = 1, 3, 8
 IDS = torch.randint(3, 60, (1, LENGTH), generator=torch.Generator().manual_seed(4))
@@ -85,7 +86,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", tiers(FORMULAS, ["CohereForCausalLM", "GPT2LMHeadModel"]))
 @torch.no_grad()
 def test_means_of_hidden_states(name):
     model = tiny_of(name).double()
@@ -104,8 +105,14 @@ def test_means_of_hidden_states(name):
         torch.testing.assert_close(value[0, :, 1:], expected_value, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("name", ["Olmo2ForCausalLM", "GPTNeoXForCausalLM", "NemotronForCausalLM"])
+@pytest.mark.parametrize(
+    ("name", "checkpointing"),
+    [
+        ("GPTNeoXForCausalLM", False),
+        ("NemotronForCausalLM", True),
+        *slow(("Olmo2ForCausalLM", True)),
+    ],
+)
 def test_gradients_of_offset_gists(name, checkpointing):
     # By finite differences along one direction, of the loss of a text that reads gists' outputs.
     model = tiny_of(name).double()

@@ -8,13 +8,15 @@ import torch
 from transformers import DynamicCache
 
 import gistkit
-from gistkit.hf import attach, sliding_windows
-from gistkit.hf.cache import CACHE
+from gistkit.hf import CACHE, attach, sliding_windows
 from gistkit.layouts import compile_batch
 from tests.helpers.models import OTHERS, double_angles, masked_logits, tiny
+from tests.helpers.tiers import tiers
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 SLIDING = {"mistral": 6, "qwen2": 5, "gemma2": 5, "gemma3": 4} | dict.fromkeys(OTHERS, 6)
+# A window in all layers, in some, and beside another RoPE.
+SOME = pytest.mark.parametrize("family", tiers(SLIDING, ["mistral", "gemma3"]))
 GISTPOOL = gistkit.layouts.gistpool(12, 3, 6, windows=2)
 
 
@@ -67,20 +69,19 @@ def test_widths_are_checked(windows, error):
         GISTPOOL.compile(windows=windows)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("family", SLIDING)
-def test_a_layout_beyond_the_window(family, batch):
+@SOME
+def test_a_layout_beyond_the_window(family):
     model = tiny(family)
-    ids = tokens(batch, len(GISTPOOL))
+    ids = tokens(2, len(GISTPOOL))
     plan = GISTPOOL.compile(windows=sliding_windows(model))
     masks = [torch.from_numpy(GISTPOOL.dense_mask("physical", window)) for window in (None, SLIDING[family])]
     assert (masks[0] != masks[1]).any()
-    expected = masked_logits(model, ids, masks[0], plan.positions[None].expand(batch, -1), masks[1])
+    expected = masked_logits(model, ids, masks[0], plan.positions[None].expand(2, -1), masks[1])
     with double_angles(model), attach(model):
         torch.testing.assert_close(model(ids, plan=plan, use_cache=False).logits, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", SLIDING)
+@SOME
 def test_a_plan_without_the_window_is_refused_where_it_would_cut(family):
     model = tiny(family)
     width = SLIDING[family]
@@ -95,7 +96,7 @@ def test_a_plan_without_the_window_is_refused_where_it_would_cut(family):
         torch.testing.assert_close(model(tokens(1, width), plan=short.compile()).logits, expected, **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", SLIDING)
+@SOME
 def test_decoding_step_by_step_beyond_the_window(family):
     model = tiny(family)
     ids = tokens(2, 10)
@@ -104,24 +105,24 @@ def test_decoding_step_by_step_beyond_the_window(family):
     with attach(model):
         whole = model(ids, plan=plan, use_cache=False).logits
         cache = DynamicCache()
-        steps = [model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), past_key_values=cache).logits for a, b in parts]
+        steps = [model(ids[:, a:b], plan=plan.rows(a, b, num_keys=b), **{CACHE: cache}).logits for a, b in parts]
         torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
         # The model's own cache forgets keys beyond the window; without a plan that is what causal attention needs.
         cache = DynamicCache(config=model.config)
-        steps = [model(ids[:, a:b], past_key_values=cache).logits for a, b in parts]
+        steps = [model(ids[:, a:b], **{CACHE: cache}).logits for a, b in parts]
         torch.testing.assert_close(torch.cat(steps, 1), whole, **TOLERANCE)
 
 
-@pytest.mark.parametrize("family", SLIDING)
+@SOME
 def test_a_cache_that_has_forgotten_keys_of_the_plan_is_refused(family):
     model = tiny(family)
     plan = gistkit.layouts.causal(10).compile(windows=sliding_windows(model))
     cache = DynamicCache(config=model.config)
     with attach(model):
-        model(tokens(1, 9), plan=plan.rows(0, 9, num_keys=9), past_key_values=cache)
+        model(tokens(1, 9), plan=plan.rows(0, 9, num_keys=9), **{CACHE: cache})
         message = rf"{CACHE}: expected a cache that keeps the 10 keys.*DynamicCache\(\) made without a config"
         with pytest.raises(ValueError, match=message):
-            model(tokens(1, 1), plan=plan.rows(9, 10), past_key_values=cache)
+            model(tokens(1, 1), plan=plan.rows(9, 10), **{CACHE: cache})
 
 
 def test_ragged_batches_beyond_the_window():

@@ -12,7 +12,7 @@ from gistkit.hf import attach
 from gistkit.inspect import AttentionRecorder
 from gistkit.layouts import causal_plan, compile_batch
 from gistkit.nn import GPT, RoPE
-from tests.helpers.models import FAMILIES, OTHERS, eager, tiny, tiny_llama
+from tests.helpers.models import FAMILIES, OTHERS, checkpoint, eager, tiny, tiny_llama
 
 CLOSE = {"rtol": 1e-10, "atol": 1e-12}
 LAYOUTS = [layouts.gistpool(20, 3, windows=1), layouts.gistpool(11, 2, windows=1)]
@@ -221,7 +221,7 @@ def test_layers_that_checkpointing_runs_again_are_recorded_once(reentrant):
     ids = torch.randint(0, 50, (1, 8), generator=torch.Generator().manual_seed(0))
     model = tiny_llama().train()
     plain = tiny_llama().train()
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    checkpoint(model, use_reentrant=reentrant)
     with attach(plain):
         plain(ids, labels=ids).loss.backward()
     with AttentionRecorder() as recorder, attach(model):

@@ -638,7 +638,9 @@ class Compressor(nn.Module, ABC):
         return generate(self, memory, prompt_ids, attention_mask, **options)
 
     def to_cache(self, memory: Memory, task: Task = "lm") -> MemoryCache:
-        """A transformers cache of [memory][task token], for `model.generate(ids, past_key_values=cache)` behind it.
+        """A transformers cache of [memory][task token], for `model.generate(ids, cache=cache)` behind it.
+
+        Before transformers 5.24 the argument is `past_key_values`; `gistkit.hf.CACHE` names it in the installed one.
 
         `model.generate` takes the prompt alone, [B, N] of any N >= 1, and none of its options needs to know of the
         memory: its keys are rotated so that the prompt stands at position 0, which is all the same to RoPE. Rows must

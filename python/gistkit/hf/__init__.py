@@ -1,7 +1,7 @@
 """gistkit inside Hugging Face transformers models (`pip install gistkit[hf]`)."""
 
 from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, check_rotates, forwards, sliding_windows
-from gistkit.hf.cache import cover_memory, empty_cache, memory_cache
+from gistkit.hf.cache import CACHE, cover_memory, empty_cache, memory_cache
 from gistkit.hf.depth import first_layers
 from gistkit.hf.fingerprint import differing, digest, fingerprint, head_shapes, identity, is_of, structure
 from gistkit.hf.gpt2 import encode_positions
@@ -10,6 +10,7 @@ from gistkit.hf.rotation import changing_rope, check_moves, frequencies, rerotat
 
 __all__ = [
     "ATTENTION_NAME",
+    "CACHE",
     "Keeper",
     "KeptKeys",
     "attach",

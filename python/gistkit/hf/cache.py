@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaModel, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-# The argument of models and layers that is a cache. Transformers 5.24 renamed it; models take the old name until 5.40.
+# The name of models' and layers' argument for a cache: transformers 5.24 renamed it, and takes the old one until 5.40.
 CACHE = "cache" if "cache" in signature(LlamaModel.forward).parameters else "past_key_values"
 _LEAST_ROOM = 64
 
