@@ -1,5 +1,6 @@
 """Shared test set-up: memory that gistkit allocates without filling starts as NaN, so a forgotten write is seen."""
 
+import gc
 import os
 import platform
 import signal
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(items):
         isa = params.get("isa") or params.get("attention_isa")
         if "chromium" in getattr(item, "fixturenames", ()) or (isa is not None and isa not in best):
             item.add_marker("slow")
+
+
+def pytest_collection_finish():
+    """The end of every training run collects garbage, which among all that is imported would take longer than the run."""
+    gc.collect()
+    gc.freeze()
 
 
 ISAS = ["generic", "neon"] if platform.machine() in ("aarch64", "arm64") else ["generic", "avx2", "avx512"]

@@ -158,6 +158,7 @@ def test_dropout_follows_the_mode_of_the_model(training, tmp_path):
         {"trainable_token_indices": [5]},
         {"target_parameters": ["weight"]},
         {"use_dora": True},
+        {"use_qalora": True},
     ],
     ids=lambda field: min(field),
 )

@@ -308,12 +308,11 @@ def test_a_missing_weight_of_an_adapter_is_named(folders, tmp_path):
     "options",
     [
         {"target_modules": "all-linear", "use_rslora": True},
-        {"modules_to_save": ["norm"], "bias": "lora_only", "lora_bias": True},
+        {"modules_to_save": ["norm"], "lora_bias": True},
         {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"v_proj": 5}},
         {"layers_to_transform": [0], "layers_pattern": "layers", "exclude_modules": ["q_proj"]},
         {"init_lora_weights": "eva", "ensure_weight_tying": True},
-        {"init_lora_weights": "orthogonal", "alora_invocation_tokens": [1, 2]},
-        {"use_qalora": True, "qalora_group_size": 2},
+        {"init_lora_weights": "orthogonal"},
     ],
     ids=lambda options: " ".join(options),
 )

@@ -49,6 +49,7 @@ def test_the_numbers_of_a_memory_and_of_an_answer(client, same):
     assert body == {
         **{"id": body["id"], "object": "memory", "used": body["used"], "in_ram": True},
         **{"tokens": 22, "memory_tokens": memory.lengths[0], "uncompressed_tokens": 0, "bytes": memory.nbytes},
+        "removed": [],
     }
     usage = asked(client, body["id"], QUESTION, max_tokens=7).json()["usage"]
     prompt = len(f"\n### Question:\n{QUESTION}\n### Answer:\n")

@@ -46,13 +46,15 @@ def test_memories_come_back_to_the_bit_from_ram_from_their_files_and_after_a_res
 
 
 @pytest.mark.parametrize("limit", ["number", "disk"])
-def test_what_was_not_used_for_longest_goes_for_good(compressor, tmp_path, limit):
+def test_what_was_not_used_for_longest_goes_for_good_and_is_named(compressor, tmp_path, limit, logged):
     probe = opened(tmp_path / "probe", compressor)
     size = probe.add(memory_of(compressor, 0)).size
     shelf = opened(tmp_path / "kept", compressor, **({"most": 2} if limit == "number" else {"disk_bytes": 2 * size}))
     first, second = (shelf.add(memory_of(compressor, number)).id for number in range(2))
     shelf.get(first)
-    third = shelf.add(memory_of(compressor, 2)).id
+    added = shelf.add(memory_of(compressor, 2))
+    third = added.id
+    assert added.removed == (second,) and f"{second} is removed for good" in logged.text
     assert [entry.id for entry in shelf.entries()] == [first, third]
     assert {path.stem for path in (tmp_path / "kept").iterdir()} == {first, third}
     assert shelf.disk_bytes == 2 * size

@@ -796,7 +796,9 @@ def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []
-    for weight in (part for whole_weight in weights for part in plain_tensors(whole_weight)):
+    # A loop of every pass: most weights have no parts.
+    plain = (nn.Parameter, Tensor)
+    for weight in (part for one in weights for part in ((one,) if type(one) in plain else plain_tensors(one))):
         # Weights made in inference mode have no version.
         places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
         if weight.numel() and not weight.is_meta:

@@ -30,7 +30,7 @@ HONOURED = frozenset({
 })  # fmt: skip
 NEUTRAL = frozenset({
     "peft_type", "peft_version", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode",
-    "runtime_config", "megatron_core", "qalora_group_size",
+    "runtime_config", "megatron_core", "qalora_group_size", "eva_config",
 })  # fmt: skip
 
 
