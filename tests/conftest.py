@@ -44,7 +44,7 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """The end of every training run collects garbage, which among all that is imported would take longer than the run."""
+    """Every training run ends by collecting garbage, which among all that is imported takes longer than a short run."""
     gc.collect()
     gc.freeze()
 

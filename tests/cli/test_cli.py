@@ -658,7 +658,19 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["evaluate", "--tau", "4"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
         # Those read a text before they know.
         pytest.param(
-            "evaluate --tau 64 --method avgpool --ratio 4 --context 40 --continuation 9".split(),
+            [
+                "evaluate",
+                "--tau",
+                "64",
+                "--method",
+                "avgpool",
+                "--ratio",
+                "4",
+                "--context",
+                "40",
+                "--continuation",
+                "9",
+            ],
             "--tau: expected less than a passage, 49 tokens, got 64",
             marks=pytest.mark.slow,
         ),

@@ -256,7 +256,10 @@ def test_errors_say_what_was_expected():
         ({"prompt_ids": torch.zeros(3, 1, dtype=torch.long)}, "prompt_ids: expected 2 rows as the memory has, got 3"),
         ({"do_sample": True, "temperature": 0.0}, r"`temperature` \(=0.0\) has to be a strictly positive float"),
         ({"max_new_token": 3}, "max_new_token"),
-        ({"prefill_chunk_size": 2}, "prefill_chunk_size: expected none, as the loop gets the logits of one pass .* got 2"),
+        (
+            {"prefill_chunk_size": 2},
+            "prefill_chunk_size: expected none, as the loop gets the logits of one pass .* got 2",
+        ),
         ({"guidance_scale": 1.5}, "guidance_scale: expected none, .* got 1.5"),
         ({"output_hidden_states": True}, "output_hidden_states: expected none"),
         ({"task": "sum"}, "task: expected one of ae, lm, qa, got 'sum'"),

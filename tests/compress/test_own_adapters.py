@@ -144,7 +144,9 @@ def test_an_adapter_trains_on_after_a_user_switches_theirs():
 
 @pytest.mark.parametrize("training", [False, True])
 def test_dropout_follows_the_mode_of_the_model(training, tmp_path):
-    made("x500", tiny_llama(), lora=LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)).save_pretrained(tmp_path)
+    made("x500", tiny_llama(), lora=LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.5)).save_pretrained(
+        tmp_path
+    )
     again = Compressor.from_pretrained(tmp_path, tiny_llama().train(training))
     assert {module.training for module in again.modules() if isinstance(module, torch.nn.Dropout)} == {training}
 
@@ -210,7 +212,9 @@ def test_a_tokenizer_that_no_folder_gives_back_is_not_saved_with_a_warning(tmp_p
 def test_half_a_character_is_refused_with_its_place():
     compressor = made("x500", tiny_llama(vocab_size=257), lora=2)
     compressor.tokenizer = byte_tokenizer()
-    with pytest.raises(ValueError, match=r"text: expected a text of whole characters, got half of one, '\\ud83d', at 2"):
+    with pytest.raises(
+        ValueError, match=r"text: expected a text of whole characters, got half of one, '\\ud83d', at 2"
+    ):
         compressor.compress(["a gate", "a \ud83d shed"])
     with pytest.raises(ValueError, match="question: expected a text of whole characters"):
         compressor.ask(compressor.compress("a gate"), "who \udbc0?")

@@ -60,9 +60,7 @@ def check(key: Tensor, value: Tensor, offsets: Tensor, **rotation: object) -> No
     ("batch", "heads", "tokens", "dim", "value_dim", "ratio"),
     [(1, 1, 1, 1, 1, 1), (2, 3, 37, 64, 80, 5), (1, 2, 203, 16, 8, 10), (1, 1, 65, 9, 24, 65), (2, 2, 63, 32, 32, 1)],
 )
-def test_parity(
-    batch: int, heads: int, tokens: int, dim: int, value_dim: int, ratio: int, dtype: torch.dtype
-) -> None:
+def test_parity(batch: int, heads: int, tokens: int, dim: int, value_dim: int, ratio: int, dtype: torch.dtype) -> None:
     key, value = rows_of(batch, heads, tokens, dim, dtype), rows_of(batch, heads + 1, tokens, value_dim, dtype)
     check(key, value, equal_windows(tokens, ratio))
 

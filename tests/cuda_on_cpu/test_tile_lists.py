@@ -142,9 +142,7 @@ def random_spans(batch: int, queries: int, num_spans: int, keys: int) -> torch.T
     [(1, 1, 1, 1), (1, 63, 1, 65), (2, 65, 2, 200), (3, 200, 3, 63), (1, 203, 7, 203), (2, 130, 2, 1)],
 )
 @pytest.mark.parametrize(("query_tile", "key_tile"), [(64, 64), (128, 32), (16, 64)])
-def test_random_spans(
-    batch: int, queries: int, num_spans: int, keys: int, query_tile: int, key_tile: int
-) -> None:
+def test_random_spans(batch: int, queries: int, num_spans: int, keys: int, query_tile: int, key_tile: int) -> None:
     check(random_spans(batch, queries, num_spans, keys), keys, query_tile, key_tile)
 
 

@@ -29,7 +29,7 @@ class Program:
     """
 
     def __init__(self, *words, **options):
-        self._errors, self._unread = tempfile.TemporaryFile(), b""
+        self._errors, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115
         self.process = subprocess.Popen(
             [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=self._errors, **options
         )

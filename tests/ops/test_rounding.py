@@ -1,4 +1,4 @@
-"""Half precision: sums in float32, and one rounding of the result, to the nearest and of two as near to the even one."""
+"""Half precision: sums in float32, and one rounding of the result, to the nearest and of two as near to the even."""
 
 import pytest
 import torch

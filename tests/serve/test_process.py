@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-
 from starlette.testclient import TestClient
 
 from gistkit import cli

@@ -79,9 +79,7 @@ def raising(at, *numbers):
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGTERM, 3), (signal.SIGINT, 7)])
-def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(
-    number, step, whole, tmp_path, capsys
-):
+def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(number, step, whole, tmp_path, capsys):
     before = signal.getsignal(number)
     with pytest.raises(
         Interrupted, match=rf"after step {step + 1} of 8; .*step-0000000{step + 1}.safetensors is saved"

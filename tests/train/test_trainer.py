@@ -108,10 +108,10 @@ def test_two_processes_reach_the_losses_of_one(unbroken, tmp_path):
     train(tmp_path / "reading", make_reader())
     close(*(read_metrics(tmp_path / name / "metrics.jsonl") for name in ("reader", "reading")))
     # What is saved is what one process saves.
-    for run in (short_run, stopping_run):
+    for action in (short_run, stopping_run):
         for name in ("x500", "reader"):
-            run(tmp_path / "alone" / run.__name__ / name, name)
-            same_run(tmp_path / run.__name__ / name, tmp_path / "alone" / run.__name__ / name)
+            action(tmp_path / "alone" / action.__name__ / name, name)
+            same_run(tmp_path / action.__name__ / name, tmp_path / "alone" / action.__name__ / name)
     reader = make_reader()
     found = json.loads((tmp_path / "sharded-reader.json").read_text())
     assert found == pytest.approx(reading(reader, Losses(reader)), rel=5e-6)

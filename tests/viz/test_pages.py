@@ -317,7 +317,15 @@ def test_weights_are_told_to_three_per_cent(show):
 
 
 def test_texts_and_titles_are_harmless(show):
-    nasty = ['</script><b id="b">', "<img src=x onerror=alert(1)>", "{{title}} {{ 1 }}", "&amp;", "\u202e", "\ud800", ""]
+    nasty = [
+        '</script><b id="b">',
+        "<img src=x onerror=alert(1)>",
+        "{{title}} {{ 1 }}",
+        "&amp;",
+        "\u202e",
+        "\ud800",
+        "",
+    ]
     shown = [*nasty[:4], "\\u202e", "\\ud800", "∅"]
     page = show(
         layout_page(layouts.causal(len(nasty)), tokens=nasty, title="</title><script>alert(2)</script>{{data}}")

@@ -607,7 +607,7 @@ class Compressor(nn.Module, ABC):
                 yield name, parameter
 
     def _thaw(self) -> None:
-        """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's own adapter: they freeze all others."""
+        """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's adapter: they freeze all others."""
         own_trains = any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("model."))
         if self.adapters is not None and own_trains and self.adapters.frozen:
             self.adapters.thaw()

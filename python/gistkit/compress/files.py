@@ -150,7 +150,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
         if compressor.adapters is not None:
             compressor.adapters.remove()
         raise
-    return compressor.train(model.training)
+    return compressor.train(cast(PreTrainedModel, model).training)
 
 
 def load_tokenizer(folder: Path | None, model: Any) -> Any:

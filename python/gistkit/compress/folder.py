@@ -201,8 +201,8 @@ def read_lora(folder: Path, name: str, allow_regex: bool) -> LoraConfig:
             fits, words = arguments[field]
             if not _holds(fits, value):
                 raise ValueError(f"{path}: expected {field} to be {words}, got {shown(value)}")
-    if (field := not_honoured(config)) is not None:
-        raise ValueError(f"{path}: expected plain LoRA, got {field}")
+    if (other := not_honoured(config)) is not None:
+        raise ValueError(f"{path}: expected plain LoRA, got {other}")
     chosen = {field: value for field, value in config.items() if field in arguments}
     if chosen.get("init_lora_weights") == "eva":
         # It needs data to begin with; here all weights come from the file.

@@ -267,17 +267,19 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
         window: the model's narrowest sliding window.
     """
     # A cache may be copied, and kept longer than the compressor.
-    adapters, reader = compressor.lm.adapters and weakref.ref(compressor.lm.adapters), compressor.reader
+    own, reader = compressor.lm.adapters, compressor.reader
+    held = (lambda: None) if own is None else weakref.ref(own)
 
     def guard(tokens: int) -> None:
-        own = adapters and adapters()
-        if own is not None and not own.reads_as(reader):
+        adapters = held()
+        if adapters is not None and not adapters.reads_as(reader):
             where = "inside `with compressor.using(compressor.reader)`" if reader else "outside of compressor.using"
             raise ValueError(f"{CACHE}: expected a pass {where}, as the compressor reads a memory, got one elsewhere")
         if places is not None and places + tokens > window:
             raise ValueError(
-                f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention counts "
-                f"memory tokens alone, got {places} that are compressed and {tokens} behind them; generate takes any"
+                f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention "
+                f"counts memory tokens alone, got {places} that are compressed and {tokens} behind them; generate takes "
+                "any"
             )
 
     return guard

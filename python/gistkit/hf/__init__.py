@@ -29,6 +29,7 @@ __all__ = [
     "frequencies",
     "head_shapes",
     "identity",
+    "is_of",
     "memory_cache",
     "rerotate",
     "sliding_windows",

@@ -56,7 +56,8 @@ class Shelf:
 
     A memory is written to its file when it is added, so that nothing is lost however the process ends. Where the
     memories in RAM pass their limit, those not used for longest stay in their files alone; where the files pass theirs,
-    those not used for longest go for good, with a line in the log. Only a name of 32 hexadecimal digits becomes that of a file.
+    those not used for longest go for good, with a line in the log. Only a name of 32 hexadecimal digits becomes that of
+    a file.
 
     Args:
         folder: of the files, made if there is none. What the compressor cannot read of it stays there untouched, with
