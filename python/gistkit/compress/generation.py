@@ -278,8 +278,7 @@ def _guard(compressor: MemoryReader, places: int | None, window: int) -> Callabl
         if places is not None and places + tokens > window:
             raise ValueError(
                 f"{CACHE}: expected at most {window} tokens, the model's sliding window, where its own attention "
-                f"counts memory tokens alone, got {places} that are compressed and {tokens} behind them; generate takes "
-                "any"
+                f"counts memory tokens alone, got {places} that are compressed and {tokens} behind; generate takes any"
             )
 
     return guard
