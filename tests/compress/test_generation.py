@@ -7,6 +7,8 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TextStreamer
 
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, GistPool
+from gistkit.compress.generation import padded_at_start
+from gistkit.compress.tokens import Rows
 from tests.helpers.models import byte_tokenizer, tiny, tiny_llama
 from tests.helpers.tiers import slow
 
@@ -324,3 +326,26 @@ def test_a_model_made_in_inference_mode_is_read():
         memory = compressor.encode(torch.randint(0, 50, (1, 12)))
     assert memory.fingerprint == compressor.fingerprint()
     assert compressor.generate(memory, max_new_tokens=2).shape == (1, 2)
+
+
+def test_the_loop_sees_prompts_with_their_padding_before_them():
+    rows = Rows(torch.tensor([[5, 6, 7], [8, 0, 0], [9, 4, 0]]), (3, 1, 2))
+    padded = padded_at_start(rows, GenerationConfig(pad_token_id=2))
+    assert padded.tolist() == [[5, 6, 7], [2, 2, 8], [2, 9, 4]]
+
+
+def test_answers_end_at_a_token_0_and_at_stop_strings():
+    compressor = AvgPool(tiny_llama(vocab_size=257, bos_token_id=1), ratio=4, lora=None).eval()
+    compressor.tokenizer = byte_tokenizer()
+    memory = compressor.compress("The gate code is 4471.")
+    allowed = compressor.tokenizer("abcdefghijklmnopqrstuvwxyz")["input_ids"]
+    letters = {"suppress_tokens": [token for token in range(257) if token not in allowed], "max_new_tokens": 8}
+    full = compressor.ask(memory, "Who?", **letters)
+    for more in ({}, {"tokenizer": compressor.tokenizer}):
+        assert compressor.ask(memory, "Who?", stop_strings=[full[1:3]], **more, **letters) == full[:3]
+    # No token but 0 is left.
+    ends = {"suppress_tokens": list(range(1, 257)), "max_new_tokens": 8}
+    assert compressor.ask(memory, "Who?", eos_token_id=0, **ends) == compressor.ask(
+        memory, "Who?", stop_tokens=0, **ends
+    )
+    assert len(compressor.ask(memory, "Who?", stop_tokens=(), **ends)) == 8

@@ -1,6 +1,7 @@
 """gistkit inside a transformers Llama: plans, caches, what is refused, and layers that come and go."""
 
 import dataclasses
+import threading
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from transformers import DynamicCache, StaticCache
 
 import gistkit
 from gistkit.hf import CACHE, KeptKeys, attach, first_layers
-from gistkit.layouts import causal_plan
+from gistkit.layouts import causal_plan, gistpool
 from tests.helpers.models import additive, double_angles, tiny_llama
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
@@ -199,3 +200,27 @@ def test_attaching_walks_through_a_model_once(monkeypatch):
     with attach(model), torch.no_grad():
         model(ids)
     assert seen == [model]
+
+
+def test_blocks_overlap_in_threads_and_the_last_to_end_detaches():
+    model, layout = tiny_llama(), gistpool(context=12, ratio=4, text=4)
+    plan, ids = layout.compile(), torch.randint(0, 50, (1, len(layout)))
+    plain = model(ids).logits
+    with attach(model):
+        right = model(ids, plan=plan).logits
+    opened, closed, found = threading.Event(), threading.Event(), []
+
+    def second():
+        with torch.no_grad(), attach(model):
+            opened.set()
+            closed.wait(60)
+            found.append(model(ids, plan=plan).logits)
+
+    thread = threading.Thread(target=second)
+    with attach(model):
+        thread.start()
+        assert opened.wait(60)
+    closed.set()
+    thread.join(60)
+    assert torch.equal(found[0], right) and not torch.allclose(right, plain)
+    assert torch.equal(model(ids).logits, plain) and model.config._attn_implementation == "sdpa"

@@ -22,6 +22,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from gistkit._signals import Interrupted
+from gistkit.compress import FiveHundredX
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.metrics import Metrics
 from gistkit.train.trainer import Trainer
@@ -94,6 +95,34 @@ def test_a_signal_ends_a_run_after_its_step_and_it_goes_on_bit_for_bit(number, s
     train(tmp_path, resume=True, save_every=100)
     check_equal(tmp_path, whole)
     check_clean(tmp_path)
+
+
+def test_a_run_goes_on_in_another_compressor_of_the_same_model(whole, tmp_path):
+    with pytest.raises(Interrupted):
+        train(tmp_path, batches=raising(3, signal.SIGTERM))
+    # As in a notebook whose cell runs again: its adapters are the second of the model's.
+    first = make_compressor()
+    second = FiveHundredX(first.model, chunk=8, ratio=4, layout="epl", losses=("ae", "lm"), lora=4)
+    assert second.adapters.names == {"encoder": "gistkit_1_encoder"}
+    train(tmp_path, second, resume=True)
+    check_equal(tmp_path, whole)
+
+
+def test_a_kill_between_a_checkpoint_and_the_removal_of_the_oldest_leaves_none_too_many(tmp_path, monkeypatch):
+    prune = checkpoint.prune
+
+    def killed_at(folder, keep, step):
+        if step == 6:
+            raise RuntimeError("killed")
+        prune(folder, keep, step)
+
+    monkeypatch.setattr(checkpoint, "prune", killed_at)
+    with pytest.raises(RuntimeError, match="killed"):
+        train(tmp_path, save_every=1, recipe=replace(RECIPE, steps=6))
+    assert len(checkpoint.find(tmp_path)) == 3
+    monkeypatch.undo()
+    train(tmp_path, save_every=1, recipe=replace(RECIPE, steps=6), resume=True)
+    assert [path.stem for path in checkpoint.find(tmp_path)] == ["step-00000005", "step-00000006"]
 
 
 def test_a_second_signal_ends_a_run_at_once(tmp_path):
