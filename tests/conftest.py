@@ -32,14 +32,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# What benchmarks compute, what makes models/, and what a GPU runs, here on a CPU.
+SLOW_FOLDERS = ("benchmarks", "trained", "cuda")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """`make test` leaves to `make check` what needs a browser, and every instruction set but the best."""
+    """`make test` leaves to `make check` every instruction set but the best, browsers, and some folders."""
     best = best_isas()
     for item in items:
         params = item.callspec.params if hasattr(item, "callspec") else {}
         isa = params.get("isa") or params.get("attention_isa")
-        if "chromium" in getattr(item, "fixturenames", ()) or (isa is not None and isa not in best):
+        elsewhere = "chromium" in getattr(item, "fixturenames", ()) or item.path.parent.name in SLOW_FOLDERS
+        if elsewhere or (isa is not None and isa not in best):
             item.add_marker("slow")
 
 

@@ -37,6 +37,7 @@ def last_line(capsys):
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "word"),
     [

@@ -144,6 +144,7 @@ def test_less_precision_is_as_good_as_the_models_own(family, precision):
         assert (ours - exact).norm() <= 2 * (own - exact).norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "backend"),
     [

@@ -290,6 +290,7 @@ def test_a_block_compiles_whole(name: str) -> None:
         close(ours, its)
 
 
+@pytest.mark.slow
 def test_a_model_compiles_whole() -> None:
     torch._dynamo.reset()
     model, tokens = gpt(encoding("rope-1e4")), ids()

@@ -169,6 +169,7 @@ def test_ops_of_the_trie_stay_float32_under_autocast() -> None:
         assert got.dtype == torch.float32 and torch.equal(got, function(x)), name
 
 
+@pytest.mark.slow
 def test_autocast_compiles_whole() -> None:
     torch._dynamo.reset()
 

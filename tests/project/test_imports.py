@@ -130,6 +130,7 @@ def package_graph():
     return graph
 
 
+@pytest.mark.slow
 def test_no_module_imports_what_imports_it():
     graph = package_graph()
     assert len(graph) > 200

@@ -29,6 +29,7 @@ def test_kernels_know_no_torch():
             assert not re.search(r"#include\s*[<\"](torch|ATen|c10|pybind11)/", path.read_text()), path.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.nightly if n != "generic" else ()) for n in _library.ISA_NAMES]
 )

@@ -40,6 +40,7 @@ def test_help_loads_no_other_package() -> None:
     assert loaded("".join(HELP.format(words=words) for words in every)) == ["gistkit"]
 
 
+@pytest.mark.slow
 def test_what_needs_torch_alone_loads_neither_its_compiler_nor_transformers() -> None:
     packages = loaded(
         # Layouts draw themselves, and DigitTrie is of gistkit.nn: both when asked.
