@@ -57,7 +57,7 @@ OLDEST_TESTS := tests/hf tests/compress tests/ask tests/train/test_trainer.py
 oldest: $(VENV)/installed
 	$(PIP) install -q --no-deps --upgrade --target build/oldest \
 	  $$($(BIN)/python tools/requirements.py --oldest hf) "huggingface_hub<2"
-	PYTHONPATH=build/oldest $(PYTEST) -m "not slow and not nightly" $(OLDEST_TESTS) $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/oldest $(PYTEST) -m "not slow and not nightly" $(OLDEST_TESTS) $(ARGS)
 
 # inductor keeps what it compiled without asking which instructions torch may use: it gets a folder of its own.
 AVX2 := GISTKIT_ISA=avx2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2 \
