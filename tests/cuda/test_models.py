@@ -309,7 +309,7 @@ def test_reading_on(device: str, make: Callable[[], Any]) -> None:
             close(stream.step(ids[:, step]), expected[:, step + 1])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_demo(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     if device == NAME:
         monkeypatch.setattr("gistkit.cli.study.device", lambda name: name)

@@ -46,10 +46,16 @@ def without_times(report):
     "words",
     [
         ("--context", "24", "--chunk", "6", "--ratio", "3", "--keep-examples"),
-        ("--cloze", "--tasks", "ae,qa", "--chunk", "6", "--ratio", "3", "--max-new-tokens", "5", "--keep-examples"),
-        (
-            *("--method", "avgpool", "--ratio", "4", "--option", "bos_token=0"),
-            *("--tau", "8", "--segment", "4", "--context", "24", "--continuation", "12"),
+        pytest.param(
+            ("--cloze", "--tasks", "ae,qa", "--chunk", "6", "--ratio", "3", "--max-new-tokens", "5", "--keep-examples"),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            (
+                *("--method", "avgpool", "--ratio", "4", "--option", "bos_token=0"),
+                *("--tau", "8", "--segment", "4", "--context", "24", "--continuation", "12"),
+            ),
+            marks=pytest.mark.nightly,
         ),
     ],
 )

@@ -159,7 +159,7 @@ def opening(folder):
     return min(found)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ten_thousand_documents(tmp_path, monkeypatch):
     """A writer is killed in the middle and another goes on; then all are found, by name and by their words."""
     pytest.importorskip("sklearn", reason="the index extra is not installed")

@@ -527,7 +527,7 @@ def test_a_run_killed_while_it_writes_goes_on_to_the_same_losses(processes, whol
     check_clean(out)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.fuzz
 def test_runs_killed_at_any_time_go_on_to_the_same_end(processes, whole_with_dropout, tmp_path):
     # The server is up, and a run's time is known.

@@ -230,13 +230,8 @@ print(peak() - before)
 """
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("jsonl", marks=pytest.mark.slow),
-        *(pytest.param(kind, marks=pytest.mark.nightly) for kind in ("text", "windows", "mrqa", "squad")),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["jsonl", "text", "windows", "mrqa", "squad"])
 def test_200_megabytes_are_never_whole_in_memory(tmp_path, kind):
     # Random words, which gzip makes a third of.
     words = np.array(["the", "mill", "well", "rained", "on", "dry", "was", "stood.", "It", "grain", "river", "old"])
