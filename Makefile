@@ -55,7 +55,7 @@ nightly: $(VENV)/installed $(VENV)/packages-docs
 # In a folder of its own, which Python searches before .venv; that transformers wants the hub's client before 2.
 OLDEST_TESTS := tests/hf tests/compress tests/ask tests/train/test_trainer.py
 oldest: $(VENV)/installed
-	$(PIP) install -q --no-deps --upgrade --target build/oldest \
+	$(PIP) install -q --no-deps --no-compile --upgrade --target build/oldest \
 	  $$($(BIN)/python tools/requirements.py --oldest hf) "huggingface_hub<2"
 	PYTHONPATH=$(CURDIR)/build/oldest $(PYTEST) -m "not slow and not nightly" $(OLDEST_TESTS) $(ARGS)
 
