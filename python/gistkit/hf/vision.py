@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, cast
 
 import torch
@@ -171,7 +172,8 @@ class Vision:
             )
         if self.family.tiles:
             by_row = [sum(end - start for start, end in row) for row in runs]
-            if by_row != list(map(len, features)):
+            # Before transformers 5.20 those of each tile, from then on those of each row.
+            if not {*accumulate(by_row)} <= {*accumulate(map(len, features))}:
                 raise ValueError(
                     f"{PIXELS}: expected {by_row} features in the rows of the batch, as input_ids have image tokens, "
                     f"got {list(map(len, features))}"
