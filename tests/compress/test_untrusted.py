@@ -154,13 +154,13 @@ def attack(folders, tmp_path, seeds):
 
 
 def test_changed_folders_are_refused_or_legal(folders, tmp_path):
-    assert min(attack(folders, tmp_path, range(25))) > 5
+    assert min(attack(folders, tmp_path, range(40))) > 5
 
 
 @pytest.mark.slow
 @pytest.mark.fuzz
 def test_many_changed_folders_are_refused_or_legal(folders, tmp_path):
-    assert all(attack(folders, tmp_path, (25 + seed for seed in rounds(100, seconds=10))))
+    assert all(attack(folders, tmp_path, (40 + seed for seed in rounds(100, seconds=10))))
 
 
 def test_unchanged_folders_load_and_leave_no_trace_when_removed(folders):
