@@ -247,3 +247,9 @@ def test_all_maps_of_a_model_with_an_adapter_leave_out_its_head():
     model = get_peft_model(tiny_llama(), LoraConfig(r=2, target_modules=["q_proj"]))
     names = [name for name, _ in made("avgpool", model, lora=2).trainable()]
     assert any("down_proj" in name for name in names) and not any("lm_head" in name for name in names)
+
+
+@pytest.mark.parametrize("method", ["x500", "avgpool"])
+def test_what_is_no_model_of_transformers_is_named(method):
+    with pytest.raises(TypeError, match="model: expected a transformers model, got Linear"):
+        made(method, torch.nn.Linear(2, 2), lora=None)

@@ -608,8 +608,10 @@ class Compressor(nn.Module, ABC):
 
     def _thaw(self) -> None:
         """Undoes what PEFT's `set_adapter` and `disable_adapter` do for a user's adapter: they freeze all others."""
-        own_trains = any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("model."))
-        if self.adapters is not None and own_trains and self.adapters.frozen:
+        if self.adapters is None or not self.adapters.frozen:
+            return
+        # Who froze the compressor's own parameters too meant all of it.
+        if any(p.requires_grad for name, p in self.named_parameters() if not name.startswith("model.")):
             self.adapters.thaw()
 
     def parameter_groups(self, learning_rate: float, memory_factor: float = 3.0) -> list[dict[str, Any]]:

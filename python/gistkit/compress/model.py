@@ -48,7 +48,8 @@ class SharedModel:
             raise TypeError(f"model: expected a transformers causal language model, got {type(model).__name__}")
         _refuse_learned_prompts(model)
         self.model = model
-        self._structure = 0, ""
+        # Refuses what is no transformers model, before anything is asked of it.
+        self._structure = 0, hf.structure(model)
         if self.head is None:
             raise TypeError(f"model: expected one with a language model head, got {type(model).__name__}")
         self._refuse_offloaded()
