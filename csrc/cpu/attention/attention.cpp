@@ -9,7 +9,7 @@ namespace {
 // that is compiled for them may run before the processor is known to have them, and the system is asked for AMX's
 // registers only if they can be of use.
 template <class Problem>
-bool multiplied_as_bf16(const Problem& problem, const Parallel& pool) {
+bool multiplied_as_bf16(const Problem& problem, [[maybe_unused]] const Parallel& pool) {
   if (problem.dtype != DType::kBF16) return false;
 #ifdef GISTKIT_AMX
   if (current_isa() == Isa::kAmx && amx::suits(problem) && amx_allowed()) return amx::run(problem, pool), true;
