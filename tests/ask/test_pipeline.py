@@ -70,6 +70,14 @@ def test_a_chat_template_makes_one_message_of_context_and_question(registered):
         compressor.encode([context]), [whole[len(context) :]], task="qa", max_new_tokens=9, stop_tokens=256
     )
     assert answer == tokenizer.decode(rows[0], skip_special_tokens=True).strip()
+    lengths = []
+    with pytest.MonkeyPatch.context() as patch:
+        encode = compressor.encode
+        patch.setattr(compressor, "encode", lambda ids: lengths.append(len(ids[0])) or encode(ids))
+        tokenizer.chat_template = CHAT.replace("<{{", "<start>{{")
+        pipe_of(compressor)("a<end>", question="Who?", max_new_tokens=1)
+    # The template's own first token is one; the text's end is letters.
+    assert lengths == [len("?????>a<end>") + 1]
     plain = pipe_of(compressor)(CONTEXT, question="Who?", max_new_tokens=9, template="{question}: ")["answer"]
     assert plain == compressor.ask(CONTEXT, "Who?", max_new_tokens=9, template="{question}: ")
 

@@ -102,6 +102,11 @@ def test_compress_then_ask_is_the_python_api(folder, run, report, method):
     tokens = len(TEXT)
     assert loaded.lengths == (-(-tokens // 20) * 4,) and loaded.context_lengths == (tokens,)
     assert f"{report} -> {memory}: {tokens} tokens to {loaded.lengths[0]} memory tokens" in shown
+    made = load(folder, method)[0].encode([load(folder)[1](TEXT)["input_ids"]])
+    assert all(map(torch.equal, loaded.tensors, made.to(dtype=torch.bfloat16).tensors))
+    exact = report.with_name("exact.gist")
+    run("compress", report, "-o", exact, "--compressor", folder / method, "--memory-dtype", "float32")
+    assert all(map(torch.equal, Memory.load(exact).tensors, made.tensors))
     assert f"{loaded.nbytes / 1e3:.3g} kB, the full cache has {loaded.full_cache_bytes / 1e3:.3g} kB" in shown
 
     words = ("--compressor", folder / method, "--max-new-tokens", 12)
@@ -177,12 +182,13 @@ def test_a_folder_in_batches_equals_one_by_one(folder, run, tmp_path, method):
         (texts / ("deep" if index % 2 else ".") / f"{index}.txt").write_text((TEXT * 2)[index : index + length])
     (texts / "other.md").write_text("not asked for")
     words = ("--compressor", folder / method)
-    status, shown, _ = run("compress", texts, "-o", tmp_path / "batched", *words, "--batch-tokens", 200)
+    exact = (*words, "--memory-dtype", "float32")
+    status, shown, _ = run("compress", texts, "-o", tmp_path / "batched", *exact, "--batch-tokens", 200)
     assert status == 0 and f"7 documents in {tmp_path / 'batched'}, 7 of them new: 326 tokens to " in shown
     store = Store(tmp_path / "batched")
     assert {*store} == {"0.txt", "2.txt", "4.txt", "deep/1.txt", "deep/3.txt", "deep/5.txt", "other.md"}
     for name in store:
-        run("compress", texts / name, *words)
+        run("compress", texts / name, *exact)
         same(store[name], Memory.load((texts / name).with_suffix(".gist")))
     question = ("Who?", *words, "--max-new-tokens", 4)
     answers = [

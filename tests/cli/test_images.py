@@ -19,6 +19,7 @@ from gistkit.train import read_metrics
 from tests.helpers.vision import PROMPTS, processor, tiny_vision
 
 PIL = pytest.importorskip("PIL.Image")
+EXACT = ("--memory-dtype", "float32")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -83,7 +84,7 @@ def load(folder):
 @pytest.mark.filterwarnings("ignore:memory_tokens")
 def test_an_untrained_compressor_answers_as_the_python_api(folder, photos, run):
     photo = photos / "0.png"
-    status, shown, complaints = run(folder, "compress", photo, "--option", "memory_tokens=3", "--layout", "upl")
+    status, shown, complaints = run(folder, "compress", photo, "--option", "memory_tokens=3", "--layout", "upl", *EXACT)
     assert status == 0 and "UNTRAINED" in complaints and "1 image: " in shown and photo.with_suffix(".gist").exists()
     model, own = load(folder)
     separators = tile_separators(model, own)
@@ -211,7 +212,7 @@ def mistakes(llava, tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("ask {tmp}/photo.gist is<image>", r"QUESTION: expected a text .* got 'is<image>': .* 2 <image> tokens"),
+        ("ask {tmp}/photo.gist is<image>", r"QUESTION: expected a text without special tokens .*, got 'is<image>'"),
         (
             "train --questions {tmp}/huge.jsonl --preset epl-finetune --images {tmp} --end-token",
             r"--end-token: expected none with --images, whose answers have one already",

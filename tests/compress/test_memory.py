@@ -1,5 +1,6 @@
 """Memory: rows, joining, bytes, and files that are refused when they are not what they should be."""
 
+import copy
 import dataclasses
 import json
 import warnings
@@ -12,7 +13,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from gistkit.compress import ICAE, FiveHundredX, Memory
+from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, Memory
+from gistkit.evaluate import FullContext
 from tests.helpers.models import tiny_llama
 
 METHODS = [ICAE, FiveHundredX]
@@ -101,11 +103,13 @@ LENGTH_DEPENDENT = {
 }
 
 
-def of_rope(rope):
+def model_of(rope):
     parameters = LENGTH_DEPENDENT[rope] | {"rope_theta": 1e4, "original_max_position_embeddings": 64}
-    return FiveHundredX(
-        tiny_llama(max_position_embeddings=64, rope_parameters=parameters), chunk=16, ratio=4, lora=None
-    )
+    return tiny_llama(max_position_embeddings=64, rope_parameters=parameters)
+
+
+def of_rope(rope):
+    return FiveHundredX(model_of(rope), chunk=16, ratio=4, lora=None)
 
 
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
@@ -122,6 +126,37 @@ def test_joining_does_not_depend_on_what_was_encoded_before(rope, tmp_path):
         joined = compressor.join([parts[0], second])
         for a, b in zip(joined.tensors, whole.tensors, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda model: FiveHundredX(model, chunk=16, ratio=4, layout="upl", lora=2),
+        lambda model: ICAE(model, chunk=16, ratio=4, layout="epl", lora=2, window=96, losses=("ae", "compression")),
+        lambda model: AvgPool(model, ratio=4, lora=2, bos_token=1),
+        lambda model: Gist(model, ratio=4, lora=2, bos_token=1),
+        lambda model: Dodo(model, ratio=4, layer=1, lora=2, bos_token=1),
+        FullContext,
+    ],
+)
+def test_a_memory_does_not_depend_on_its_batch_or_on_earlier_texts(rope, made):
+    torch.manual_seed(0)
+    compressor = made(model_of(rope)).eval()
+    ids = torch.randint(2, 50, (200,), generator=torch.Generator().manual_seed(3)).tolist()
+    rows = [ids[:80], ids, ids[:20], ids[:100]]
+    alone = [made_anew.encode([row]) for row in rows for made_anew in [copy.deepcopy(compressor)]]
+    batch = compressor.encode(rows)
+    compressor.encode([ids])
+    for index, expected in enumerate(alone):
+        for found in (batch[index], compressor.encode([rows[index]])):
+            assert (found.lengths, found.rest) == (expected.lengths, expected.rest)
+            for a, b in zip(found.tensors, expected.tensors, strict=True):
+                torch.testing.assert_close(a[..., : b.shape[-2], :], b, rtol=1e-9, atol=1e-9)
+    if isinstance(compressor, ICAE):
+        loss = compressor(rows)["loss"]
+        loss.backward()
+        assert bool(compressor.memory_embeddings.grad.abs().sum() > 0)
 
 
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)

@@ -253,3 +253,47 @@ def test_all_maps_of_a_model_with_an_adapter_leave_out_its_head():
 def test_what_is_no_model_of_transformers_is_named(method):
     with pytest.raises(TypeError, match="model: expected a transformers model, got Linear"):
         made(method, torch.nn.Linear(2, 2), lora=None)
+
+
+def state(model):
+    """All that a constructor may change in a model, but for the values of its weights."""
+    modules = {name: (type(module), sorted(vars(module))) for name, module in model.named_modules()}
+    ranks = {name: sorted(getattr(module, "lora_alpha", ())) for name, module in model.named_modules()}
+    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    return modules, ranks, trained, sorted(getattr(model, "peft_config", None) or {})
+
+
+def foreign_map(model):
+    # PEFT finds out after it has changed the maps of layers before.
+    GistPool(model, **PLACES, separate=True, lora=LoraConfig(target_modules=["q_proj", "act_fn"], r=2))
+
+
+def integer_map(model):
+    maps = [module for name, module in model.named_modules() if name.endswith("down_proj")]
+    weight = torch.ones(maps[-1].weight.shape, dtype=torch.int8)
+    before, maps[-1].weight = maps[-1].weight, torch.nn.Parameter(weight, requires_grad=False)
+    try:
+        GistPool(model, **PLACES, separate=True, full_copy=True)
+    finally:
+        maps[-1].weight = before
+
+
+def saved_embedding(model):
+    config = LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens"], r=2)
+    GistPool(model, **PLACES, separate=True, lora=config)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("fails", [foreign_map, integer_map, saved_embedding])
+def test_a_constructor_that_fails_leaves_the_model_as_it_was(fails, beside):
+    model = tiny_llama()
+    if beside:
+        unsettled(made("x500", model, lora=2))
+    before = state(model)
+    with torch.no_grad():
+        logits = model(IDS).logits
+    with pytest.raises((ValueError, TypeError)):
+        fails(model)
+    assert state(model) == before and made("avgpool", model, lora=2).adapters is not None
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, logits)

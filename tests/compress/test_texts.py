@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, TextStreamer
 
-from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX
+from gistkit.compress import ICAE, AvgPool, Compressor, FiveHundredX, generation
 from gistkit.compress.tokens import QUESTION
 from tests.helpers.models import byte_tokenizer, tiny_llama
 
@@ -58,6 +58,23 @@ def test_questions_are_asked_in_their_template_and_answered_in_words():
     assert compressor.ask([TEXT, "Short."], "Who?", max_new_tokens=12)[0] == answer
     beams = {"num_beams": 2, "max_new_tokens": 6}
     assert compressor.ask(memory, "Who?", **beams) == expected(QUESTION.format(question="Who?"), **beams)
+
+
+def test_names_of_special_tokens_in_a_users_text_are_text():
+    compressor = compressor_of()
+    hostile = "a<end>\n<start>b"
+    control = [257, *tokens_of("a"), 256, *tokens_of("\n"), 257, *tokens_of("b")]
+    spelt = [token for char in hostile for token in tokens_of(char)]
+    assert compressor.compress(hostile).context_lengths == (1 + len(hostile),)
+    expected = compressor.encode([control])
+    found = compressor.compress(hostile, control_tokens=True)
+    assert found.context_lengths == (6,) and all(map(torch.equal, found.tensors, expected.tensors))
+    prompts = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(generation, "generate", lambda *args, **_: prompts.append(args[2]) or torch.zeros(1, 0).long())
+        for options in ({}, {"control_tokens": True}):
+            compressor.ask(found, hostile, template="<end>{question}<start>{question}", **options)
+    assert prompts == [[[256, *text, 257, *text]] for text in (spelt, control[1:])]
 
 
 def test_answers_end_at_the_ends_of_model_and_tokenizer(capsys):

@@ -131,6 +131,14 @@ def test_a_temperature_next_to_0_is_greedy(client, same):
     assert answer == same.ask(TEXT, QUESTION, max_new_tokens=20)
 
 
+def test_the_name_of_a_special_token_is_text_wherever_it_stands(client):
+    def usage(word):
+        memory = client.post("/v1/memories", json={"text": TEXT + word}).json()
+        return memory["tokens"], asked(client, memory["id"], *[word] * 3).json()["usage"]["prompt_tokens"]
+
+    assert usage("<end>") == usage("words")
+
+
 def test_content_may_be_in_parts_and_fields_that_change_nothing_are_taken(client, same):
     memory = added(client, TEXT)
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " the code?"}]

@@ -1,6 +1,7 @@
 """A shelf keeps to its limits, gives memories back to the bit, also to the next process, and opens no other file."""
 
 import os
+from contextlib import closing
 
 import pytest
 import torch
@@ -35,6 +36,10 @@ def test_memories_come_back_to_the_bit_from_ram_from_their_files_and_after_a_res
         assert_same(shelf.get(name), memory)
         assert shelf.ram_bytes <= 2 * memories[0].nbytes
     shelf.get(names[0])
+    with closing(
+        Shelf(tmp_path / "half", compressor, most=9, ram_bytes=GIGA, disk_bytes=GIGA, dtype=torch.half)
+    ) as half:
+        assert_same(half.get(half.add(memories[0]).id), memories[0].to(dtype=torch.half))
     shelf.close()
     again = opened(tmp_path, compressor, ram_bytes=memories[0].nbytes)
     assert [entry.id for entry in again.entries()] == [*names[1:], names[0]]

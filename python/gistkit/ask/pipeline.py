@@ -10,10 +10,11 @@ from transformers import AutoModelForCausalLM, Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.tokens import QUESTION
+from gistkit.compress.tokens import QUESTION, filled_ids, texts_of
 from gistkit.evaluate.prompts import chat_markers
 
 PIPELINE = "gist-text-generation"
+SLOT = "{context}"
 
 
 def register_pipeline() -> None:
@@ -85,11 +86,15 @@ class GistTextGeneration(Pipeline):
             raise ValueError(f"question: expected either it or questions, got {got}")
         if template is None and getattr(self.compressor.tokenizer, "chat_template", None):
             before, after = chat_markers(self.compressor.tokenizer)
-            context, template = before + context, f"\n{{question}}{after}"
-        return {"context": context, "asked": questions if question is None else question, "template": template}
+            template = f"\n{{question}}{after}"
+        else:
+            before = ""
+        (text,) = texts_of("context", context)
+        context_ids = filled_ids(before + SLOT, SLOT, text, self.compressor.tokenizer, special_tokens=True)
+        return {"context": context_ids, "asked": questions if question is None else question, "template": template}
 
     def _forward(self, inputs: dict[str, Any], **options: Any) -> Any:  # type: ignore[override]
-        memory = self.compressor.compress(inputs["context"])
+        memory = self.compressor.encode([inputs["context"]])
         template = QUESTION if inputs["template"] is None else inputs["template"]
         return {"answer": self.compressor.ask(memory, inputs["asked"], template=template, **options)}
 

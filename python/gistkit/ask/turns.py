@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from gistkit._messages import one_line
+from gistkit.compress.tokens import filled_ids
 from gistkit.evaluate.prompts import QUESTION, chat_markers
 
 ANSWER = "{answer}"
@@ -24,12 +25,12 @@ class Turns(NamedTuple):
 
         Args:
             tokenizer: the model's own.
-            question: a text.
+            question: a text, in which names of special tokens are text.
             before: the last token of the answer before it, which is not written twice where it ends the answer; None:
                 the question is the first one.
         """
         template = self.first if before is None else self.later
-        ids = list(tokenizer(template.replace(QUESTION, question), add_special_tokens=False)["input_ids"])
+        ids = filled_ids(template, QUESTION, question, tokenizer)
         return ids[1:] if ids[:1] == [before] else ids
 
 

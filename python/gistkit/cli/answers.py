@@ -79,7 +79,7 @@ def printable(text: str) -> str:
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
-def text_ids(
+def source_ids(
     paths: Sequence[Path], names: Sequence[str], memories: Sequence[Memory], tokenizer: Any
 ) -> list[list[int]]:
     """The token ids of the texts of memories, as `gistkit compress` makes them.
@@ -87,12 +87,14 @@ def text_ids(
     Raises:
         ValueError: if there is not one text for each memory, or one has another number of tokens than its memory.
     """
+    from gistkit.compress.tokens import text_ids
+
     if len(paths) != len(memories):
         raise ValueError(f"--text: expected the text of each of {len(memories)} memories, got {len(paths)}")
     rows = []
     for path, name, memory in zip(paths, names, memories, strict=True):
         (text,) = read_contents([str(path)], "*")
-        ids = list(tokenizer(text, verbose=False)["input_ids"])
+        ids = text_ids(text, tokenizer)
         size = memory.context_lengths[0] + len(memory.rest[0])
         if len(ids) != size:
             raise ValueError(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit.cli.answers import Answers, Prompts, text_ids
+from gistkit.cli.answers import Answers, Prompts, source_ids
 from gistkit.cli.dialogue import converse
 from gistkit.cli.memories import named_memories, nearest_memories, readable
 from gistkit.options.arguments import LAYOUTS, add_command, device, number, path, positive, whole
@@ -133,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
         option = "--sources" if arguments.sources else "--text"
         raise ValueError(f"{option}: expected none for {names[0]}, a memory of images, which has no text")
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
-    texts = text_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
+    texts = source_ids(arguments.texts, names, memories, tokenizer) if arguments.texts else []
     compressor = _compressor(arguments, model, memories[0])
     memories = readable(compressor, names, memories)
     words = tokenizer.tokenizer if images else tokenizer
@@ -184,6 +184,7 @@ def _text_prompts(tokenizer: Any, template: str, chat: bool) -> Prompts:
 def _image_prompts(compressor: Any, processor: Any) -> Prompts:
     """The token ids of a question in the chat template, behind whatever image."""
     from gistkit.ask.turns import Turns, later_turn
+    from gistkit.compress.tokens import text_ids
     from gistkit.hf.chat import blank, image_prompt
 
     before, _ = compressor.split(image_prompt(processor, [blank()]))
@@ -196,6 +197,9 @@ def _image_prompts(compressor: Any, processor: Any) -> Prompts:
             shown = [{"role": "user", "content": [{"type": "image"}, *content("?")]}]
             later = later_turn(processor, shown, content)
             return Turns(later, later).ids(processor.tokenizer, question, last)
+        words = processor.tokenizer
+        if text_ids(question, words) != text_ids(question, words, control_tokens=True):
+            raise ValueError(f"QUESTION: expected a text without special tokens of the model, got {question!r}")
         try:
             context, (text,) = compressor.split(image_prompt(processor, [blank()], question))
         except ValueError as error:

@@ -15,7 +15,14 @@ from gistkit._processes import Processes, launched
 from gistkit.options.arguments import add_command, device, path, positive
 from gistkit.options.embedding import HELP, load_embedder
 from gistkit.options.messages import warn
-from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.models import (
+    add_compressor,
+    add_memory_dtype,
+    add_model,
+    chosen_compressor,
+    load_model,
+    memory_dtype,
+)
 from gistkit.options.outputs import check_file
 from gistkit.options.texts import (
     STDIN,
@@ -70,6 +77,7 @@ def add(commands: Any) -> None:
         f"--embed MODEL finds the nearest to a question: {HELP}",
     )  # fmt: skip
     add_model(parser)
+    add_memory_dtype(parser)
     add_compressor(parser)
     parser.add_argument(
         "--batch-tokens", type=positive, default=8192, help="most tokens encoded at a time, including padding; "
@@ -102,7 +110,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if images:
         memories = _image_memories(sources, tokenizer, compressor)
     else:
-        rows = [array("i", tokenizer(text, verbose=False)["input_ids"]) for text in texts]
+        from gistkit.compress.tokens import text_ids
+
+        rows = [array("i", text_ids(text, tokenizer)) for text in texts]
         _check_lengths(sources, rows, compressor)
         memories = _text_memories(rows, compressor, arguments.batch_tokens)
     start = time.perf_counter()
@@ -110,7 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
     total = Total("image" if images else "text")
     # The progress bar ends before an error is told.
     with closing(memories):
-        for index, tokens, memory in memories:
+        for index, tokens, made in memories:
+            memory = made.to(dtype=memory_dtype(arguments.memory_dtype, model))
             memory.save(sources[index].target)
             lines[index] = total.add(sources[index], tokens, memory)
     print("\n".join(lines))
@@ -155,6 +166,7 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
         new = compress_documents(
             compressor, tokenizer, texts, arguments.out, batch_tokens=arguments.batch_tokens,
             part=processes.index, parts=processes.count, on_batch=count,
+            dtype=memory_dtype(arguments.memory_dtype, model),
         )  # fmt: skip
     ways = [None] if arguments.index else []
     for embed in ways if embedder is None else [*ways, embedder.documents]:

@@ -40,6 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
     text = source.read()
 
     from gistkit.compress import Dodo
+    from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import token_texts, token_types
     from gistkit.evaluate.report import format_table
 
@@ -47,7 +48,7 @@ def _run(arguments: argparse.Namespace) -> int:
     compressor = load_compressor(arguments.compressor, model)
     if not isinstance(compressor, Dodo):
         raise ValueError(f"--compressor: expected one of dodo, which keeps tokens of the text, got {compressor.method}")
-    rows = compressor.contexts([tokenizer(text, verbose=False)["input_ids"]])
+    rows = compressor.contexts([text_ids(text, tokenizer)])
     input_rows = compressor.with_bos(rows)
     scores = compressor.whole_scores(input_rows)
     nugget_columns = set(compressor.nuggets(input_rows, scores).index[0].tolist())

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.options.arguments import add_command, device, number, path, positive, whole
-from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.models import (
+    add_compressor,
+    add_memory_dtype,
+    add_model,
+    chosen_compressor,
+    load_model,
+    memory_dtype,
+)
 
 EXAMPLES = """\
 example: gistkit serve
@@ -37,6 +44,7 @@ def add(commands: Any) -> None:
         help="keeps memories there, also for the next start (default: a temporary folder that ends with the server)",
     )  # fmt: skip
     add_model(parser)
+    add_memory_dtype(parser)
     add_compressor(parser)
     parser.add_argument(
         "--chat", action="store_true",
@@ -103,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
         folder = arguments.memories or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gistkit-serve-")))
         shelf = Shelf(
             folder, compressor, most=arguments.max_memories, ram_bytes=int(arguments.ram),
-            disk_bytes=int(arguments.disk),
+            disk_bytes=int(arguments.disk), dtype=memory_dtype(arguments.memory_dtype, model),
         )  # fmt: skip
         stack.callback(shelf.close)
         limits = Limits(

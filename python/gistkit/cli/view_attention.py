@@ -56,6 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     import numpy as np
 
+    from gistkit.compress.tokens import text_ids
     from gistkit.evaluate import token_texts
     from gistkit.viz.page import MOST_CELLS, attention_page
 
@@ -63,7 +64,7 @@ def _run(arguments: argparse.Namespace) -> int:
     config = model.config.get_text_config()
     chosen_layers = _below("--layer", arguments.layer or [], config.num_hidden_layers)
     chosen_heads = _below("--head", arguments.head or [], config.num_attention_heads)
-    ids = tokenizer(text, verbose=False)["input_ids"]
+    ids = text_ids(text, tokenizer)
     if len(ids) > LARGEST:
         raise ValueError(f"--text: expected at most {LARGEST} tokens, got {len(ids)}; show a part of it")
     layers, heads = _fitting(chosen_layers, chosen_heads, config, len(ids))

@@ -8,12 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from gistkit import hf
@@ -42,7 +44,7 @@ from gistkit.compress.tokens import (
     join_rows,
     label_rows,
     pad,
-    text_rows,
+    text_ids,
     texts_of,
 )
 from gistkit.hf.attach import ModuleSnapshot
@@ -297,6 +299,9 @@ class Compressor(nn.Module, ABC):
     def encode(self, input_ids: Any, attention_mask: Any = None, *, gradient: bool = False) -> Memory:
         """Compresses a batch of contexts in one pass over all their chunks.
 
+        Where the frequencies of the model's RoPE depend on the length of a pass (dynamic, longrope), rows are encoded
+        one at a time: a memory depends on its own text alone.
+
         The memory is a constant, which holds nothing but itself. (`forward`, which trains, has gradients anyway.)
 
         Args:
@@ -312,13 +317,18 @@ class Compressor(nn.Module, ABC):
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self._identity)
 
-    def compress(self, text: str | Sequence[str], *, gradient: bool = False) -> Memory:
+    def compress(self, text: str | Sequence[str], *, gradient: bool = False, control_tokens: bool = False) -> Memory:
         """`encode` of a text, or of a row for each of several, with `tokenizer`, as `gistkit compress` does.
+
+        Args:
+            gradient: as in `encode`.
+            control_tokens: the name of a special token in the text, such as <|im_end|>, is that token; else it is text.
 
         Raises:
             ValueError: if there is no tokenizer, or a text has no tokens.
         """
-        return self.encode(text_rows(texts_of("text", text), self.tokenizer), gradient=gradient)
+        rows = [text_ids(row, self.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
+        return self.encode(rows, gradient=gradient)
 
     def ask(
         self,
@@ -326,6 +336,7 @@ class Compressor(nn.Module, ABC):
         question: str | Sequence[str],
         *,
         template: str = QUESTION,
+        control_tokens: bool = False,
         **options: Any,
     ) -> str | list[str]:
         """The answers to questions about a memory, or about texts that are compressed first, as `gistkit ask` does.
@@ -333,7 +344,8 @@ class Compressor(nn.Module, ABC):
         Args:
             memory: of one row, which serves any number of questions, or with a row for each of them.
             question: a text, asked of every row; or several.
-            template: the text around a {question}, as in training.
+            template: the text around a {question}, as in training. Special tokens may be named in it.
+            control_tokens: they may be named in questions, and texts to compress, too; else their names are text.
             options: as in `gistkit.compress.generation.generate`. Answers also end at the tokenizer's end token.
 
         Returns:
@@ -342,9 +354,10 @@ class Compressor(nn.Module, ABC):
         Raises:
             ValueError: if there is no tokenizer.
         """
-        memory = memory if isinstance(memory, Memory) else self.compress(memory)
-        tokenizer = options.pop("tokenizer", None) or self.tokenizer
-        return ask(self, memory, question, tokenizer=tokenizer, template=template, **options)
+        if not isinstance(memory, Memory):
+            memory = self.compress(memory, control_tokens=control_tokens)
+        options["tokenizer"] = options.get("tokenizer") or self.tokenizer
+        return ask(self, memory, question, template=template, control_tokens=control_tokens, **options)
 
     def decode(
         self,
@@ -373,6 +386,11 @@ class Compressor(nn.Module, ABC):
     def compress_rows(self, rows: Rows) -> tuple[Memory, Tensor | None, Rows]:
         """The memory, the hidden states [B, K, d] at the memory tokens or None, and the tokens that were compressed."""
         self.lm.refuse_foreign_checkpointing()
+        # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
+        if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
+            memories, states, parts = zip(*(self.compress_rows(pad([row])) for row in rows.lists()), strict=True)
+            hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
+            return memories[0].stack(memories), hidden_states, pad([*chain(*(part.lists() for part in parts))])
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows
@@ -497,14 +515,11 @@ class Compressor(nn.Module, ABC):
             )
         self.loss_weights = loss_weights
 
-    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
         """See `SharedModel.install`."""
         self._check_base(self.loss_weights, lora is not None)
-        self.lm.install(lora)
-
-    def install_copies(self, role: str) -> None:
-        """Gives the tokens of a role a copy of the layers' linear maps."""
-        self.copies = self.lm.copies = Copies(self.model, role)
+        self.lm.install(lora, copies)
+        self.copies = self.lm.copies
 
     @staticmethod
     def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:

@@ -20,7 +20,7 @@ from gistkit import hf
 from gistkit._checks import POSITIONS, whole
 from gistkit.compress.memory import Memory, Task, check_memory
 from gistkit.compress.model import SharedModel
-from gistkit.compress.tokens import Rows, check_rows, pad, text_rows, texts_of
+from gistkit.compress.tokens import Rows, check_rows, filled_ids, pad, texts_of
 from gistkit.hf.attach import pretrained
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.layouts import Plan
@@ -131,6 +131,7 @@ def ask(
     *,
     tokenizer: Any,
     template: str,
+    control_tokens: bool = False,
     stop_tokens: int | Iterable[int] | None = None,
     **options: Any,
 ) -> str | list[str]:
@@ -140,7 +141,7 @@ def ask(
     check_memory(memory)
     alone = isinstance(question, str)
     questions = texts_of("question", question) * (memory.batch_size if alone else 1)
-    prompts = text_rows([template.replace("{question}", text) for text in questions], tokenizer, special_tokens=False)
+    prompts = [filled_ids(template, "{question}", text, tokenizer, control_tokens=control_tokens) for text in questions]
     if stop_tokens is None:
         config = options.get("generation_config")
         given = options.pop("eos_token_id", None)

@@ -20,7 +20,7 @@ from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
-from gistkit.hf.lora import check_honoured, is_norm, keep_wide, linear_maps, norms_of, plain_map
+from gistkit.hf.lora import check_honoured, is_norm, keep_wide, linear_maps, norms_of, plain_map, unchanged_on_error
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 from gistkit.nn.folded import FoldedMap, foldable
@@ -63,6 +63,8 @@ class SharedModel:
         if self._logits.after != 1.0 and self.head.bias is not None:
             raise TypeError(f"model: expected scaled logits without a bias, got {type(model).__name__} with both")
         self.windows = hf.sliding_windows(model)
+        # Whether RoPE's frequencies depend on the length of a pass.
+        self.changing_rope = bool(hf.changing_rope(model))
         # Key heads and head dim of each layer.
         self.head_shapes: list[tuple[int, int]] = hf.head_shapes(self.config)
         self._use: Use = None
@@ -71,15 +73,23 @@ class SharedModel:
         # How often each role is folded now, and what undoes it.
         self._folded: dict[str, tuple[int, ExitStack]] = {}
 
-    def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
-        """Puts LoRA adapters {role: config} into the model; None: its own weights train, without adapters."""
-        if lora is not None:
-            self.adapters = Adapters(cast(Any, self.model), lora)
-        elif (adapter := first_adapter(self.model)) is not None:
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
+        """Puts LoRA adapters {role: config} into the model, or none, and copies of its linear maps beside it.
+
+        Args:
+            lora: None: the model's own weights train, without adapters.
+            copies: the role whose tokens have copies of the layers' linear maps; None: there are none.
+        """
+        if lora is None and (adapter := first_adapter(self.model)) is not None:
             raise ValueError(
                 f"lora: expected a model without adapters for None, which trains the model's own weights, got one with "
                 f"an adapter at {adapter}"
             )
+        with unchanged_on_error(self.model):
+            if lora is not None:
+                self.adapters = Adapters(cast(Any, self.model), lora)
+            if copies is not None:
+                self.copies = Copies(self.model, copies)
 
     @property
     def embed(self) -> nn.Embedding:
@@ -360,13 +370,7 @@ class Adapters:
             # Nothing is merged: what is looked up has the adapter, and a tied output embedding stays as it is.
             warnings.filterwarnings("ignore", "Model (has|with) `tie_word_embeddings=True`")
             (first, config), *other_roles = configs.items()
-            try:
-                self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
-            except ValueError:
-                # PEFT leaves it behind where no module is selected.
-                if not taken_names:
-                    vars(model).pop("peft_config", None)
-                raise
+            self.peft: PeftModel = get_peft_model(model, config, adapter_name=self.names[first])  # type: ignore[assignment]
             for role, other_config in other_roles:
                 self.peft.add_adapter(self.names[role], other_config)
         self._layers = _peft_layers(model)
@@ -383,13 +387,9 @@ class Adapters:
         self._use: Use = None
         self._norms = {model.get_submodule(name) for name in norms_of(model)}
         targets = [layer for layer in self._layers if self._targets(layer)]
-        try:
-            self._check_targets(model, targets)
-            if other_roles:
-                self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
-        except ValueError:
-            self.remove()
-            raise
+        self._check_targets(model, targets)
+        if other_roles:
+            self._maps = {layer: partial(self._map, self._roles_of(layer)) for layer in targets}
         for layer in targets:
             # PEFT's new modules are in training mode, whatever mode the model is in.
             layer.train(model.training)
@@ -625,6 +625,12 @@ class Copies(nn.Module):
         self.role = role
         decoder = decoder_of(model)
         linear = linear_maps(decoder)
+        for name, module in linear.items():
+            if not (weight := plain_map(module).weight).is_floating_point():
+                raise TypeError(
+                    f"model: expected linear maps in floating point, which copies of them train in, got {weight.dtype} "
+                    f"at {name}"
+                )
         # A module's name may have no dots.
         self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
         self.maps.requires_grad_(True)

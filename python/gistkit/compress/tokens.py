@@ -98,10 +98,32 @@ def texts_of(name: str, texts: Any) -> list[str]:
     return list(rows)
 
 
-def text_rows(texts: Sequence[str], tokenizer: Any, *, special_tokens: bool = True) -> list[list[int]]:
-    """The token ids of texts, with what the tokenizer puts around them, such as a first token, if `special_tokens`."""
+def text_ids(text: str, tokenizer: Any, *, special_tokens: bool = True, control_tokens: bool = False) -> list[int]:
+    """The token ids of a text.
+
+    Args:
+        tokenizer: one of transformers.
+        special_tokens: the tokenizer adds its own around the text, such as a first token.
+        control_tokens: the name of a special token in the text, such as <|im_end|>, is that token; else it is text.
+    """
+    options = {} if control_tokens else {"split_special_tokens": True}
     # A text longer than the model's window is no mistake here.
-    return [list(tokenizer(text, add_special_tokens=special_tokens, verbose=False)["input_ids"]) for text in texts]
+    return list(tokenizer(text, add_special_tokens=special_tokens, verbose=False, **options)["input_ids"])
+
+
+def filled_ids(
+    template: str, slot: str, text: str, tokenizer: Any, *, special_tokens: bool = False, control_tokens: bool = False
+) -> list[int]:
+    """`text_ids` of a template with `text` at each `slot`; the template's own special tokens always count."""
+    options = {"special_tokens": special_tokens, "control_tokens": True}
+    plain = text_ids(text, tokenizer, special_tokens=False)
+    if control_tokens or plain == text_ids(text, tokenizer, special_tokens=False, control_tokens=True):
+        return text_ids(template.replace(slot, text), tokenizer, **options)
+    first, *others = template.split(slot)
+    ids = text_ids(first, tokenizer, **options)
+    for part in others:
+        ids += plain + text_ids(part, tokenizer, special_tokens=False, control_tokens=True)
+    return ids
 
 
 def label_rows(name: str, ids: Any, *, vocabulary: int, device: torch.device, shortest: int = 0) -> Rows:

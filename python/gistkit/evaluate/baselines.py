@@ -52,6 +52,15 @@ class Prefix(Memory):
             cast(Prefix, super().repeat(count)), lead=self.lead * count, tokens_read=self.tokens_read * count
         )
 
+    @staticmethod
+    def stack(memories: Sequence[Memory]) -> Prefix:
+        """One prefix with the rows of several, as in `Memory.stack`."""
+        prefixes = cast(Sequence[Prefix], memories)
+        lead, tokens_read = (
+            sum((getattr(prefix, name) for prefix in prefixes), ()) for name in ("lead", "tokens_read")
+        )
+        return replace(cast(Prefix, Memory.stack(memories)), lead=lead, tokens_read=tokens_read)
+
 
 class BaselineInput(NamedTuple):
     """The tokens that the model reads for a batch. For each row: how many tokens have their keys kept, the token after

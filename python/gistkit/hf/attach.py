@@ -417,9 +417,22 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
 
 
 @torch.no_grad()
-@dynamic_rope_update
 def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
     """Passes position ids and frequencies on: the fused op computes the angles itself."""
+    prefix = "" if layer_type is None else f"{layer_type}_"
+    kind = self.rope_type if layer_type is None else self.rope_type[layer_type]
+    cached = f"{prefix}max_seq_len_cached"
+    if kind == "dynamic" and getattr(self, cached, self.max_seq_len_cached) > self.original_max_seq_len:
+        # A shorter pass would have the frequencies of the longest one before it.
+        original = getattr(self, f"{prefix}original_inv_freq").to(x.device)
+        self.register_buffer(f"{prefix}inv_freq", original, persistent=False)
+        setattr(self, cached, self.original_max_seq_len)
+    return _own_frequencies(self, x, position_ids, layer_type)  # type: ignore[no-any-return]
+
+
+@dynamic_rope_update
+def _own_frequencies(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
+    """Position ids, frequencies of a pass of this length, and the scaling of cosines and sines."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     inv_freq = getattr(self, f"{prefix}inv_freq")
     if "longrope" in (self.rope_type, *(self.rope_type.values() if isinstance(self.rope_type, dict) else ())):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -177,6 +178,28 @@ def linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
         if not name.startswith(f"{last}.") and isinstance(plain_map(module), nn.Linear | Conv1D):
             maps[name], last = module, name
     return maps
+
+
+@contextmanager
+def unchanged_on_error(model: nn.Module) -> Iterator[None]:
+    """Inside, an error leaves the model's modules, their attributes and requires_grad as they were before."""
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    attributes = [
+        (vars(module), {**vars(module)}, [(v, v.copy()) for v in vars(module).values() if isinstance(v, dict)])
+        for module in model.modules()
+    ]
+    try:
+        yield
+    except BaseException:
+        for now, before, tables in attributes:
+            now.clear()
+            now.update(before)
+            for table, content in tables:
+                table.clear()
+                table.update(content)
+        for parameter, requires_grad in trained:
+            parameter.requires_grad_(requires_grad)
+        raise
 
 
 def norms_of(model: nn.Module) -> list[str]:

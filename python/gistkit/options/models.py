@@ -50,6 +50,23 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, help="of the model (default: float32 on a CPU, else bfloat16)")
 
 
+def add_memory_dtype(parser: argparse.ArgumentParser) -> None:
+    """--memory-dtype."""
+    parser.add_argument(
+        "--memory-dtype", choices=DTYPES, help="of memories in files (default: bfloat16 of a float32 model, which "
+        "halves them, else the model's)",
+    )  # fmt: skip
+
+
+def memory_dtype(name: str | None, model: PreTrainedModel) -> torch.dtype:
+    """The dtype of memories in files, by the option's value and the model's."""
+    import torch
+
+    if name is not None:
+        return getattr(torch, name)  # type: ignore[no-any-return]
+    return torch.bfloat16 if model.dtype == torch.float32 else model.dtype
+
+
 def load_model(name: str, dtype: str | None, device: str, images: bool = False) -> tuple[PreTrainedModel, Any]:
     """The model, in eval mode, and its tokenizer.
 

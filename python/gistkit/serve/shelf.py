@@ -13,11 +13,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
+from typing import TYPE_CHECKING
 
 from gistkit._checks import whole
 from gistkit._files import remove_partials
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.memory import Memory
+
+if TYPE_CHECKING:
+    import torch
 
 log = logging.getLogger("gistkit.serve")
 SUFFIX = ".gist"
@@ -66,13 +70,23 @@ class Shelf:
         most: memories, in all.
         ram_bytes: of the tensors in RAM. A memory being read has its tensors there too.
         disk_bytes: of the files.
+        dtype: of the tensors; None: as they are made.
 
     Raises:
         OSError: if the folder cannot be written, or another shelf has it.
     """
 
-    def __init__(self, folder: Path, compressor: Compressor, *, most: int, ram_bytes: int, disk_bytes: int) -> None:
-        self.folder, self._compressor = folder, compressor
+    def __init__(
+        self,
+        folder: Path,
+        compressor: Compressor,
+        *,
+        most: int,
+        ram_bytes: int,
+        disk_bytes: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self.folder, self._compressor, self._dtype = folder, compressor, dtype
         self._most = whole("most", most)
         self._ram, self._disk = whole("ram_bytes", ram_bytes, 0), whole("disk_bytes", disk_bytes)
         self._lock = RLock()
@@ -111,6 +125,7 @@ class Shelf:
         """
         name = secrets.token_hex(16)
         path = self._path(name)
+        memory = memory.to(dtype=self._dtype)
         memory.save(path)
         _touch(path)
         entry = _entry(name, path, memory)

@@ -18,7 +18,7 @@ from gistkit.ask.turns import Turns
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.generation import stop_ids
 from gistkit.compress.memory import Memory
-from gistkit.compress.tokens import text_rows
+from gistkit.compress.tokens import text_ids
 from gistkit.serve.errors import Refused
 from gistkit.serve.shelf import Shelf
 from gistkit.serve.writing import Writing
@@ -294,13 +294,13 @@ class Worker:
         end = self.tokenizer.eos_token_id
         ids = self.turns.ids(self.tokenizer, turns[0], None)
         for answer, question in zip(turns[1::2], turns[2::2], strict=True):
-            ids += self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+            ids += text_ids(answer, self.tokenizer, special_tokens=False)
             ids += [end] if end is not None else []
             ids += self.turns.ids(self.tokenizer, question, ids[-1])
         return ids
 
     def _compress(self, job: Text) -> None:
-        (row,) = text_rows([job.text], self.tokenizer)
+        row = text_ids(job.text, self.tokenizer)
         if not 1 <= len(row) <= self.limits.text_tokens:
             raise Refused(
                 413 if row else 400, f"text: expected 1 to {self.limits.text_tokens} tokens, got {len(row)}", "text"

@@ -13,6 +13,7 @@ import torch
 
 from gistkit._checks import at_least, whole
 from gistkit.compress.compressor import Compressor
+from gistkit.compress.tokens import text_ids
 from gistkit.store.store import Entry, StoreWriter
 
 # Documents of about the same size whose texts are in memory at a time, and sorted by their number of tokens.
@@ -53,6 +54,7 @@ def compress_documents(
     part: int = 0,
     parts: int = 1,
     on_batch: Callable[[Sequence[Entry]], None] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> int:
     """Compresses the documents that a store does not have yet, and returns their number.
 
@@ -68,6 +70,7 @@ def compress_documents(
         batch_tokens: most tokens encoded at a time, with padding; a longer document is encoded by itself.
         part, parts: this process and the number of processes; each takes every parts-th document by size.
         on_batch: told what was in the store already and then what each batch added.
+        dtype: of the memories in the store; None: as they are made.
 
     Raises:
         ValueError: if a document is empty, too long for the compressor, or not the text that the store has under its
@@ -91,7 +94,7 @@ def compress_documents(
                 missing = [place for place, index in enumerate(batch) if window[index].name not in stored]
                 if not missing:
                     continue
-                memory = compressor.encode([rows[index].tolist() for index in batch])
+                memory = compressor.encode([rows[index].tolist() for index in batch]).to(dtype=dtype)
                 new = [(window[i].name, texts[i], len(rows[i])) for i in (batch[place] for place in missing)]
                 added = writer.add(new, memory[missing])
                 count += len(added)
@@ -123,7 +126,7 @@ def checked_text(document: Document, entry: Entry | None) -> str:
 
 def _row(document: Document, text: str, compressor: Compressor, tokenizer: Any) -> array[int]:
     """The ids of a document, with an error that names it."""
-    row = array("i", tokenizer(text, verbose=False)["input_ids"])
+    row = array("i", text_ids(text, tokenizer))
     try:
         compressor.contexts([row.tolist()])
     except ValueError as error:

@@ -185,7 +185,7 @@ class ChunkCompressor(Compressor):
         if torch.is_grad_enabled() or rows.batch_size * rows.ids.shape[1] <= most:
             return False
         alike = len({-(-length // self.chunk) for length in rows.lengths}) == 1
-        return alike and max(rows.lengths) > self.chunk and not hf.changing_rope(self.model)
+        return alike and max(rows.lengths) > self.chunk and not self.lm.changing_rope
 
     def _encoded(self, ids: Tensor, plan: Plan) -> tuple[Tensor, tuple[Tensor, ...]]:
         """A pass over chunks [B, N]: the hidden states [B, K, d] of their memory tokens, and what the memory keeps."""

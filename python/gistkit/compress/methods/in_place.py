@@ -168,12 +168,11 @@ class InPlace(Compressor):
         config = adapter_config(model, lora, self.maps, embedding_lora=embedding_lora, train_norms=train_norms)
         if full_copy and config is not None:
             _check_copied(model, config)
-        self.install(None if config is None else dict.fromkeys(self.roles(options), config))
+        copies = GISTS if separate and (config is None or full_copy) else None
+        self.install(None if config is None else dict.fromkeys(self.roles(options), config), copies)
         if self.has_gists and self.adapters is not None and GISTS in self.adapters.names:
             # Gists are learned embeddings.
             self.adapters.drop_embedding(GISTS)
-        if separate and (config is None or full_copy):
-            self.install_copies(GISTS)
         self.task_embeddings = nn.ParameterDict({"ae": draw_like(self.embed, 1)})
         self.memory_embeddings = draw_like(self.embed, gists or 1) if self.has_gists else None
 
