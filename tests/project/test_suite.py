@@ -33,7 +33,7 @@ def test_that_is_skipped(case):
     pytest.skip("there is no such thing")
 """
 REFUSED = "test_a_text_too_short_for_a_chunk_is_refused"
-# Longer than on any busy machine, for one test and the collection of those that have most kinds.
+# Longer than on any busy machine, for one test and the collection of all.
 SECONDS = 1200
 
 
@@ -50,9 +50,8 @@ def shown(tmp_path_factory):
     shutil.copy(ROOT / "benchmarks/results/epl.jsonl", checkout / "runs/epl/results.jsonl")
     (checkout / "tests/test_skips.py").write_text(SKIPS)
     (folder / "told.py").write_text(PLUGIN)
-    folders = [f"tests/{name}" for name in ("ops", "studies", "cuda_on_cpu", "test_skips.py")]
     command = [sys.executable, "-m", "pytest", "-p", "told", "-p", "no:cacheprovider", "-s"]
-    command += [*folders, "-k", f"{REFUSED} or is_skipped"]
+    command += ["tests", "-k", f"{REFUSED} or is_skipped"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
     try:
@@ -64,12 +63,12 @@ def shown(tmp_path_factory):
 
 
 def test_it_runs_beside_a_demos_results(shown):
-    assert f"::{REFUSED}" in shown and re.search(r"^2 passed, 2 skipped", shown, re.MULTILINE)
+    assert f"::{REFUSED}" in shown and re.search(r"^2 passed, \d+ skipped", shown, re.MULTILINE)
 
 
 def test_what_was_skipped_is_a_line_a_reason(shown):
     told = re.findall(r"^SKIPPED .*", shown, re.MULTILINE)
-    assert told == ["SKIPPED [2] tests/test_skips.py:6: there is no such thing"]
+    assert "SKIPPED [2] tests/test_skips.py:6: there is no such thing" in told and len(told) == len({*told})
 
 
 def test_each_test_has_one_tier_and_other_instruction_sets_wait_for_make_check(shown):
