@@ -9,6 +9,7 @@ from gistkit.compress.methods.dodo import Dodo
 from gistkit.compress.methods.gist import Gist, GistPool
 from gistkit.compress.methods.gist_start import start_as_means
 from gistkit.compress.methods.icae import ICAE, ChunkCompressor, FiveHundredX
+from gistkit.compress.methods.select import Select
 from gistkit.compress.methods.voco import VoCo
 from gistkit.compress.reading import READERS, language_model
 from gistkit.compress.reading.compressive import Compressive
@@ -18,7 +19,7 @@ from gistkit.compress.reading.recent import Recent
 
 METHODS: dict[str, type[Compressor]] = {
     method.method: method  # type: ignore[type-abstract]
-    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, NoContext, VoCo)
+    for method in (ICAE, FiveHundredX, Gist, AvgPool, GistPool, Dodo, Select, NoContext, VoCo)
 }
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "MixedResolution",
     "NoContext",
     "Recent",
+    "Select",
     "Source",
     "VoCo",
     "language_model",

@@ -102,6 +102,8 @@ class Compressor(nn.Module, ABC):
     carrier: ClassVar[str]
     shared_arguments: ClassVar[frozenset[str]] = frozenset()
     """Keyword arguments that a method takes as `**` of its constructor."""
+    needs_training: ClassVar[bool] = True
+    """Whether a memory is noise to a model before the compressor was trained."""
     encoder_predicts_first: ClassVar[bool] = False
     """Whether `Memory.last`, which has read the whole context, predicts a continuation's first token."""
 

@@ -548,7 +548,7 @@ def attention(
         dtype = torch.get_autocast_dtype(device)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if keep is not None:
-        keep.store(layer, key, value)
+        keep.attend(layer, query, key, value, scaling, sliding_window)
     if memory is not None:
         key, value = _with_memory(memory, layer, key, value)
     if extend is not None:

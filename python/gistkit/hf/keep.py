@@ -59,6 +59,17 @@ class Keeper:
         if not self._closed:
             self._layers.setdefault(layer_idx, (key, value))
 
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> None:
+        """Receives what attention layer `layer_idx` made, and the layer's scale and sliding window, if it has them.
+
+        Args:
+            query: [B, Hq, N, D], rotated.
+            key, value: [B, Hk, N, D], for `store`.
+        """
+        self.store(layer_idx, key, value)
+
     def store(self, layer_idx: int, key: Tensor, value: Tensor) -> None:
         """Receives the rotated keys and the values [B, Hk, N, D] that attention layer `layer_idx` made."""
 

@@ -1,0 +1,233 @@
+"""Select: of each layer and key head the keys and values with the highest scores stay. Nothing has to be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gistkit import hf, ops
+from gistkit._checks import whole
+from gistkit.compress.memory import Memory
+from gistkit.compress.methods.in_place import TEXT, InPlace, InPlaceOptions
+from gistkit.compress.plans import ReadingRow, decoder_plan
+from gistkit.compress.scores import Heads, Score, description, score_of
+from gistkit.compress.scores.kvzip import Repetition
+from gistkit.compress.tokens import Rows
+from gistkit.hf.attach import decoder_of, frequencies_of
+from gistkit.hf.keep import Layers
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+
+class Select(InPlace):
+    """Keeps some of the context's own keys and values, other ones in each layer and head, by a score.
+
+    It works with a model as it is; a LoRA adapter may be trained on what is kept (`lora`). In layers with a sliding
+    window the last tokens are kept, which are what text behind the context sees there.
+
+    Args:
+        ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
+        by: the score: a name of `gistkit.compress.scores.SCORES`, a mapping with its "name" and arguments, or a
+            `Score`.
+        budget: how many tokens of any longer context are kept, in place of a share of them.
+        positions: "kept": the text goes on behind the whole context. "closed": kept tokens move together, by rotation
+            of their keys, and the text follows them.
+        model, common: as in `InPlace`: losses, lora, window, end_token, bos_token. By default there is no `lora`: the
+            model stays as it is, with such adapters as it has.
+    """
+
+    method = "select"
+    needs_training = False
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        ratio: int = 4,
+        by: str | Mapping[str, Any] | Score = "kvzip",
+        budget: int | None = None,
+        positions: Literal["kept", "closed"] = "kept",
+        **common: Unpack[InPlaceOptions],
+    ) -> None:
+        score = score_of(by)
+        if positions not in ("kept", "closed"):
+            raise ValueError(f"positions: expected kept or closed, got {positions!r}")
+        if score.needs_rope:
+            hf.check_rotates(model)
+        if positions == "closed":
+            hf.check_moves(model)
+        budget = None if budget is None else whole("budget", budget)
+        options = {"by": description(score), "budget": budget, "positions": positions}
+        own: InPlaceOptions = {"lora": None, **common}
+        super().__init__(model, ratio=ratio, options=options, **own)
+        self.score, self.budget, self.closed = score, budget, positions == "closed"
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"Select {self.score.name} {self.budget or f'{self.chunk}x'}"
+
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
+        """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
+        if lora is not None:
+            super().install(lora, copies)
+        else:
+            self._check_base(self.loss_weights, False)
+
+    def kept(self, length: int) -> int:
+        """How many of `length` tokens each head keeps."""
+        return min(length, self.budget) if self.budget is not None else max(1, length // self.chunk)
+
+    def encode_rows(self, rows: Rows) -> tuple[Memory, Tensor]:
+        """One pass over BOS and contexts, and for some scores passes that read them again."""
+        input_rows = self.with_bos(rows)
+        lengths, counts = input_rows.lengths, tuple(map(self.kept, input_rows.lengths))
+        self.lm.check_positions("input_ids", max(lengths) - 1)
+        kind = Whole if self.score.reads_again else Selection
+        keep = kind(lengths, counts, self.score, self.closed, self._frequencies)
+        out = self.lm.run(
+            TEXT,
+            inputs_embeds=self.lm.embedded(TEXT, input_rows.ids),
+            plan=self.lm.causal_plan(input_rows.ids.shape[1]),
+            keep=keep,
+        )
+        if isinstance(keep, Whole):
+            keep.select(self._repetition(input_rows, keep.layers))
+        columns = torch.arange(max(counts))
+        count = torch.tensor(counts)[:, None]
+        first = 0 if self.closed else torch.tensor(lengths)[:, None] - count
+        hidden_states = out.last_hidden_state
+        memory = Memory(
+            source=self.source,
+            lengths=counts,
+            context_lengths=rows.lengths,
+            # Those of the last tokens, which layers with a sliding window keep; other layers see all keys anyway.
+            positions=(first + columns).where(columns < count, 0),
+            starts=counts if self.closed else lengths,
+            layers=keep.close(),
+            last=hidden_states[torch.arange(rows.batch_size), torch.tensor(lengths, device=self.device) - 1],
+        )
+        return memory, hidden_states[:, :0]
+
+    def stands_for(self, memory: Memory) -> NoReturn:
+        """Refused: a column of the memory is another token in each head."""
+        raise ValueError(f"memory: expected one whose tokens stand for parts of the text, got one of {self.method}")
+
+    def _frequencies(self, layer: int) -> Tensor | None:
+        inv_freqs = frequencies_of(decoder_of(self.model))
+        return None if inv_freqs is None else inv_freqs[layer]
+
+    @torch.no_grad()
+    def _repetition(self, rows: Rows, layers: Layers) -> list[dict[int, Tensor]]:
+        """For each row the scores [Hk, n] of each layer's keys, from passes that repeat the text."""
+        score: Any = self.score
+        found = []
+        for row, ids in enumerate(rows.lists()):
+            whole = slice(row, row + 1), slice(None), slice(len(ids))
+            own = [(key[whole].detach(), value[whole].detach()) for key, value in layers]
+            parts: list[dict[int, Tensor]] = []
+            for part, words in score.repetitions(ids, self.tokenizer):
+                self.lm.check_positions("input_ids", len(ids) + len(words) - 1)
+                ordinals = np.arange(len(ids)).tobytes()
+                reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
+                plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
+                keep = Repetition(own, part, score.sinks)
+                inputs = self.lm.embedded(TEXT, torch.tensor([words], device=self.device))
+                self.lm.run(TEXT, inputs_embeds=inputs, plan=plan, memory=own, keep=keep)
+                parts.append(keep.scores)
+            scores = {layer: torch.cat([part[layer] for part in parts], -1) for layer in parts[0]}
+            for layer_scores in scores.values():
+                layer_scores[:, : score.sinks] = torch.inf
+            found.append(scores)
+        return found
+
+
+class Selection(hf.Keeper):
+    """Keeps of each layer and key head the keys with the highest scores, in their order.
+
+    Args:
+        lengths: tokens of each row.
+        counts: how many of them are kept.
+        score: of the keys of one row.
+        closed: keys are rotated to positions 0, 1, ..
+        frequencies: of the RoPE of the layer of an index, during the pass; None where gistkit does not know it.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        score: Score,
+        closed: bool,
+        frequencies: Callable[[int], Tensor | None],
+    ) -> None:
+        super().__init__()
+        self.lengths, self.counts, self.score = lengths, counts, score
+        self.closed, self.frequencies = closed, frequencies
+        # Window and frequencies of each layer.
+        self._about: dict[int, tuple[int | None, Tensor | None]] = {}
+
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> None:
+        """Keeps the chosen rows of key and value."""
+        inv_freq = self.frequencies(layer_idx)
+        if window is not None:
+            index = self._last(key)
+        else:
+            scale = query.shape[-1] ** -0.5 if scale is None else scale
+            with torch.no_grad():
+                scores = []
+                for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
+                    q, k, v = (tensor[row, :, :length] for tensor in (query, key, value))
+                    scores.append(self.score(Heads(layer_idx, q, k, v, scale, inv_freq, count)))
+            index = self._highest(scores)
+        self._take(layer_idx, key, value, index, inv_freq)
+
+    def _last(self, key: Tensor) -> Tensor:
+        """int64 [B, Hk, K], the last tokens of each row."""
+        count, length = (torch.tensor(numbers)[:, None, None] for numbers in (self.counts, self.lengths))
+        columns = torch.arange(max(self.counts))
+        index = (length - count + columns).where(columns < count, 0)
+        return index.expand(-1, key.shape[1], -1).to(key.device)
+
+    def _highest(self, scores: Sequence[Tensor]) -> Tensor:
+        """int64 [B, Hk, K], the tokens with the highest scores of each row, ascending; of equal ones the first."""
+        index = scores[0].new_zeros((len(scores), len(scores[0]), max(self.counts)), dtype=torch.int64)
+        for row, (own, count) in enumerate(zip(scores, self.counts, strict=True)):
+            best = torch.sort(own, dim=-1, descending=True, stable=True).indices[:, :count]
+            index[row, :, :count] = best.sort(-1).values
+        return index
+
+    def _take(self, layer_idx: int, key: Tensor, value: Tensor, index: Tensor, inv_freq: Tensor | None) -> None:
+        key, value = (tensor.take_along_dim(index[..., None], 2) for tensor in (key, value))
+        if self.closed and inv_freq is not None:
+            delta = torch.arange(index.shape[-1], device=index.device) - index
+            moved = ops.rerotate(key.flatten(0, 1)[:, None], delta.flatten(0, 1), inv_freq)
+            key = moved[:, 0].unflatten(0, key.shape[:2])
+        self.keep(layer_idx, key, value)
+
+
+class Whole(Selection):
+    """Keeps all keys and values until `select` chooses among them."""
+
+    def attend(
+        self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
+    ) -> None:
+        """Keeps key and value whole."""
+        inv_freq = self.frequencies(layer_idx)
+        self._about.setdefault(layer_idx, (window, None if inv_freq is None else inv_freq.clone()))
+        self.keep(layer_idx, key, value)
+
+    def select(self, scores: Sequence[Mapping[int, Tensor]]) -> None:
+        """Keeps what the scores [Hk, n] of each row and layer choose."""
+        layers, self._layers = self._layers, {}
+        for layer, (key, value) in layers.items():
+            window, inv_freq = self._about[layer]
+            index = self._last(key) if window is not None else self._highest([row[layer] for row in scores])
+            self._take(layer, key, value, index, inv_freq)

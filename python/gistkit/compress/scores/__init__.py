@@ -1,0 +1,49 @@
+"""Scores of keys for `Select`, one file a kind; the keys with the highest scores are kept."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from gistkit.compress.scores.expected_attention import ExpectedAttention
+from gistkit.compress.scores.fixed import Even, Random, Streaming
+from gistkit.compress.scores.keys import KeyDiff, KeyNorm
+from gistkit.compress.scores.kvzip import KVzip
+from gistkit.compress.scores.score import Heads, Score
+from gistkit.compress.scores.snapkv import SnapKV
+
+SCORES: dict[str, type[Score]] = {
+    score.name: score for score in (KVzip, ExpectedAttention, SnapKV, KeyDiff, KeyNorm, Streaming, Even, Random)
+}
+
+
+def score_of(by: Any) -> Score:
+    """The score of a name of `SCORES`, of a mapping with its "name" and arguments, or of a `Score` itself.
+
+    Raises:
+        ValueError: for another name or arguments that it does not take.
+    """
+    if isinstance(by, Score):
+        return by
+    name, arguments = (
+        (by, {}) if isinstance(by, str) else (by.get("name"), {**by}) if isinstance(by, dict) else (by, {})
+    )
+    arguments.pop("name", None)
+    if not isinstance(name, str) or name not in SCORES:
+        raise ValueError(f"by: expected one of {', '.join(SCORES)}, or a Score, got {name!r}")
+    try:
+        return SCORES[name](**arguments)
+    except TypeError as error:
+        raise ValueError(f"by: expected arguments of {name}, got {arguments}: {error}") from error
+
+
+def description(score: Score) -> Any:
+    """What `score_of` makes the score of again, as JSON."""
+    arguments = asdict(score)
+    return score.name if score == type(score)() else {"name": score.name, **arguments}
+
+
+__all__ = [
+    "SCORES", "Even", "ExpectedAttention", "Heads", "KVzip", "KeyDiff", "KeyNorm", "Random", "Score", "SnapKV",
+    "Streaming", "description", "score_of",
+]  # fmt: skip

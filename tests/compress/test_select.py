@@ -1,0 +1,307 @@
+"""Select keeps what its scores say, counted key by key with plain torch, and the model reads it as its own cache."""
+
+import math
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from gistkit.compress import Memory, Select
+from gistkit.compress.scores import SCORES, ExpectedAttention, KVzip, Score, SnapKV, Streaming
+from gistkit.hf import CACHE
+from tests.helpers.models import byte_tokenizer, double_angles, tiny, tiny_llama
+from tests.helpers.tiers import tiers
+
+# No token twice: equal keys would be chosen among by rounding.
+IDS = (2 + torch.randperm(248, generator=torch.Generator().manual_seed(0))[:90]).tolist()
+BOS = 257
+
+
+def model_of(**changes):
+    return tiny_llama(vocab_size=258, bos_token_id=BOS, **changes)
+
+
+def made(by, model=None, **settings):
+    compressor = Select(model_of() if model is None else model, ratio=3, by=by, **settings).eval()
+    compressor.tokenizer = byte_tokenizer(start=True)
+    return compressor
+
+
+def cached(model, ids):
+    """What transformers itself makes of tokens in each layer: queries before rotation, keys and values after it."""
+    queries = []
+    hooks = [
+        layer.self_attn.q_proj.register_forward_hook(lambda *call: queries.append(call[2])) for layer in layers(model)
+    ]
+    with torch.no_grad(), double_angles(model):
+        cache = model(torch.tensor([ids]), **{CACHE: DynamicCache()}).past_key_values
+    for hook in hooks:
+        hook.remove()
+    heads = [query[0].unflatten(-1, (-1, layers(model)[0].self_attn.head_dim)).transpose(0, 1) for query in queries]
+    return [(query, layer.keys[0], layer.values[0]) for query, layer in zip(heads, cache.layers, strict=True)]
+
+
+def layers(model):
+    return model.model.layers
+
+
+def rotated(vector, position, inv_freq):
+    """One vector [D] at a position, written out."""
+    out, half = vector.clone(), len(inv_freq)
+    for i, frequency in enumerate(inv_freq.double().tolist()):
+        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+        out[i] = vector[i] * cos - vector[i + half] * sin
+        out[i + half] = vector[i + half] * cos + vector[i] * sin
+    return out
+
+
+def key_norm(model, layer, query, key, value, ids):
+    return [[-(sum(x * x for x in k) ** 0.5) for k in head] for head in key.tolist()]
+
+
+def key_diff(model, layer, query, key, value, ids):
+    scores = []
+    for head in key:
+        mean = sum(k / k.norm() for k in head) / len(head)
+        scores.append([-float(k @ mean / (k.norm() * mean.norm())) for k in head])
+    return scores
+
+
+def expected_attention(model, layer, query, key, value, ids):
+    inv_freq, n, width = model.model.rotary_emb.inv_freq, key.shape[1], key.shape[2]
+    turns = [torch.stack([rotated(e, n + i, inv_freq) for e in torch.eye(width).double()], 1) for i in range(512)]
+    turn = sum(turns) / 512
+    group, scores = len(query) // len(key), torch.zeros(key.shape[:2]).double()
+    for head, own in enumerate(query):
+        mean, spread = own[4:].mean(0), torch.cov(own[4:].T, correction=0)
+        mean, spread = turn @ mean, turn @ spread @ turn.T
+        keys = key[head // group, 4:]
+        logits = torch.stack([k @ mean / width**0.5 + k @ spread @ k / width / 2 for k in keys])
+        scores[head // group, 4:] += logits.softmax(0) * value[head // group, 4:].norm(dim=-1) / group
+    scores[:, :4] = math.inf
+    return scores.tolist()
+
+
+def snapkv(model, layer, query, key, value, ids):
+    n, group, window = key.shape[1], len(query) // len(key), 8
+    inv_freq, scores = model.model.rotary_emb.inv_freq, torch.zeros(key.shape[:2]).double()
+    for head, own in enumerate(query):
+        weights = torch.zeros(n).double()
+        for place in range(n - window, n):
+            q = rotated(own[place], place, inv_freq)
+            weights[: place + 1] += (key[head // group, : place + 1] @ q / q.shape[0] ** 0.5).softmax(0) / window
+        seen = weights[: n - window]
+        smooth = [sum(seen[max(i - 2, 0) : i + 3]) / 5 for i in range(n - window)]
+        scores[head // group, : n - window] += torch.stack(smooth) / group
+    scores[:, n - window :] = math.inf
+    return scores.tolist()
+
+
+def streaming(model, layer, query, key, value, ids):
+    n = key.shape[1]
+    return [[math.inf if i < 4 else i for i in range(n)]] * len(key)
+
+
+def kvzip(model, layer, query, key, value, ids, chunk=2048):
+    n, scores = len(ids), torch.zeros(key.shape[:2]).double()
+    inv_freq, group = model.model.rotary_emb.inv_freq, len(query) // len(key)
+    words = [
+        "\n\nRepeat the previous context exactly.",
+        "\n\nRepeat the part of the previous context exactly, starting with",
+    ]
+    for start in range(0, n, chunk):
+        part = ids[start : start + chunk]
+        request = byte_tokenizer()(words[start > 0])["input_ids"] + ids[max(start - 8, 0) : start]
+        again = request + byte_tokenizer()("\n")["input_ids"] + part
+        queries, keys, _ = cached(model, ids + again)[layer]
+        for head in range(len(queries)):
+            own = keys[head // group]
+            for place in range(n, n + len(again)):
+                q = rotated(queries[head, place], place, inv_freq)
+                sinks = own[: min(4, start)]
+                seen = torch.cat([sinks, own[start : start + len(part)], own[n : place + 1]])
+                weights = (seen @ q / q.shape[0] ** 0.5).softmax(0)[len(sinks) :][: len(part)]
+                best = scores[head // group, start : start + len(part)]
+                best.copy_(torch.maximum(best, weights))
+    scores[:, :4] = math.inf
+    return scores.tolist()
+
+
+def chosen(scores, count):
+    """The places of the highest scores, in order; of equal ones the first."""
+    return [sorted(sorted(range(len(head)), key=lambda i: (-head[i], i))[:count]) for head in scores]
+
+
+ORACLES = {f.__name__: f for f in (kvzip, expected_attention, snapkv, key_diff, key_norm, streaming)}
+
+
+@pytest.mark.parametrize("by", ORACLES)
+def test_the_kept_keys_are_those_of_the_highest_scores(by):
+    compressor, ids = made(SnapKV(window=8) if by == "snapkv" else by), [BOS, *IDS]
+    memory = compressor.encode([IDS])
+    assert memory.lengths == (len(ids) // 3,) and memory.starts == (len(ids),) and memory.context_lengths == (len(IDS),)
+    for layer, (query, key, value) in enumerate(cached(compressor.model, ids)):
+        places = chosen(ORACLES[by](compressor.model, layer, query, key, value, ids), len(ids) // 3)
+        assert len({*map(tuple, places)}) > 1 or by == "streaming"
+        for head, own in enumerate(places):
+            for kept, whole in zip(memory.layers[layer], (key, value), strict=True):
+                torch.testing.assert_close(kept[0, head], whole[head, own], rtol=1e-9, atol=1e-9)
+
+
+def test_kvzip_repeats_long_texts_in_parts():
+    compressor, ids = made(KVzip(chunk=40)), [BOS, *IDS]
+    memory = compressor.encode([IDS])
+    query, key, value = cached(compressor.model, ids)[1]
+    places = chosen(kvzip(compressor.model, 1, query, key, value, ids, chunk=40), len(ids) // 3)
+    torch.testing.assert_close(memory.layers[1][0][0], torch.stack([key[h, own] for h, own in enumerate(places)]))
+
+
+@pytest.mark.parametrize(("by", "expected"), [("even", [0, 3, 6, 9]), (Streaming(sinks=1), [0, 7, 8, 9])])
+def test_controls_keep_the_places_that_they_name(by, expected):
+    compressor = made(by, budget=4)
+    memory = compressor.encode([IDS[:9]])
+    _, key, _ = cached(compressor.model, [BOS, *IDS[:9]])[0]
+    torch.testing.assert_close(memory.layers[0][0][0], key[:, expected])
+
+
+def test_random_keeps_other_tokens_in_each_head_and_the_same_ones_again():
+    compressor = made("random")
+    one, two, other = (c.encode([IDS]) for c in (compressor, compressor, made({"name": "random", "seed": 1})))
+    assert all(map(torch.equal, one.tensors, two.tensors)) and not torch.equal(one.tensors[0], other.tensors[0])
+
+
+@pytest.mark.parametrize("positions", ["kept", "closed"])
+@pytest.mark.parametrize("by", ["expected_attention", "kvzip"])
+def test_transformers_reads_the_memory_as_its_cache(by, positions):
+    compressor = made(by, positions=positions)
+    model, memory, text = compressor.model, compressor.encode([IDS]), [[3, 4, 5, 6]]
+    kept = memory.lengths[0]
+    if positions == "closed":
+        # As if the kept tokens had been 0, 1, .. from the start.
+        inv_freq = model.model.rotary_emb.inv_freq
+        for closed, apart in zip(memory.layers, made(by, model).encode([IDS]).layers, strict=True):
+            for place in range(kept):
+                angles = [turned(apart[0][0, 0, place], p, inv_freq) for p in range(-len(IDS) - 1, len(IDS))]
+                assert min((angle - closed[0][0, 0, place]).abs().max() for angle in angles) < 1e-9
+    cache = DynamicCache()
+    for layer, (key, value) in enumerate(memory.layers):
+        cache.update(key, value, layer)
+    start = len(IDS) + 1 if positions == "kept" else kept
+    with torch.no_grad(), double_angles(model):
+        expected = model(torch.tensor(text), **{CACHE: cache}, position_ids=start + torch.arange(4)[None]).logits
+    found = compressor.logits(compressor.decode(memory, "lm", text))
+    torch.testing.assert_close(found[:, 1:].double(), expected, rtol=1e-5, atol=1e-5)
+    prompt = torch.tensor(text)
+    behind = model.generate(prompt, **{CACHE: compressor.to_cache(memory)}, max_new_tokens=6, pad_token_id=0)
+    assert torch.equal(behind[:, 4:], compressor.generate(memory, prompt, max_new_tokens=6))
+
+
+def turned(vector, position, inv_freq):
+    return rotated(vector, position, inv_freq)
+
+
+@pytest.mark.parametrize("by", SCORES)
+def test_each_row_is_as_alone_and_a_file_brings_it_back(by, tmp_path):
+    compressor, rows = made(by), [IDS, IDS[:7], IDS[5:40]]
+    batch = compressor.encode(rows)
+    for index, row in enumerate(rows):
+        alone = compressor.encode([row])
+        assert batch[index].lengths == alone.lengths and torch.equal(batch[index].positions, alone.positions)
+        for one, other in zip(batch[index].tensors, alone.tensors, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    batch.save(tmp_path / "m.gist")
+    again = Memory.load(tmp_path / "m.gist")
+    assert torch.equal(compressor.generate(again, max_new_tokens=4), compressor.generate(batch, max_new_tokens=4))
+    compressor.save_pretrained(tmp_path / "folder")
+    read = Select.from_pretrained(tmp_path / "folder", None, tokenizer=compressor.tokenizer)
+    assert read.settings == compressor.settings and read.score == compressor.score
+
+
+@pytest.mark.parametrize("family", tiers(["mistral", "gemma3", "qwen2", "gemma2"], ["gemma3"]))
+def test_layers_with_a_sliding_window_keep_what_is_seen_there(family):
+    model = tiny(family, bos_token_id=1)
+    compressor = Select(model, ratio=2, by="even").eval()
+    ids = torch.randint(3, 50, (1, 20), generator=torch.Generator().manual_seed(1))
+    memory = compressor.encode(ids)
+    key = cached_keys(model, torch.cat([torch.tensor([[1]]), ids], 1))
+    for layer, (kept, _) in enumerate(memory.layers):
+        slides = family == "mistral" or layers(model)[layer].self_attn.sliding_window is not None
+        places = [*range(11, 21)] if slides else torch.linspace(0, 20, 10).round().long().tolist()
+        torch.testing.assert_close(kept[0], key[layer][0][:, places], rtol=1e-6, atol=1e-6)
+    if family == "mistral":
+        # All its layers slide, over fewer tokens than are kept: nothing is lost.
+        whole = torch.cat([torch.tensor([[1]]), ids, torch.tensor([[7, 8]])], 1)
+        expected = model.generate(whole, max_new_tokens=8, pad_token_id=0)[:, whole.shape[1] :]
+        assert torch.equal(compressor.generate(memory, [[7, 8]], max_new_tokens=8), expected)
+
+
+def cached_keys(model, ids):
+    with torch.no_grad():
+        cache = model(ids, **{CACHE: DynamicCache()}).past_key_values
+    return [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+
+
+def test_an_adapter_learns_on_what_is_kept():
+    compressor = made("key_norm", lora=4, losses=("qa", "kl")).train()
+    optimizer = torch.optim.Adam(compressor.parameter_groups(1e-2))
+    values = []
+    for _ in range(12):
+        loss = compressor([IDS], question_ids=[[3, 4]], answer_ids=[[5, 6, 7]])["loss"]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(float(loss))
+    assert values[-1] < 0.6 * values[0]
+
+
+def test_a_users_adapter_stays_active():
+    from peft import LoraConfig, get_peft_model
+
+    plain = made("key_norm").encode([IDS])
+    model = get_peft_model(model_of(), LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False))
+    memory = made("key_norm", model).encode([IDS])
+    assert not torch.allclose(memory.tensors[0].float(), plain.tensors[0].float(), atol=1e-3)
+    assert made("key_norm", model).adapters is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"by": "best"}, "by: expected one of kvzip, .* got 'best'"),
+        ({"by": {"name": "snapkv", "width": 3}}, "by: expected arguments of snapkv, got .*width"),
+        ({"by": 3}, "by: expected one of"),
+        ({"positions": "both"}, "positions: expected kept or closed, got 'both'"),
+        ({"budget": 0}, "budget: expected"),
+        ({"losses": ("kl",)}, "losses: expected 'kl' beside LoRA"),
+    ],
+)
+def test_wrong_settings_are_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Select(model_of(), **settings)
+
+
+def test_wrong_scores_are_named():
+    for wrong, message in (
+        (lambda: SnapKV(kernel=4), "kernel: expected an odd number, got 4"),
+        (lambda: ExpectedAttention(future=0), "future: expected"),
+        (lambda: made("expected_attention", tiny("gpt2", bos_token_id=1)), "model: expected"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            wrong()
+    memory = made("key_norm").encode([IDS])
+    with pytest.raises(
+        ValueError, match="memory: expected one whose tokens stand for parts of the text, got one of sel"
+    ):
+        made("key_norm").stands_for(memory)
+
+
+def test_a_score_of_ones_own():
+    class Last(Score):
+        name = "last"
+
+        def __call__(self, heads):
+            return torch.arange(heads.key.shape[1]).expand(heads.key.shape[0], -1).float()
+
+    compressor = made(Last())
+    _, key, _ = cached(compressor.model, [BOS, *IDS])[1]
+    torch.testing.assert_close(compressor.encode([IDS]).layers[1][0][0], key[:, -30:])
