@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from gistkit import cli, compress
 from gistkit.cli import overview
-from gistkit.compress import Compressor, Dodo, FiveHundredX, Memory, language_model
+from gistkit.compress import Compressor, Dodo, FiveHundredX, Memory, Select, language_model
 from gistkit.evaluate import Markers, SummaryContext
 from gistkit.evaluate.data import QUESTION
 from gistkit.layouts.positions import SCHEMES
@@ -232,7 +232,9 @@ def test_standard_input_and_untrained_compressors(run, tmp_path, report):
     memories = []
     for name in ("first", "second"):
         status, shown, complaints = run(
-            "compress", "-", "-o", tmp_path / f"{name}.gist", "--ratio", 4, "--chunk", 20, "--layout", "dpl", stdin=TEXT
+            *("compress", "-", "-o", tmp_path / f"{name}.gist", "--method", "x500"),
+            *("--ratio", 4, "--chunk", 20, "--layout", "dpl"),
+            stdin=TEXT,
         )
         assert status == 0 and "gistkit: warning: the compressor is UNTRAINED" in complaints
         assert "standard input -> " in shown
@@ -242,6 +244,22 @@ def test_standard_input_and_untrained_compressors(run, tmp_path, report):
     assert (source.method, source.layout, source.chunk, source.memory_tokens) == ("x500", "dpl", 20, 5)
     status, shown, complaints = run("ask", tmp_path / "first.gist", "Who?", "--max-new-tokens", 3)
     assert status == 0 and "UNTRAINED" in complaints and shown.strip()
+
+
+def test_a_model_without_a_trained_compressor_selects(folder, run, report):
+    status, shown, complaints = run("compress", report)
+    assert status == 0 and "warning" not in complaints
+    tokens, memory = len(TEXT), report.with_suffix(".gist")
+    assert f"{tokens} tokens to {(tokens + 1) // 4} memory tokens (Select kvzip 4x); " in shown
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    compressor = Select(AutoModelForCausalLM.from_pretrained(folder)).eval()
+    compressor.tokenizer = tokenizer
+    answer = compressor.ask(Memory.load(memory), "Who?", max_new_tokens=6)
+    assert run("ask", memory, "Who?", "--max-new-tokens", 6)[:2] == (0, f"{answer}\n")
+    assert run("ask", memory, "Who?", "--sources")[0] == 2
+    chosen = ("--option", "by=snapkv", "--option", "budget=9")
+    assert "to 9 memory tokens (Select snapkv 9)" in run("compress", report, *chosen)[1]
+    assert run("ask", memory, "Who?", "--max-new-tokens", 3)[0] == 0
 
 
 def test_a_text_that_grows_is_told(folder, run, tmp_path):
@@ -661,7 +679,10 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: expected none beside --tau, got True"),
         (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: expected none beside --tau, got ['lm']"),
         (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full beside --tau"),
-        (["evaluate", "--tau", "4"], "compressor: expected dodo or avgpool, which language models read with, got x500"),
+        (
+            ["evaluate", "--tau", "4"],
+            "compressor: expected dodo or avgpool, which language models read with, got select",
+        ),
         # Those read a text before they know.
         pytest.param(
             [

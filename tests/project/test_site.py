@@ -34,6 +34,7 @@ CLAIMS = {
     "avgpool": lambda names: names["memory"].lengths == (126, 126),
     "gistpool": lambda names: len(names["errors"]) == 2 and names["memory"].lengths == (51, 51),
     "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
+    "select": lambda names: names["memory"].lengths == (100,) and names["memory"].starts == (401,),
     "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
     "seqpe": lambda names: all(parameter.grad is not None for parameter in names["model"].parameters()),
 }

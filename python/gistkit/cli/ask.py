@@ -222,19 +222,22 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     source = memory.source
     if (name := maker_of(source)) is not None:
         return load_compressor(Path(name), model)
-    warn_untrained()
     if source.method not in METHODS:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
     if source.layout in LAYOUTS:
-        return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+        compressor = new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
+        warn_untrained(compressor)
+        return compressor
     try:
         size = {"no_context": {}, IMAGES: {"memory_tokens": source.chunk}}
         ratio = size.get(source.method, {"ratio": source.chunk})
-        return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
+        compressor = new_compressor(model, source.method, **ratio, **json.loads(source.layout))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"
         ) from error
+    warn_untrained(compressor)
+    return compressor
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:

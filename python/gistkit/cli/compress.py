@@ -107,6 +107,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name, images)
     compressor = chosen_compressor(arguments, model, tokenizer if images else None)
+    compressor.tokenizer = tokenizer
     if images:
         memories = _image_memories(sources, tokenizer, compressor)
     else:
@@ -117,7 +118,7 @@ def _run(arguments: argparse.Namespace) -> int:
         memories = _text_memories(rows, compressor, arguments.batch_tokens)
     start = time.perf_counter()
     lines = [""] * len(sources)
-    total = Total("image" if images else "text")
+    total = Total("image" if images else "text", compressor.title)
     # The progress bar ends before an error is told.
     with closing(memories):
         for index, tokens, made in memories:
@@ -154,6 +155,7 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
     texts = [Document(name, path.stat().st_size, partial(read_text, path)) for name, path in documents.items()]
     model, tokenizer = load_model(arguments.model, arguments.dtype, device_name)
     compressor = chosen_compressor(arguments, model)
+    compressor.tokenizer = tokenizer
     start = time.perf_counter()
     seen: list[Entry] = []
     share = len(processes.share(texts))
@@ -175,13 +177,13 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
             index_documents(
                 arguments.out, texts, embed=embed, part=processes.index, parts=processes.count, on_file=bar.update
             )
-    total = Total("text")
+    total = Total("text", compressor.title)
     total.grown = [entry.name for entry in seen if entry.memory_tokens > entry.tokens]
     tokens, memory_tokens = sum(entry.tokens for entry in seen), sum(entry.memory_tokens for entry in seen)
     who = f"process {processes.index} of {processes.count}: " if processes.count > 1 else ""
     print(
         f"{who}{len(seen)} documents in {arguments.out}, {new} of them new: {tokens} tokens to {memory_tokens} "
-        f"memory tokens; {size(sum(entry.nbytes for entry in seen))}; {time.perf_counter() - start:.1f} s"
+        f"memory tokens ({compressor.title}); {size(sum(entry.nbytes for entry in seen))}; {time.perf_counter() - start:.1f} s"
     )
     total.warn_of_growth(compressor)
     return 0
@@ -231,10 +233,10 @@ def _check_lengths(texts: Sequence[Source], rows: Sequence[array[int]], compress
 
 
 class Total:
-    """Sums over the memories written, of texts or images as `kind` says."""
+    """Sums over the memories written, of texts or images as `kind` says, by the compressor of a title."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, title: str) -> None:
+        self.kind, self.title = kind, title
         self.tokens = self.memory_tokens = self.nbytes = self.full = 0
         self.grown: list[str] = []
 
@@ -267,7 +269,7 @@ class Total:
         """The sums, as a line."""
         kind = self.kind if count == 1 else f"{self.kind}s"
         return (
-            f"{count} {kind}: {self.tokens} tokens to {self.memory_tokens} memory tokens; "
+            f"{count} {kind}: {self.tokens} tokens to {self.memory_tokens} memory tokens ({self.title}); "
             f"{size(self.nbytes)}, the full cache has {size(self.full)} ({self.full / max(self.nbytes, 1):.1f}x); "
             f"{seconds:.1f} s, {self.tokens / seconds:.0f} tokens/s"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gistkit.compress import Compressor, Source
 
 DTYPES = ("float32", "bfloat16", "float16")
-METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "no_context", "voco")
+METHODS = ("x500", "icae", "gist", "avgpool", "gistpool", "dodo", "select", "no_context", "voco")
 # The method that compresses images.
 IMAGES = "voco"
 # An untrained compressor's embeddings are drawn from this seed, so that `ask` reads what `compress` wrote.
@@ -149,18 +149,19 @@ def load_empty(name: str, dtype: str, images: bool = False) -> PreTrainedModel:
         ) from error
 
 
-TRAINED = "the one that comes with gistkit for the model, or else an untrained one"
+TRAINED = "the one that comes with gistkit for the model, or else a selection, which needs no training"
 
 
 def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> None:
     """--compressor, or the arguments of an untrained one."""
     add_trained(parser, default)
     parser.add_argument(
-        "--method", choices=METHODS, help="of an untrained compressor (default: x500; voco, the only one, for images)"
-    )
-    parser.add_argument("--layout", choices=LAYOUTS, help="position layout of an untrained one (default: epl)")
-    parser.add_argument("--ratio", type=number(1), help="context tokens a memory token, untrained (default: 5)")
-    parser.add_argument("--chunk", type=positive, help="chunk size in tokens, untrained (default: 510)")
+        "--method", choices=METHODS, help="of a compressor that is not trained (default: select, which keeps the keys "
+        "and values that matter most; voco, the only one, for images)",
+    )  # fmt: skip
+    parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
+    parser.add_argument("--ratio", type=number(1), help="context tokens a memory token (default: 4 of select, else 5)")
+    parser.add_argument("--chunk", type=positive, help="chunk size of icae and x500 in tokens (default: 510)")
     add_option(parser)
 
 
@@ -237,7 +238,7 @@ def _may_have_made(name: str, source: Source) -> bool:
     return same and all(settings.get(key) == value for key, value in made.items())
 
 
-def new_compressor(model: PreTrainedModel, method: str = "x500", **settings: Any) -> Compressor:
+def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
     """An untrained compressor, the same for the same model and settings, in eval mode."""
     import torch
 
@@ -272,10 +273,11 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     if arguments.compressor is None and name is not None:
         return load_compressor(Path(name), model)
     if arguments.compressor is None:
-        warn_untrained()
         if processor is not None:
             settings = image_settings(model, processor, settings)
-        return new_compressor(model, **settings)
+        compressor = new_compressor(model, **settings)
+        warn_untrained(compressor)
+        return compressor
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
@@ -293,12 +295,13 @@ def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str
         return {"method": IMAGES, "separators": tile_separators(model, processor), **settings}
 
 
-def warn_untrained() -> None:
-    """Warns on standard error that an untrained memory holds only noise."""
-    warn(
-        "the compressor is UNTRAINED, and what a model reads from its memory is noise; train one with gistkit train "
-        "and give its folder as --compressor"
-    )
+def warn_untrained(compressor: Compressor) -> None:
+    """Warns on standard error of a method whose memory is noise until it is trained."""
+    if compressor.needs_training:
+        warn(
+            "the compressor is UNTRAINED, and what a model reads from its memory is noise; train one with gistkit "
+            "train and give its folder as --compressor, or take --method select"
+        )
 
 
 @contextmanager
