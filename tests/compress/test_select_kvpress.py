@@ -43,7 +43,8 @@ with torch.no_grad():
         layer.self_attn.rotary_emb = model.model.rotary_emb
     presses = {
         "expected_attention": ExpectedAttentionPress(2 / 3), "key_diff": KeyDiffPress(2 / 3),
-        "key_norm": KnormPress(2 / 3), "snapkv": SnapKVPress(2 / 3, window_size=8), "streaming": StreamingLLMPress(2 / 3),
+        "key_norm": KnormPress(2 / 3), "snapkv": SnapKVPress(2 / 3, window_size=8),
+        "streaming": StreamingLLMPress(2 / 3),
     }
     for name, press in presses.items():
         scores = [
