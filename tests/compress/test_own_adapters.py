@@ -1,7 +1,9 @@
 """What users do to the model and the adapters around a compressor: it counts, or it is refused by name."""
 
 import copy
+import json
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -297,3 +299,25 @@ def test_a_constructor_that_fails_leaves_the_model_as_it_was(fails, beside):
     assert state(model) == before and made("avgpool", model, lora=2).adapters is not None
     with torch.no_grad():
         assert torch.equal(model(IDS).logits, logits)
+
+
+def test_texts_longer_than_any_in_training_are_told(tmp_path):
+    compressor = made("x500", tiny_llama(), lora=2, losses=("ae",)).train()
+    compressor(IDS[:, :9])["loss"].backward()
+    compressor([IDS[0, :14].tolist(), IDS[0, :3].tolist()])
+    compressor.eval()(IDS)
+    compressor.save_pretrained(tmp_path)
+    read = Compressor.from_pretrained(tmp_path, tiny_llama()).eval()
+    assert read.trained_length == compressor.trained_length == 14
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read.encode(IDS[:, :14])
+        made("x500", tiny_llama(), lora=2).encode(IDS)
+        with pytest.raises(
+            UserWarning, match=r"input_ids: expected at most 14 tokens, as the longest .* got 15: answers"
+        ):
+            read.encode(IDS[:, :15])
+    settings = json.loads((tmp_path / "compressor.json").read_text())
+    (tmp_path / "compressor.json").write_text(json.dumps(settings | {"trained_length": "long"}))
+    with pytest.raises((TypeError, ValueError), match=r"trained_length: expected"):
+        Compressor.from_pretrained(tmp_path, tiny_llama())

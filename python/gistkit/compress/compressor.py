@@ -142,6 +142,8 @@ class Compressor(nn.Module, ABC):
         # Where it was read from.
         self._home: Path | None = None
         self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
+        # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
+        self.trained_length: int | None = None
         self.reader = reader
         self.loss_weights = loss_weights
         self._settings = dict(settings or {})
@@ -315,7 +317,13 @@ class Compressor(nn.Module, ABC):
         """
         # Not inference mode, whose tensors no later graph could use.
         with torch.set_grad_enabled(gradient and torch.is_grad_enabled()):
-            memory, _, _ = self.compress_rows(self.contexts(input_ids, attention_mask))
+            memory, _, compressed = self.compress_rows(self.contexts(input_ids, attention_mask))
+        if self.trained_length is not None and max(compressed.lengths) > self.trained_length:
+            warnings.warn(
+                f"input_ids: expected at most {self.trained_length} tokens, as the longest context that the compressor "
+                f"was trained on has, got {max(compressed.lengths)}: answers from its memory may be worse",
+                stacklevel=2,
+            )
         fingerprint, maker = self.fingerprints()
         return replace(memory, fingerprint=fingerprint, maker=maker, model=self._identity)
 
@@ -593,6 +601,8 @@ class Compressor(nn.Module, ABC):
         losses: dict[str, Tensor] = {}
         with self.lm.attached():
             memory, hidden_states, compressed = self.compress_rows(rows)
+            if self.training:
+                self.trained_length = max(self.trained_length or 0, *compressed.lengths)
             for name in self.loss_weights:
                 if name == "compression" and self.compression_head is not None:
                     if hidden_states is None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
+from gistkit._checks import whole
 from gistkit._files import read_tensors, replacing_files, write_tensors, write_text
 from gistkit._messages import one_line, shown
 from gistkit.compress.folder import (
@@ -111,6 +112,7 @@ def _write(compressor: Any, folder: Path, fingerprints: tuple[str, str] | None) 
         "fingerprint": own,
         "float16": of_float16,
         "model": hf.identity(compressor.model),
+        "trained_length": compressor.trained_length,
     }
     write_text(folder / SETTINGS, json.dumps(settings, indent=2) + "\n")
 
@@ -142,6 +144,7 @@ def load_compressor(cls: type[Any], folder: Path, model: PreTrainedModel | None,
         compressor = method(model, lora=lora, **settings["settings"])
         if HEAD in names & shapes.keys() and compressor.compression_head is None:
             compressor.add_compression_head()
+    compressor.trained_length = settings["trained_length"]
     if settings["fingerprint"] is not None:
         compressor.known_as(settings["fingerprint"])
     try:
@@ -340,6 +343,10 @@ def _read_settings(folder: Path) -> dict[str, Any]:
     missing = sorted(_NAMES - settings.keys())
     if missing:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
+    # Files of earlier releases do not say it.
+    length = settings.setdefault("trained_length", None)
+    if length is not None:
+        whole(f"{path}: trained_length", length)
     for field in ("settings", "adapters"):
         if not isinstance(settings[field], dict) and (field == "settings" or settings[field] is not None):
             raise ValueError(f"{path}: expected settings and adapters by name, got {shown(settings[field])}")
