@@ -183,7 +183,8 @@ def _store(documents: dict[str, Path], arguments: argparse.Namespace, processes:
     who = f"process {processes.index} of {processes.count}: " if processes.count > 1 else ""
     print(
         f"{who}{len(seen)} documents in {arguments.out}, {new} of them new: {tokens} tokens to {memory_tokens} "
-        f"memory tokens ({compressor.title}); {size(sum(entry.nbytes for entry in seen))}; {time.perf_counter() - start:.1f} s"
+        f"memory tokens ({compressor.title}); {size(sum(entry.nbytes for entry in seen))}; "
+        f"{time.perf_counter() - start:.1f} s"
     )
     total.warn_of_growth(compressor)
     return 0
