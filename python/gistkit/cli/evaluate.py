@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gistkit._processes import Processes, launched
 from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
+from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn
 from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
 from gistkit.options.outputs import check_file
@@ -34,8 +34,6 @@ example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --ques
              --judge http://localhost:8000/v1 --judge-model grader"""
 
 CONTEXT = 510
-# The environment variable with the key of --judge.
-JUDGE_KEY = "GISTKIT_JUDGE_KEY"
 
 
 def add(commands: Any) -> None:
@@ -99,7 +97,8 @@ def add(commands: Any) -> None:
         help="measure the perplexity of words of continuations too, all but these, separated by commas; <unk> for "
         "WikiText, '' for none",
     )  # fmt: skip
-    _add_judge(parser.add_argument_group("judge of answers"))
+    fields = "{question}, {reference}, {answer} and perhaps {context}"
+    add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
     parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
     parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
     parser.add_argument(
@@ -111,45 +110,6 @@ def add(commands: Any) -> None:
 def words(text: str) -> tuple[str, ...]:
     """A kind of argument: comma-separated words; none of ''."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def _add_judge(group: Any) -> None:
-    group.add_argument(
-        "--judge", metavar="URL",
-        help="OpenAI-compatible interface, such as http://localhost:8000/v1, whose model scores answers; a key is read "
-        f"from the environment variable {JUDGE_KEY}",
-    )  # fmt: skip
-    group.add_argument("--judge-model", metavar="NAME", help="its model")
-    group.add_argument(
-        "--judge-prompt",
-        type=path,
-        metavar="FILE",
-        help="its prompt, with {question}, {reference}, {answer} and perhaps {context} (default: gistkit's own)",
-    )
-    group.add_argument("--judge-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)")
-
-
-def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
-    """The judge, who has answered once; None without --judge."""
-    if arguments.judge is None:
-        for name in ("judge_model", "judge_prompt", "judge_concurrency"):
-            if getattr(arguments, name) is not None:
-                word = name.replace("_", "-")
-                raise ValueError(f"--{word}: expected none without --judge, got {getattr(arguments, name)}")
-        return None
-    if arguments.judge_model is None:
-        raise ValueError("--judge-model: expected the name of a model beside --judge, got none")
-
-    from gistkit.evaluate import OpenAIJudge
-
-    settings: dict[str, Any] = {}
-    if arguments.judge_prompt is not None:
-        settings["template"] = arguments.judge_prompt.read_text(encoding="utf-8")
-    if arguments.judge_concurrency is not None:
-        settings["concurrency"] = arguments.judge_concurrency
-    judge = OpenAIJudge(arguments.judge, arguments.judge_model, key=os.environ.get(JUDGE_KEY) or None, **settings)
-    judge.check()
-    return judge
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -167,7 +127,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if "recent" in baselines:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
 
-    judge = _judge(arguments)
+    from gistkit.evaluate.judge import OpenAIJudge
+
+    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
     if arguments.images is not None:
         return _about_images(arguments, device_name, judge, processes)
 

@@ -22,6 +22,7 @@ from gistkit.evaluate.metrics import (
     token_f1,
     vqa_accuracy,
 )
+from gistkit.evaluate.pairs import OpenAIPairJudge, Pair, compare_answers, compared
 from gistkit.evaluate.prompts import (
     INST,
     Markers,
@@ -56,6 +57,8 @@ __all__ = [
     "Markers",
     "NoContext",
     "OpenAIJudge",
+    "OpenAIPairJudge",
+    "Pair",
     "Prompt",
     "Report",
     "Result",
@@ -68,6 +71,8 @@ __all__ = [
     "chat_markers",
     "cloze_questions",
     "compare",
+    "compare_answers",
+    "compared",
     "contains_answer",
     "cross_table",
     "evaluate",
