@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit._files import write_text
-from gistkit.cli import evaluate, train
+from gistkit.cli import evaluate, judge, train
 from gistkit.options.arguments import Parser, add_command, add_device, number, path, positive
 from gistkit.options.models import DTYPES, add_model_name
 from gistkit.options.outputs import check_folder
@@ -163,8 +163,8 @@ def _call(words: Sequence[str]) -> int:
     """Runs `gistkit` with these words in this process; its status."""
     parser = Parser(prog="gistkit")
     commands = parser.add_subparsers(parser_class=Parser)
-    train.add(commands)
-    evaluate.add(commands)
+    for command in (train, evaluate, judge):
+        command.add(commands)
     arguments = parser.parse_args(words)
     status: int = arguments.run(arguments)
     return status

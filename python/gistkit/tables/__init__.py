@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.tables import compression_loss, dodo, epl, gistpool
+from gistkit.tables import compression_loss, dodo, epl, gistpool, preferences
 from gistkit.tables.table import Arm, Column, Stage, Table
 
 __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
 
-TABLES: Mapping[str, Table] = {**epl.TABLES, **compression_loss.TABLES, **dodo.TABLES, **gistpool.TABLES}
+TABLES: Mapping[str, Table] = {
+    **epl.TABLES, **compression_loss.TABLES, **preferences.TABLES, **dodo.TABLES, **gistpool.TABLES,
+}  # fmt: skip
 # SeqPE's experiments train models of their own: its tables are what its studies print.
 STUDIES = {
     "seqpe-1": "gistkit study length --preset seqpe-wikitext",
