@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gistkit.tables import find_table
 from tests.evaluate.test_judge import Server, reply
 from tests.tables.test_tables import call, folder  # noqa: F401 - a fixture
 
@@ -26,6 +27,10 @@ def questions(tmp_path):
     return path
 
 
+def data(names, path):
+    return [word for name in names for word in ("--data", f"{name}={path}")]
+
+
 def rows_of(path):
     """The cells of the table in a file, a list a line."""
     lines = [line for line in path.read_text().splitlines() if line.startswith("|")]
@@ -39,8 +44,7 @@ def test_table_3_of_the_compression_loss(folder, texts, questions, tmp_path, cap
         "cl-3", "--model", folder, "--out", tmp_path / "cl", "--arms", "wo CL vs wo CL + PI",
         "--more", f"pretrain={small} --min-length 60 --longer-than 100 --chunk 30 --option lora=2",
         "--more", f"finetune={small} --min-length 8", "--more", "answers=--max-new-tokens 4",
-        *(word for name, path in (("text", texts), ("train", questions), ("test", questions))
-          for word in ("--data", f"{name}={path}")),
+        *data(["text"], texts), *data(["train", "test"], questions),
     )  # fmt: skip
     # Who likes the first place has no say, and the first question gets no verdict.
     answer = lambda number, body: (  # noqa: E731
@@ -54,3 +58,75 @@ def test_table_3_of_the_compression_loss(folder, texts, questions, tmp_path, cap
     assert row == ["wo CL vs wo CL + PI", "0.0 (37.1)", "0.0 (16.7)", "66.7 (45.0)"]
     # The runs are those of Table 2.
     assert (tmp_path / "cl" / "15x-ae-lm-dpl" / "finetune" / "compressor").is_dir()
+
+
+@pytest.mark.slow
+def test_table_10_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F811
+    sets = ("drop", "fairytaleqa", "squad")
+    arms = ["1 window + gists see BOS", "all windows + gists see themselves + gists see BOS"]
+    words = (
+        "gistpool-10", "--model", folder, "--out", tmp_path / "out", "--arms", ",".join(arms),
+        "--more", "train=--epochs 1 --batch 3 --held-out 1", "--more", "answers=--max-new-tokens 2",
+        *data([f"{name}-{split}" for name in sets for split in ("train", "test")], questions),
+    )  # fmt: skip
+    assert call(*words) == 0, capsys.readouterr().err
+    head, _, *rows = rows_of(tmp_path / "out" / "gistpool-10.md")
+    assert head[1:] == list(sets) and [row[0] for row in rows] == arms
+    assert [cell.partition(" ")[2] for cell in rows[0][1:]] == ["(0.812)", "(1.315)", "(0.468)"]
+    assert [cell.partition(" ")[2] for cell in rows[1][1:]] == [
+        "(0.766 or 0.753)",
+        "(1.160 or 1.177)",
+        "(0.405 or 0.393)",
+    ]
+    assert all(float(cell.split()[0]) > 0 for row in rows for cell in row[1:])
+    for folder_name, windows, itself in (("mask-1-0001", 1, False), ("mask-all-0011", None, True)):
+        saved = json.loads(
+            (tmp_path / "out" / folder_name / "train-drop" / "compressor" / "compressor.json").read_text()
+        )
+        settings = saved["settings"]
+        assert (settings["windows"], settings["memory_sees_itself"], settings["memory_sees_bos"]) == (
+            windows,
+            itself,
+            True,
+        )
+        assert not settings["context_sees_memory"] and settings["gists"] == 1639
+
+
+def test_masks_of_gistpool_are_each_choice_once_and_its_own_has_its_figures():
+    table = find_table("gistpool-10")
+    assert len({arm.title for arm in table.arms}) == len({arm.folder for arm in table.arms}) == len(table.arms) == 40
+    # GistPool at 5x, of Appendix B.
+    own = {name: find_table(f"gistpool-{name}") for name in ("drop", "fairytaleqa", "squad")}
+    losses = {
+        name: next(arm.published["loss"] for arm in each.arms if arm.title == "GistPool 5x")
+        for name, each in own.items()
+    }
+    (found,) = (arm for arm in table.arms if arm.published == {name: [loss] for name, loss in losses.items()})
+    assert found.title == "5 windows + gists see gists + gists see themselves + gists see BOS"
+    # That is the mask with which it runs.
+    stage = next(arm.stages["train"] for arm in own["squad"].arms if arm.title == "GistPool 5x")
+    assert "memory_sees_memory=true" in stage.settings and any("pool mask" in each for each in own["squad"].open)
+    # Where a row's figures are open there are two, which another row has too.
+    two = [arm for arm in table.arms if len(arm.published["drop"]) == 2]
+    assert len(two) == 20 and all(sum(arm.published == other.published for other in two) == 2 for arm in two)
+
+
+@pytest.mark.slow
+def test_table_12_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F811
+    sets = ("alpaca", "squad", "drop", "race", "narrativeqa", "fairytaleqa")
+
+    def answer(number, body):
+        prompt = body["messages"][0]["content"]
+        judged = "day 0" in prompt and '"score"' in prompt
+        return 200, {}, reply('{"score": 0}' if judged else '{"score": 1}' if '"score"' in prompt else "It rained.")
+
+    with Server(answer) as server:
+        endpoints = " ".join(f"--{role} {server.url} --{role}-model m" for role in ("writer", "judge"))
+        given = data([f"{name}-test" for name in sets], questions)
+        words = ("gistpool-12", "--model", folder, "--out", tmp_path / "out", "--arms", "5x,50x", *given)
+        assert call(*words, "--more", f"answers={endpoints}") == 0, capsys.readouterr().err
+    head, _, few, most = rows_of(tmp_path / "out" / "gistpool-12.md")
+    assert head[1:] == [f"{name} {column}" for name in sets for column in ("wrong", "ratio")]
+    # One of three is wrong, and contexts of 60 bytes and the first token are 10.
+    assert few[3] == "33.3 (17.7)" and 6 <= float(few[4]) <= 6.2
+    assert most[1:3] == ["-", "-"] and most[-2] == "33.3 (80.0)"

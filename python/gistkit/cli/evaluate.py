@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit._processes import Processes, launched
-from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
+from gistkit.options.arguments import add_command, add_questions, device, names, number, path, positive
 from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn
-from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model, load_tokenizer
 from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
@@ -31,7 +31,9 @@ example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --b
 example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./llama --compressor runs/qa/compressor \\
              --questions mrqa/dev/ --out runs/qa/mrqa.json
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl \\
-             --judge http://localhost:8000/v1 --judge-model grader"""
+             --judge http://localhost:8000/v1 --judge-model grader
+example: gistkit evaluate --model ./llama --questions dev.jsonl --written-ratio 5 \\
+             --writer http://localhost:8000/v1 --writer-model large"""
 
 CONTEXT = 510
 
@@ -99,6 +101,7 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     fields = "{question}, {reference}, {answer} and perhaps {context}"
     add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
+    _add_writer(parser.add_argument_group("writer of shortened contexts"))
     parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
     parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
     parser.add_argument(
@@ -112,8 +115,24 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+def _add_writer(group: Any) -> None:
+    does = "shortens the contexts of --questions and answers from what it wrote, in place of a compressor"
+    add_endpoint(group, "writer", does, "{words} and {context}")
+    group.add_argument(
+        "--written-ratio",
+        type=number(1),
+        metavar="N",
+        help="words of a context for each that it may write (default: 5)",
+    )
+    group.add_argument(
+        "--cut", action="store_true", help="cut what it wrote to as many tokens as a compressor at that ratio has"
+    )
+
+
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
+    if arguments.writer is not None or arguments.written_ratio is not None:
+        return _written(arguments)
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     processes = launched()
@@ -178,6 +197,39 @@ def _refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
         if getattr(arguments, name) != value:
             word = name.replace("_", "-")
             raise ValueError(f"--{word}: expected none beside {beside}, got {getattr(arguments, name)}")
+
+
+def _written(arguments: argparse.Namespace) -> int:
+    """A writer in place of a compressor."""
+    _refuse(
+        arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
+        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None,
+    )  # fmt: skip
+    if not arguments.questions:
+        raise ValueError("--questions: expected some beside --writer, got none")
+
+    from gistkit import evaluate
+    from gistkit.evaluate.metrics import need
+    from gistkit.formats import question_sets
+
+    writer = chosen_endpoint(arguments, "writer", evaluate.OpenAIWriter)
+    if writer is None:
+        raise ValueError("--writer: expected an interface, such as http://localhost:8000/v1, got none")
+    judge = chosen_endpoint(arguments, "judge", evaluate.OpenAIJudge)
+    tokenizer = load_tokenizer(arguments.model)
+    reports, templates = {}, {"template": "{question}"}
+    for each in question_sets(arguments.questions):
+        examples = _questions(each.path, arguments, templates)
+        with need("tqdm").tqdm(total=len(examples), desc=each.name, unit="answer") as bar:
+            reports[each.name] = evaluate.evaluate_written(
+                writer, examples, ratio=arguments.written_ratio or 5, tokenizer=tokenizer, cut=arguments.cut,
+                judge=judge, on_answer=bar.update,
+            )  # fmt: skip
+        if unwritten := reports[each.name].rows[0].counts["unwritten"]:
+            warn(f"the writer gave {unwritten} contexts of {each.name} no text")
+    if len(reports) == 1:
+        return _show_one(next(iter(reports.values())), arguments)
+    return _show_sets(evaluate.SetReports(reports), arguments)
 
 
 def _read_on(arguments: argparse.Namespace) -> int:

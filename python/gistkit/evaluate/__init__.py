@@ -43,6 +43,7 @@ from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_texts, token_types
 from gistkit.evaluate.words import WordLoss, word_loss
+from gistkit.evaluate.written import OpenAIWriter, WriterError, evaluate_written
 
 __all__ = [
     "INST",
@@ -58,6 +59,7 @@ __all__ = [
     "NoContext",
     "OpenAIJudge",
     "OpenAIPairJudge",
+    "OpenAIWriter",
     "Pair",
     "Prompt",
     "Report",
@@ -66,6 +68,7 @@ __all__ = [
     "SetReports",
     "SummaryContext",
     "WordLoss",
+    "WriterError",
     "bleu4",
     "bleu_by_length",
     "chat_markers",
@@ -77,6 +80,7 @@ __all__ = [
     "cross_table",
     "evaluate",
     "evaluate_images",
+    "evaluate_written",
     "exact_match",
     "iter_questions",
     "judged",

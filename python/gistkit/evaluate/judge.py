@@ -130,6 +130,11 @@ def _best(judge: Judge, answered: Answered) -> float | None:
     return best
 
 
+def described(judge: Callable[..., float]) -> Any:
+    """What a report says of a judge: its description, or the name of the function."""
+    return getattr(judge, "description", None) or getattr(judge, "__name__", type(judge).__name__)
+
+
 def _score(text: str) -> float:
     """The score of the last JSON object in a reply that has one."""
     for each in objects(text):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from gistkit.evaluate.cross import row_of
 from gistkit.evaluate.endpoint import Endpoint, check_fields, filled, in_order, objects
-from gistkit.evaluate.judge import JudgeError
+from gistkit.evaluate.judge import JudgeError, described
 from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
@@ -163,10 +163,7 @@ def compare_answers(
         name: 100 * verdicts.count(value) / len(pairs) for name, value in (("win", 1.0), ("lose", 0.0), ("tie", 0.5))
     }
     counts = {"pairs": len(pairs), "judged": sum(verdict is not None for verdict in verdicts)}
-    settings = {
-        "judge": getattr(judge, "description", getattr(judge, "__name__", type(judge).__name__)),
-        "both_orders": both_orders,
-    }
+    settings = {"judge": described(judge), "both_orders": both_orders}
     name = f"{rows[0].method} against {rows[1].method}"
     return Report((Row(name, metrics, counts, perf_counter() - started),), settings)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.tables import compression_loss, dodo, epl, gistpool, masks, preferences
+from gistkit.tables import compression_loss, dodo, epl, gistpool, masks, preferences, written
 from gistkit.tables.table import Arm, Column, Stage, Table
 
 __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
@@ -15,6 +15,7 @@ __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
 TABLES: Mapping[str, Table] = {
     **epl.TABLES, **compression_loss.TABLES, **preferences.TABLES, **dodo.TABLES, **gistpool.TABLES,
     **masks.TABLES,
+    **written.TABLES,
 }  # fmt: skip
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {
