@@ -6,6 +6,7 @@ import pytest
 
 from gistkit.tables import find_table
 from tests.evaluate.test_judge import Server, reply
+from tests.helpers.models import byte_tokenizer
 from tests.tables.test_tables import call, folder  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -130,3 +131,49 @@ def test_table_12_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F81
     # One of three is wrong, and contexts of 60 bytes and the first token are 10.
     assert few[3] == "33.3 (17.7)" and 6 <= float(few[4]) <= 6.2
     assert most[1:3] == ["-", "-"] and most[-2] == "33.3 (80.0)"
+
+
+AE = "train=--steps 1 --batch 2 --held-out 2 --lora 2 --min-length 20 --max-length 24"
+
+
+@pytest.mark.slow
+def test_figure_4_of_dodo_is_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "dodo"
+    short = []
+    for length in (100, 200, 300, 400, 500):
+        short += ["--more", f"length-{length}=--context {length // 20} --examples 2 --max-new-tokens 4"]
+    assert call("dodo-figure-4", "--model", folder, "--out", out, "--more", AE, *short, *data(["text"], texts)) == 0
+    shown = capsys.readouterr().out
+    head, _, *rows = rows_of(out / "dodo-figure-4.md")
+    assert head[1:] == ["100", "200", "300", "400", "500"]
+    assert [row[0] for row in rows] == ["Dodo 20x", "Dodo 10x", "ICAE, 128 slots"]
+    assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:])
+    assert (out / "dodo-figure-4.png").read_bytes().startswith(b"\x89PNG") and "dodo-figure-4.png" in shown
+    icae = json.loads((out / "ae-icae" / "train" / "compressor" / "compressor.json").read_text())
+    assert (icae["method"], icae["settings"]["chunk"], icae["settings"]["ratio"]) == ("icae", 512, 4)
+    # Each length is that of its stage.
+    report = json.loads((out / "ae-icae" / "length-300" / "evaluation.json").read_text())
+    assert report["rows"][0]["counts"]["ae_tokens"] == 2 * 15 and report["rows"][0]["metrics"]["tokens_read"] == 128
+
+
+@pytest.mark.slow
+def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
+    out, german, dutch = tmp_path / "dodo", tmp_path / "de.jsonl", tmp_path / "nl.jsonl"
+    german.write_text("".join(json.dumps({"text": f"Es regnet {n}."}) + "\n" for n in ("nicht", "heute", "noch oft")))
+    dutch.write_text(json.dumps({"text": "Het regent. " * 100}) + "\n")
+    words = ("dodo-6", "--model", folder, "--out", out, "--arms", "German,Dutch", "--more", AE, *data(["text"], texts))
+    more = ("--more", "documents=--max-new-tokens 4", *data(["german"], german), *data(["dutch"], dutch))
+    assert call(*words, *more) == 0, capsys.readouterr().err
+    head, _, *rows = rows_of(out / "dodo-6.md")
+    assert head[1:] == ["BLEU", "Perplexity"]
+    assert [cell.partition(" ")[2] for row in rows for cell in row[1:]] == ["(98.80)", "(1.02)", "(97.90)", "(1.02)"]
+    # Whole documents of their own lengths, and what is longer cut to 512; none is held out. One training for both.
+    first = len(byte_tokenizer()("")["input_ids"])
+    counts = [
+        json.loads((out / f"ae-10x-{name}" / "documents" / "evaluation.json").read_text())["rows"][0]["counts"]
+        for name in ("german", "dutch")
+    ]
+    lengths = [len(f"Es regnet {n}.") for n in ("nicht", "heute", "noch oft")]
+    assert [each["examples"] for each in counts] == [3, 1]
+    assert sum(lengths) <= counts[0]["ae_tokens"] <= sum(lengths) + 3 * first
+    assert 512 - first <= counts[1]["ae_tokens"] <= 512 and len(list(out.glob("*/train"))) == 1

@@ -49,6 +49,10 @@ def add(commands: Any) -> None:
         type=path,
         help="text file or folder, as for gistkit train; its held-out part is measured (default: Python's topics)",
     )
+    parser.add_argument(
+        "--documents", action="store_true",
+        help="each document of --text is a context, cut to --context tokens, and none is held out; for the task ae",
+    )  # fmt: skip
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     add_questions(
         parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation"
@@ -137,7 +141,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return _read_on(arguments)
     processes = launched()
     device_name = processes.on(device(arguments.device))
-    for name in ("text", "cloze", "context", "continuation"):
+    for name in ("text", "documents", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
     if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
@@ -203,7 +207,7 @@ def _written(arguments: argparse.Namespace) -> int:
     """A writer in place of a compressor."""
     _refuse(
         arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
-        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None,
+        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
     )  # fmt: skip
     if not arguments.questions:
         raise ValueError("--questions: expected some beside --writer, got none")
@@ -237,8 +241,8 @@ def _read_on(arguments: argparse.Namespace) -> int:
     if arguments.tau is None:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
     _refuse(
-        arguments, "--tau", questions=None, images=None, split="validation", cloze=False, tasks=None, prompt="plain",
-        max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
+        arguments, "--tau", questions=None, images=None, split="validation", cloze=False, documents=False, tasks=None,
+        prompt="plain", max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
         judge_concurrency=None,
     )  # fmt: skip
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
@@ -362,12 +366,26 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compres
 
     # Methods that compress in place have no chunks.
     context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
+    if arguments.documents:
+        return _documents(arguments, tokenizer, context)
     corpus = _corpus(arguments, tokenizer, held_out_only=True)
     if arguments.cloze:
         text = tokenizer.decode(corpus.held_out.tolist())
         return evaluate.cloze_questions(text, template=template)[: arguments.examples]
     rows = _passages(arguments, corpus, context + (arguments.continuation or context))
     return [evaluate.Example(row[:context], row[context:]) for row in rows]
+
+
+def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
+    """The first documents of a text, each without what is beyond `length` tokens."""
+    from gistkit import evaluate
+    from gistkit.train.document_files import whole_documents
+
+    _refuse(arguments, "--documents", cloze=False, continuation=None)
+    if arguments.text is None:
+        raise ValueError("--documents: expected them in a --text, got none")
+    rows = (tokenizer(text, verbose=False)["input_ids"][:length] for text in whole_documents(arguments.text))
+    return [evaluate.Example(row) for row in islice(filter(None, rows), arguments.examples)]
 
 
 def _questions(source: Path, arguments: argparse.Namespace, templates: dict[str, str]) -> list[Example]:

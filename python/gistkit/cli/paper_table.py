@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._files import write_text
+from gistkit._files import write_picture, write_text
 from gistkit.cli import evaluate, judge, train
 from gistkit.options.arguments import Parser, add_command, add_device, number, path, positive
 from gistkit.options.models import DTYPES, add_model_name
@@ -126,6 +126,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run or arguments.measure is not None:
         print(_plan(planned, arguments))
         return 0
+    if table.picture:
+        # What is missing is missed before the first run.
+        from gistkit.viz import draw_bleu_by_length
     check_folder("--out", choices.out)
     for index, run in enumerate(planned, start=1):
         print(f"\n[{index}/{len(planned)}] {run.title}: gistkit {shlex.join(run.words)}", flush=True)
@@ -134,7 +137,11 @@ def _run(arguments: argparse.Namespace) -> int:
     shown = table.markdown(choices.out)
     file = choices.out / f"{arguments.table}.md"
     write_text(file, f"{table.about}\n\n{shown}\n")
-    print(f"\n{shown}\n\nWritten: {file}")
+    written = [file]
+    if table.picture and (series := table.series(choices.out)):
+        written.append(file.with_suffix(".png"))
+        write_picture(written[1], draw_bleu_by_length(series), dpi=150)
+    print(f"\n{shown}\n\nWritten: {', '.join(map(str, written))}")
     return 0
 
 

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.tables import compression_loss, dodo, epl, gistpool, masks, preferences, written
+from gistkit.tables import compression_loss, dodo, dodo_autoencoding, epl, gistpool, masks, preferences, written
 from gistkit.tables.table import Arm, Column, Stage, Table
 
 __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
 
-TABLES: Mapping[str, Table] = {
-    **epl.TABLES, **compression_loss.TABLES, **preferences.TABLES, **dodo.TABLES, **gistpool.TABLES,
-    **masks.TABLES,
-    **written.TABLES,
-}  # fmt: skip
+_OF_PAPERS = (epl, compression_loss, preferences, dodo, dodo_autoencoding, gistpool, masks, written)
+TABLES: Mapping[str, Table] = {name: table for each in _OF_PAPERS for name, table in each.TABLES.items()}
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {
     "seqpe-1": "gistkit study length --preset seqpe-wikitext",

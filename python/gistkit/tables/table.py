@@ -146,6 +146,7 @@ class Table:
         columns: from left to right.
         arms: from top to bottom.
         open: what the paper does not say and what is chosen here, or what is left out.
+        picture: whether it is drawn too, as BLEU by the lengths that are its headings.
     """
 
     follows: str
@@ -155,6 +156,7 @@ class Table:
     columns: Sequence[Column]
     arms: Sequence[Arm]
     open: Sequence[str] = ()
+    picture: bool = False
 
     @property
     def about(self) -> str:
@@ -176,6 +178,14 @@ class Table:
                 cells.append(f"{shown} ({' or '.join(map(form.format, paper))})" if paper else shown)
             lines.append(cells)
         return format_table(lines)
+
+    def series(self, out: Path) -> dict[str, dict[int, list[float]]]:
+        """{arm: {heading: [figure]}} of what is in the runs' folder, where headings are numbers."""
+        found = {}
+        for arm in self.arms:
+            values = {int(each.heading): each.value(out / arm.folder, arm.row) for each in self.columns}
+            found[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
+        return {title: values for title, values in found.items() if values}
 
     def choose(self, titles: Sequence[str]) -> Table:
         """The table with these arms alone.
