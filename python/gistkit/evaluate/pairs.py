@@ -155,7 +155,8 @@ def compare_answers(
                 got = "no answer" if result.output is None else f"an answer to a question with {result.answers}"
                 raise ValueError(f"{name}: expected an answer to {asked.where}, {asked.answers}, got {got}")
             outputs.append(result.output)
-        pairs.append(Pair(SUMMARIZE if asked.question is None else asked.question, *outputs, asked.context))
+        question = SUMMARIZE if asked.question is None else asked.question
+        pairs.append(Pair(question, outputs[0], outputs[1], asked.context))
     if len(pairs) < numbers[0]:
         raise ValueError(f"questions: expected the {numbers[0]} that were answered, got {len(pairs)}")
     verdicts = compared(judge, pairs, both_orders=both_orders, on_pair=on_pair)

@@ -27,8 +27,8 @@ def _train(settings: Sequence[str]) -> Stage:
 def _by_length(title: str, folder: str, settings: Sequence[str]) -> Arm:
     stages = {"train": _train(settings)}
     for length in LENGTHS:
-        words = ("--text", "{text}", "--context", str(length), "--continuation", "1", "--examples", "200")
-        words += ("--tasks", "ae", "--baselines", "")
+        words = ["--text", "{text}", "--context", str(length), "--continuation", "1", "--examples", "200"]
+        words += ["--tasks", "ae", "--baselines", ""]
         stages[f"length-{length}"] = Stage(EVALUATE, words, start="train")
     return Arm(title, folder, stages)
 

@@ -84,7 +84,7 @@ class PoolingStudy(Study):
         parser.add_argument("--batch", type=positive, help="sequences a step (default: 32)")
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
-        preset = {"batch": BATCH, "heads": HEADS, "ratios": RATIOS}
+        preset: dict[str, Any] = {"batch": BATCH, "heads": HEADS, "ratios": RATIOS}
         preset |= PAPER if options.paper else QUICK if options.quick else FULL
         values = {name: preset[name] if (option := getattr(options, name)) is None else option for name in preset}
         settings = grid(
