@@ -502,9 +502,9 @@ class Compressor(nn.Module, ABC):
         self._check_base(self.loss_weights, lora is not None)
         self.lm.install(lora)
 
-    def install_copies(self, role: str) -> None:
-        """Gives the tokens of a role a copy of the layers' linear maps."""
-        self.copies = self.lm.copies = Copies(self.model, role)
+    def install_copies(self, role: str, *, norms: bool = False) -> None:
+        """Gives the tokens of a role a copy of the layers' linear maps, and perhaps of their norms."""
+        self.copies = self.lm.copies = Copies(self.model, role, norms=norms)
 
     @staticmethod
     def _check_base(losses: Mapping[str, float], base_frozen: bool) -> None:

@@ -616,21 +616,27 @@ class Copies(nn.Module):
     """A copy of every linear map of a decoder's layers, which passes use for the rows of one role.
 
     Args:
-        model: holds the maps that are copied, without any adapters around them; norms and embeddings are shared.
+        model: holds the maps that are copied, without any adapters around them; embeddings are shared.
         role: the role that the copies belong to.
+        norms: whether the decoder's norms of hidden states are copied too; otherwise they are shared.
     """
 
-    def __init__(self, model: nn.Module, role: str) -> None:
+    def __init__(self, model: nn.Module, role: str, *, norms: bool = False) -> None:
         super().__init__()
         self.role = role
         decoder = decoder_of(model)
-        linear = linear_maps(decoder)
+        copied = linear_maps(decoder)
+        if norms:
+            names = {module: name for name, module in decoder.named_modules()}
+            copied |= {names[norm]: norm for norm in map(model.get_submodule, norms_of(model))}
+        # A norm may be inside PEFT's wrapper, which has a copy of it that trains.
+        plain = {name: getattr(module, "original_module", plain_map(module)) for name, module in copied.items()}
         # A module's name may have no dots.
-        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
+        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(module) for name, module in plain.items()})
         self.maps.requires_grad_(True)
         self._by_role = {
             module: RoleLinear(_Original(), {role: self.maps[name.replace(".", "/")]})
-            for name, module in linear.items()
+            for name, module in copied.items()
         }
         self._use: Mapping[str, slice] | tuple[str, ...] | None = None
 
