@@ -90,7 +90,7 @@ def test_table_10_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F81
             itself,
             True,
         )
-        assert not settings["context_sees_memory"] and settings["gists"] == 1639
+        assert settings["copy_norms"] and not settings["context_sees_memory"] and settings["gists"] == 1639
 
 
 def test_masks_of_gistpool_are_each_choice_once_and_its_own_has_its_figures():

@@ -155,6 +155,9 @@ def _settings(title: str, ratio: int) -> list[str]:
     method, *options = _METHODS[title]
     if method == "gistpool":
         options.append("memory_sees_memory=true")
+    if "separate=true" in options or (method == "gistpool" and "separate=false" not in options):
+        # Two sets of parameters, which share nothing but embeddings (Section 5.2).
+        options.append("copy_norms=true")
     if title in ("No context", "Full context", "AvgPool") or title.startswith(ONE):
         gists = []
     else:

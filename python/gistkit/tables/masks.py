@@ -67,6 +67,7 @@ def _arms() -> Iterator[Arm]:
             losses = [figures[row] for row in (rows if gists != itself else [choice])]
             values = {name: [loss[index] for loss in losses] for index, name in enumerate(SETS)}
             options = {"windows": "null" if windows is None else str(windows), "gists": str(-(-LONGEST // RATIO))}
+            options["copy_norms"] = "true"
             options |= {name: str(chosen).lower() for name, chosen in zip(CHOICES, choice, strict=True)}
             words = (word for name, value in options.items() for word in ("--option", f"{name}={value}"))
             settings = ["--method", "gistpool", "--ratio", str(RATIO), *words]
