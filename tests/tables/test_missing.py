@@ -177,3 +177,23 @@ def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
     assert [each["examples"] for each in counts] == [3, 1]
     assert sum(lengths) <= counts[0]["ae_tokens"] <= sum(lengths) + 3 * first
     assert 512 - first <= counts[1]["ae_tokens"] <= 512 and len(list(out.glob("*/train"))) == 1
+
+
+@pytest.mark.slow
+def test_training_curves_are_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
+    out = tmp_path / "epl"
+    small = "--steps 11 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48"
+    words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL),500x(EPL)", *data(["text"], texts))
+    assert call("epl-curves-8b", *words, "--more", f"pretrain={small}") == 0, capsys.readouterr().err
+    head, _, *rows = rows_of(out / "epl-curves-8b.md")
+    assert head[1:] == ["steps to AE .01"] and rows == [["ICAE(DPL)", "-"], ["500x(EPL)", "- (1,000)"]]
+    assert (out / "epl-curves-8b.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "8b-icae-dpl" / "pretrain" / "compressor").is_dir()
+    # What would have come there has a figure.
+    lines = [{"step": step, "ae": 1 / step**2} for step in range(1, 41)]
+    metrics = out / "8b-x500-epl" / "pretrain" / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    mean = [sum(1 / at**2 for at in range(step - 9, step + 1)) / 10 for step in range(10, 41)]
+    first = 10 + next(index for index, value in enumerate(mean) if value <= 0.01)
+    shown = find_table("epl-curves-8b").choose(["500x(EPL)"]).markdown(out)
+    assert f"| {first} (1,000) " in shown

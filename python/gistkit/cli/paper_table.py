@@ -128,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return 0
     if table.picture:
         # What is missing is missed before the first run.
-        from gistkit.viz import draw_bleu_by_length
+        from gistkit import viz as _  # noqa: F401
     check_folder("--out", choices.out)
     for index, run in enumerate(planned, start=1):
         print(f"\n[{index}/{len(planned)}] {run.title}: gistkit {shlex.join(run.words)}", flush=True)
@@ -138,9 +138,9 @@ def _run(arguments: argparse.Namespace) -> int:
     file = choices.out / f"{arguments.table}.md"
     write_text(file, f"{table.about}\n\n{shown}\n")
     written = [file]
-    if table.picture and (series := table.series(choices.out)):
+    if table.picture:
         written.append(file.with_suffix(".png"))
-        write_picture(written[1], draw_bleu_by_length(series), dpi=150)
+        write_picture(written[1], table.draw(choices.out), dpi=150)
     print(f"\n{shown}\n\nWritten: {', '.join(map(str, written))}")
     return 0
 

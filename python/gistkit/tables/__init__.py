@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.tables import compression_loss, dodo, dodo_autoencoding, epl, gistpool, masks, preferences, written
+from gistkit.tables import compression_loss, curves, dodo, dodo_autoencoding, epl, gistpool, masks, preferences, written
 from gistkit.tables.table import Arm, Column, Stage, Table
 
 __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
 
-_OF_PAPERS = (epl, compression_loss, preferences, dodo, dodo_autoencoding, gistpool, masks, written)
+_OF_PAPERS = (epl, compression_loss, preferences, curves, dodo, dodo_autoencoding, gistpool, masks, written)
 TABLES: Mapping[str, Table] = {name: table for each in _OF_PAPERS for name, table in each.TABLES.items()}
 # Experiments that train models of their own: their tables are what studies print.
 STUDIES = {

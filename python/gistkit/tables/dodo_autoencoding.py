@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gistkit.tables.dodo import PAPER, PILE
-from gistkit.tables.table import EVALUATE, TRAIN, Arm, Column, Stage, Table
+from gistkit.tables.table import EVALUATE, LENGTHS, TRAIN, Arm, Column, Stage, Table
 
 MODEL = "LLaMA 7B"
 OPEN = ("what the preset dodo-ae chooses: gistkit train --preset dodo-ae --dry-run says it",)
 DOCUMENTS = ("--documents", "--context", "512", "--examples", "100", "--tasks", "ae", "--baselines", "")
 # Of its memory slots ICAE appends all 128 to a text of any length up to 512.
 SLOTS = ("--method", "icae", "--chunk", "512", "--ratio", "4")
-LENGTHS = (100, 200, 300, 400, 500)
+TOKENS = (100, 200, 300, 400, 500)
 # BLEU and perplexity.
 _LANGUAGES = {
     "English": (99.1, 1.004), "Bulgarian": (97.7, 1.040), "German": (98.8, 1.017), "French": (99.0, 1.011),
@@ -26,7 +26,7 @@ def _train(settings: Sequence[str]) -> Stage:
 
 def _by_length(title: str, folder: str, settings: Sequence[str]) -> Arm:
     stages = {"train": _train(settings)}
-    for length in LENGTHS:
+    for length in TOKENS:
         words = ["--text", "{text}", "--context", str(length), "--continuation", "1", "--examples", "200"]
         words += ["--tasks", "ae", "--baselines", ""]
         stages[f"length-{length}"] = Stage(EVALUATE, words, start="train")
@@ -45,7 +45,7 @@ COLUMNS = [Column("BLEU", "documents", "ae_bleu4"), Column("Perplexity", "docume
 TABLES: Mapping[str, Table] = {
     "dodo-figure-4": Table(
         f"{PAPER}, Figure 4: BLEU by the length of texts", "dodo-ae", MODEL, PILE,
-        [Column(str(length), f"length-{length}", "ae_bleu4") for length in LENGTHS],
+        [Column(str(length), f"length-{length}", "ae_bleu4") for length in TOKENS],
         [
             _by_length("Dodo 20x", "ae-20x", ("--method", "dodo", "--ratio", "20")),
             _by_length("Dodo 10x", "ae-10x", ("--method", "dodo", "--ratio", "10")),
@@ -57,7 +57,7 @@ TABLES: Mapping[str, Table] = {
             "its ICAE's figures are from that paper; here it trains as Dodo does",
             "lengths: 100 to 500 tokens, of 200 held-out passages each, all of that length where it has 5 more or less",
         ),
-        picture=True,
+        picture=LENGTHS,
     ),
     "dodo-6": Table(
         f"{PAPER}, Table 6", "dodo-ae", MODEL,

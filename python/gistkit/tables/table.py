@@ -7,11 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gistkit.evaluate.report import COLUMNS, format_table
-from gistkit.train.metrics import read_metrics
+from gistkit.train.metrics import read_metrics, steps_to
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LENGTHS, CURVES = "lengths", "curves"
 TRAIN, EVALUATE, JUDGE = "train", "evaluate", "judge"
 REPORT, COMPRESSOR, METRICS = "evaluation.json", "compressor", "metrics.jsonl"
 # More examples than any set has.
@@ -111,6 +115,19 @@ class TrainingLoss(Column):
 
 
 @dataclass(frozen=True)
+class StepsTo(Column):
+    """The first step of a training at which the mean of ten steps' loss, the metric, is at most `goal` nats a token."""
+
+    form = "{:,.0f}"
+    goal: float = 0.01
+
+    def value(self, folder: Path, row: str = "") -> float | None:
+        """As in `Column`."""
+        path = folder / self.stage / METRICS
+        return steps_to(read_metrics(path), self.goal, self.metric) if path.exists() else None
+
+
+@dataclass(frozen=True)
 class Arm:
     """A row of a table.
 
@@ -146,7 +163,8 @@ class Table:
         columns: from left to right.
         arms: from top to bottom.
         open: what the paper does not say and what is chosen here, or what is left out.
-        picture: whether it is drawn too, as BLEU by the lengths that are its headings.
+        picture: what is drawn beside it: LENGTHS, its figures by the lengths that are its headings, or CURVES, of the
+            trainings that its first column is of; "": nothing.
     """
 
     follows: str
@@ -156,7 +174,7 @@ class Table:
     columns: Sequence[Column]
     arms: Sequence[Arm]
     open: Sequence[str] = ()
-    picture: bool = False
+    picture: str = ""
 
     @property
     def about(self) -> str:
@@ -179,13 +197,18 @@ class Table:
             lines.append(cells)
         return format_table(lines)
 
-    def series(self, out: Path) -> dict[str, dict[int, list[float]]]:
-        """{arm: {heading: [figure]}} of what is in the runs' folder, where headings are numbers."""
-        found = {}
+    def draw(self, out: Path) -> Figure:
+        """The picture of what is in the runs' folder."""
+        from gistkit.viz import draw_bleu_by_length, draw_training_curves
+
+        if self.picture == CURVES:
+            stage = self.columns[0].stage
+            return draw_training_curves({a.title: read_metrics(out / a.place(stage) / METRICS) for a in self.arms})
+        series = {}
         for arm in self.arms:
             values = {int(each.heading): each.value(out / arm.folder, arm.row) for each in self.columns}
-            found[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
-        return {title: values for title, values in found.items() if values}
+            series[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
+        return draw_bleu_by_length(series)
 
     def choose(self, titles: Sequence[str]) -> Table:
         """The table with these arms alone.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from gistkit._files import Lines, write_bytes
@@ -23,6 +25,28 @@ def read_metrics(path: str | Path) -> list[Record]:
         ValueError: if another line is no record, with its number.
     """
     return [record for _, record in _read_lines(Path(path))]
+
+
+def running_mean(records: Sequence[Record], loss: str, over: int = 10) -> list[tuple[int, float]]:
+    """(step, mean of a training loss over `over` records up to it) of each step that has so many.
+
+    Args:
+        records: as `read_metrics` gives them; those of evaluations are left out.
+        loss: its name, such as "ae"; nats a token.
+        over: at least 1.
+    """
+    if over < 1:
+        raise ValueError(f"over: expected at least 1, got {over}")
+    values = [(record["step"], record[loss]) for record in records if isinstance(record.get(loss), int | float)]
+    return [
+        (values[end - 1][0], fmean(value for _, value in values[end - over : end]))
+        for end in range(over, len(values) + 1)
+    ]
+
+
+def steps_to(records: Sequence[Record], goal: float, loss: str = "ae", over: int = 10) -> int | None:
+    """The first step at which `running_mean` is at most `goal`; None: none is (Position IDs Matter, Section 5.1)."""
+    return next((step for step, mean in running_mean(records, loss, over) if mean <= goal), None)
 
 
 def _read_lines(path: Path) -> list[tuple[bytes, Record]]:
