@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gistkit import cli
-from gistkit.train.metrics import read_metrics, running_mean, steps_to
+from gistkit.train.metrics import read_metrics, steps_to, training_curves
 from gistkit.viz import draw_training_curves
 
 
@@ -17,27 +17,28 @@ def records(*values, loss="ae"):
 
 def test_the_first_step_whose_mean_is_at_the_goal():
     curve = records(4, 2, 0, 2, 1, 0)
-    assert running_mean(curve, "ae", 1) == [(2, 4), (4, 2), (6, 0), (8, 2), (10, 1), (12, 0)]
-    assert running_mean(curve, "ae", 3) == [(6, 2), (8, pytest.approx(4 / 3)), (10, 1), (12, 1)]
-    assert running_mean(curve, "ae", 7) == running_mean(curve, "lm", 1) == []
+    assert training_curves(curve, 1) == {"ae": [(2, 4), (4, 2), (6, 0), (8, 2), (10, 1), (12, 0)]}
+    assert training_curves(curve, 3) == {"ae": [(6, 2), (8, pytest.approx(4 / 3)), (10, 1), (12, 1)]}
+    assert training_curves(curve, 7) == training_curves([]) == {}
     # A single low step is no convergence where a mean is asked for.
     assert steps_to(curve, 0.0, over=1) == 6 and steps_to(curve, 1.0, over=3) == 10
     assert steps_to(curve, 0.5, over=3) is None and steps_to(curve, 9, loss="lm") is None
     with pytest.raises(ValueError, match="over: expected at least 1, got 0"):
-        running_mean(curve, "ae", 0)
+        training_curves(curve, 0)
 
 
 def test_a_panel_a_loss_and_a_line_a_run():
     both = [{**each, "lm": 3.0} if "ae" in each else each for each in records(*range(12, 0, -1))]
-    figure = draw_training_curves({"one": both, "other": records(*[5] * 12)}, goal=0.01)
+    runs = {"one": training_curves(both), "other": training_curves(records(*[5] * 12))}
+    figure = draw_training_curves(runs, goal=0.01)
     first, second = figure.axes
     # The goal is a line too.
     assert [line.get_label() for line in first.lines[:2]] == ["one", "other"] and len(first.lines) == 3
     assert list(first.lines[0].get_ydata()) == [7.5, 6.5, 5.5] and list(first.lines[0].get_xdata()) == [20, 22, 24]
     assert len(second.lines) == 1 and (first.get_title("left"), second.get_title("left")) == ("AE", "LM")
-    for wrong, message in ((({},), "of 1 to 8 runs, got 2 of 0"), (({"a": both}, ["ce"]), "records of the loss ce")):
+    for wrong, message in (({}, "curves of 1 to 8 runs, got 0 with 0 losses"), ({"a": {}}, "got 1 with 0 losses")):
         with pytest.raises(ValueError, match=message):
-            draw_training_curves(*wrong)
+            draw_training_curves(wrong)
 
 
 def test_the_command(tmp_path, capsys):

@@ -18,7 +18,9 @@ from gistkit.options.models import DTYPES, add_model_name
 from gistkit.options.outputs import check_folder
 
 if TYPE_CHECKING:
-    from gistkit.tables.table import Run
+    from matplotlib.figure import Figure
+
+    from gistkit.tables.table import Run, Table
 
 EXAMPLES = """\
 example: gistkit study paper-table epl-4 --model ./llama-1b --dry-run
@@ -140,9 +142,18 @@ def _run(arguments: argparse.Namespace) -> int:
     written = [file]
     if table.picture:
         written.append(file.with_suffix(".png"))
-        write_picture(written[1], table.draw(choices.out), dpi=150)
+        write_picture(written[1], _drawn(table, choices.out), dpi=150)
     print(f"\n{shown}\n\nWritten: {', '.join(map(str, written))}")
     return 0
+
+
+def _drawn(table: Table, out: Path) -> Figure:
+    from gistkit.tables.table import CURVES
+    from gistkit.viz import draw_bleu_by_length, draw_training_curves
+
+    if table.picture == CURVES:
+        return draw_training_curves(table.curves(out))
+    return draw_bleu_by_length(table.by_length(out))
 
 
 def _make(run: Run, launcher: Sequence[str] | None) -> int:

@@ -34,16 +34,17 @@ def add(kinds: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the table, and writes the picture to --out."""
     from gistkit.evaluate.report import format_table
-    from gistkit.train.metrics import read_metrics, running_mean, steps_to
+    from gistkit.train.metrics import read_metrics, steps_to, training_curves
 
     if arguments.out is not None:
         if arguments.out.suffix != ".png":
             raise ValueError(f"-o: expected a file that ends in .png, got {arguments.out}")
         check_file("-o", arguments.out)
     records = {name: read_metrics(Path(name) / "metrics.jsonl") for name in arguments.runs}
+    curves = {name: training_curves(each, arguments.over) for name, each in records.items()}
     lines = [["run", f"steps to {arguments.loss} {arguments.goal:g}", f"last {arguments.loss}", "steps"]]
     for name, each in records.items():
-        curve = running_mean(each, arguments.loss, arguments.over)
+        curve = curves[name].get(arguments.loss)
         reached = steps_to(each, arguments.goal, arguments.loss, arguments.over)
         last = f"{curve[-1][1]:.4f}" if curve else "-"
         most = f"{max((record['step'] for record in each), default=0):,}"
@@ -52,19 +53,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         from gistkit.viz import draw_training_curves
 
-        # The losses of which a run has a curve, the one that is counted first.
-        names = dict.fromkeys([arguments.loss, *(name for each in records.values() for name in _losses(each))])
-        drawn = [name for name in names if any(running_mean(each, name, arguments.over) for each in records.values())]
-        write_picture(
-            arguments.out, draw_training_curves(records, drawn, over=arguments.over, goal=arguments.goal), dpi=150
-        )
+        # The loss that is counted comes first.
+        ordered = {
+            name: dict(sorted(each.items(), key=lambda item: item[0] != arguments.loss))
+            for name, each in curves.items()
+        }
+        write_picture(arguments.out, draw_training_curves(ordered, goal=arguments.goal), dpi=150)
         print(f"\nWritten: {arguments.out}")
     return 0
-
-
-# What a record of a step has beside its losses.
-_OTHERS = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds", "held_out"}
-
-
-def _losses(records: Any) -> list[str]:
-    return [name for record in records[:1] for name in record if name not in _OTHERS]

@@ -7,13 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gistkit.evaluate.report import COLUMNS, format_table
-from gistkit.train.metrics import read_metrics, steps_to
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from gistkit.train.metrics import Curve, read_metrics, steps_to, training_curves
 
 LENGTHS, CURVES = "lengths", "curves"
 TRAIN, EVALUATE, JUDGE = "train", "evaluate", "judge"
@@ -197,18 +194,18 @@ class Table:
             lines.append(cells)
         return format_table(lines)
 
-    def draw(self, out: Path) -> Figure:
-        """The picture of what is in the runs' folder."""
-        from gistkit.viz import draw_bleu_by_length, draw_training_curves
-
-        if self.picture == CURVES:
-            stage = self.columns[0].stage
-            return draw_training_curves({a.title: read_metrics(out / a.place(stage) / METRICS) for a in self.arms})
-        series = {}
+    def by_length(self, out: Path) -> dict[str, dict[int, list[float]]]:
+        """{arm: {heading: [figure]}} of what is in the runs' folder, for a picture of LENGTHS."""
+        found = {}
         for arm in self.arms:
             values = {int(each.heading): each.value(out / arm.folder, arm.row) for each in self.columns}
-            series[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
-        return draw_bleu_by_length(series)
+            found[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
+        return found
+
+    def curves(self, out: Path) -> dict[str, dict[str, Curve]]:
+        """{arm: training curves} of what is in the runs' folder, for a picture of CURVES."""
+        stage = self.columns[0].stage
+        return {arm.title: training_curves(read_metrics(out / arm.place(stage) / METRICS)) for arm in self.arms}
 
     def choose(self, titles: Sequence[str]) -> Table:
         """The table with these arms alone.

@@ -27,26 +27,36 @@ def read_metrics(path: str | Path) -> list[Record]:
     return [record for _, record in _read_lines(Path(path))]
 
 
-def running_mean(records: Sequence[Record], loss: str, over: int = 10) -> list[tuple[int, float]]:
-    """(step, mean of a training loss over `over` records up to it) of each step that has so many.
+Curve = list[tuple[int, float]]
+# What the record of a step has beside its losses.
+_OTHERS = {"step", "loss", "lr", "grad_norm", "tokens_per_second", "seconds", "held_out"}
+
+
+def training_curves(records: Sequence[Record], over: int = 10) -> dict[str, Curve]:
+    """By name the losses of training in nats a token: (step, mean over `over` records up to it), where so many are.
 
     Args:
         records: as `read_metrics` gives them; those of evaluations are left out.
-        loss: its name, such as "ae"; nats a token.
         over: at least 1.
     """
     if over < 1:
         raise ValueError(f"over: expected at least 1, got {over}")
-    values = [(record["step"], record[loss]) for record in records if isinstance(record.get(loss), int | float)]
-    return [
-        (values[end - 1][0], fmean(value for _, value in values[end - over : end]))
-        for end in range(over, len(values) + 1)
-    ]
+    values: dict[str, Curve] = {}
+    for record in records:
+        for name in record.keys() - _OTHERS:
+            values.setdefault(name, []).append((record["step"], record[name]))
+    curves = {}
+    for name in sorted(values):
+        every = values[name]
+        ends = range(over, len(every) + 1)
+        curves[name] = [(every[end - 1][0], fmean(value for _, value in every[end - over : end])) for end in ends]
+    return {name: curve for name, curve in curves.items() if curve}
 
 
 def steps_to(records: Sequence[Record], goal: float, loss: str = "ae", over: int = 10) -> int | None:
-    """The first step at which `running_mean` is at most `goal`; None: none is (Position IDs Matter, Section 5.1)."""
-    return next((step for step, mean in running_mean(records, loss, over) if mean <= goal), None)
+    """The first step at which a training curve is at most `goal`; None: none is (Position IDs Matter, Section 5.1)."""
+    curve = training_curves(records, over).get(loss, [])
+    return next((step for step, mean in curve if mean <= goal), None)
 
 
 def _read_lines(path: Path) -> list[tuple[bytes, Record]]:
