@@ -146,6 +146,10 @@ def _run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
     if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
         raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
+    if arguments.documents:
+        _refuse(arguments, "--documents", cloze=False, continuation=None)
+        if arguments.text is None:
+            raise ValueError("--documents: expected them in a --text, got none")
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
     if "recent" in baselines:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
@@ -211,6 +215,9 @@ def _written(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     if not arguments.questions:
         raise ValueError("--questions: expected some beside --writer, got none")
+    if not launched().is_first:
+        # One asks for all.
+        return 0
 
     from gistkit import evaluate
     from gistkit.evaluate.metrics import need
@@ -381,9 +388,6 @@ def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> li
     from gistkit import evaluate
     from gistkit.train.document_files import whole_documents
 
-    _refuse(arguments, "--documents", cloze=False, continuation=None)
-    if arguments.text is None:
-        raise ValueError("--documents: expected them in a --text, got none")
     rows = (tokenizer(text, verbose=False)["input_ids"][:length] for text in whole_documents(arguments.text))
     return [evaluate.Example(row) for row in islice(filter(None, rows), arguments.examples)]
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from gistkit._processes import launched
 from gistkit.options.arguments import add_command, add_questions, path
 from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn
@@ -41,6 +42,9 @@ def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
     if arguments.questions is None or len(arguments.questions) != 1:
         raise ValueError("--questions: expected one set, that of both reports")
+    if not launched().is_first:
+        # One asks for all.
+        return 0
 
     from gistkit.evaluate import OpenAIPairJudge, Report, compare_answers
     from gistkit.evaluate.metrics import need

@@ -49,7 +49,7 @@ TABLES: Mapping[str, Table] = {
         [
             _by_length("Dodo 20x", "ae-20x", ("--method", "dodo", "--ratio", "20")),
             _by_length("Dodo 10x", "ae-10x", ("--method", "dodo", "--ratio", "10")),
-            _by_length("ICAE, 128 slots", "ae-icae", SLOTS),
+            _by_length("ICAE with 128 slots", "ae-icae", SLOTS),
         ],
         (
             *OPEN,

@@ -28,7 +28,7 @@ def _runs(system: Arm) -> dict[str, Stage]:
 def _arm(title: str, *figures: float) -> Arm:
     first, second = (_SYSTEMS[name.lower()] if name == "Full" else _SYSTEMS[name] for name in title.split(" vs "))
     answers = [f"{system.folder}/answers" for system in (first, second)]
-    judge = Stage(JUDGE, ("--questions", "{test}", "--split", "test"), reports=answers)
+    judge = Stage(JUDGE, ("--questions", "{test}"), reports=answers)
     published = dict(zip((column.heading for column in COLUMNS), figures, strict=True))
     return Arm(
         title, f"{first.folder}-vs-{second.folder}", {**_runs(first), **_runs(second), "judge": judge}, published

@@ -146,7 +146,7 @@ def test_figure_4_of_dodo_is_a_table_and_a_picture(folder, texts, tmp_path, caps
     shown = capsys.readouterr().out
     head, _, *rows = rows_of(out / "dodo-figure-4.md")
     assert head[1:] == ["100", "200", "300", "400", "500"]
-    assert [row[0] for row in rows] == ["Dodo 20x", "Dodo 10x", "ICAE, 128 slots"]
+    assert [row[0] for row in rows] == ["Dodo 20x", "Dodo 10x", "ICAE with 128 slots"]
     assert all(0 <= float(cell) <= 100 for row in rows for cell in row[1:])
     assert (out / "dodo-figure-4.png").read_bytes().startswith(b"\x89PNG") and "dodo-figure-4.png" in shown
     icae = json.loads((out / "ae-icae" / "train" / "compressor" / "compressor.json").read_text())
