@@ -101,6 +101,8 @@ def test_words_of_continuations(run, tmp_path):  # noqa: F811
         (["--judge", "http://localhost:1/v1"], "--judge-model: expected the name of a model beside --judge, got none"),
         (["--judge-model", "x"], "--judge-model: expected none without --judge, got x"),
         (["--judge", "ftp://x", "--judge-model", "x"], "url: expected an address such as http://localhost:8000/v1"),
+        (["--documents"], "--documents: expected them in a --text, got none"),
+        (["--documents", "--text", "x", "--cloze"], "--cloze: expected none beside --documents, got True"),
         (["--tau", "4", "--judge", "x"], "--judge: expected none beside --tau, got x"),
     ],
 )

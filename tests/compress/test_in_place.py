@@ -30,6 +30,7 @@ VARIANTS = {
     "avgpool kv": (AvgPool, {"pool": "kv"}),
     "gistpool": (GistPool, {}),
     "gistpool, copied": (GistPool, {"full_copy": True}),
+    "gistpool, copied with norms": (GistPool, {"full_copy": True, "copy_norms": True, "offset": False}),
     "gistpool, one window": (GistPool, {"windows": 1, "memory_sees_bos": False, "separate": False}),
     "gistpool, all windows": (GistPool, {"windows": None, "memory_sees_memory": True, "offset": False}),
     "gistpool, seen": (GistPool, {"context_sees_memory": True, "memory_sees_itself": False, "windows": 2}),
@@ -284,6 +285,33 @@ def test_beside_a_full_copy_the_text_alone_has_an_adapter(tmp_path):
     assert len(list(tmp_path.glob("*/adapter_config.json"))) == 1
 
 
+@pytest.mark.parametrize("family", tiers(["llama", "gemma2"], ("llama",)))
+def test_gists_share_no_parameter_of_the_layers_with_the_text(family, tmp_path):
+    model = tiny(family)
+    compressor = unsettle(GistPool(model, ratio=3, bos_token=BOS, lora=None, copy_norms=True).double())
+    decoder = model.get_decoder()
+    embedding = model.get_input_embeddings()
+    with_weights = {name for name, each in decoder.named_modules() if each._parameters and each is not embedding}
+    assert {path.replace("/", ".") for path in compressor.copies.maps} == with_weights
+    ids, text = tokens(1, 11), tokens(1, 4)
+    before = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    # As in a model all of whose layers and norms are the gists' where gists are.
+    torch.testing.assert_close(before, states(compressor, ids[0].tolist(), text[0].tolist()), **TOLERANCE)
+    norms = [name for name, _ in compressor.named_parameters() if name.startswith("copies.") and "norm" in name]
+    assert norms and all(map(compressor.of_gists, norms))
+    with torch.no_grad():
+        for name, parameter in compressor.named_parameters():
+            if name in norms:
+                parameter.mul_(1.5)
+    after = compressor.decode(compressor.encode(ids), "lm", text)[0]
+    assert not torch.allclose(before, after)
+    compressor.save_pretrained(tmp_path)
+    loaded = Compressor.from_pretrained(tmp_path, tiny(family)).double()
+    torch.testing.assert_close(loaded.decode(loaded.encode(ids), "lm", text)[0], after, **TOLERANCE)
+    compressor(ids, question_ids=text, answer_ids=text)["loss"].backward()
+    assert all(dict(compressor.named_parameters())[name].grad is not None for name in norms if "layers/1/" in name)
+
+
 def test_a_full_copy_is_of_all_that_the_text_reads_with():
     from peft import LoraConfig, get_peft_model
 
@@ -360,6 +388,13 @@ def test_odd_arguments_say_what_was_expected():
         (Gist, {"ratio": float("inf")}, ValueError, "ratio: expected a whole number >= 1, got inf"),
         (GistPool, {"memory_sees_bos": 1}, ValueError, "memory_sees_bos: expected True or False, got 1"),
         (GistPool, {"full_copy": "yes"}, ValueError, "full_copy: expected True or False, got 'yes'"),
+        (Gist, {"copy_norms": True}, ValueError, "copy_norms: expected gists with a copy of the maps, full_copy=True"),
+        (
+            GistPool,
+            {"copy_norms": True, "lora": 2},
+            ValueError,
+            "beside LoRA train_norms gives them norms of their own",
+        ),
         (Gist, {"full_copy": True}, ValueError, "full_copy: expected separate=True with it, got separate=False"),
         (GistPool, {"window": 4}, ValueError, "window: expected at least the ratio, 5 tokens, got 4"),
         (AvgPool, {"pool": "max"}, ValueError, "pool: expected hidden or kv, got 'max'"),

@@ -90,9 +90,10 @@ def maps_by_row(compressor, is_gist):
                     text = of_adapter(layer, first)
                     separate = of_adapter(layer, gists) if gists in getattr(layer, part) else text
                     patched.append((layer, text, own.get(layer) or separate))
-    else:
-        for module, its in own.items():
-            patched.append((module, lambda x, m=module: F.linear(x, m.weight, m.bias), its))
+    done = {module for module, *_ in patched}
+    for module, its in own.items():
+        if module not in done:
+            patched.append((module, lambda x, m=module: type(m).forward(m, x), its))
     for module, text, memory in patched:
         # Ids are those of the first rows: gists are not looked up.
         module.forward = lambda x, t=text, m=memory: (

@@ -7,7 +7,7 @@ from statistics import median
 
 import pytest
 
-COMMANDS = ("study", "train", "evaluate", "lm-eval", "compress", "ask", "serve", "nuggets", "view", "info")
+COMMANDS = ("study", "train", "evaluate", "judge", "lm-eval", "compress", "ask", "serve", "nuggets", "view", "info")
 # Every package that is loaded and came neither with Python nor at its start (a .pth file may load some).
 LOADED = """
 import sys

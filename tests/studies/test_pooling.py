@@ -1,5 +1,6 @@
 """The study `pooling`: its targets, its measure and its masks against plain loops, its layer against transformers'."""
 
+import argparse
 import dataclasses
 
 import numpy as np
@@ -260,3 +261,25 @@ def test_the_commands_help_and_mistakes(capsys):
         assert message in capsys.readouterr().err
     assert cli.main(["study", "pooling", "--ratios", "30"]) == 2
     assert "ratio: expected 1 to the shortest context" in capsys.readouterr().err
+
+
+def test_the_papers_settings_and_what_its_text_lacks(tmp_path, capsys):
+    from gistkit.studies.registry import find
+
+    study, parser = find("pooling"), argparse.ArgumentParser()
+    study.add_options(parser)
+    plan = study.plan(parser.parse_args(["--paper", "--inputs", "sphere"]))
+    assert (plan.recipe.steps, plan.recipe.batch, plan.recipe.eval_every) == (50_000, 64, 500)
+    settings = [job.arm for job in plan.jobs]
+    assert {(each.heads, each.kv_heads) for each in settings} == {(1, 1), (8, 8), (8, 4)}
+    assert {each.ratio for each in settings} == {1, 2, 5} and {each.seed for each in settings} == {0, 1, 2}
+    # Masks, contexts, heads, ratios, learning rates and seeds.
+    assert len(settings) == 2 * 3 * 3 * 3 * 3 * 3
+    assert "ratios: 1, and two that" in plan.about and "Table 11" in plan.about
+    small = study.plan(
+        parser.parse_args(["--paper", "--inputs", "sphere", "--ratios", "4", "--steps", "6", "--seeds", "1"])
+    )
+    assert small.recipe.steps == 6 and small.recipe.batch == 64 and small.recipe.eval_every == 50
+    assert {each.ratio for each in (job.arm for job in small.jobs)} == {4}
+    assert cli.main(["study", "paper-table", "gistpool-11", "--dry-run"]) == 2
+    assert "gistpool-11, which gistkit study pooling --paper prints" in capsys.readouterr().err

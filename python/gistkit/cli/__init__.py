@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gistkit._messages import one_line
 from gistkit._signals import terminable
-from gistkit.cli import ask, compress, demo, evaluate, info, lm_eval, nuggets, serve, study, train, view
+from gistkit.cli import ask, compress, demo, evaluate, info, judge, lm_eval, nuggets, serve, study, train, view
 from gistkit.cli.overview import command_map
 from gistkit.options.arguments import Parser
 from gistkit.options.messages import MOST, one_line_warnings, out_of_memory
@@ -21,7 +21,7 @@ EXAMPLES = """\
 example: gistkit demo
          gistkit compress report.txt -o report.gist --model smollm2 --compressor runs/x500
          gistkit COMMAND --help lists a command's options"""
-COMMANDS = (demo, study, train, evaluate, lm_eval, compress, ask, serve, nuggets, view, info)
+COMMANDS = (demo, study, train, evaluate, judge, lm_eval, compress, ask, serve, nuggets, view, info)
 
 
 def parser() -> argparse.ArgumentParser:

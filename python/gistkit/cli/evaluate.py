@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit._processes import Processes, launched
-from gistkit.options.arguments import add_command, add_questions, device, names, path, positive
+from gistkit.options.arguments import add_command, add_questions, device, names, number, path, positive
+from gistkit.options.endpoints import add_endpoint, chosen_endpoint
 from gistkit.options.messages import warn
-from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model
+from gistkit.options.models import add_compressor, add_model, chosen_compressor, load_model, load_tokenizer
 from gistkit.options.outputs import check_file
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ example: gistkit evaluate --model ./chat --questions dev.jsonl --prompt dodo --b
 example: accelerate launch --num_processes 4 -m gistkit.cli evaluate --model ./llama --compressor runs/qa/compressor \\
              --questions mrqa/dev/ --out runs/qa/mrqa.json
 example: gistkit evaluate --model ./llama --compressor runs/qa/compressor --questions dev.jsonl \\
-             --judge http://localhost:8000/v1 --judge-model grader"""
+             --judge http://localhost:8000/v1 --judge-model grader
+example: gistkit evaluate --model ./llama --questions dev.jsonl --written-ratio 5 \\
+             --writer http://localhost:8000/v1 --writer-model large"""
 
 CONTEXT = 510
-# The environment variable with the key of --judge.
-JUDGE_KEY = "GISTKIT_JUDGE_KEY"
 
 
 def add(commands: Any) -> None:
@@ -49,6 +49,10 @@ def add(commands: Any) -> None:
         type=path,
         help="text file or folder, as for gistkit train; its held-out part is measured (default: Python's topics)",
     )
+    parser.add_argument(
+        "--documents", action="store_true",
+        help="each document of --text is a context, cut to --context tokens, and none is held out; for the task ae",
+    )  # fmt: skip
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     add_questions(
         parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation"
@@ -99,7 +103,9 @@ def add(commands: Any) -> None:
         help="measure the perplexity of words of continuations too, all but these, separated by commas; <unk> for "
         "WikiText, '' for none",
     )  # fmt: skip
-    _add_judge(parser.add_argument_group("judge of answers"))
+    fields = "{question}, {reference}, {answer} and perhaps {context}"
+    add_endpoint(parser.add_argument_group("judge of answers"), "judge", "scores answers", fields)
+    _add_writer(parser.add_argument_group("writer of shortened contexts"))
     parser.add_argument("--trained-on", metavar="NAME", help="the compressor's training set, for gistkit view matrix")
     parser.add_argument("--tested-on", metavar="NAME", help="the set that is measured here, for the same")
     parser.add_argument(
@@ -113,61 +119,44 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _add_judge(group: Any) -> None:
+def _add_writer(group: Any) -> None:
+    does = "shortens the contexts of --questions and answers from what it wrote, in place of a compressor"
+    add_endpoint(group, "writer", does, "{words} and {context}")
     group.add_argument(
-        "--judge", metavar="URL",
-        help="OpenAI-compatible interface, such as http://localhost:8000/v1, whose model scores answers; a key is read "
-        f"from the environment variable {JUDGE_KEY}",
-    )  # fmt: skip
-    group.add_argument("--judge-model", metavar="NAME", help="its model")
-    group.add_argument(
-        "--judge-prompt",
-        type=path,
-        metavar="FILE",
-        help="its prompt, with {question}, {reference}, {answer} and perhaps {context} (default: gistkit's own)",
+        "--written-ratio",
+        type=number(1),
+        metavar="N",
+        help="words of a context for each that it may write (default: 5)",
     )
-    group.add_argument("--judge-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)")
-
-
-def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
-    """The judge, who has answered once; None without --judge."""
-    if arguments.judge is None:
-        for name in ("judge_model", "judge_prompt", "judge_concurrency"):
-            if getattr(arguments, name) is not None:
-                word = name.replace("_", "-")
-                raise ValueError(f"--{word}: expected none without --judge, got {getattr(arguments, name)}")
-        return None
-    if arguments.judge_model is None:
-        raise ValueError("--judge-model: expected the name of a model beside --judge, got none")
-
-    from gistkit.evaluate import OpenAIJudge
-
-    settings: dict[str, Any] = {}
-    if arguments.judge_prompt is not None:
-        settings["template"] = arguments.judge_prompt.read_text(encoding="utf-8")
-    if arguments.judge_concurrency is not None:
-        settings["concurrency"] = arguments.judge_concurrency
-    judge = OpenAIJudge(arguments.judge, arguments.judge_model, key=os.environ.get(JUDGE_KEY) or None, **settings)
-    judge.check()
-    return judge
+    group.add_argument(
+        "--cut", action="store_true", help="cut what it wrote to as many tokens as a compressor at that ratio has"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
+    if arguments.writer is not None or arguments.written_ratio is not None:
+        return _written(arguments)
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     processes = launched()
     device_name = processes.on(device(arguments.device))
-    for name in ("text", "cloze", "context", "continuation"):
+    for name in ("text", "documents", "cloze", "context", "continuation"):
         if arguments.questions is not None and getattr(arguments, name):
             raise ValueError(f"--{name}: expected none beside --questions, got {getattr(arguments, name)}")
     if arguments.prompt != "plain" and arguments.questions is None and not arguments.cloze:
         raise ValueError(f"--prompt: expected plain without --questions and --cloze, got {arguments.prompt}")
+    if arguments.documents:
+        _refuse(arguments, "--documents", cloze=False, continuation=None)
+        if arguments.text is None:
+            raise ValueError("--documents: expected them in a --text, got none")
     baselines = ["none", "full"] if arguments.baselines is None else arguments.baselines
     if "recent" in baselines:
         raise ValueError("--baselines: expected some of none, full, summary without --tau, got recent")
 
-    judge = _judge(arguments)
+    from gistkit.evaluate.judge import OpenAIJudge
+
+    judge = chosen_endpoint(arguments, "judge", OpenAIJudge)
     if arguments.images is not None:
         return _about_images(arguments, device_name, judge, processes)
 
@@ -218,13 +207,49 @@ def _refuse(arguments: argparse.Namespace, beside: str, **plain: Any) -> None:
             raise ValueError(f"--{word}: expected none beside {beside}, got {getattr(arguments, name)}")
 
 
+def _written(arguments: argparse.Namespace) -> int:
+    """A writer in place of a compressor."""
+    _refuse(
+        arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
+        segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
+    )  # fmt: skip
+    if not arguments.questions:
+        raise ValueError("--questions: expected some beside --writer, got none")
+    if not launched().is_first:
+        # One asks for all.
+        return 0
+
+    from gistkit import evaluate
+    from gistkit.evaluate.metrics import need
+    from gistkit.formats import question_sets
+
+    writer = chosen_endpoint(arguments, "writer", evaluate.OpenAIWriter)
+    if writer is None:
+        raise ValueError("--writer: expected an interface, such as http://localhost:8000/v1, got none")
+    judge = chosen_endpoint(arguments, "judge", evaluate.OpenAIJudge)
+    tokenizer = load_tokenizer(arguments.model)
+    reports, templates = {}, {"template": "{question}"}
+    for each in question_sets(arguments.questions):
+        examples = _questions(each.path, arguments, templates)
+        with need("tqdm").tqdm(total=len(examples), desc=each.name, unit="answer") as bar:
+            reports[each.name] = evaluate.evaluate_written(
+                writer, examples, ratio=arguments.written_ratio or 5, tokenizer=tokenizer, cut=arguments.cut,
+                judge=judge, on_answer=bar.update,
+            )  # fmt: skip
+        if unwritten := reports[each.name].rows[0].counts["unwritten"]:
+            warn(f"the writer gave {unwritten} contexts of {each.name} no text")
+    if len(reports) == 1:
+        return _show_one(next(iter(reports.values())), arguments)
+    return _show_sets(evaluate.SetReports(reports), arguments)
+
+
 def _read_on(arguments: argparse.Namespace) -> int:
     """A language model that reads with the compressor."""
     if arguments.tau is None:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
     _refuse(
-        arguments, "--tau", questions=None, images=None, split="validation", cloze=False, tasks=None, prompt="plain",
-        max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
+        arguments, "--tau", questions=None, images=None, split="validation", cloze=False, documents=False, tasks=None,
+        prompt="plain", max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
         judge_concurrency=None,
     )  # fmt: skip
     baselines = ["recent", "full"] if arguments.baselines is None else arguments.baselines
@@ -348,12 +373,23 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compres
 
     # Methods that compress in place have no chunks.
     context = arguments.context or (compressor.chunk if compressor.memory_tokens > 1 else CONTEXT)
+    if arguments.documents:
+        return _documents(arguments, tokenizer, context)
     corpus = _corpus(arguments, tokenizer, held_out_only=True)
     if arguments.cloze:
         text = tokenizer.decode(corpus.held_out.tolist())
         return evaluate.cloze_questions(text, template=template)[: arguments.examples]
     rows = _passages(arguments, corpus, context + (arguments.continuation or context))
     return [evaluate.Example(row[:context], row[context:]) for row in rows]
+
+
+def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
+    """The first documents of a text, each without what is beyond `length` tokens."""
+    from gistkit import evaluate
+    from gistkit.train.document_files import whole_documents
+
+    rows = (tokenizer(text, verbose=False)["input_ids"][:length] for text in whole_documents(arguments.text))
+    return [evaluate.Example(row) for row in islice(filter(None, rows), arguments.examples)]
 
 
 def _questions(source: Path, arguments: argparse.Namespace, templates: dict[str, str]) -> list[Example]:

@@ -11,14 +11,16 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistkit._files import write_text
-from gistkit.cli import evaluate, train
+from gistkit._files import write_picture, write_text
+from gistkit.cli import evaluate, judge, train
 from gistkit.options.arguments import Parser, add_command, add_device, number, path, positive
 from gistkit.options.models import DTYPES, add_model_name
 from gistkit.options.outputs import check_folder
 
 if TYPE_CHECKING:
-    from gistkit.tables.table import Run
+    from matplotlib.figure import Figure
+
+    from gistkit.tables.table import Run, Table
 
 EXAMPLES = """\
 example: gistkit study paper-table epl-4 --model ./llama-1b --dry-run
@@ -126,6 +128,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run or arguments.measure is not None:
         print(_plan(planned, arguments))
         return 0
+    if table.picture:
+        # What is missing is missed before the first run.
+        from gistkit import viz as _  # noqa: F401
     check_folder("--out", choices.out)
     for index, run in enumerate(planned, start=1):
         print(f"\n[{index}/{len(planned)}] {run.title}: gistkit {shlex.join(run.words)}", flush=True)
@@ -134,8 +139,21 @@ def _run(arguments: argparse.Namespace) -> int:
     shown = table.markdown(choices.out)
     file = choices.out / f"{arguments.table}.md"
     write_text(file, f"{table.about}\n\n{shown}\n")
-    print(f"\n{shown}\n\nWritten: {file}")
+    written = [file]
+    if table.picture:
+        written.append(file.with_suffix(".png"))
+        write_picture(written[1], _drawn(table, choices.out), dpi=150)
+    print(f"\n{shown}\n\nWritten: {', '.join(map(str, written))}")
     return 0
+
+
+def _drawn(table: Table, out: Path) -> Figure:
+    from gistkit.tables.table import CURVES
+    from gistkit.viz import draw_bleu_by_length, draw_training_curves
+
+    if table.picture == CURVES:
+        return draw_training_curves(table.curves(out))
+    return draw_bleu_by_length(table.by_length(out))
 
 
 def _make(run: Run, launcher: Sequence[str] | None) -> int:
@@ -163,8 +181,8 @@ def _call(words: Sequence[str]) -> int:
     """Runs `gistkit` with these words in this process; its status."""
     parser = Parser(prog="gistkit")
     commands = parser.add_subparsers(parser_class=Parser)
-    train.add(commands)
-    evaluate.add(commands)
+    for command in (train, evaluate, judge):
+        command.add(commands)
     arguments = parser.parse_args(words)
     status: int = arguments.run(arguments)
     return status

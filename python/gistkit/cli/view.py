@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistkit.cli import view_attention, view_layout, view_matrix, view_results
+from gistkit.cli import view_attention, view_curves, view_layout, view_matrix, view_results
 
 
 def add(commands: Any) -> None:
@@ -17,3 +17,4 @@ def add(commands: Any) -> None:
     view_attention.add(kinds)
     view_results.add(kinds)
     view_matrix.add(kinds)
+    view_curves.add(kinds)

@@ -525,10 +525,12 @@ class Compressor(nn.Module, ABC):
             )
         self.loss_weights = loss_weights
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
+    def install(
+        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
+    ) -> None:
         """See `SharedModel.install`."""
         self._check_base(self.loss_weights, lora is not None)
-        self.lm.install(lora, copies)
+        self.lm.install(lora, copies, norms=norms)
         self.copies = self.lm.copies
 
     @staticmethod

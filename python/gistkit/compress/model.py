@@ -73,12 +73,15 @@ class SharedModel:
         # How often each role is folded now, and what undoes it.
         self._folded: dict[str, tuple[int, ExitStack]] = {}
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
+    def install(
+        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
+    ) -> None:
         """Puts LoRA adapters {role: config} into the model, or none, and copies of its linear maps beside it.
 
         Args:
             lora: None: the model's own weights train, without adapters.
             copies: the role whose tokens have copies of the layers' linear maps; None: there are none.
+            norms: and copies of their norms.
         """
         if lora is None and (adapter := first_adapter(self.model)) is not None:
             raise ValueError(
@@ -89,7 +92,7 @@ class SharedModel:
             if lora is not None:
                 self.adapters = Adapters(cast(Any, self.model), lora)
             if copies is not None:
-                self.copies = Copies(self.model, copies)
+                self.copies = Copies(self.model, copies, norms=norms)
 
     @property
     def embed(self) -> nn.Embedding:
@@ -616,27 +619,33 @@ class Copies(nn.Module):
     """A copy of every linear map of a decoder's layers, which passes use for the rows of one role.
 
     Args:
-        model: holds the maps that are copied, without any adapters around them; norms and embeddings are shared.
+        model: holds the maps that are copied, without any adapters around them; embeddings are shared.
         role: the role that the copies belong to.
+        norms: whether the decoder's norms of hidden states are copied too; otherwise they are shared.
     """
 
-    def __init__(self, model: nn.Module, role: str) -> None:
+    def __init__(self, model: nn.Module, role: str, *, norms: bool = False) -> None:
         super().__init__()
         self.role = role
         decoder = decoder_of(model)
-        linear = linear_maps(decoder)
-        for name, module in linear.items():
+        copied = linear_maps(decoder)
+        for name, module in copied.items():
             if not (weight := plain_map(module).weight).is_floating_point():
                 raise TypeError(
                     f"model: expected linear maps in floating point, which copies of them train in, got {weight.dtype} "
                     f"at {name}"
                 )
+        if norms:
+            names = {module: name for name, module in decoder.named_modules()}
+            copied |= {names[norm]: norm for norm in map(model.get_submodule, norms_of(model))}
+        # A norm may be inside PEFT's wrapper, which has a copy of it that trains.
+        plain = {name: getattr(module, "original_module", plain_map(module)) for name, module in copied.items()}
         # A module's name may have no dots.
-        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(plain_map(m)) for name, m in linear.items()})
+        self.maps = nn.ModuleDict({name.replace(".", "/"): copy.deepcopy(module) for name, module in plain.items()})
         self.maps.requires_grad_(True)
         self._by_role = {
             module: RoleLinear(_Original(), {role: self.maps[name.replace(".", "/")]})
-            for name, module in linear.items()
+            for name, module in copied.items()
         }
         self._use: Mapping[str, slice] | tuple[str, ...] | None = None
 

@@ -22,6 +22,7 @@ from gistkit.evaluate.metrics import (
     token_f1,
     vqa_accuracy,
 )
+from gistkit.evaluate.pairs import OpenAIPairJudge, Pair, compare_answers, compared
 from gistkit.evaluate.prompts import (
     INST,
     Markers,
@@ -42,6 +43,7 @@ from gistkit.evaluate.summary_context import SummaryContext
 from gistkit.evaluate.token_losses import token_losses
 from gistkit.evaluate.token_types import token_texts, token_types
 from gistkit.evaluate.words import WordLoss, word_loss
+from gistkit.evaluate.written import OpenAIWriter, WriterError, evaluate_written
 
 __all__ = [
     "INST",
@@ -56,6 +58,9 @@ __all__ = [
     "Markers",
     "NoContext",
     "OpenAIJudge",
+    "OpenAIPairJudge",
+    "OpenAIWriter",
+    "Pair",
     "Prompt",
     "Report",
     "Result",
@@ -63,15 +68,19 @@ __all__ = [
     "SetReports",
     "SummaryContext",
     "WordLoss",
+    "WriterError",
     "bleu4",
     "bleu_by_length",
     "chat_markers",
     "cloze_questions",
     "compare",
+    "compare_answers",
+    "compared",
     "contains_answer",
     "cross_table",
     "evaluate",
     "evaluate_images",
+    "evaluate_written",
     "exact_match",
     "iter_questions",
     "judged",

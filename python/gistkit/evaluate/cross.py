@@ -85,7 +85,7 @@ def cross_table(
             raise ValueError(
                 f"{name}: expected one report trained on {sets[0]} and tested on {sets[1]}, got {names[sets]} too"
             )
-        row = _row(name, report, method)
+        row = row_of(name, report, method)
         if metric not in row.metrics:
             raise ValueError(f"{name}: expected the metric {metric} of {row.method}, got {', '.join(row.metrics)}")
         names[sets], values[sets] = name, row.metrics[metric]
@@ -100,7 +100,12 @@ def _setting(name: str, report: Report, key: str) -> str:
     return value
 
 
-def _row(name: str, report: Report, method: str | None) -> Row:
+def row_of(name: str, report: Report, method: str | None) -> Row:
+    """The row of a method in a report, which messages call `name`; None: of the only one that is no baseline.
+
+    Raises:
+        ValueError: if there is none, or several without a method.
+    """
     if method is not None:
         try:
             return report[method]

@@ -9,7 +9,7 @@ from typing import Any
 
 from gistkit._processes import Processes
 from gistkit.evaluate.data import Example, prepare
-from gistkit.evaluate.judge import Judge
+from gistkit.evaluate.judge import Judge, described
 from gistkit.evaluate.metrics import need
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Reader, Runner
@@ -161,7 +161,7 @@ def compare(
     if excluded_words is not None:
         settings["excluded_words"] = list(excluded_words)
     if judge is not None:
-        settings["judge"] = getattr(judge, "description", None) or getattr(judge, "__name__", type(judge).__name__)
+        settings["judge"] = described(judge)
     return Report(tuple(runner.row(name, reader) for name, reader in methods.items()), settings)
 
 

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gistkit.tables import compression_loss, dodo, epl, gistpool
+from gistkit.tables import compression_loss, curves, dodo, dodo_autoencoding, epl, gistpool, masks, preferences, written
 from gistkit.tables.table import Arm, Column, Stage, Table
 
 __all__ = ["TABLES", "Arm", "Column", "Stage", "Table", "find_table"]
 
-TABLES: Mapping[str, Table] = {**epl.TABLES, **compression_loss.TABLES, **dodo.TABLES, **gistpool.TABLES}
-# SeqPE's experiments train models of their own: its tables are what its studies print.
+_OF_PAPERS = (epl, compression_loss, preferences, curves, dodo, dodo_autoencoding, gistpool, masks, written)
+TABLES: Mapping[str, Table] = {name: table for each in _OF_PAPERS for name, table in each.TABLES.items()}
+# Experiments that train models of their own: their tables are what studies print.
 STUDIES = {
     "seqpe-1": "gistkit study length --preset seqpe-wikitext",
     "seqpe-2": "gistkit study retrieval --preset seqpe-squad",
     "seqpe-3": "gistkit study resolution --preset seqpe-imagenet",
+    "gistpool-11": "gistkit study pooling --paper",
 }
 
 
@@ -25,7 +27,7 @@ def find_table(name: str) -> Table:
     """The table of a name.
 
     Raises:
-        ValueError: if there is none; for SeqPE's, with the study's command.
+        ValueError: if there is none; for those of studies, with the study's command.
     """
     if name in STUDIES:
         raise ValueError(f"table: expected one that trains compressors, got {name}, which {STUDIES[name]} prints")

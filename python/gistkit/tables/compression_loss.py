@@ -40,7 +40,8 @@ def _finetuned(settings: Sequence[str]) -> dict[str, Stage]:
         **_pretrain(settings),
         "finetune": Stage(TRAIN, finetune, start="pretrain"),
         "answers": Stage(
-            EVALUATE, ("--questions", "{test}", "--examples", ALL, "--baselines", ""), start="finetune"
+            EVALUATE, ("--questions", "{test}", "--examples", ALL, "--baselines", "", "--keep-examples"),
+            start="finetune",
         ),
     }  # fmt: skip
 

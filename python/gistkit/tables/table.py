@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from gistkit.evaluate.report import COLUMNS, format_table
-from gistkit.train.metrics import read_metrics
+from gistkit.train.metrics import Curve, read_metrics, steps_to, training_curves
 
-TRAIN, EVALUATE = "train", "evaluate"
+LENGTHS, CURVES = "lengths", "curves"
+TRAIN, EVALUATE, JUDGE = "train", "evaluate", "judge"
 REPORT, COMPRESSOR, METRICS = "evaluation.json", "compressor", "metrics.jsonl"
 # More examples than any set has.
 ALL = "1000000000"
@@ -24,16 +25,18 @@ class Stage:
     """A command of an arm.
 
     Args:
-        command: "train" or "evaluate".
+        command: "train", "evaluate" or "judge".
         words: its options without the model, the folder and what says which compressor; "{name}" is the user's data.
         settings: options that say which compressor is new.
         start: the stage before it whose compressor is trained further, or measured; None: a new one.
+        reports: of "judge", the two stages before it whose answers are compared.
     """
 
     command: str
     words: Sequence[str]
     settings: Sequence[str] = ()
     start: str | None = None
+    reports: Sequence[str] = ()
 
     @property
     def result(self) -> str:
@@ -83,14 +86,14 @@ class Column:
 
 @dataclass(frozen=True)
 class WrongAnswers(Column):
-    """The share of answers that a judge finds wrong, in percent, where the metric is the mean of its scores."""
+    """The share of answers that a judge finds wrong, in percent, where the metric is the mean of its scores, 0..100."""
 
     form = "{:.1f}"
 
     def value(self, folder: Path, row: str = "") -> float | None:
         """As in `Column`."""
         score = super().value(folder, row)
-        return None if score is None else 100 * (1 - score)
+        return None if score is None else 100 - score
 
 
 @dataclass(frozen=True)
@@ -109,22 +112,40 @@ class TrainingLoss(Column):
 
 
 @dataclass(frozen=True)
+class StepsTo(Column):
+    """The first step of a training at which the mean of ten steps' loss, the metric, is at most `goal` nats a token."""
+
+    form = "{:,.0f}"
+    goal: float = 0.01
+
+    def value(self, folder: Path, row: str = "") -> float | None:
+        """As in `Column`."""
+        path = folder / self.stage / METRICS
+        return steps_to(read_metrics(path), self.goal, self.metric) if path.exists() else None
+
+
+@dataclass(frozen=True)
 class Arm:
     """A row of a table.
 
     Args:
         title: as the paper has it.
         folder: of its runs; arms and tables of one paper that have the same runs share them.
-        stages: by name, in the order in which they run.
-        published: the paper's figures by heading.
+        stages: by name, in the order in which they run. "15x/finetune" is that of another arm, whose folder is 15x;
+            options of the user are for "finetune", and those for "answers" also for "answers-squad".
+        published: the paper's figures by heading; several where its stored text leaves open which.
         row: the beginning of its method's name in reports of several rows; "": the first one.
     """
 
     title: str
     folder: str
     stages: Mapping[str, Stage]
-    published: Mapping[str, float] = field(default_factory=dict)
+    published: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     row: str = ""
+
+    def place(self, stage: str) -> str:
+        """Where a stage is in the folder of the paper's runs."""
+        return stage if "/" in stage else f"{self.folder}/{stage}"
 
 
 @dataclass(frozen=True)
@@ -139,6 +160,8 @@ class Table:
         columns: from left to right.
         arms: from top to bottom.
         open: what the paper does not say and what is chosen here, or what is left out.
+        picture: what is drawn beside it: LENGTHS, its figures by the lengths that are its headings, or CURVES, of the
+            trainings that its first column is of; "": nothing.
     """
 
     follows: str
@@ -148,6 +171,7 @@ class Table:
     columns: Sequence[Column]
     arms: Sequence[Arm]
     open: Sequence[str] = ()
+    picture: str = ""
 
     @property
     def about(self) -> str:
@@ -164,10 +188,24 @@ class Table:
             for column in self.columns:
                 ours, form = column.value(out / arm.folder, arm.row), column.form
                 shown = "-" if ours is None else form.format(ours)
-                published = arm.published.get(column.heading)
-                cells.append(shown if published is None else f"{shown} ({form.format(published)})")
+                published = arm.published.get(column.heading, ())
+                paper = [published] if isinstance(published, int | float) else published
+                cells.append(f"{shown} ({' or '.join(map(form.format, paper))})" if paper else shown)
             lines.append(cells)
         return format_table(lines)
+
+    def by_length(self, out: Path) -> dict[str, dict[int, list[float]]]:
+        """{arm: {heading: [figure]}} of what is in the runs' folder, for a picture of LENGTHS."""
+        found = {}
+        for arm in self.arms:
+            values = {int(each.heading): each.value(out / arm.folder, arm.row) for each in self.columns}
+            found[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
+        return found
+
+    def curves(self, out: Path) -> dict[str, dict[str, Curve]]:
+        """{arm: training curves} of what is in the runs' folder, for a picture of CURVES."""
+        stage = self.columns[0].stage
+        return {arm.title: training_curves(read_metrics(out / arm.place(stage) / METRICS)) for arm in self.arms}
 
     def choose(self, titles: Sequence[str]) -> Table:
         """The table with these arms alone.
@@ -233,26 +271,30 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
     """
     for name, given, known in (
         ("data", choices.data, table.data),
-        ("more", choices.more, {stage for arm in table.arms for stage in arm.stages}),
+        ("more", choices.more, {kind for arm in table.arms for stage in arm.stages for kind in _kinds(stage)}),
     ):
         if unknown := sorted(set(given) - set(known)):
             raise ValueError(f"{name}: expected some of {', '.join(known)}, got {unknown[0]!r}")
     seen: set[Path] = set()
     for arm in table.arms:
         for name, stage in arm.stages.items():
-            folder = choices.out / arm.folder / name
+            folder = choices.out / arm.place(name)
             if folder in seen:
                 continue
             seen.add(folder)
-            more = choices.more.get(name, ())
-            begin = [stage.command, "--model", choices.model]
-            words = [*_filled(stage.words, choices.data), *choices.shared]
-            report = stage.command == EVALUATE
+            more = _more(choices, name)
+            begin, words = [stage.command], list(_filled(stage.words, choices.data))
+            if stage.command == JUDGE:
+                begin += [str(choices.out / arm.place(each) / REPORT) for each in stage.reports]
+            else:
+                begin += ["--model", choices.model]
+                words += choices.shared
+            report = stage.command != TRAIN
             out = ["--out", str(folder / REPORT if report else folder)]
             new = source = list(stage.settings)
             if stage.start is not None:
-                source = ["--compressor", str(choices.out / arm.folder / stage.start / COMPRESSOR)]
-                new = [*arm.stages[stage.start].settings, *_of_compressor(choices.more.get(stage.start, ()))]
+                source = ["--compressor", str(choices.out / arm.place(stage.start) / COMPRESSOR)]
+                new = [*arm.stages[stage.start].settings, *_of_compressor(_more(choices, stage.start))]
             yield Run(
                 arm.title,
                 name,
@@ -261,6 +303,16 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
                 folder,
                 folder / stage.result,
             )
+
+
+def _kinds(stage: str) -> tuple[str, str]:
+    """The names under which the user has options for a stage, the nearest first."""
+    name = stage.rpartition("/")[2]
+    return name, name.partition("-")[0]
+
+
+def _more(choices: Choices, stage: str) -> Sequence[str]:
+    return next((choices.more[kind] for kind in _kinds(stage) if kind in choices.more), ())
 
 
 # Options that say which compressor is trained, and not how.

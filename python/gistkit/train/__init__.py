@@ -61,7 +61,7 @@ from gistkit.train.checkpoint import restore
 from gistkit.train.conversations import Conversation, ConversationQuestions, load_conversations
 from gistkit.train.data import Corpus, load_corpus
 from gistkit.train.images import ImageQuestion, ImageQuestions
-from gistkit.train.metrics import read_metrics
+from gistkit.train.metrics import read_metrics, steps_to, training_curves
 from gistkit.train.mixture import Mixture
 from gistkit.train.presets import PRESETS, Preset, notes
 from gistkit.train.questions import QuestionAnswering
@@ -103,6 +103,8 @@ __all__ = [
     "read_metrics",
     "restore",
     "run",
+    "steps_to",
+    "training_curves",
 ]
 
 # These need accelerate; the rest serves without it.

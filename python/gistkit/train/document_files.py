@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import IO
 
 from gistkit.formats import files, parquet
-from gistkit.train.documents import HELD, HELD_OUT, TRAIN, Document, Documents, Enough, row_documents, text_row
+from gistkit.train.documents import (
+    HELD,
+    HELD_OUT,
+    TRAIN,
+    Document,
+    Documents,
+    Enough,
+    articles,
+    row_documents,
+    text_row,
+)
 
 SUFFIXES = (".txt", ".md", ".rst")
 JSON_LINES, WIKITEXT = (".jsonl", ".ndjson"), (".raw", ".tokens")
@@ -55,6 +65,21 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Do
         return Documents(path.name, _cut(chosen[0], size), size, size, key)
     sizes = [file.stat().st_size for file in chosen]
     return Documents(path.name, _read_files(chosen, sizes, enough), sum(sizes), sum(sizes), key)
+
+
+def whole_documents(path: Path) -> Iterator[str]:
+    """The documents of a file or a folder as `file_documents` takes them, in its order, none cut or held out.
+
+    Raises:
+        FileNotFoundError, ValueError: as `file_documents`.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"text: expected a file or a folder, got {path}, which does not exist")
+    chosen = _files_in(path) if path.is_dir() else [path]
+    if files.suffix_of(chosen[0]) in ROWS:
+        yield from (content.decode() for _, content in articles(Rows(chosen)))
+    else:
+        yield from (file.read_text(encoding="utf-8") for file in chosen)
 
 
 def _is_compressed(file: Path) -> bool:

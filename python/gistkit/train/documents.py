@@ -159,19 +159,19 @@ def _cut(source: str, document: bytes) -> Iterator[Document]:
 
 def _official(name: str, splits: Any, official: list[str], enough: Enough) -> Iterator[Document]:
     for part, split in zip((HELD, TEST), official, strict=False):
-        for row, article in _articles(splits[split]):
+        for row, article in articles(splits[split]):
             yield Document(part, f"{name}, {split}[{row}]", article)
             if enough(part):
                 break
-    for row, article in _articles(splits[TRAIN]):
+    for row, article in articles(splits[TRAIN]):
         yield Document(TRAIN, f"{name}[{row}]", article)
 
 
 def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) -> Iterator[Document]:
     """The first documents are held out. They are neighbours, because rows near each other may be of one work."""
-    articles = _articles(rows)
-    first, content = next(articles, (0, b""))
-    following = next(articles, None)
+    found = articles(rows)
+    first, content = next(found, (0, b""))
+    following = next(found, None)
     if following is None:
         yield from _cut(f"{name}[{first}]", content)
         return
@@ -180,12 +180,12 @@ def _hold_out_first(name: str, rows: Any, enough: Enough, *, streaming: bool) ->
         first, content = following
         if enough(HELD) if streaming else first >= HELD_OUT * len(rows):
             break
-        following = next(articles, None)
-    for row, article in chain([(first, content)], articles):
+        following = next(found, None)
+    for row, article in chain([(first, content)], found):
         yield Document(TRAIN, f"{name}[{row}]", article)
 
 
-def _articles(rows: Iterable[dict[str, str]]) -> Iterator[tuple[int, bytes]]:
+def articles(rows: Iterable[dict[str, str]]) -> Iterator[tuple[int, bytes]]:
     """Each article's first row and text: from title to title if the rows begin with one, or else the rows themselves.
 
     A title is a row between empty ones; rows of formulas may look like titles. Without empty rows, rows are documents.

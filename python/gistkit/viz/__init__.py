@@ -12,8 +12,10 @@ except ImportError as error:
 
 from gistkit.inspect import AttentionRecorder  # beside what draws its maps
 from gistkit.viz.attention import draw_attention, draw_memory_attention, draw_memory_map
+from gistkit.viz.curves import draw_training_curves
 from gistkit.viz.gallery import draw_gallery
 from gistkit.viz.layout import draw_layout
+from gistkit.viz.learned_positions import draw_position_similarity, draw_relative_bias
 from gistkit.viz.nuggets import draw_attention_to_nuggets, draw_bleu_by_length, draw_perplexity, draw_token_types
 from gistkit.viz.pooling import draw_gist_attention
 from gistkit.viz.seqpe import draw_grid_similarity, draw_similarity
@@ -33,9 +35,12 @@ __all__ = [
     "draw_memory_attention",
     "draw_memory_map",
     "draw_perplexity",
+    "draw_position_similarity",
+    "draw_relative_bias",
     "draw_similarity",
     "draw_text",
     "draw_token_types",
+    "draw_training_curves",
     "text_html",
     "text_page",
 ]

@@ -177,7 +177,9 @@ class Dodo(InPlace):
         """Whether sampled text has to determine the threshold; the other rules determine it themselves."""
         return rule_threshold(self.selection, self.chunk) is None
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
+    def install(
+        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
+    ) -> None:
         """See `SharedModel.install`."""
         if not self.layer <= self.config.num_hidden_layers:
             raise ValueError(f"layer: expected 1 to {self.config.num_hidden_layers}, got {self.layer}")
@@ -185,7 +187,7 @@ class Dodo(InPlace):
             if token is None:
                 raise ValueError("delimiters: expected token ids, got None")
             self.lm.first_token("delimiters", token)
-        super().install(lora, copies)
+        super().install(lora, copies, norms=norms)
 
     def of_gists(self, name: str) -> bool:
         """False: all its parameters have one learning rate (Appendix B)."""

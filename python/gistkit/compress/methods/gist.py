@@ -15,7 +15,7 @@ class Gist(InPlace):
     Args:
         ratio: context tokens a gist stands for, a whole number >= 1; ceil(n / ratio) gists follow n context tokens.
         offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
-        separate, full_copy: gists have their own parameters, as in `InPlace`.
+        separate, full_copy, copy_norms: gists have their own parameters, as in `InPlace`.
         separate_positions: gists have their own counter of position ids, and other tokens do not count them.
         gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
             5).
@@ -38,6 +38,7 @@ class Gist(InPlace):
         offset: bool = False,
         separate: bool = False,
         full_copy: bool = False,
+        copy_norms: bool = False,
         separate_positions: bool = False,
         gists: int | None = None,
         **common: Unpack[InPlaceOptions],
@@ -49,6 +50,7 @@ class Gist(InPlace):
             offset=offset,
             separate=separate,
             full_copy=full_copy,
+            copy_norms=copy_norms,
             gists=gists,
             **common,
         )
@@ -63,7 +65,8 @@ class GistPool(InPlace):
         memory_sees_memory, memory_sees_itself, memory_sees_bos, context_sees_memory, separate_positions: as in
             `gistkit.layouts.gistpool`.
         offset: in layer l the text reads what leaves layer l at the gists, instead of what enters it.
-        separate, full_copy: gists have their own parameters, as in `InPlace`; `start_as_means` needs a full copy.
+        separate, full_copy, copy_norms: gists have their own parameters, as in `InPlace`; `start_as_means` needs a
+            full copy.
         gists: number of gist embeddings, one for each gist, which is the most there can be; None: one for all (Table
             5).
         model, common: as in `InPlace`: losses, lora, window, end_token, bos_token.
@@ -86,6 +89,7 @@ class GistPool(InPlace):
         offset: bool = True,
         separate: bool = True,
         full_copy: bool = False,
+        copy_norms: bool = False,
         gists: int | None = None,
         **common: Unpack[InPlaceOptions],
     ) -> None:
@@ -103,6 +107,7 @@ class GistPool(InPlace):
             offset=offset,
             separate=separate,
             full_copy=full_copy,
+            copy_norms=copy_norms,
             gists=gists,
             **common,
         )

@@ -34,7 +34,7 @@ TEXT, GISTS = "text", "memory"
 # from the layer's output; those made from means of the layer's input; or means of keys and values.
 Reads = Literal["keys", "outputs", "means", "means_of_keys"]
 FLAGS = {
-    "offset", "separate", "full_copy", "separate_positions", "memory_sees_memory", "memory_sees_itself",
+    "offset", "separate", "full_copy", "copy_norms", "separate_positions", "memory_sees_memory", "memory_sees_itself",
     "memory_sees_bos", "context_sees_memory", "train_scorer", "soft_prompt",
 }  # fmt: skip
 # What only reading on uses, and no memory.
@@ -74,6 +74,8 @@ class InPlace(Compressor):
         gists: number of gist embeddings, one for each gist; None: one embedding for all.
         separate: compressed tokens have their own parameters.
         full_copy: with `separate`, these are a copy of the layers' linear maps, whatever `lora` is.
+        copy_norms: where they are a copy, it has the layers' norms too, so that gists and text share no parameter of a
+            layer, as in the paper; otherwise they share the norms.
         losses, end_token: as in `Compressor`.
         lora: rank of a PEFT LoRA on all linear maps of the layers (alpha is twice the rank), or a peft.LoraConfig; with
             `separate` one for context and text and, without `full_copy`, one for gists. The base weights are frozen.
@@ -81,7 +83,7 @@ class InPlace(Compressor):
         embedding_lora: beside a rank, that of LoRA on the input embedding, for each role that has adapters; None: no
             LoRA there.
         train_norms: beside a rank, each role that has adapters has norms of its own, which train; with `full_copy`
-            gists share those of the text.
+            gists share those of the text, or with `copy_norms` have the model's.
         window: the first `window` tokens of a longer context are compressed, and the text reads the others directly.
         bos_token: id of the first token, which all others see; None: the first token, or else the end token, of the
             model's configuration. A context that begins with it does not get a second one.
@@ -108,6 +110,7 @@ class InPlace(Compressor):
         gists: int | None = None,
         separate: bool = False,
         full_copy: bool = False,
+        copy_norms: bool = False,
         losses: Iterable[str] | Mapping[str, float] = ("qa",),
         lora: int | LoraConfig | None = 64,
         embedding_lora: int | None = None,
@@ -119,6 +122,7 @@ class InPlace(Compressor):
         options = {**(layout or {}), **(options or {})}
         if self.has_gists:
             options |= {"offset": offset, "separate": separate, "full_copy": full_copy, "gists": gists}
+            options["copy_norms"] = copy_norms
             reads = "outputs" if offset else "keys"
         ratio = whole("ratio", ratio, high=POSITIONS, floats=True)
         gists = None if gists is None else whole("gists", gists, high=POSITIONS, floats=True)
@@ -147,6 +151,11 @@ class InPlace(Compressor):
         self.offset, self.gists = offset, gists
         if full_copy and not separate:
             raise ValueError("full_copy: expected separate=True with it, got separate=False")
+        if copy_norms and not (separate and (full_copy or lora is None)):
+            raise ValueError(
+                "copy_norms: expected gists with a copy of the maps, full_copy=True or separate=True without lora, got "
+                "none; beside LoRA train_norms gives them norms of their own"
+            )
         if reads == "means_of_keys":
             hf.check_rotates(model)
         elif reads != "keys" or separate:
@@ -169,7 +178,7 @@ class InPlace(Compressor):
         if full_copy and config is not None:
             _check_copied(model, config)
         copies = GISTS if separate and (config is None or full_copy) else None
-        self.install(None if config is None else dict.fromkeys(self.roles(options), config), copies)
+        self.install(None if config is None else dict.fromkeys(self.roles(options), config), copies, norms=copy_norms)
         if self.has_gists and self.adapters is not None and GISTS in self.adapters.names:
             # Gists are learned embeddings.
             self.adapters.drop_embedding(GISTS)

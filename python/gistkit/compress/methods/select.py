@@ -72,10 +72,12 @@ class Select(InPlace):
         """What a table calls it."""
         return f"Select {self.score.name} {self.budget or f'{self.chunk}x'}"
 
-    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None) -> None:
+    def install(
+        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
+    ) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
         if lora is not None:
-            super().install(lora, copies)
+            super().install(lora, copies, norms=norms)
         else:
             self._check_base(self.loss_weights, False)
 

@@ -1,0 +1,68 @@
+"""`gistkit judge`: which of two compressors answers better."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from gistkit._processes import launched
+from gistkit.options.arguments import add_command, add_questions, path
+from gistkit.options.endpoints import add_endpoint, chosen_endpoint
+from gistkit.options.messages import warn
+from gistkit.options.outputs import check_file
+
+PURPOSE = "ask a model which of two compressors' answers are better: wins, losses and ties"
+EXAMPLES = """\
+example: gistkit judge runs/epl.json runs/dpl.json --questions dev.jsonl --judge http://localhost:8000/v1 \\
+             --judge-model grader --out runs/epl-dpl.json
+
+A report is made by, say,
+         gistkit evaluate --model ./llama --compressor runs/epl/compressor --questions dev.jsonl --baselines '' \\
+             --keep-examples --out runs/epl.json"""
+
+
+def add(commands: Any) -> None:
+    """Adds the command."""
+    parser = add_command(commands, "judge", _run, PURPOSE, EXAMPLES)
+    parser.add_argument("reports", nargs=2, type=path, metavar="REPORT", help="of evaluate with --keep-examples")
+    add_questions(parser, "those that both answered", "validation")
+    fields = "{question}, {first}, {second} and perhaps {context}"
+    add_endpoint(parser.add_argument_group("judge"), "judge", "says which of two answers is better", fields)
+    parser.add_argument(
+        "--one-order", action="store_true",
+        help="ask once about each pair, the first report's answer first (default: in both orders)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--out", type=path, default=Path("runs/judge.json"), metavar="FILE", help="default: %(default)s"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    check_file("--out", arguments.out)
+    if arguments.questions is None or len(arguments.questions) != 1:
+        raise ValueError("--questions: expected one set, that of both reports")
+    if not launched().is_first:
+        # One asks for all.
+        return 0
+
+    from gistkit.evaluate import OpenAIPairJudge, Report, compare_answers
+    from gistkit.evaluate.metrics import need
+    from gistkit.formats import read_questions
+
+    judge = chosen_endpoint(arguments, "judge", OpenAIPairJudge)
+    if judge is None:
+        raise ValueError("--judge: expected an interface, such as http://localhost:8000/v1, got none")
+    first, second = map(Report.load, arguments.reports)
+    questions = read_questions(arguments.questions[0], arguments.split)
+    with need("tqdm").tqdm(desc="judged", unit="pair") as bar:
+        report = compare_answers(
+            first, second, questions, judge, both_orders=not arguments.one_order, on_pair=lambda: bar.update(1)
+        )
+    counts = report.rows[0].counts
+    if missing := counts["pairs"] - counts["judged"]:
+        warn(f"the judge gave {missing} of {counts['pairs']} pairs no verdict")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    report.save(arguments.out)
+    print(f"{report.table()}\n\nWritten: {arguments.out}")
+    return 0

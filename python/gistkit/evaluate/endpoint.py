@@ -1,0 +1,209 @@
+"""Endpoint: a model behind an OpenAI-compatible interface, which is asked one prompt at a time."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
+from typing import Any, TypeVar
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+# What is read of a reply, in bytes, and the longest wait before another attempt, in seconds.
+LARGEST, LONGEST_WAIT = 1 << 20, 30.0
+MESSAGE = 200
+
+Read = TypeVar("Read")
+Asked = TypeVar("Asked")
+
+
+class EndpointError(OSError):
+    """An endpoint that gave no reply of use."""
+
+
+class Endpoint:
+    """A model behind an OpenAI-compatible endpoint.
+
+    A reply that cannot be read, a failed connection, a timeout and the HTTP statuses 408, 429 and 5xx are tried again.
+    Redirects are not followed, as they could carry the key elsewhere.
+
+    Args:
+        url: of the interface, such as "http://localhost:8000/v1"; requests go to `url`/chat/completions.
+        model: its name there.
+        key: sent as a bearer token; it is in no message, report or `repr`. None: none is sent.
+        settings: more fields of the request, such as {"temperature": 0, "max_tokens": 200}.
+        timeout: seconds that one attempt may wait for the server.
+        attempts: attempts at one reply, at least 1.
+        wait: seconds before the second attempt, doubled before each other, at most 30. A server's Retry-After counts
+            instead where it is longer, up to the same 30.
+        concurrency: requests at a time where there are many, at least 1.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    # What messages call it, and what they are.
+    role = "endpoint"
+    error: type[EndpointError] = EndpointError
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        *,
+        key: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        timeout: float = 60.0,
+        attempts: int = 3,
+        wait: float = 1.0,
+        concurrency: int = 4,
+    ) -> None:
+        _check_url(url)
+        if not isinstance(model, str) or not model:
+            raise ValueError(f"model: expected the name of a model, got {model!r}")
+        if key is not None and not re.fullmatch(r"[\x21-\x7e]+", key):
+            raise ValueError("key: expected printable ASCII without white space, got something else")
+        for name, number, least in (("attempts", attempts, 1), ("concurrency", concurrency, 1), ("wait", wait, 0)):
+            if not least <= number < math.inf:
+                raise ValueError(f"{name}: expected at least {least}, got {number}")
+        if not 0 < timeout < math.inf:
+            raise ValueError(f"timeout: expected a number above 0, got {timeout}")
+        self.url, self.model = url.rstrip("/"), model
+        self.settings = {"temperature": 0, **(settings or {})}
+        self.timeout, self.attempts, self.wait, self.concurrency = timeout, attempts, wait, concurrency
+        self._key = key
+        self._opener = build_opener(_NoRedirects)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, {self.model!r})"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a report says of it; never the key."""
+        return {"url": self.url, "model": self.model, "settings": self.settings}
+
+    def ask(self, prompt: str, wanted: str, read: Callable[[str], Read]) -> Read:
+        """What `read` finds in the reply to a user's message.
+
+        Args:
+            prompt: the message.
+            wanted: what it is to find, in words for a message.
+            read: raises a ValueError where the reply lacks it, so that there is another attempt.
+
+        Raises:
+            EndpointError: if no attempt gave it, with the reason of the last one in a line.
+        """
+        reason, delay = "", self.wait
+        for attempt in range(self.attempts):
+            if attempt:
+                time.sleep(min(delay, LONGEST_WAIT))
+                delay = self.wait * 2**attempt
+            try:
+                return read(self._reply(prompt))
+            except HTTPError as error:
+                with error:
+                    reason = self._reason(error)
+                    if error.code not in (408, 429) and error.code < 500:
+                        break
+                    delay = max(delay, _seconds(error.headers.get("Retry-After")))
+            except (OSError, HTTPException, ValueError) as error:
+                reason = str(getattr(error, "reason", "") or error or type(error).__name__)
+        attempts = f"{attempt + 1} attempt{'s' if attempt else ''}"
+        message = " ".join(reason.split())[:MESSAGE]
+        raise self.error(
+            f"{self.role}: expected {wanted} from {self.model} at {self.url}, got none in {attempts}: {message}"
+        )
+
+    def _reply(self, prompt: str) -> str:
+        """The text of the model's reply."""
+        body = {"model": self.model, "messages": [{"role": "user", "content": prompt}], **self.settings}
+        headers = {"Content-Type": "application/json"} | (
+            {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+        )
+        request = Request(f"{self.url}/chat/completions", json.dumps(body).encode(), headers, method="POST")
+        with self._opener.open(request, timeout=self.timeout) as response:
+            content = response.read(LARGEST)
+        try:
+            text = json.loads(content)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise ValueError(f"a reply without choices[0].message.content: {content[:80]!r}") from error
+        if not isinstance(text, str):
+            raise ValueError(f"a reply whose content is no text: {text!r:.80}")
+        return text
+
+    def _reason(self, error: HTTPError) -> str:
+        """The status, and what the server says of it, except where that may repeat a part of the key."""
+        reason = f"HTTP {error.code} {error.reason}"
+        if error.code in (401, 403):
+            return reason
+        said = error.read(LARGEST).decode("utf-8", "replace")
+        if self._key:
+            said = said.replace(self._key, "***")
+        return f"{reason}: {said}" if said.strip() else reason
+
+
+def in_order(function: Callable[[Asked], Read], items: Iterable[Asked], threads: int) -> Iterator[Read]:
+    """`map`, with so many calls at a time."""
+    if threads <= 1:
+        yield from map(function, items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            # After an error, or Ctrl-C, what waits is not asked for.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def filled(template: str, texts: Mapping[str, str]) -> str:
+    """A template with its fields, {name}, filled in; other braces are text, as are those of the texts."""
+    return re.sub("{(" + "|".join(texts) + ")}", lambda match: texts[match[1]], template)
+
+
+def check_fields(template: str, fields: Iterable[str]) -> None:
+    """Raises a ValueError unless a template has these fields."""
+    if missing := [field for field in fields if f"{{{field}}}" not in template]:
+        raise ValueError(f"template: expected {{{min(missing)}}} in it, got {template!r:.80}")
+
+
+_OBJECT = re.compile(r"\{[^{}]*\}")
+
+
+def objects(text: str) -> Iterator[dict[str, Any]]:
+    """The JSON objects without others in them that a reply holds, the last first."""
+    for part in reversed(_OBJECT.findall(text)):
+        try:
+            yield json.loads(part)
+        except (ValueError, RecursionError):
+            continue
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """Leaves a redirect as the error that it then is."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _check_url(url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"url: expected an address such as http://localhost:8000/v1, got {url!r:.80}") from error
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("url: expected no user or password in it, got one; give a key as `key`")
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise ValueError(f"url: expected an address such as http://localhost:8000/v1, got {url!r:.80}")
+
+
+def _seconds(header: str | None) -> float:
+    """Retry-After in seconds; 0 where it is a date or missing."""
+    return float(header) if header and header.isdecimal() and len(header) < 9 else 0.0

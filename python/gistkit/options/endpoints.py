@@ -1,0 +1,61 @@
+"""The options of models behind OpenAI-compatible interfaces: judges of answers, and writers."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, TypeVar
+
+from gistkit.options.arguments import path, positive
+
+Kind = TypeVar("Kind")
+
+
+def key_of(role: str) -> str:
+    """The environment variable with the key of a role's endpoint."""
+    return f"GISTKIT_{role.upper()}_KEY"
+
+
+def add_endpoint(group: Any, role: str, does: str, fields: str = "") -> None:
+    """--ROLE, --ROLE-model, --ROLE-concurrency, and with `fields`, those of a prompt, --ROLE-prompt.
+
+    `does`: what its model does, for the help.
+    """
+    group.add_argument(
+        f"--{role}", metavar="URL",
+        help=f"OpenAI-compatible interface, such as http://localhost:8000/v1, whose model {does}; a key is read "
+        f"from the environment variable {key_of(role)}",
+    )  # fmt: skip
+    group.add_argument(f"--{role}-model", metavar="NAME", help="its model")
+    if fields:
+        group.add_argument(
+            f"--{role}-prompt", type=path, metavar="FILE", help=f"its prompt, with {fields} (default: gistkit's own)"
+        )
+    group.add_argument(
+        f"--{role}-concurrency", type=positive, metavar="N", help="requests to it at a time (default: 4)"
+    )
+
+
+def chosen_endpoint(arguments: argparse.Namespace, role: str, kind: type[Kind]) -> Kind | None:
+    """The endpoint, which has answered once; None without --ROLE.
+
+    Raises:
+        ValueError: for the other options without --ROLE, or --ROLE without a model.
+        OSError: if it does not answer as it should.
+    """
+    url, model = getattr(arguments, role), getattr(arguments, f"{role}_model")
+    if url is None:
+        for name in ("model", "prompt", "concurrency"):
+            if (value := getattr(arguments, f"{role}_{name}", None)) is not None:
+                raise ValueError(f"--{role}-{name}: expected none without --{role}, got {value}")
+        return None
+    if model is None:
+        raise ValueError(f"--{role}-model: expected the name of a model beside --{role}, got none")
+    settings: dict[str, Any] = {}
+    if (prompt := getattr(arguments, f"{role}_prompt", None)) is not None:
+        settings["template"] = prompt.read_text(encoding="utf-8")
+    if (concurrency := getattr(arguments, f"{role}_concurrency")) is not None:
+        settings["concurrency"] = concurrency
+    endpoint: Any = kind(url, model, key=os.environ.get(key_of(role)) or None, **settings)  # type: ignore[call-arg]
+    endpoint.check()
+    return endpoint  # type: ignore[no-any-return]
