@@ -48,7 +48,7 @@ from gistkit.compress.tokens import (
 from gistkit.hf.attach import ModuleSnapshot
 from gistkit.hf.cache import MemoryCache
 from gistkit.hf.fingerprint import plain_tensors
-from gistkit.hf.lora import plain_map
+from gistkit.hf.lora import embedding_scale
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
     """Mean [d] and spread, a scalar, of the vocabulary's embeddings as the first layer reads them, fp32."""
-    table = embed.weight.detach().float() * float(getattr(plain_map(embed), "embed_scale", 1.0))
+    table = embed.weight.detach().float() * embedding_scale(embed)
     return table.mean(0), table.std()
 
 

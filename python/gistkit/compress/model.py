@@ -20,7 +20,7 @@ from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
-from gistkit.hf.lora import check_honoured, is_norm, keep_wide, linear_maps, norms_of, plain_map
+from gistkit.hf.lora import check_honoured, embedding_scale, is_norm, keep_wide, linear_maps, norms_of, plain_map
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 from gistkit.nn.folded import FoldedMap, foldable
@@ -567,7 +567,7 @@ class Adapters:
             )
         if of_tokens:
             # A model may scale its embeddings; PEFT scales what an adapter adds to them likewise.
-            factor = float(getattr(base, "embed_scale", 1.0))
+            factor = embedding_scale(base)
             tables = layer.lora_embedding_A, layer.lora_embedding_B
             added = {
                 role: LowRankTokens(*tables, name, layer.scaling[name] * factor)
