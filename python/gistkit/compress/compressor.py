@@ -118,8 +118,6 @@ class Compressor(nn.Module, ABC):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         loss_weights = check_losses(losses)
-        if window is not None:
-            whole("window", window, high=POSITIONS)
         super().__init__()
         self.lm = SharedModel(model)
         if self.carrier == "kv" and self.lm.traits.keys is not None:
@@ -137,7 +135,9 @@ class Compressor(nn.Module, ABC):
         self._tokenizer: Any = None
         # Where it was read from.
         self._home: Path | None = None
-        self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
+        self.chunk, self.memory_tokens, self.layout = chunk, memory_tokens, layout
+        self._check_window(window)
+        self.window = window
         self.reader = reader
         self.loss_weights = loss_weights
         self._settings = dict(settings or {})
@@ -496,6 +496,21 @@ class Compressor(nn.Module, ABC):
                 + ", ".join(loss_weights)
             )
         self.loss_weights = loss_weights
+
+    def set_window(self, window: int | None) -> None:
+        """Changes how many tokens of a longer context are compressed; None: all of them.
+
+        Raises:
+            ValueError: if the method has no window, or that is out of range.
+        """
+        if "window" not in self._settings:
+            raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
+        self._check_window(window)
+        self.window = self._settings["window"] = window
+
+    def _check_window(self, window: int | None) -> None:
+        if window is not None:
+            whole("window", window, high=POSITIONS)
 
     def install(self, lora: Mapping[str, LoraConfig] | None) -> None:
         """See `SharedModel.install`."""
