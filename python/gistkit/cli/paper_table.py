@@ -26,7 +26,7 @@ example: gistkit study paper-table epl-4 --model ./llama-1b --dtype bfloat16 --d
              --data train=mrqa/train --data test=mrqa/dev --more 'pretrain=--precision bf16'
 example: gistkit study paper-table gistpool-squad --model ./gemma --data train=train.json --data test=dev.json \\
              --arms 'AvgPool 5x,GistPool 5x' --measure 5
-example: gistkit study paper-table dodo-1 --model ./llama --data text=pile/ --data wikitext=wiki.test.raw \\
+example: gistkit study paper-table dodo-1 --model ./llama --data text=pile/ --data wikitext=wiki.test.tokens \\
              --launcher 'accelerate launch --num_processes 8 -m gistkit.cli'"""
 # What one GPU does in a second where nothing was measured: 40% of the dense bfloat16 peak of an H100, 989 TFLOP/s.
 TFLOPS = 400.0

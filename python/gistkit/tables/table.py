@@ -28,12 +28,14 @@ class Stage:
         words: its options without the model, the folder and what says which compressor; "{name}" is the user's data.
         settings: options that say which compressor is new.
         start: the stage before it whose compressor is trained further, or measured; None: a new one.
+        folder: of its run where arms of different folders share it; None: the arm's.
     """
 
     command: str
     words: Sequence[str]
     settings: Sequence[str] = ()
     start: str | None = None
+    folder: str | None = None
 
     @property
     def result(self) -> str:
@@ -125,6 +127,10 @@ class Arm:
     stages: Mapping[str, Stage]
     published: Mapping[str, float] = field(default_factory=dict)
     row: str = ""
+
+    def folder_of(self, stage: str) -> Path:
+        """Of a stage's results, in that of the paper."""
+        return Path(self.stages[stage].folder or self.folder) / stage
 
 
 @dataclass(frozen=True)
@@ -240,7 +246,7 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
     seen: set[Path] = set()
     for arm in table.arms:
         for name, stage in arm.stages.items():
-            folder = choices.out / arm.folder / name
+            folder = choices.out / arm.folder_of(name)
             if folder in seen:
                 continue
             seen.add(folder)
@@ -251,7 +257,7 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
             out = ["--out", str(folder / REPORT if report else folder)]
             new = source = list(stage.settings)
             if stage.start is not None:
-                source = ["--compressor", str(choices.out / arm.folder / stage.start / COMPRESSOR)]
+                source = ["--compressor", str(choices.out / arm.folder_of(stage.start) / COMPRESSOR)]
                 new = [*arm.stages[stage.start].settings, *_of_compressor(choices.more.get(stage.start, ()))]
             yield Run(
                 arm.title,

@@ -50,6 +50,11 @@ _EPL_OPEN = (
     "AdamW's eps: torch's 1e-8",
     "precision: --precision",
 )
+_EPL_TEXT_OPEN = (
+    *_EPL_OPEN,
+    "how lengths are drawn: one for all passages of a batch",
+    "what a passage is: tokens at a random place of the joined text, across the ends of documents",
+)
 _VOCO = Recipe(
     epochs=2, batch=128, learning_rate=2e-5, schedule="cosine", warmup=312, betas=(0.9, 0.999), weight_decay=0.0,
     clip=1.0, min_length=2, max_length=2048,
@@ -115,7 +120,7 @@ PRESETS: Mapping[str, Preset] = {
         model="Llama 3.2 1B or 3B",
         data="SlimPajama-6B, as --text or --dataset",
         follows=f"{EPL}, Section 4.1 and Table 8; --method icae is its other arm, --layout dpl its baseline",
-        open=_EPL_OPEN,
+        open=_EPL_TEXT_OPEN,
     ),
     "epl-pretrain-8b": Preset(
         Recipe(max_length=4080),
@@ -123,7 +128,7 @@ PRESETS: Mapping[str, Preset] = {
         model="Llama 3.1 8B",
         data="SlimPajama-6B, as --text or --dataset",
         follows=f"{EPL}, Section 4.6, Appendix C and Table 8",
-        open=_EPL_OPEN,
+        open=_EPL_TEXT_OPEN,
     ),
     "epl-finetune": Preset(
         Recipe(learning_rate=5e-5),
@@ -162,13 +167,16 @@ PRESETS: Mapping[str, Preset] = {
         longer_than=4096,
         model="Llama 2 7B",
         data="SlimPajama (--text or --dataset), a passage of each text of more than 4096 characters (--longer-than)",
-        follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1. "
-        "Its released code has one LoRA for encoder and decoder: --option shared_lora=true",
+        follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, --min-length 992 "
+        "and --max-length 992, for Table 1. Its released code has one LoRA for encoder and decoder: --option "
+        "shared_lora=true",
         open=(
             "alpha of LoRA: twice the rank; dropout: none",
             "whether the decoder trains: it stays as it is, as ICAE's, on which it is based",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
             "clipping: 2.0, as there",
+            "the head of the compression loss: a map for each offset, then the model's output embedding; its released "
+            "code has one map to all logits of a segment, --option joint_head=true",
             "two instances of about 500 tokens from each text: a context of 510, and the 510 behind it as its "
             "continuation, at a random place of the text, as in its released code",
             "which 1,000 passages are held out: those of the official split's texts, or of the first tenth; --held-out "
