@@ -124,7 +124,7 @@ TABLES: Mapping[str, Table] = {
         PILE | {"wikitext": "wiki.test.tokens of WikiText-103, or the folder of its .tokens files: .raw has no <unk>"},
         READING, _arms(),
         ("how many tokens are predicted from one history: 32, of 1,000 passages of each test split",
-         "length of a segment: 8 tokens, with which Dodo's mean number of states is the paper's, within 2%; Compressive "
+         "length of a segment: 8 tokens, with which Dodo's mean number of states is as it says, within 2%; Compressive "
          "has up to 9 recent tokens more, those of windows that are not whole",
          "what besides the scorer begins as the autoencoder's: all that it trained, here the same model at 10x",
          "what LoRA adapts in Compressive: the query, key and value maps, as in Dodo; it trains a soft prompt too",
