@@ -180,20 +180,22 @@ _IMAGES = """
 128 epl 66.5 64.6 78.4
 """
 ABOUT_IMAGES = [
-    Column("SQA", "sqa", "qa_exact_match"),
-    Column("MMB", "mmb", "qa_exact_match"),
+    Column("SQA", "sqa", "qa_choice"),
+    Column("MMB", "mmb", "qa_choice"),
     Column("VQAv2", "vqav2", "qa_vqa"),
 ]
 _IMAGE_DATA = {
     "conversations": "LLaVA's 665k conversations",
-    "images": "the folder of all images, in which every file below names its own",
-    "sqa": "ScienceQA's test questions with an image: JSON lines of image, question and answer, the letter of a choice",
-    "mmb": "MMBench's, likewise",
+    "images": "the folder of all images, in which the conversations, ScienceQA (test/ID/image.png) and VQAv2 name theirs",
+    "sqa": "ScienceQA's problems.json, or JSON lines of image, question and answer, the letter of an option",
+    "mmb": "MMBench's .tsv file, which has its images, or likewise",
     "vqav2": "VQAv2's: JSON lines of image, question and answers, those of ten people",
 }
 _IMAGE_OPEN = (
     "what the preset voco-llama chooses: gistkit train --preset voco-llama --dry-run says it",
-    "how SQA and MMB are asked: each question once, its answer a letter; MMBench's own turns the choices too",
+    "how SQA and MMB are asked: for the letter of an option, which an answer names by itself, before a mark or after "
+    "'the answer is'; SQA is its test questions with an image, and MMB is right where it is in every order of the options "
+    "(circular)",
     "rows that are of VoCo-LLaMA's own paper are left out",
 )
 
