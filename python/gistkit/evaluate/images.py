@@ -61,8 +61,8 @@ def evaluate_images(
     """A report on the answers of a compressor of images; figures as those of "qa" in `compare`, and of two more.
 
     "qa_vqa", the mean `vqa_accuracy`, is there where a question has several answers. "qa_choice" is there where every
-    answer names an option by its letter: the share of questions whose answer names it (`choice_match`), of those that are
-    asked in several orders of the options (`ImageExample.group`) each time (MMBench's circular evaluation).
+    answer names an option by its letter: the share of questions whose answer names it (`choice_match`), each time for
+    those that are asked in several orders of the options (`ImageExample.group`, MMBench's circular evaluation).
 
     Args:
         compressor: of images.

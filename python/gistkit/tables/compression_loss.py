@@ -28,10 +28,10 @@ CHUNK_31X = 496
 
 
 def _pretrain(settings: Sequence[str], context: int = CHUNK) -> dict[str, Stage]:
-    train = ("--preset", "cl-llama2", "--text", "{text}", "--held-out", "1000", "--eval-every", "4300")
+    train = ["--preset", "cl-llama2", "--text", "{text}", "--held-out", "1000", "--eval-every", "4300"]
     if context != CHUNK:
         settings = (*settings, "--chunk", str(context))
-        train += ("--min-length", str(2 * context), "--max-length", str(2 * context))
+        train += ["--min-length", str(2 * context), "--max-length", str(2 * context)]
     return {
         "pretrain": Stage(TRAIN, train, settings),
         "held-out": Stage(

@@ -186,7 +186,7 @@ ABOUT_IMAGES = [
 ]
 _IMAGE_DATA = {
     "conversations": "LLaVA's 665k conversations",
-    "images": "the folder of all images, in which the conversations, ScienceQA (test/ID/image.png) and VQAv2 name theirs",
+    "images": "the folder of all images, in which conversations, ScienceQA (test/ID/image.png) and VQAv2 name theirs",
     "sqa": "ScienceQA's problems.json, or JSON lines of image, question and answer, the letter of an option",
     "mmb": "MMBench's .tsv file, which has its images, or likewise",
     "vqav2": "VQAv2's: JSON lines of image, question and answers, those of ten people",
@@ -194,8 +194,7 @@ _IMAGE_DATA = {
 _IMAGE_OPEN = (
     "what the preset voco-llama chooses: gistkit train --preset voco-llama --dry-run says it",
     "how SQA and MMB are asked: for the letter of an option, which an answer names by itself, before a mark or after "
-    "'the answer is'; SQA is its test questions with an image, and MMB is right where it is in every order of the options "
-    "(circular)",
+    "'the answer is'; SQA is its test questions with an image, and MMB is right in every order of the options (circular)",
     "rows that are of VoCo-LLaMA's own paper are left out",
 )
 
