@@ -246,7 +246,7 @@ def test_baselines_train_their_task_tokens_and_are_measured(folder, data, tmp_pa
     small = ("--more", "pretrain=--steps 2 --batch 2 --min-length 32 --max-length 48", *SMALL[2:])
     given = (f"text={data / 'text.txt'}", f"train={data / 'train'}", f"test={data / 'dev'}")
     words = ("--model", folder, "--out", out, *small, *(word for each in given for word in ("--data", each)))
-    assert call("epl-9-1b", *words, "--arms", "NoContext,FullContext") == 0
+    assert call("epl-9-1b", *words, "--arms", "NoContext;FullContext") == 0
     table = capsys.readouterr().out.partition("ours (paper)")[2]
     assert "(11.56)" in table and "(9.90)" in table and "| -" not in table
     for arm, method in (("nocontext", "no_context"), ("fullcontext", "full_context")):

@@ -25,7 +25,7 @@ example: gistkit study paper-table epl-4 --model ./llama-1b --dry-run
 example: gistkit study paper-table epl-4 --model ./llama-1b --dtype bfloat16 --data text=slimpajama/ \\
              --data train=mrqa/train --data test=mrqa/dev --more 'pretrain=--precision bf16'
 example: gistkit study paper-table gistpool-squad --model ./gemma --data train=train.json --data test=dev.json \\
-             --arms 'AvgPool 5x,GistPool 5x' --measure 5
+             --arms 'AvgPool 5x;GistPool 5x' --measure 5
 example: gistkit study paper-table dodo-1 --model ./llama --data text=pile/ --data wikitext=wiki.test.tokens \\
              --launcher 'accelerate launch --num_processes 8 -m gistkit.cli'"""
 # What one GPU does in a second where nothing was measured: 40% of the dense bfloat16 peak of an H100, 989 TFLOP/s.
@@ -54,13 +54,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--data", type=_named, action="append", default=[], metavar="NAME=PATH",
         help="a file or folder that the table needs; repeated for each, and for several of a name",
     )  # fmt: skip
-    parser.add_argument("--arms", type=_titles, metavar="A,B,..", help="some of its rows (default: all)")
+    parser.add_argument("--arms", type=_titles, metavar="A;B;..", help="some of its rows (default: all)")
     parser.add_argument(
         "--out", type=path, help="folder of its runs, shared by tables of the paper (default: runs/PAPER)"
     )
     parser.add_argument(
         "--more", type=_options, action="append", default=[], metavar="STAGE=OPTIONS",
-        help="more options for the commands of a stage, such as 'pretrain=--precision bf16'; may be repeated",
+        help="more options for the commands of a stage, such as 'pretrain=--precision bf16', or of all whose names begin "
+        "so, before a hyphen: answers of answers-squad; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--launcher", type=shlex.split, metavar="WORDS",
@@ -95,7 +96,7 @@ def _options(text: str) -> tuple[str, list[str]]:
 
 
 def _titles(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def _saved(arguments: argparse.Namespace) -> str:
@@ -179,25 +180,29 @@ def _plan(planned: Iterable[Run], arguments: argparse.Namespace) -> str:
         steps = operations = shown = "-"
         if run.new:
             steps, operations, hours = _cost(run, arguments)
-            shown = "-" if hours is None else f"{hours:.2f}"
-            total += hours or 0.0
+            shown = f"{hours:.2f}"
+            total += hours
         lines.append([run.title, steps, operations, shown])
         commands.append(f"# {run.title}\ngistkit {shlex.join(run.words)}")
     source = f"{arguments.tflops:g} TFLOP/s" if arguments.measure is None else f"{arguments.measure} steps of each"
-    note = f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted, nor trainings of "
-    note += "epochs, whose steps are as many as the data has; contexts of questions count as the longest."
+    note = (
+        f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted; epochs are of the "
+    )
+    note += "paper's data, and questions count as long as theirs on average, or else as the longest."
     return "\n\n".join(["", format_table(lines), note, *commands])
 
 
-def _cost(run: Run, arguments: argparse.Namespace) -> tuple[str, str, float | None]:
-    """A training's steps, operations a step, and hours; None where its epochs have no number of steps yet."""
+def _cost(run: Run, arguments: argparse.Namespace) -> tuple[str, str, float]:
+    """A training's steps, operations a step, and hours."""
+    from gistkit.train.presets import find_preset
+
     made = train.dry_run_of(run.new[1:])
-    if made.recipe.epochs is not None:
-        return f"{made.recipe.epochs:g} epochs", f"{made.operations:.2g}", None
+    recipe, about = made.recipe, "" if made.recipe.epochs is None else "about "
+    steps = recipe.for_rows(find_preset(made.preset).rows).steps
     seconds = made.operations / (arguments.tflops * 1e12)
     if arguments.measure is not None:
         seconds = _measured(run.new, arguments.measure)
-    return f"{made.recipe.steps:,}", f"{made.operations:.2g}", made.recipe.steps * seconds / 3600
+    return f"{about}{steps:,}", f"{made.operations:.2g}", steps * seconds / 3600
 
 
 def _measured(words: Sequence[str], steps: int) -> float:

@@ -194,7 +194,7 @@ _IMAGE_DATA = {
 _IMAGE_OPEN = (
     "what the preset voco-llama chooses: gistkit train --preset voco-llama --dry-run says it",
     "how SQA and MMB are asked: for the letter of an option, which an answer names by itself, before a mark or after "
-    "'the answer is'; SQA is its test questions with an image, and MMB is right in every order of the options (circular)",
+    "'the answer is'; SQA is its test questions with an image, and MMB right in every order of the options (circular)",
     "rows that are of VoCo-LLaMA's own paper are left out",
 )
 

@@ -221,7 +221,7 @@ class Choices:
         data: by the names of `Table.data`; a value may have several words, files of questions.
         out: folder of the paper's runs.
         shared: more words of each command, such as --device.
-        more: more words of a stage, by its name, after the others.
+        more: more words of a stage, by its name or the beginning of that, up to a hyphen, after the others.
     """
 
     model: str
@@ -229,6 +229,15 @@ class Choices:
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     shared: Sequence[str] = ()
     more: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def more_of(self, stage: str) -> Sequence[str]:
+        """More words of a stage: of all like it, and its own, which count where both say the same."""
+        return [word for name in names_of(stage) for word in self.more.get(name, ())]
+
+
+def names_of(stage: str) -> Sequence[str]:
+    """What a stage may be called: the beginning of its name up to a hyphen, and its name."""
+    return tuple(dict.fromkeys((stage.partition("-")[0], stage)))
 
 
 def runs(table: Table, choices: Choices) -> Iterator[Run]:
@@ -239,7 +248,7 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
     """
     for name, given, known in (
         ("data", choices.data, table.data),
-        ("more", choices.more, {stage for arm in table.arms for stage in arm.stages}),
+        ("more", choices.more, {name: "" for arm in table.arms for stage in arm.stages for name in names_of(stage)}),
     ):
         if unknown := sorted(set(given) - set(known)):
             raise ValueError(f"{name}: expected some of {', '.join(known)}, got {unknown[0]!r}")
@@ -250,7 +259,7 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
             if folder in seen:
                 continue
             seen.add(folder)
-            more = choices.more.get(name, ())
+            more = choices.more_of(name)
             begin = [stage.command, "--model", choices.model]
             words = [*_filled(stage.words, choices.data), *choices.shared]
             report = stage.command == EVALUATE
@@ -258,7 +267,7 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
             new = source = list(stage.settings)
             if stage.start is not None:
                 source = ["--compressor", str(choices.out / arm.folder_of(stage.start) / COMPRESSOR)]
-                new = [*arm.stages[stage.start].settings, *_of_compressor(choices.more.get(stage.start, ()))]
+                new = [*arm.stages[stage.start].settings, *_of_compressor(choices.more_of(stage.start))]
             yield Run(
                 arm.title,
                 name,

@@ -46,7 +46,7 @@ class DryRun:
             largest number of their contexts' tokens alone, and no mean.
         memory: bytes of a process by what they hold.
         operations: floating-point operations of a step's products with weights, forward and backward; of questions
-            those of contexts of the largest length. Attention's own products, and those of a vision
+            those of rows of the preset's mean length, or else of contexts of the largest. Attention's own products, and those of a vision
             tower, are not among them.
     """
 
@@ -123,6 +123,8 @@ def dry_run(
     parameters = [parameter for _, parameter in trained.trainable()]
     total = sum(parameter.numel() for parameter in trained.parameters())
     mean = None if questions else recipe.batch * (recipe.min_length + recipe.max_length) // 2
+    longest = recipe.max_length
+    row_length = min(made.preset.row_length or longest, longest) if mean is None else mean // recipe.batch
     config = trained.config
     return DryRun(
         preset,
@@ -144,7 +146,7 @@ def dry_run(
                 gradient_checkpointing=gradient_checkpointing,
             ),
         },
-        recipe.batch * operations(made, recipe.max_length if mean is None else mean // recipe.batch),
+        recipe.batch * operations(made, row_length),
     )
 
 

@@ -21,6 +21,8 @@ class Preset:
         tau, segment: of the language model that reads with the compressor, in place of losses; None: there is none.
         longer_than: characters of the texts that have a passage each, see `gistkit.train.Windows`; None: passages are
             at random places of the joined text.
+        rows: of the paper's training data, for plans of epochs; None: it has none.
+        row_length: mean number of tokens of a row of questions, for plans; None: they count the longest.
         model: the paper's.
         data: the paper's.
         follows: the paper and where it says so.
@@ -33,6 +35,8 @@ class Preset:
     tau: int | None = None
     segment: int | None = None
     longer_than: int | None = None
+    rows: int | None = None
+    row_length: int | None = None
     model: str = "any"
     data: str = "any"
     follows: str = "no paper"
@@ -68,7 +72,7 @@ _VOCO_OPEN = (
     "nothing in the released code, --option text_sees_before=false",
     "a row: an answer, with the questions and answers before it; in the script all answers of a conversation. Rows "
     "without an image are not taken",
-    "the length of rows: whatever they have; --dry-run counts 2048 tokens, where the script cuts them",
+    "the length of rows: whatever they have; --dry-run counts memory of 2048 tokens, where the script cuts them",
 )
 _LLAMA_2_MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _DODO = Recipe(
@@ -85,6 +89,11 @@ _DODO_TEXTS = "lengths of the texts: {}"
 _PILE = "the Pile, split by hand into train, dev and test"
 # Passes over each set of questions (Section 3).
 GISTPOOL_EPOCHS = {"alpaca": 2, "squad": 2, "drop": 3, "race": 1, "narrativeqa": 2, "fairytaleqa": 2}
+# Training rows, and tokens of context, question and answer (Table 1); NarrativeQA's questions, each with one answer.
+GISTPOOL_ROWS = {
+    "alpaca": (133_441, 70), "squad": (87_559, 185), "drop": (77_399, 327), "race": (87_863, 415),
+    "narrativeqa": (32_747, 755), "fairytaleqa": (8_548, 3_501),
+}  # fmt: skip
 _GISTPOOL = Recipe(
     batch=16, optimizer="adafactor", learning_rate=1e-4, warmup=0, weight_decay=0.0, clip=1.0, max_length=8192
 )
@@ -98,10 +107,13 @@ _GISTPOOL_OPEN = (
 
 
 def _gistpool(name: str, epochs: float) -> Preset:
+    rows, row_length = GISTPOOL_ROWS[name]
     return Preset(
         Recipe(**{**_fields(_GISTPOOL), "epochs": epochs}),
         _GISTPOOL_ARGUMENTS,
         method="gistpool",
+        rows=rows,
+        row_length=row_length,
         model="Gemma 2 2B",
         data=f"{name}, as --questions",
         follows=f"{GISTING}, Sections 3 and 5 at 5x; --ratio 1, 2 and 10, --method gist and avgpool for its other arms",
@@ -142,6 +154,9 @@ PRESETS: Mapping[str, Preset] = {
         _VOCO,
         {"memory_tokens": 128, "lora": None, "train_projector": True, "losses": ("qa",)},
         method="voco",
+        # Answers in conversations with an image, about, and an image of 576 tokens with what is read of a conversation.
+        rows=3_400_000,
+        row_length=700,
         model="LLaVA 1.5's parts: Vicuna 7B, CLIP at 336 pixels, 576 tokens an image, and a pretrained projector",
         data="LLaVA's 665k conversations, as --questions with --images",
         follows=f"{EPL}, Section 4.4 and Table 5, 128 VoCo tokens an image; --layout dpl for its baseline, --option "
@@ -231,6 +246,7 @@ PRESETS: Mapping[str, Preset] = {
         Recipe(**{**_fields(_GISTPOOL), "steps": 30_000}),
         _GISTPOOL_ARGUMENTS,
         method="gistpool",
+        row_length=420,
         model="Gemma 2 2B",
         data="three of SQuAD, DROP, RACE and NarrativeQA, as --questions with --weights 1,1,1",
         follows=f"{GISTING}, Section 7 and Tables 8 and 9",
