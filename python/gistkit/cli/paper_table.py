@@ -60,8 +60,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--more", type=_options, action="append", default=[], metavar="STAGE=OPTIONS",
-        help="more options for the commands of a stage, such as 'pretrain=--precision bf16', or of all whose names begin "
-        "so, before a hyphen: answers of answers-squad; may be repeated",
+        help="more options for the commands of a stage, such as 'pretrain=--precision bf16', or of all whose names "
+        "begin so up to a hyphen, as answers-squad with answers; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--launcher", type=shlex.split, metavar="WORDS",
@@ -180,25 +180,25 @@ def _plan(planned: Iterable[Run], arguments: argparse.Namespace) -> str:
         steps = operations = shown = "-"
         if run.new:
             steps, operations, hours = _cost(run, arguments)
-            shown = f"{hours:.2f}"
-            total += hours
+            shown = "-" if hours is None else f"{hours:.2f}"
+            total += hours or 0.0
         lines.append([run.title, steps, operations, shown])
         commands.append(f"# {run.title}\ngistkit {shlex.join(run.words)}")
     source = f"{arguments.tflops:g} TFLOP/s" if arguments.measure is None else f"{arguments.measure} steps of each"
-    note = (
-        f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted; epochs are of the "
-    )
-    note += "paper's data, and questions count as long as theirs on average, or else as the longest."
+    note = f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted; epochs are of "
+    note += "the paper's data, and questions count as long as theirs on average, or else as the longest."
     return "\n\n".join(["", format_table(lines), note, *commands])
 
 
-def _cost(run: Run, arguments: argparse.Namespace) -> tuple[str, str, float]:
-    """A training's steps, operations a step, and hours."""
+def _cost(run: Run, arguments: argparse.Namespace) -> tuple[str, str, float | None]:
+    """A training's steps, operations a step, and hours; None where nobody knows how many rows its epochs have."""
     from gistkit.train.presets import find_preset
 
     made = train.dry_run_of(run.new[1:])
-    recipe, about = made.recipe, "" if made.recipe.epochs is None else "about "
-    steps = recipe.for_rows(find_preset(made.preset).rows).steps
+    recipe, rows = made.recipe, find_preset(made.preset).rows
+    if recipe.epochs is not None and rows is None:
+        return f"{recipe.epochs:g} epochs", f"{made.operations:.2g}", None
+    about, steps = "" if recipe.epochs is None else "about ", recipe.for_rows(rows).steps
     seconds = made.operations / (arguments.tflops * 1e12)
     if arguments.measure is not None:
         seconds = _measured(run.new, arguments.measure)

@@ -46,8 +46,8 @@ class DryRun:
             largest number of their contexts' tokens alone, and no mean.
         memory: bytes of a process by what they hold.
         operations: floating-point operations of a step's products with weights, forward and backward; of questions
-            those of rows of the preset's mean length, or else of contexts of the largest. Attention's own products, and those of a vision
-            tower, are not among them.
+            those of rows of the preset's mean length, or else of contexts of the largest. Attention's own
+            products, and those of a vision tower, are not among them.
     """
 
     preset: str
