@@ -267,7 +267,7 @@ def test_baselines_train_their_task_tokens_and_are_measured(folder, data, tmp_pa
 
 def test_columns_of_a_judge_and_of_training(tmp_path):
     (tmp_path / "answers").mkdir()
-    rows = [{"method": "GistPool 5x", "metrics": {"qa_judge": 0.904}}, {"method": "FullContext", "metrics": {}}]
+    rows = [{"method": "GistPool 5x", "metrics": {"qa_judge": 90.4}}, {"method": "FullContext", "metrics": {}}]
     (tmp_path / "answers" / "evaluation.json").write_text(json.dumps({"rows": rows}))
     wrong = WrongAnswers("wrong", "answers", "qa_judge")
     assert wrong.form.format(wrong.value(tmp_path)) == "9.6"

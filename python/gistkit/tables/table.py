@@ -85,14 +85,14 @@ class Column:
 
 @dataclass(frozen=True)
 class WrongAnswers(Column):
-    """The share of answers that a judge finds wrong, in percent, where the metric is the mean of its scores."""
+    """The share of answers that a judge finds wrong, in percent, where the metric is the mean of its scores, 0..100."""
 
     form = "{:.1f}"
 
     def value(self, folder: Path, row: str = "") -> float | None:
         """As in `Column`."""
         score = super().value(folder, row)
-        return None if score is None else 100 * (1 - score)
+        return None if score is None else 100 - score
 
 
 @dataclass(frozen=True)
