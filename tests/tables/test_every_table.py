@@ -120,17 +120,10 @@ def figure_of(table, title, heading, folder):
             return row["metrics"]["lm_word_perplexity"]
         return math.exp(row["metrics"]["lm_loss"])
     if kind in ("F1", "EM"):
-        of = {"In-domain": INSIDE, "Out-of-domain": OUTSIDE}.get(name)
-        sets = [
-            each
-            for each in report_of(folder / "answers")["sets"]
-            if (
-                CALLED.get(each["name"].partition(".jsonl")[0], each["name"]) == name
-                if of is None
-                else each["name"] in of
-            )
-        ]
-        assert len(sets) == (1 if of is None else 6)
+        names = {"In-domain": INSIDE, "Out-of-domain": OUTSIDE}.get(name)
+        names = names or [each for each in INSIDE + OUTSIDE if CALLED.get(each, each) == name]
+        sets = [each for each in report_of(folder / "answers")["sets"] if each["name"] in names]
+        assert len(sets) == len(names) > 0
         return fmean(FIGURES[kind](each["rows"][0]["examples"]) for each in sets)
     if heading == "CL loss":
         records = [json.loads(line) for line in (folder / "pretrain" / "metrics.jsonl").read_text().splitlines()]
@@ -212,9 +205,8 @@ def check_data(name, table, arm, given, folder):
         if "images" in given:
             assert row_of(folder / stage, title)["counts"]["qa_examples"] == count
     if table.paper == "epl" and "images" not in given:
-        counts = {
-            each["name"]: each["rows"][0]["counts"]["qa_examples"] for each in report_of(folder / "answers")["sets"]
-        }
+        sets = report_of(folder / "answers")["sets"]
+        counts = {each["name"]: each["rows"][0]["counts"]["qa_examples"] for each in sets}
         assert counts == {each: 2 + index % 2 for index, each in enumerate(INSIDE + OUTSIDE)}
 
 
