@@ -24,6 +24,7 @@ ACTIVATION_BYTES = 34
 # What the parameters of a compressor's own are called, by the beginning of their names.
 OWN = {
     "memory_embeddings": "memory tokens",
+    "soft_prompt": "soft prompt",
     "task_embeddings": "task tokens",
     "compression_head": "compression head",
     "scorer": "scorer",
