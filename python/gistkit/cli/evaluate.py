@@ -155,6 +155,8 @@ def _judge(arguments: argparse.Namespace) -> OpenAIJudge | None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
+    if arguments.questions is None and arguments.split == "train":
+        raise ValueError("--split: expected validation or test of a text, whose held-out part is measured, got train")
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     processes = launched()
@@ -368,8 +370,6 @@ def _corpus(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: boo
     from gistkit import train
     from gistkit.train.data import CACHE
 
-    if arguments.split == "train":
-        raise ValueError("--split: expected validation or test of a text, whose held-out part is measured, got train")
     cache = arguments.out.parent / CACHE
     # Of texts the first split that is held out is the default.
     split = None if arguments.split == "validation" else arguments.split
