@@ -664,6 +664,7 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
             "--chunk: expected none beside --compressor, which has its own",
         ),
         (["train", "--preset", "x"], "preset: expected one of epl-pretrain, "),
+        (["evaluate", "--split", "train"], "--split: expected validation or test of a text, whose held-out part is"),
         (["train", "--text", "{tmp}/none"], "none"),
         (["train", "--losses", "ae,xyz"], "losses: expected some of ae, lm, compression, qa, kl, got "),
         (["train", "--tau", "9"], "compressor: expected dodo or avgpool, which language models read with, got x500"),

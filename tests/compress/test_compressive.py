@@ -37,7 +37,7 @@ def seen_by(count, reader):
     windows = [window for window in windows if window]
     mask = torch.zeros(count, count + len(windows), dtype=torch.bool)
     for i in range(count):
-        first = max(0, i // segment * segment - (tau - segment))
+        first = max(0, i // segment * segment - (tau - segment)) // ratio * ratio
         for j in range(i + 1):
             mask[i, j] = j == 0 or j >= first
         for w, window in enumerate(windows):
@@ -103,6 +103,8 @@ def led(reader, ids):
         ("hidden", 8, 4, 2),
         ("kv", 5, 5, 5),
         ("hidden", 4, 2, 1),
+        ("hidden", 8, 4, 3),
+        ("kv", 4, 4, 5),
         ("kv", 64, 32, 4),
     ],
 )
@@ -185,9 +187,14 @@ def test_gradient_checkpointing_makes_the_same_gradients():
 
 
 def test_states_are_the_tokens_and_means_seen():
-    reader = make(tau=6, segment=3)
-    mask, _ = seen_by(23, reader)
-    assert reader.states(reader.rows(tokens(1, 22)))[0].tolist() == mask.sum(1).tolist()
+    for tau, segment, ratio in ((6, 3, 3), (8, 4, 3)):
+        reader = make(tau=tau, segment=segment, ratio=ratio)
+        mask, windows = seen_by(23, reader)
+        assert reader.states(reader.rows(tokens(1, 22)))[0].tolist() == mask.sum(1).tolist()
+        # No token is lost between the means and the recent tokens.
+        for row, seen in enumerate(mask[:, 23:]):
+            meant = {place for window, is_seen in zip(windows, seen, strict=True) if is_seen for place in window}
+            assert meant | set(mask[row, :23].nonzero()[:, 0].tolist()) == set(range(row + 1))
 
 
 def test_a_text_too_short_for_a_mean():
@@ -252,6 +259,7 @@ def test_at_one_token_a_mean_nothing_is_lost(pool):
     [
         ("hidden", "llama", 6, 3, 3),
         ("kv", "gemma3", 4, 2, 1),
+        ("hidden", "llama", 8, 4, 3),
         *slow(("kv", "llama", 64, 32, 4), ("kv", "qwen3", 6, 6, 3), ("hidden", "gemma2", 8, 4, 4)),
     ],
 )
@@ -315,5 +323,3 @@ def test_greedy_generation_is_what_one_pass_predicts():
 def test_bad_input_is_named():
     with pytest.raises(TypeError, match="compressor: expected an AvgPool, got Dodo"):
         Compressive(Dodo(tiny_llama(), layer=1, bos_token=BOS))
-    with pytest.raises(ValueError, match="segment: expected a multiple of the ratio, 3, got 4"):
-        make(tau=8, segment=4)

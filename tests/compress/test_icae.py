@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from gistkit import layouts
-from gistkit.compress import ICAE, CompressionHead, FiveHundredX, JointHead, plans, token_loss
+from gistkit.compress import ICAE, AvgPool, CompressionHead, FiveHundredX, JointHead, NoContext, plans, token_loss
 from gistkit.compress.losses import segment_targets
 from gistkit.compress.methods.icae import PART
 from gistkit.hf import CACHE
@@ -378,6 +378,36 @@ def test_token_loss_under_autocast_has_the_gradient_of_rounded_products(base):
     for a, b, c in zip(found["ours"], found["plain"], found["exact"], strict=True):
         # As near to the exact one as plain autocast is.
         assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-3 * c.norm()
+
+
+@pytest.mark.parametrize("method", [ICAE, AvgPool])
+def test_a_changed_window_is_that_of_a_compressor_made_with_it(method, tmp_path):
+    options = {"ratio": 4, "lora": None} | ({"chunk": 8} if method is ICAE else {"bos_token": 0})
+    ids = torch.arange(2, 22)[None]
+    torch.manual_seed(0)
+    compressor = method(tiny_llama(), **options).eval()
+    torch.manual_seed(0)
+    made = method(tiny_llama(), window=9, **options).eval()
+    with torch.no_grad():
+        whole, expected = compressor.encode(ids), made.encode(ids)
+        compressor.set_window(9)
+        found = compressor.encode(ids)
+        compressor.save_pretrained(tmp_path)
+        read = method.from_pretrained(tmp_path, tiny_llama()).eval().encode(ids)
+    for memory in (found, read):
+        assert memory.context_lengths == expected.context_lengths == (9,)
+        assert [list(rest) for rest in memory.rest] == [ids[0, 9:].tolist()]
+        assert all(map(torch.equal, memory.tensors, expected.tensors))
+    assert whole.context_lengths == (20,)
+    compressor.set_window(None)
+    assert compressor.encode(ids).context_lengths == (20,)
+
+
+def test_a_window_that_a_method_does_not_have():
+    with pytest.raises(ValueError, match="window: expected none for no_context, which has no window, got 9"):
+        NoContext(tiny_llama(), bos_token=0).set_window(9)
+    with pytest.raises(ValueError, match="window: expected at least the ratio, 5 tokens, got 4"):
+        AvgPool(tiny_llama(), ratio=5, bos_token=0).set_window(4)
 
 
 def test_settings_say_what_was_expected():

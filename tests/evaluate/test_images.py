@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from gistkit import cli
 from gistkit.compress import VoCo
-from gistkit.evaluate import evaluate_images, vqa_accuracy
-from gistkit.train import ConversationQuestions, load_conversations
+from gistkit.evaluate import choice_match, evaluate_images, vqa_accuracy
+from gistkit.train import Conversation, ConversationQuestions, load_conversations
 from tests.cli.test_images import llava, load, photos  # noqa: F401
 
 pytest.importorskip("PIL.Image")
@@ -35,6 +35,20 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 )
 def test_accuracy_as_vqa_counts_it(prediction, answers, score):
     assert vqa_accuracy(prediction, answers) == pytest.approx(score, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "letter"),
+    [
+        ("A", "A"), ("b", "B"), ("(C)", "C"), ("C. the dog", "C"), ("D: one", "D"), ("B, I think", "B"),
+        ("The answer is A.", "A"), ("the correct answer is: (B)", "B"), (" A \n", "A"),
+        ("", ""), ("the", ""), ("a cat", ""), ("An apple", ""), ("cat", ""), ("Absolutely", ""), ("1.", ""),
+    ],
+)  # fmt: skip
+def test_an_option_is_named_by_its_letter(prediction, letter):
+    for other in "ABCD":
+        assert choice_match(prediction, other) == (other == letter)
+    assert choice_match(prediction, ["X.", "A", "B"]) == (letter in "AB" and letter != "")
 
 
 def test_no_answer_has_no_accuracy():
@@ -79,6 +93,23 @@ def test_figures_are_those_of_one_question_at_a_time(llava, data):  # noqa: F811
     assert first.examples[0].output == row.examples[0].output and len(first.examples) == 1
 
 
+def test_choices_are_right_in_every_order(llava, data, monkeypatch):  # noqa: F811
+    model, own = load(llava)
+    compressor = VoCo(model, memory_tokens=2, lora=None).eval()
+    # Three questions: one asked in two orders, of which one answer is wrong.
+    found = [
+        Conversation((data / "photos" / f"{image}.png",), (("which", letter),), group=group)
+        for image, letter, group in ((0, "A", "7"), (0, "B", "7"), (1, "A", "8"), (2, "A", ""))
+    ]
+    answers = iter(("A", "A. the cat", "The answer is A", ""))
+    monkeypatch.setattr("gistkit.evaluate.runner.words_of", lambda ids, tokenizer: next(answers))
+    questions = ConversationQuestions(found, compressor, own)
+    (row,) = evaluate_images(compressor, own.tokenizer, questions, batch_size=1, progress=False).rows
+    assert row.metrics["qa_choice"] == pytest.approx(100 / 3) and row.counts["qa_choices"] == 3
+    # An empty answer is not right, as SQuAD's exact match says.
+    assert [each.exact_match for each in row.examples] == [1, 0, 0, 1]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:memory_tokens")
 def test_on_the_command_line(llava, data, capsys):  # noqa: F811
@@ -89,7 +120,7 @@ def test_on_the_command_line(llava, data, capsys):  # noqa: F811
     report = json.loads((data / "report.json").read_text())
     one, other = (each["rows"][0]["metrics"] for each in report["sets"])
     assert [each["name"] for each in report["sets"]] == ["sqa", "vqav2"]
-    assert "qa_vqa" not in one and "qa_vqa" in other and one["qa_exact_match"] >= 0
+    assert "qa_vqa" not in one and "qa_vqa" in other and one["qa_exact_match"] >= 0 and "qa_choice" not in one
     capsys.readouterr()
     for more, complaint in (
         ((), "--questions: expected files of questions about the images, got none"),

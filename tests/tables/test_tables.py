@@ -24,6 +24,12 @@ from tests.helpers.models import byte_tokenizer
 from tests.helpers.tiers import mostly_slow
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+# Llama 2 7B's.
+LLAMA = {
+    "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "bos_token_id": 1,
+    "tie_word_embeddings": False,
+}  # fmt: skip
 INSIDE = ("SQuAD", "NewsQA", "TriviaQA-web", "SearchQA", "HotpotQA", "NaturalQuestionsShort")
 OUTSIDE = ("BioASQ", "DROP", "DuoRC.ParaphraseRC", "RACE", "RelationExtraction", "TextbookQA")
 
@@ -226,6 +232,47 @@ def test_hours_of_measured_steps(folder, data, tmp_path, capsys):
     assert "from 2 steps of each" in shown and not (tmp_path / "out").exists()
 
 
+def test_rows_with_commas_are_chosen_and_epochs_have_hours(tmp_path, capsys):
+    """SQuAD's 87,559 questions twice in batches of 16, of 185 tokens each, on Llama 2 7B."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    arms = "GistPool, one gist embedding 5x;AvgPool 2x"
+    words = ("--model", tmp_path, "--out", tmp_path / "out", "--dtype", "float16", "--dry-run")
+    assert call("gistpool-squad", *words, "--arms", arms) == 0
+    shown = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if line.startswith("|")]
+    assert [row[0] for row in rows[2:] if row[1] != "-"] == [
+        "GistPool, one gist embedding 5x, train",
+        "AvgPool 2x, train",
+    ]
+    steps, operations, hours = rows[-2][1:]
+    assert steps == "about 10,945" and rows[-2][0] == "AvgPool 2x, train"
+    # Six a weight and token, of 6.6 billion in the layers; the answers' logits are few.
+    weights = 32 * (4 * 4096**2 + 3 * 4096 * 11008)
+    assert float(operations) == pytest.approx(16 * 185 * 6 * weights, rel=0.05)
+    assert float(hours) == pytest.approx(10945 * 16 * 185 * 6 * weights / 400e12 / 3600, rel=0.02)
+    # The options of a judge that the table names are those of all its sets.
+    assert call("gistpool-6", *words, "--more", "answers=--judge http://x/v1 --judge-model y") == 0
+    planned = [line for line in capsys.readouterr().out.splitlines() if line.startswith("gistkit evaluate")]
+    assert len(planned) == 25 and all("--judge http://x/v1 --judge-model y" in line for line in planned)
+
+
+@pytest.mark.slow
+def test_dodos_rows_begin_with_one_autoencoder_and_compressive_trains_what_its_paper_says(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    planned = list(runs(find_table("dodo-1"), Choices(str(tmp_path), tmp_path)))
+    first = [run for run in planned if run.stage == "autoencoder"]
+    began = [run for run in planned if run.stage == "train" and "--compressor" in run.words]
+    assert len(first) == 1 and len(began) == 3
+    for run in began:
+        assert run.words[run.words.index("--compressor") + 1] == str(first[0].result)
+    (compressive,) = [run for run in planned if (run.arm, run.stage) == ("Compressive 64", "train")]
+    found = [train.dry_run_of(run.new[1:]).trained for run in (compressive, began[-1])]
+    # Table 5: a decoder's LoRA and a soft prompt; Dodo has two and a scorer.
+    assert found[0] == {"LoRA of the text": 25_165_824, "soft prompt": 4096, "task tokens": 4096}
+    assert found[1]["LoRA of the text"] == found[1]["LoRA of the memory"] == 25_165_824
+    assert found[1]["scorer"] == 16_785_409
+
+
 def test_mistakes(folder, tmp_path, capsys):
     for words, complaint in (
         (("epl-8",), "table: expected one of epl-4, "),
@@ -248,7 +295,7 @@ def test_baselines_train_their_task_tokens_and_are_measured(folder, data, tmp_pa
     small = ("--more", "pretrain=--steps 2 --batch 2 --min-length 32 --max-length 48", *SMALL[2:])
     given = (f"text={data / 'text.txt'}", f"train={data / 'train'}", f"test={data / 'dev'}")
     words = ("--model", folder, "--out", out, *small, *(word for each in given for word in ("--data", each)))
-    assert call("epl-9-1b", *words, "--arms", "NoContext,FullContext") == 0
+    assert call("epl-9-1b", *words, "--arms", "NoContext;FullContext") == 0
     table = capsys.readouterr().out.partition("ours (paper)")[2]
     assert "(11.56)" in table and "(9.90)" in table and "| -" not in table
     for arm, method in (("nocontext", "no_context"), ("fullcontext", "full_context")):

@@ -60,7 +60,8 @@ def test_a_run_ends_with_the_weights_of_the_lowest_loss(name, two_steps, tmp_pat
     weights = {key: value for key, value in load_file(states[0]).items() if key.startswith("model.")}
     best = load_file(kept)
     assert best.keys() == weights.keys() and all(torch.equal(best[key], value) for key, value in weights.items())
-    assert kept.stat().st_size < states[0].stat().st_size / 2
+    # AdamW keeps two numbers for each weight, Adafactor two for each row and column.
+    assert kept.stat().st_size < states[0].stat().st_size / (1 if name == "adafactor" else 2)
     names = {path.name for path in (tmp_path / "a").iterdir()}
     assert names == {"metrics.jsonl", "compressor", "best.safetensors"} | {path.name for path in states}
 

@@ -105,6 +105,29 @@ def test_wikitexts_files_are_its_official_splits(tmp_path, suffix):
     assert "V 0" not in text_of(alone.train)
 
 
+def test_a_test_split_is_held_out_whole(tmp_path):
+    texts = {split: "".join(f"{split} {line}\n" for line in range(9)) for split in ("train", "valid", "test")}
+    for split, text in texts.items():
+        (tmp_path / f"wiki.{split}.tokens").write_text(text)
+
+    def words(ids):
+        return bytes(ids.tolist()).decode().split()
+
+    for path in (tmp_path, tmp_path / "wiki.test.tokens"):
+        found = load_corpus(path, split="test")
+        assert words(found.held_out) == texts["test"].split() and found.test is None
+        assert words(found.train) == (texts["train"].split() if path == tmp_path else [])
+        alone = load_corpus(path, split="test", held_out_only=True)
+        assert torch.equal(alone.held_out, found.held_out) and not alone.train.numel()
+    # Otherwise the first split is held out, or a part of the file.
+    assert words(load_corpus(tmp_path).held_out) == texts["valid"].split()
+    for split, name in ((None, "wiki.test.tokens"), ("test", "wiki.valid.tokens")):
+        part = load_corpus(tmp_path / name, split=split)
+        assert 0 < part.held_out.numel() < part.train.numel()
+    named = {"train": [{"text": "a"}], "validation": [{"text": "b"}], "test": [{"text": "c"}]}
+    assert words(load_corpus(dataset=named, split="test").held_out) == ["c"]
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

@@ -11,7 +11,9 @@ from gistkit import cli
 from gistkit.options.models import load_empty
 from gistkit.train import PRESETS, notes
 from gistkit.train.estimate import DryRun, activations, dry_run
+from gistkit.train.prepare import prepare
 from gistkit.train.presets import STUDIES, find_preset
+from tests.helpers.models import FAMILIES, tiny
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # LLaMA 7B and Llama 2 7B: 6.74 billion parameters in 32 layers.
@@ -80,6 +82,24 @@ def test_gistpool_doubles_the_model(llama):
     assert found.memory["optimizer"] < found.memory["weights"] / 100, "Adafactor keeps rows and columns"
     assert "2 epochs" in str(found) and find_preset("gistpool-drop").recipe.epochs == 3
     assert find_preset("gistpool-race").recipe.epochs == 1 and find_preset("gistpool-mixture").recipe.steps == 30_000
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_dry_run_of_every_family_counts_what_a_compressor_trains(family, tmp_path):
+    """Of a configuration alone, the parameters that the same compressor has with weights."""
+    tiny(family).config.save_pretrained(tmp_path)
+    # GPT-2's maps have no copies.
+    separate = family != "gpt2"
+    for preset, changes in (
+        ("gistpool-squad", {"bos_token": 1, "separate": separate}),
+        ("epl-pretrain", {"lora": 4, "embedding_lora": 2, "train_norms": True, "chunk": 8, "ratio": 4}),
+    ):
+        found = run(str(tmp_path), preset, "float32", compressor=changes)
+        questions = "some" if preset.startswith("gistpool") else None
+        made = prepare(tiny(family), preset=preset, compressor=changes, questions=questions).compressor
+        trained = [parameter.numel() for parameter in made.parameters() if parameter.requires_grad]
+        assert sum(found.trained.values()) == sum(trained) > 0
+        assert found.operations > 0
 
 
 def test_reading_on_and_changes(llama):

@@ -199,10 +199,6 @@ def test_mistakes_name_the_argument(tmp_path):
             {"method": "dodo", "compressor": {"losses": ("ae",)}, "tau": 8, "segment": 4},
             r"losses: expected none beside tau, .* got \('ae',\)",
         ),
-        (
-            {"method": "avgpool", "compressor": {"ratio": 3, "bos_token": 0}, "tau": 8, "segment": 4},
-            "segment: expected a multiple of the ratio, 3, got 4",
-        ),
     ]:
         with pytest.raises(ValueError, match=message):
             run(make_model(), None, tmp_path / "run", **plain | {"preset": "epl-finetune"} | arguments)

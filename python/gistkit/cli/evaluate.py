@@ -55,8 +55,9 @@ def add(commands: Any) -> None:
     )  # fmt: skip
     parser.add_argument("--cloze", action="store_true", help="ask which word follows a phrase of that text")
     add_questions(
-        parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation"
-    )
+        parser, "in place of a text; several sets have a row each, and the means of MRQA's domains", "validation",
+        "; test: of a --text too, if the names of its files tell splits, as that of wiki.test.tokens",
+    )  # fmt: skip
     parser.add_argument(
         "--images", type=path, metavar="FOLDER",
         help="the images of --questions, which are then files of image, question and answer or answers, as for gistkit "
@@ -137,6 +138,8 @@ def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
     if arguments.writer is not None or arguments.written_ratio is not None:
         return _written(arguments)
+    if arguments.questions is None and arguments.split == "train":
+        raise ValueError("--split: expected validation or test of a text, whose held-out part is measured, got train")
     if arguments.tau is not None or arguments.segment is not None:
         return _read_on(arguments)
     processes = launched()
@@ -248,7 +251,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
     if arguments.tau is None:
         raise ValueError(f"--segment: expected none without --tau, got {arguments.segment}")
     _refuse(
-        arguments, "--tau", questions=None, images=None, split="validation", cloze=False, documents=False, tasks=None,
+        arguments, "--tau", questions=None, images=None, cloze=False, documents=False, tasks=None,
         prompt="plain", max_new_tokens=None, keep_examples=False, judge=None, judge_model=None, judge_prompt=None,
         judge_concurrency=None,
     )  # fmt: skip
@@ -278,6 +281,7 @@ def _read_on(arguments: argparse.Namespace) -> int:
         and compressor.settings["threshold"] is None
     ):
         # After training on whole contexts there is no threshold: training text determines it.
+        corpus.check(context + continuation)
         sampled = torch.Generator().manual_seed(0)
         reader.calibrate(corpus.batch(arguments.batch_size, context + continuation, sampled) for _ in range(4))
     report = evaluate.read_on(
@@ -404,9 +408,12 @@ def _corpus(arguments: argparse.Namespace, tokenizer: Any, *, held_out_only: boo
     from gistkit.train.data import CACHE
 
     cache = arguments.out.parent / CACHE
+    # Of texts the first split that is held out is the default.
+    split = None if arguments.split == "validation" else arguments.split
     return train.load_corpus(
-        arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, progress=launched().is_first
-    )
+        arguments.text, tokenizer=tokenizer, cache=cache, held_out_only=held_out_only, split=split,
+        progress=launched().is_first,
+    )  # fmt: skip
 
 
 def _passages(arguments: argparse.Namespace, corpus: Corpus, length: int) -> list[list[int]]:

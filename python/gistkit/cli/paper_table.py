@@ -27,8 +27,8 @@ example: gistkit study paper-table epl-4 --model ./llama-1b --dry-run
 example: gistkit study paper-table epl-4 --model ./llama-1b --dtype bfloat16 --data text=slimpajama/ \\
              --data train=mrqa/train --data test=mrqa/dev --more 'pretrain=--precision bf16'
 example: gistkit study paper-table gistpool-squad --model ./gemma --data train=train.json --data test=dev.json \\
-             --arms 'AvgPool 5x,GistPool 5x' --measure 5
-example: gistkit study paper-table dodo-1 --model ./llama --data text=pile/ --data wikitext=wiki.test.raw \\
+             --arms 'AvgPool 5x;GistPool 5x' --measure 5
+example: gistkit study paper-table dodo-1 --model ./llama --data text=pile/ --data wikitext=wiki.test.tokens \\
              --launcher 'accelerate launch --num_processes 8 -m gistkit.cli'"""
 # What one GPU does in a second where nothing was measured: 40% of the dense bfloat16 peak of an H100, 989 TFLOP/s.
 TFLOPS = 400.0
@@ -56,13 +56,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--data", type=_named, action="append", default=[], metavar="NAME=PATH",
         help="a file or folder that the table needs; repeated for each, and for several of a name",
     )  # fmt: skip
-    parser.add_argument("--arms", type=_titles, metavar="A,B,..", help="some of its rows (default: all)")
+    parser.add_argument("--arms", type=_titles, metavar="A;B;..", help="some of its rows (default: all)")
     parser.add_argument(
         "--out", type=path, help="folder of its runs, shared by tables of the paper (default: runs/PAPER)"
     )
     parser.add_argument(
         "--more", type=_options, action="append", default=[], metavar="STAGE=OPTIONS",
-        help="more options for the commands of a stage, such as 'pretrain=--precision bf16'; may be repeated",
+        help="more options for the commands of a stage, such as 'pretrain=--precision bf16', or of all whose names "
+        "begin so up to a hyphen, as answers-squad with answers; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--launcher", type=shlex.split, metavar="WORDS",
@@ -97,7 +98,7 @@ def _options(text: str) -> tuple[str, list[str]]:
 
 
 def _titles(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    return [part.strip() for part in text.split(";") if part.strip()]
 
 
 def _saved(arguments: argparse.Namespace) -> str:
@@ -202,20 +203,24 @@ def _plan(planned: Iterable[Run], arguments: argparse.Namespace) -> str:
         lines.append([run.title, steps, operations, shown])
         commands.append(f"# {run.title}\ngistkit {shlex.join(run.words)}")
     source = f"{arguments.tflops:g} TFLOP/s" if arguments.measure is None else f"{arguments.measure} steps of each"
-    note = f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted, nor trainings of "
-    note += "epochs, whose steps are as many as the data has; contexts of questions count as the longest."
+    note = f"{total:.1f} hours of training on one device, from {source}. Evaluations are not counted; epochs are of "
+    note += "the paper's data, and questions count as long as theirs on average, or else as the longest."
     return "\n\n".join(["", format_table(lines), note, *commands])
 
 
 def _cost(run: Run, arguments: argparse.Namespace) -> tuple[str, str, float | None]:
-    """A training's steps, operations a step, and hours; None where its epochs have no number of steps yet."""
+    """A training's steps, operations a step, and hours; None where nobody knows how many rows its epochs have."""
+    from gistkit.train.presets import find_preset
+
     made = train.dry_run_of(run.new[1:])
-    if made.recipe.epochs is not None:
-        return f"{made.recipe.epochs:g} epochs", f"{made.operations:.2g}", None
+    recipe, rows = made.recipe, find_preset(made.preset).rows
+    if recipe.epochs is not None and rows is None:
+        return f"{recipe.epochs:g} epochs", f"{made.operations:.2g}", None
+    about, steps = "" if recipe.epochs is None else "about ", recipe.for_rows(rows).steps
     seconds = made.operations / (arguments.tflops * 1e12)
     if arguments.measure is not None:
         seconds = _measured(run.new, arguments.measure)
-    return f"{made.recipe.steps:,}", f"{made.operations:.2g}", made.recipe.steps * seconds / 3600
+    return f"{about}{steps:,}", f"{made.operations:.2g}", steps * seconds / 3600
 
 
 def _measured(words: Sequence[str], steps: int) -> float:

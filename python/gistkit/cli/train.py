@@ -341,7 +341,7 @@ def _run(arguments: argparse.Namespace) -> int:
     method_options = _set_options(arguments, NEW)
     if arguments.compressor is not None:
         for name, value in (method_options | settings).items():
-            if name != "losses":
+            if name not in ("losses", "window"):
                 raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
     if arguments.dry_run:
         print(_dry_run(arguments, settings, method_options))

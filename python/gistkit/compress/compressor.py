@@ -50,7 +50,7 @@ from gistkit.compress.tokens import (
 from gistkit.hf.attach import ModuleSnapshot
 from gistkit.hf.cache import MemoryCache
 from gistkit.hf.fingerprint import plain_tensors
-from gistkit.hf.lora import plain_map
+from gistkit.hf.lora import embedding_scale
 from gistkit.layouts import Plan
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 def embedding_statistics(embed: nn.Embedding) -> tuple[Tensor, Tensor]:
     """Mean [d] and spread, a scalar, of the vocabulary's embeddings as the first layer reads them, fp32."""
-    table = embed.weight.detach().float() * float(getattr(plain_map(embed), "embed_scale", 1.0))
+    table = embed.weight.detach().float() * embedding_scale(embed)
     return table.mean(0), table.std()
 
 
@@ -122,8 +122,6 @@ class Compressor(nn.Module, ABC):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         loss_weights = check_losses(losses)
-        if window is not None:
-            whole("window", window, high=POSITIONS)
         super().__init__()
         self.lm = SharedModel(model)
         if self.carrier == "kv" and self.lm.traits.keys is not None:
@@ -141,7 +139,9 @@ class Compressor(nn.Module, ABC):
         self._tokenizer: Any = None
         # Where it was read from.
         self._home: Path | None = None
-        self.chunk, self.memory_tokens, self.layout, self.window = chunk, memory_tokens, layout, window
+        self.chunk, self.memory_tokens, self.layout = chunk, memory_tokens, layout
+        self._check_window(window)
+        self.window = window
         # Tokens of the longest context that `forward` has trained on, also before it was saved; None: unknown.
         self.trained_length: int | None = None
         self.reader = reader
@@ -525,9 +525,22 @@ class Compressor(nn.Module, ABC):
             )
         self.loss_weights = loss_weights
 
-    def install(
-        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
-    ) -> None:
+    def set_window(self, window: int | None) -> None:
+        """Changes how many tokens of a longer context are compressed; None: all of them.
+
+        Raises:
+            ValueError: if the method has no window, or that is out of range.
+        """
+        if "window" not in self._settings:
+            raise ValueError(f"window: expected none for {self.method}, which has no window, got {window}")
+        self._check_window(window)
+        self.window = self._settings["window"] = window
+
+    def _check_window(self, window: int | None) -> None:
+        if window is not None:
+            whole("window", window, high=POSITIONS)
+
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
         self._check_base(self.loss_weights, lora is not None)
         self.lm.install(lora, copies, norms=norms)

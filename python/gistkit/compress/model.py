@@ -20,7 +20,16 @@ from gistkit.hf import forwards
 from gistkit.hf.attach import checkpointed, decoder_of, pretrained, probed
 from gistkit.hf.cache import CACHE, MemoryCache
 from gistkit.hf.logits import logits_of
-from gistkit.hf.lora import check_honoured, is_norm, keep_wide, linear_maps, norms_of, plain_map, unchanged_on_error
+from gistkit.hf.lora import (
+    check_honoured,
+    embedding_scale,
+    is_norm,
+    keep_wide,
+    linear_maps,
+    norms_of,
+    plain_map,
+    unchanged_on_error,
+)
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
 from gistkit.nn.folded import FoldedMap, foldable
@@ -73,9 +82,7 @@ class SharedModel:
         # How often each role is folded now, and what undoes it.
         self._folded: dict[str, tuple[int, ExitStack]] = {}
 
-    def install(
-        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
-    ) -> None:
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """Puts LoRA adapters {role: config} into the model, or none, and copies of its linear maps beside it.
 
         Args:
@@ -570,7 +577,7 @@ class Adapters:
             )
         if of_tokens:
             # A model may scale its embeddings; PEFT scales what an adapter adds to them likewise.
-            factor = float(getattr(base, "embed_scale", 1.0))
+            factor = embedding_scale(base)
             tables = layer.lora_embedding_A, layer.lora_embedding_B
             added = {
                 role: LowRankTokens(*tables, name, layer.scaling[name] * factor)

@@ -11,6 +11,7 @@ from gistkit.evaluate.judge import Answered, Judge, JudgeError, OpenAIJudge, jud
 from gistkit.evaluate.lengths import LengthBleu, bleu_by_length
 from gistkit.evaluate.metrics import (
     bleu4,
+    choice_match,
     contains_answer,
     exact_match,
     normalise_answer,
@@ -72,6 +73,7 @@ __all__ = [
     "bleu4",
     "bleu_by_length",
     "chat_markers",
+    "choice_match",
     "cloze_questions",
     "compare",
     "compare_answers",

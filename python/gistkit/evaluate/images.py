@@ -12,7 +12,7 @@ from gistkit.compress import VoCo
 from gistkit.evaluate.data import Prepared
 from gistkit.evaluate.evaluation import method_name
 from gistkit.evaluate.judge import Judge
-from gistkit.evaluate.metrics import need, vqa_accuracy
+from gistkit.evaluate.metrics import choice_match, chosen_letter, need, vqa_accuracy
 from gistkit.evaluate.report import Report
 from gistkit.evaluate.runner import Runner, end_tokens
 from gistkit.hf.image_contexts import join_contexts
@@ -20,7 +20,8 @@ from gistkit.hf.image_contexts import join_contexts
 
 class ImageExample(Protocol):
     """A question about images, such as `gistkit.train.ImageQuestion`: a context as `VoCo.split` gives it, the token ids
-    of the question and of the first right answer with its end, and all right answers as texts."""
+    of the question and of the first right answer with its end, all right answers as texts, and the name of those
+    questions that are one."""
 
     @property
     def context(self) -> Mapping[str, Any]: ...
@@ -30,6 +31,8 @@ class ImageExample(Protocol):
     def answer(self) -> Sequence[int]: ...
     @property
     def answers(self) -> Sequence[str]: ...
+    @property
+    def group(self) -> str: ...
 
 
 class _Numbered:
@@ -55,9 +58,11 @@ def evaluate_images(
     judge: Judge | None = None,
     processes: Processes | None = None,
 ) -> Report:
-    """A report on the answers of a compressor of images; figures as those of "qa" in `compare`, and `vqa_accuracy`.
+    """A report on the answers of a compressor of images; figures as those of "qa" in `compare`, and of two more.
 
-    The last is there where a question has several answers.
+    "qa_vqa", the mean `vqa_accuracy`, is there where a question has several answers. "qa_choice" is there where every
+    answer names an option by its letter: the share of questions whose answer names it (`choice_match`), each time for
+    those that are asked in several orders of the options (`ImageExample.group`, MMBench's circular evaluation).
 
     Args:
         compressor: of images.
@@ -75,12 +80,13 @@ def evaluate_images(
     for module in ("sacrebleu", "rouge_score.rouge_scorer", "text_to_num", *(["tqdm"] if progress else [])):
         need(module)
     stops = tuple(end_tokens(compressor.model, tokenizer))
-    rows, right = [], []
+    rows, right, groups = [], [], []
     for number in range(min(len(examples), limit or len(examples))):
         example = examples[number]
         if not example.answers:
             raise ValueError(f"examples[{number}]: expected at least one right answer, got none")
         rows.append(Prepared([number], [], list(example.question), tuple(example.answers)))
+        groups.append(example.group or number)
         # The end token is not asked for, as in other evaluations.
         right.append(list(example.answer[:-1] if example.answer[-1] in stops else example.answer))
     runner = Runner(
@@ -91,5 +97,11 @@ def evaluate_images(
     if any(len(each.answers) > 1 for each in rows):
         score = 100 * fmean(vqa_accuracy(each.prediction or "", each.answers or ()) for each in row.examples)
         row = replace(row, metrics={**row.metrics, "qa_vqa": score})
+    if all(chosen_letter(answer) for each in rows for answer in each.answers):
+        scores = dict.fromkeys(groups, 1.0)
+        for group, each in zip(groups, row.examples, strict=True):
+            scores[group] *= choice_match(each.prediction or "", each.answers or ())
+        metrics, counts = {"qa_choice": 100 * fmean(scores.values())}, {"qa_choices": len(scores)}
+        row = replace(row, metrics={**row.metrics, **metrics}, counts={**row.counts, **counts})
     settings = {"tasks": ["qa"], "batch_size": batch_size, "max_new_tokens": max_new_tokens, "stop_tokens": list(stops)}
     return Report((row,), settings)

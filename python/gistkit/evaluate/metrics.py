@@ -22,6 +22,7 @@ _DIGITS = {"none": "0"} | {
     )
 }  # fmt: skip
 _VQA_MARKS = ';/[]"{}()=+\\_-><@`,?!'
+_LETTER = re.compile(r"(?:the (?:correct )?answer is:?\s*)?\(?([a-h])\s*(?:[.:,)]|$)", re.IGNORECASE)
 _HYPHEN = re.compile(r"(?<=\w)-(?=\w)")
 
 
@@ -115,6 +116,21 @@ def normalise_answer(text: str) -> str:
 def exact_match(prediction: str, references: str | Sequence[str]) -> float:
     """1 where the normalised prediction is one of the normalised references, else 0. A ValueError without any."""
     return _best(lambda p, r: float(normalise_answer(p) == normalise_answer(r)), prediction, references)
+
+
+def chosen_letter(text: str) -> str:
+    """The letter of the option that an answer names, by itself, before a mark or after "the answer is"; "" for none."""
+    found = _LETTER.match(text.strip())
+    return "" if found is None else found.group(1).upper()
+
+
+def choice_match(prediction: str, references: str | Sequence[str]) -> float:
+    """1 where the prediction names the option of one of the references, such as "B" or "(B) two", else 0.
+
+    SQuAD's exact match would take the letter A for an article, and be 1 for every empty answer. A ValueError without
+    any reference.
+    """
+    return _best(lambda p, r: float(chosen_letter(p) == chosen_letter(r) != ""), prediction, references)
 
 
 def _token_f1(prediction: str, reference: str) -> float:

@@ -108,6 +108,7 @@ COLUMNS = (
     ("qa_token_f1", "QA F1", "{:.2f}"),
     ("qa_contains_answer", "QA accuracy", "{:.2f}"),
     ("qa_vqa", "VQA accuracy", "{:.2f}"),
+    ("qa_choice", "QA choices", "{:.2f}"),
     ("qa_judge", "QA judge", "{:.2f}"),
     ("states", "states a layer", "{:.1f}"),
     ("tokens_read", "tokens read", "{:.1f}"),

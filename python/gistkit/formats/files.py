@@ -174,15 +174,19 @@ def members(path: Path, inside: str | None = None) -> Iterator[tuple[str | int, 
             raise ValueError(f"{path}: expected the key {inside!r}, got a document without it")
 
 
-def rows(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def rows(path: Path, delimiter: str = ",") -> Iterator[tuple[str, dict[str, str]]]:
     """(where it stands, {column: cell}) of each row of a CSV file with a header; a row may have several lines.
+
+    Args:
+        path: the file.
+        delimiter: between the cells of a line.
 
     Raises:
         ValueError: naming the line of a row that has not as many cells as the header.
     """
     csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     with opened(path) as file:
-        reader = csv.reader(_decoded(path, io.TextIOWrapper(file, "utf-8-sig", newline="")))
+        reader = csv.reader(_decoded(path, io.TextIOWrapper(file, "utf-8-sig", newline="")), delimiter=delimiter)
         columns = next(reader, [])
         start = reader.line_num
         for cells in reader:

@@ -169,6 +169,14 @@ def plain_map(module: nn.Module) -> Any:
     return getattr(module, "base_layer", module)
 
 
+def embedding_scale(embed: nn.Module) -> float:
+    """The factor of a model's embeddings, as its first layer reads them."""
+    plain = plain_map(embed)
+    scale = getattr(plain, "embed_scale", 1.0)
+    # Gemma's tensor has no value on "meta".
+    return float(plain.scalar_embed_scale if isinstance(scale, Tensor) and scale.is_meta else scale)
+
+
 def linear_maps(decoder: nn.Module) -> dict[str, nn.Module]:
     """The modules that map linearly, with the adapters around them where there are any."""
     maps: dict[str, nn.Module] = {}

@@ -91,8 +91,11 @@ def names(*choices: str, empty: bool = False) -> Callable[[str], list[str]]:
     return convert
 
 
-def add_questions(group: Any, purpose: str, split: str) -> None:
-    """The options --questions and --split: `purpose` says what they are for, `split` is the default."""
+def add_questions(group: Any, purpose: str, split: str, more: str = "") -> None:
+    """The options --questions and --split: `purpose` says what they are for, `split` is the default.
+
+    `more` is what else a split is of.
+    """
     group.add_argument(
         "--questions", type=path, metavar="FILE", nargs="+",
         help=f"files or folders of questions, {purpose}: JSON lines of context, question and answers, or MRQA, SQuAD, "
@@ -101,7 +104,7 @@ def add_questions(group: Any, purpose: str, split: str) -> None:
     )  # fmt: skip
     group.add_argument(
         "--split", choices=("train", "validation", "test"), default=split,
-        help="of --questions that are a folder or a name with several splits (default: %(default)s)",
+        help=f"of --questions that are a folder or a name with several splits{more} (default: %(default)s)",
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gistkit.tables.table import ALL, EVALUATE, TRAIN, Arm, Column, Stage, Table
+from gistkit.train.presets import PRESETS
 
 PAPER = "Position IDs Matter"
 DATA = {
@@ -13,7 +14,8 @@ DATA = {
     "test": "MRQA's twelve validation sets, in and out of domain, files or a folder",
 }
 OPEN = (
-    "lengths of the 1,000 held-out passages: 1,020 tokens, half of the longest in training, and 1,020 that follow",
+    "lengths of the 1,000 held-out passages: half of the longest in training, 1,020 tokens, for 8B 2,040, and as many "
+    "that follow",
     "what the presets epl-pretrain and epl-finetune choose: gistkit train --preset NAME --dry-run says it",
     "on what it trains the task tokens of NoContext and FullContext: as the others, on the text and then on MRQA",
 )
@@ -140,6 +142,7 @@ def _baseline(model: str, title: str) -> Arm:
 
 def _arm(model: str, title: str, folder: str, settings: Sequence[str]) -> Arm:
     pretrain = "epl-pretrain-8b" if model == "8b" else "epl-pretrain"
+    half = str(PRESETS[pretrain].recipe.max_length // 2)
     return Arm(
         title,
         f"{model}-{folder}",
@@ -147,7 +150,7 @@ def _arm(model: str, title: str, folder: str, settings: Sequence[str]) -> Arm:
             "pretrain": Stage(TRAIN, ("--preset", pretrain, "--text", "{text}"), settings),
             "reconstruction": Stage(
                 EVALUATE,
-                ("--text", "{text}", "--context", "1020", "--continuation", "1020", "--examples", "1000",
+                ("--text", "{text}", "--context", half, "--continuation", half, "--examples", "1000",
                  "--baselines", ""),
                 start="pretrain",
             ),
@@ -177,20 +180,21 @@ _IMAGES = """
 128 epl 66.5 64.6 78.4
 """
 ABOUT_IMAGES = [
-    Column("SQA", "sqa", "qa_exact_match"),
-    Column("MMB", "mmb", "qa_exact_match"),
+    Column("SQA", "sqa", "qa_choice"),
+    Column("MMB", "mmb", "qa_choice"),
     Column("VQAv2", "vqav2", "qa_vqa"),
 ]
 _IMAGE_DATA = {
     "conversations": "LLaVA's 665k conversations",
-    "images": "the folder of all images, in which every file below names its own",
-    "sqa": "ScienceQA's test questions with an image: JSON lines of image, question and answer, the letter of a choice",
-    "mmb": "MMBench's, likewise",
+    "images": "the folder of all images, in which conversations, ScienceQA (test/ID/image.png) and VQAv2 name theirs",
+    "sqa": "ScienceQA's problems.json, or JSON lines of image, question and answer, the letter of an option",
+    "mmb": "MMBench's .tsv file, which has its images, or likewise",
     "vqav2": "VQAv2's: JSON lines of image, question and answers, those of ten people",
 }
 _IMAGE_OPEN = (
     "what the preset voco-llama chooses: gistkit train --preset voco-llama --dry-run says it",
-    "how SQA and MMB are asked: each question once, its answer a letter; MMBench's own turns the choices too",
+    "how SQA and MMB are asked: for the letter of an option, which an answer names by itself, before a mark or after "
+    "'the answer is'; SQA is its test questions with an image, and MMB right in every order of the options (circular)",
     "rows that are of VoCo-LLaMA's own paper are left out",
 )
 

@@ -30,6 +30,7 @@ class Stage:
         settings: options that say which compressor is new.
         start: the stage before it whose compressor is trained further, or measured; None: a new one.
         reports: of "judge", the two stages before it whose answers are compared.
+        folder: of its run where arms of different folders share it; None: the arm's.
     """
 
     command: str
@@ -37,6 +38,7 @@ class Stage:
     settings: Sequence[str] = ()
     start: str | None = None
     reports: Sequence[str] = ()
+    folder: str | None = None
 
     @property
     def result(self) -> str:
@@ -143,9 +145,9 @@ class Arm:
     published: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     row: str = ""
 
-    def place(self, stage: str) -> str:
-        """Where a stage is in the folder of the paper's runs."""
-        return stage if "/" in stage else f"{self.folder}/{stage}"
+    def folder_of(self, stage: str) -> Path:
+        """Of a stage's results, in that of the paper."""
+        return Path(stage) if "/" in stage else Path(self.stages[stage].folder or self.folder) / stage
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,7 @@ class Table:
     def curves(self, out: Path) -> dict[str, dict[str, Curve]]:
         """{arm: training curves} of what is in the runs' folder, for a picture of CURVES."""
         stage = self.columns[0].stage
-        return {arm.title: training_curves(read_metrics(out / arm.place(stage) / METRICS)) for arm in self.arms}
+        return {arm.title: training_curves(read_metrics(out / arm.folder_of(stage) / METRICS)) for arm in self.arms}
 
     def choose(self, titles: Sequence[str]) -> Table:
         """The table with these arms alone.
@@ -253,7 +255,7 @@ class Choices:
         data: by the names of `Table.data`; a value may have several words, files of questions.
         out: folder of the paper's runs.
         shared: more words of each command, such as --device.
-        more: more words of a stage, by its name, after the others.
+        more: more words of a stage, by its name or the beginning of that, up to a hyphen, after the others.
     """
 
     model: str
@@ -261,6 +263,16 @@ class Choices:
     data: Mapping[str, Sequence[str]] = field(default_factory=dict)
     shared: Sequence[str] = ()
     more: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def more_of(self, stage: str) -> Sequence[str]:
+        """More words of a stage: of all like it, and its own, which count where both say the same."""
+        return [word for name in names_of(stage) for word in self.more.get(name, ())]
+
+
+def names_of(stage: str) -> Sequence[str]:
+    """What a stage may be called: the beginning of its name up to a hyphen, and its name; without another folder."""
+    name = stage.rpartition("/")[2]
+    return tuple(dict.fromkeys((name.partition("-")[0], name)))
 
 
 def runs(table: Table, choices: Choices) -> Iterator[Run]:
@@ -271,21 +283,21 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
     """
     for name, given, known in (
         ("data", choices.data, table.data),
-        ("more", choices.more, {kind for arm in table.arms for stage in arm.stages for kind in _kinds(stage)}),
+        ("more", choices.more, {name: "" for arm in table.arms for stage in arm.stages for name in names_of(stage)}),
     ):
         if unknown := sorted(set(given) - set(known)):
             raise ValueError(f"{name}: expected some of {', '.join(known)}, got {unknown[0]!r}")
     seen: set[Path] = set()
     for arm in table.arms:
         for name, stage in arm.stages.items():
-            folder = choices.out / arm.place(name)
+            folder = choices.out / arm.folder_of(name)
             if folder in seen:
                 continue
             seen.add(folder)
-            more = _more(choices, name)
+            more = choices.more_of(name)
             begin, words = [stage.command], list(_filled(stage.words, choices.data))
             if stage.command == JUDGE:
-                begin += [str(choices.out / arm.place(each) / REPORT) for each in stage.reports]
+                begin += [str(choices.out / arm.folder_of(each) / REPORT) for each in stage.reports]
             else:
                 begin += ["--model", choices.model]
                 words += choices.shared
@@ -293,8 +305,8 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
             out = ["--out", str(folder / REPORT if report else folder)]
             new = source = list(stage.settings)
             if stage.start is not None:
-                source = ["--compressor", str(choices.out / arm.place(stage.start) / COMPRESSOR)]
-                new = [*arm.stages[stage.start].settings, *_of_compressor(_more(choices, stage.start))]
+                source = ["--compressor", str(choices.out / arm.folder_of(stage.start) / COMPRESSOR)]
+                new = [*arm.stages[stage.start].settings, *_of_compressor(choices.more_of(stage.start))]
             yield Run(
                 arm.title,
                 name,
@@ -303,16 +315,6 @@ def runs(table: Table, choices: Choices) -> Iterator[Run]:
                 folder,
                 folder / stage.result,
             )
-
-
-def _kinds(stage: str) -> tuple[str, str]:
-    """The names under which the user has options for a stage, the nearest first."""
-    name = stage.rpartition("/")[2]
-    return name, name.partition("-")[0]
-
-
-def _more(choices: Choices, stage: str) -> Sequence[str]:
-    return next((choices.more[kind] for kind in _kinds(stage) if kind in choices.more), ())
 
 
 # Options that say which compressor is trained, and not how.

@@ -80,7 +80,7 @@ def run(
             arguments of the preset that the method does not have are ignored. A "lora" may be the keyword arguments of
             a peft.LoraConfig.
         start: folder of a trained compressor to continue from; it determines method, layout and settings, except for
-            the losses.
+            the losses and the window.
         baseline: "none" or "full": in place of a compressor, the task tokens of the plain model that reads nothing of
             the context or all of it (`gistkit.evaluate.NoContext` and `FullContext`), as Position IDs Matter trains its
             baselines.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gistkit.formats import records
+from gistkit.formats.choices import Choice, choices, is_choices
 from gistkit.hf.chat import chat_prompt, check_chat, open_image
 from gistkit.train.data import HELD_OUT
 from gistkit.train.images import ImageQuestion
@@ -24,6 +25,14 @@ _SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "
 
 
 @dataclass(frozen=True)
+class Picture:
+    """An image that is in a file of questions: its name in messages, and what a file of it would hold."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Conversation:
     """Images, and questions about them in order with their answers.
 
@@ -31,15 +40,19 @@ class Conversation:
         images: files, one for each `<image>` in the first question; without one they come before its text.
         turns: (question, answer), at least one.
         others: more right answers to the last question, such as VQAv2 has from ten people.
+        group: as of `ImageQuestion`.
     """
 
-    images: tuple[Path, ...]
+    images: tuple[Path | Picture, ...]
     turns: tuple[tuple[str, str], ...]
     others: tuple[str, ...] = ()
+    group: str = ""
 
 
 def load_conversations(path: str | Path, images: str | Path) -> list[Conversation]:
-    """The conversations of a JSON array or of JSON lines, each an object of one of two forms.
+    """The conversations of ScienceQA's problems.json (its test split) or MMBench's .tsv, see `gistkit.formats.choices`.
+
+    Or those of a JSON array or of JSON lines, each an object of one of two forms.
 
     - {"image", "question", "answer"}, or "answers", a list of texts, the first of which is trained on;
     - LLaVA's {"image", "conversations": [{"from": "human", "value"}, {"from": "gpt", "value"}, ...]}.
@@ -59,7 +72,10 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
         raise FileNotFoundError(f"{path}: expected a file of conversations about images, got none there")
     if not folder.is_dir():
         raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
-    found = [_conversation(where, values, folder) for where, values in records(path)]
+    if is_choices(path):
+        found = [_of_choice(choice, folder) for choice in choices(path)]
+    else:
+        found = [_conversation(where, values, folder) for where, values in records(path)]
     if not found:
         raise ValueError(f"{path}: expected at least one conversation, got none")
     return found
@@ -108,7 +124,7 @@ class ConversationQuestions(Sequence[ImageQuestion]):
         """First 12 hexadecimal digits of a SHA-256 of all texts and the images' names and sizes, to tell data apart."""
         values = [
             (
-                [(image.name, image.stat().st_size) for image in each.images],
+                [(image.name, _size(image)) for image in each.images],
                 each.turns,
                 *([each.others] if each.others else []),
             )
@@ -132,12 +148,12 @@ class ConversationQuestions(Sequence[ImageQuestion]):
                 f"conversations: expected an answer of at least 1 token to {question!r:.60}, got {answer!r}"
             )
         others = conversation.others if turn == len(conversation.turns) - 1 else ()
-        return ImageQuestion(context, text, answer_ids + self._end, (answer, *others))
+        return ImageQuestion(context, text, answer_ids + self._end, (answer, *others), conversation.group)
 
 
 def _groups(conversations: Sequence[Conversation]) -> list[int]:
     """For each conversation the first of those that it shares an image with, also through others."""
-    first: dict[Path, int] = {}
+    first: dict[Path | bytes, int] = {}
     parents = list(range(len(conversations)))
 
     def root(index: int) -> int:
@@ -148,9 +164,22 @@ def _groups(conversations: Sequence[Conversation]) -> list[int]:
 
     for index, conversation in enumerate(conversations):
         for image in conversation.images:
-            one, other = root(index), root(first.setdefault(image.resolve(), index))
+            one, other = root(index), root(first.setdefault(_identity(image), index))
             parents[max(one, other)] = min(one, other)
     return [root(index) for index in range(len(conversations))]
+
+
+def _identity(image: Path | Picture) -> Path | bytes:
+    """What is the same of the same image."""
+    return image.content if isinstance(image, Picture) else image.resolve()
+
+
+def _size(image: Path | Picture) -> int:
+    return len(image.content) if isinstance(image, Picture) else image.stat().st_size
+
+
+def _opened(image: Path | Picture) -> Any:
+    return open_image(image.name, image.content) if isinstance(image, Picture) else open_image(image)
 
 
 def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
@@ -166,9 +195,9 @@ def _messages(conversation: Conversation, turn: int) -> list[dict[str, Any]]:
     return messages
 
 
-def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def _content(question: str, images: Sequence[Path | Picture]) -> Iterator[dict[str, Any]]:
     """The text of a first question with its images in their places."""
-    files = [{"type": "image", "image": open_image(image)} for image in images]
+    files = [{"type": "image", "image": _opened(image)} for image in images]
     parts = question.split(IMAGE)
     if len(parts) == 1:
         yield from files
@@ -180,6 +209,23 @@ def _content(question: str, images: Sequence[Path]) -> Iterator[dict[str, Any]]:
             yield file
 
 
+def _of_choice(choice: Choice, folder: Path) -> Conversation:
+    where, image = choice.where, choice.image
+    held = Picture(where, image) if isinstance(image, bytes) else _image_file(where, image, folder)
+    # What stands for an image is no text.
+    return Conversation((held,), ((choice.question.replace(IMAGE, ""), choice.answer),), group=choice.group)
+
+
+def _image_file(where: str, name: str, folder: Path) -> Path:
+    """The image of a name in a folder, out of which none leads."""
+    file = folder / name
+    if "\0" in name or not file.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{where}: expected an image inside {folder}, got {name!r:.60}")
+    if not file.is_file():
+        raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
+    return file
+
+
 def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected a JSON object, got {type(values).__name__}")
@@ -187,15 +233,7 @@ def _conversation(where: str, values: Any, folder: Path) -> Conversation:
     names = [names] if isinstance(names, str) else names
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{where}: expected image, a file's name or several, got {values.get('image')!r:.60}")
-    root = folder.resolve()
-    files = []
-    for name in names:
-        file = folder / name
-        if "\0" in name or not file.resolve().is_relative_to(root):
-            raise ValueError(f"{where}: expected an image inside {folder}, got {name!r:.60}")
-        if not file.is_file():
-            raise FileNotFoundError(f"{where}: expected the image {file}, got none there")
-        files.append(file)
+    files = [_image_file(where, name, folder) for name in names]
     turns, others = _turns(where, values)
     for text in (*(text for turn in turns for text in turn), *others):
         try:

@@ -106,6 +106,7 @@ def load_corpus(
     cache: str | Path | None = None,
     held_out_only: bool = False,
     windows: Windows | None = None,
+    split: str | None = None,
     progress: bool = False,
 ) -> Corpus:
     """Reads and tokenises a text, one document or piece of one at a time.
@@ -134,6 +135,8 @@ def load_corpus(
             read again. None: memory.
         held_out_only: whether nothing of files and datasets is read but what is held out, which the digest is then of.
         windows: which passages of the documents are the corpus; None: the whole text.
+        split: "validation" or "test", the official split that is held out, of rows that have one; a file that is named
+            after it, such as `wiki.test.tokens`, is held out whole. None: the first of these that there is.
         progress: whether to show a progress bar.
 
     Raises:
@@ -151,11 +154,11 @@ def load_corpus(
     held_out_only = held_out_only and not (text is None and dataset is None)
     reading = _Reading(tokenizer, limit, held_out_only, windows, progress)
     if dataset is not None:
-        documents = dataset_documents(dataset, reading.enough, streaming=limit is not None)
+        documents = dataset_documents(dataset, reading.enough, streaming=limit is not None, split=split)
     elif text is None:
         documents = topics()
     else:
-        documents = file_documents(Path(text), reading.enough, streaming=limit is not None)
+        documents = file_documents(Path(text), reading.enough, streaming=limit is not None, split=split)
     small = min(size for size in (documents.about, limit and 4 * limit, LARGE) if size is not None) < LARGE
     if cache is None or small:
         about: Mapping[str, Any] = reading.read(documents, {})
@@ -169,8 +172,9 @@ def load_corpus(
             about = reading.read(documents, files)
             arrays = reading.arrays
     else:
-        # Earlier releases had no windows.
-        values = (documents.key, key, limit, held_out_only, *([] if windows is None else [windows]))
+        # Earlier releases had no windows and no split.
+        added = [each for each in (windows, split) if each is not None]
+        values = (documents.key, key, limit, held_out_only, *added)
         parts = kept(Path(cache), values, PARTS, lambda files: reading.read(documents, files))
         about, arrays = parts.about, parts.arrays
     train, held_out, test = (torch.from_numpy(arrays[part]) for part in PARTS)

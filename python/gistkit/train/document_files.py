@@ -36,7 +36,7 @@ SPLITS = {"valid": "validation", "val": "validation", "dev": "validation"}
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog)\b", re.IGNORECASE)
 
 
-def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Documents:
+def file_documents(path: Path, enough: Enough, *, streaming: bool = False, split: str | None = None) -> Documents:
     """A file or a folder of texts, of JSON lines or Parquet with a field "text", or of WikiText's files.
 
     A text is cut, and of a folder of texts some are held out. Of rows the official splits are taken, which names tell
@@ -44,7 +44,7 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Do
 
     Args:
         path: the file or folder.
-        enough, streaming: as in `row_documents`.
+        enough, streaming, split: as in `row_documents`; a file of rows that is named after `split` is held out whole.
 
     Raises:
         FileNotFoundError: if there is no such file, or none of these in the folder.
@@ -55,10 +55,10 @@ def file_documents(path: Path, enough: Enough, *, streaming: bool = False) -> Do
     chosen = _files_in(path) if path.is_dir() else [path]
     key = _key(path, chosen)
     if files.suffix_of(chosen[0]) in ROWS:
-        splits = _splits(path, chosen)
+        splits = _splits(path, chosen, split)
         size = sum(file.stat().st_size for file in chosen)
         known, about = (None, size * COMPRESSED) if any(map(_is_compressed, chosen)) else (size, size)
-        rows = row_documents(path.name, splits, enough, streaming=streaming)
+        rows = row_documents(path.name, splits, enough, streaming=streaming, split=split)
         return Documents(path.name, rows, known, about, key)
     if len(chosen) == 1:
         size = _size(chosen[0])
@@ -138,14 +138,14 @@ def _rows_of(file: Path) -> int:
     return sum(1 for _, line in files.lines(file) if blank or line.strip())
 
 
-def _splits(path: Path, chosen: Sequence[Path]) -> dict[str, Rows]:
+def _splits(path: Path, chosen: Sequence[Path], split: str | None) -> dict[str, Rows]:
     """The official splits, if the names of all files are those of splits; otherwise all files to train on."""
     found: dict[str, list[Path]] = {}
     for file in chosen:
-        matched = SPLIT.match(file.relative_to(path).parts[0]) if path.is_dir() else None
+        matched = SPLIT.match(file.relative_to(path).parts[0] if path.is_dir() else file.name)
         name = matched.group(1) if matched else ""
         found.setdefault(SPLITS.get(name, name), []).append(file)
-    if "" in found or TRAIN not in found:
+    if "" in found or not found.keys() & {TRAIN, split}:
         return {TRAIN: Rows(chosen)}
     return {name: Rows(each) for name, each in found.items()}
 

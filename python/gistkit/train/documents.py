@@ -60,7 +60,9 @@ def topics() -> Documents:
     return Documents("pydoc_data.topics", cut, size, size)
 
 
-def dataset_documents(dataset: str | Table | Mapping[str, Table], enough: Enough, *, streaming: bool) -> Documents:
+def dataset_documents(
+    dataset: str | Table | Mapping[str, Table], enough: Enough, *, streaming: bool, split: str | None = None
+) -> Documents:
     """The documents of a Hugging Face dataset, by its name or as an object; see `load_corpus` for its splits.
 
     Raises:
@@ -75,7 +77,7 @@ def dataset_documents(dataset: str | Table | Mapping[str, Table], enough: Enough
     if TRAIN not in splits:
         raise ValueError(f"dataset: expected a split 'train' in {name}, got {', '.join(splits)}")
     tables = {split: TextRows(name if split == TRAIN else f"{name}, {split}", rows) for split, rows in splits.items()}
-    return Documents(name, row_documents(name, tables, enough, streaming=streaming), None)
+    return Documents(name, row_documents(name, tables, enough, streaming=streaming, split=split), None)
 
 
 def name_of(dataset: object) -> str:
@@ -133,16 +135,19 @@ def text_row(where: str, values: object) -> dict[str, str]:
     return {"text": text}
 
 
-def row_documents(name: str, splits: Mapping[str, Any], enough: Enough, *, streaming: bool) -> Iterator[Document]:
+def row_documents(
+    name: str, splits: Mapping[str, Any], enough: Enough, *, streaming: bool, split: str | None = None
+) -> Iterator[Document]:
     """The documents of rows {"text"}: held out are the splits "validation" and "test", or the first of the others.
 
     Args:
         name: of the text.
-        splits: rows by "train", "validation" and "test"; only the first has to be there.
+        splits: rows by "train", "validation" and "test"; only the first has to be there, or else `split`.
         enough: see `Enough`.
         streaming: whether the number of rows is not asked for, and `enough` says how many are held out.
+        split: the one that is held out, where it is among them; None: both.
     """
-    official = [split for split in ("validation", "test") if split in splits]
+    official = [each for each in ("validation", "test") if each in splits and (split not in splits or each == split)]
     if official:
         return _official(name, splits, official, enough)
     return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)
@@ -163,7 +168,7 @@ def _official(name: str, splits: Any, official: list[str], enough: Enough) -> It
             yield Document(part, f"{name}, {split}[{row}]", article)
             if enough(part):
                 break
-    for row, article in articles(splits[TRAIN]):
+    for row, article in articles(splits.get(TRAIN, ())):
         yield Document(TRAIN, f"{name}[{row}]", article)
 
 

@@ -24,6 +24,7 @@ ACTIVATION_BYTES = 34
 # What the parameters of a compressor's own are called, by the beginning of their names.
 OWN = {
     "memory_embeddings": "memory tokens",
+    "soft_prompt": "soft prompt",
     "task_embeddings": "task tokens",
     "compression_head": "compression head",
     "scorer": "scorer",
@@ -46,8 +47,8 @@ class DryRun:
             largest number of their contexts' tokens alone, and no mean.
         memory: bytes of a process by what they hold.
         operations: floating-point operations of a step's products with weights, forward and backward; of questions
-            those of contexts of the largest length. Attention's own products, and those of a vision
-            tower, are not among them.
+            those of rows of the preset's mean length, or else of contexts of the largest. Attention's own
+            products, and those of a vision tower, are not among them.
     """
 
     preset: str
@@ -123,6 +124,8 @@ def dry_run(
     parameters = [parameter for _, parameter in trained.trainable()]
     total = sum(parameter.numel() for parameter in trained.parameters())
     mean = None if questions else recipe.batch * (recipe.min_length + recipe.max_length) // 2
+    longest = recipe.max_length
+    row_length = min(made.preset.row_length or longest, longest) if mean is None else mean // recipe.batch
     config = trained.config
     return DryRun(
         preset,
@@ -144,7 +147,7 @@ def dry_run(
                 gradient_checkpointing=gradient_checkpointing,
             ),
         },
-        recipe.batch * operations(made, recipe.max_length if mean is None else mean // recipe.batch),
+        recipe.batch * operations(made, row_length),
     )
 
 

@@ -23,12 +23,14 @@ class ImageQuestion:
         context: what the model's own processor returned for one text with images, up to the last one: see `VoCo.split`.
         question, answer: token ids of the text between images and answer, and of the answer with its end token.
         answers: all right answers, for an evaluation.
+        group: the name of the questions that are one, with its options in different orders; "": it is by itself.
     """
 
     context: Mapping[str, Any]
     question: Sequence[int]
     answer: Sequence[int]
     answers: tuple[str, ...] = ()
+    group: str = ""
 
 
 class ImageQuestions(Batches):

@@ -82,8 +82,10 @@ def prepare(
             raise ValueError(
                 f"context_share: expected a continuation of every passage for the loss lm, got {schedule.context_share}"
             )
-    if start is not None and (unknown := sorted(changes.keys() - {"losses"})):
-        raise ValueError(f"compressor: expected losses alone beside start, which has its own settings, got {unknown}")
+    if start is not None and (unknown := sorted(changes.keys() - {"losses", "window"})):
+        raise ValueError(
+            f"compressor: expected losses and window alone beside start, which has its own settings, got {unknown}"
+        )
     if images and questions is None:
         raise ValueError("images: expected none without questions about them, got a folder")
     if method not in METHODS:
@@ -100,6 +102,8 @@ def prepare(
             made = METHODS[method](model, **_method_arguments(method, layout, defaults, changes))
         else:
             made = _load_start(Path(start), model, losses)
+            if "window" in changes:
+                made.set_window(changes["window"])
     return Prepared(found, schedule, made, tau, segment)
 
 

@@ -21,6 +21,8 @@ class Preset:
         tau, segment: of the language model that reads with the compressor, in place of losses; None: there is none.
         longer_than: characters of the texts that have a passage each, see `gistkit.train.Windows`; None: passages are
             at random places of the joined text.
+        rows: of the paper's training data, for plans of epochs; None: it has none.
+        row_length: mean number of tokens of a row of questions, for plans; None: they count the longest.
         model: the paper's.
         data: the paper's.
         follows: the paper and where it says so.
@@ -33,6 +35,8 @@ class Preset:
     tau: int | None = None
     segment: int | None = None
     longer_than: int | None = None
+    rows: int | None = None
+    row_length: int | None = None
     model: str = "any"
     data: str = "any"
     follows: str = "no paper"
@@ -50,6 +54,11 @@ _EPL_OPEN = (
     "AdamW's eps: torch's 1e-8",
     "precision: --precision",
 )
+_EPL_TEXT_OPEN = (
+    *_EPL_OPEN,
+    "how lengths are drawn: one for all passages of a batch",
+    "what a passage is: tokens at a random place of the joined text, across the ends of documents",
+)
 _VOCO = Recipe(
     epochs=2, batch=128, learning_rate=2e-5, schedule="cosine", warmup=312, betas=(0.9, 0.999), weight_decay=0.0,
     clip=1.0, min_length=2, max_length=2048,
@@ -63,7 +72,7 @@ _VOCO_OPEN = (
     "nothing in the released code, --option text_sees_before=false",
     "a row: an answer, with the questions and answers before it; in the script all answers of a conversation. Rows "
     "without an image are not taken",
-    "the length of rows: whatever they have; --dry-run counts 2048 tokens, where the script cuts them",
+    "the length of rows: whatever they have; --dry-run counts memory of 2048 tokens, where the script cuts them",
 )
 _LLAMA_2_MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _DODO = Recipe(
@@ -80,6 +89,11 @@ _DODO_TEXTS = "lengths of the texts: {}"
 _PILE = "the Pile, split by hand into train, dev and test"
 # Passes over each set of questions (Section 3).
 GISTPOOL_EPOCHS = {"alpaca": 2, "squad": 2, "drop": 3, "race": 1, "narrativeqa": 2, "fairytaleqa": 2}
+# Training rows, and tokens of context, question and answer (Table 1); NarrativeQA's questions, each with one answer.
+GISTPOOL_ROWS = {
+    "alpaca": (133_441, 70), "squad": (87_559, 185), "drop": (77_399, 327), "race": (87_863, 415),
+    "narrativeqa": (32_747, 755), "fairytaleqa": (8_548, 3_501),
+}  # fmt: skip
 _GISTPOOL = Recipe(
     batch=16, optimizer="adafactor", learning_rate=1e-4, warmup=0, weight_decay=0.0, clip=1.0, max_length=8192
 )
@@ -93,10 +107,13 @@ _GISTPOOL_OPEN = (
 
 
 def _gistpool(name: str, epochs: float) -> Preset:
+    rows, row_length = GISTPOOL_ROWS[name]
     return Preset(
         Recipe(**{**_fields(_GISTPOOL), "epochs": epochs}),
         _GISTPOOL_ARGUMENTS,
         method="gistpool",
+        rows=rows,
+        row_length=row_length,
         model="Gemma 2 2B",
         data=f"{name}, as --questions",
         follows=f"{GISTING}, Sections 3 and 5 at 5x; --ratio 1, 2 and 10, --method gist and avgpool for its other arms",
@@ -115,7 +132,7 @@ PRESETS: Mapping[str, Preset] = {
         model="Llama 3.2 1B or 3B",
         data="SlimPajama-6B, as --text or --dataset",
         follows=f"{EPL}, Section 4.1 and Table 8; --method icae is its other arm, --layout dpl its baseline",
-        open=_EPL_OPEN,
+        open=_EPL_TEXT_OPEN,
     ),
     "epl-pretrain-8b": Preset(
         Recipe(max_length=4080),
@@ -123,7 +140,7 @@ PRESETS: Mapping[str, Preset] = {
         model="Llama 3.1 8B",
         data="SlimPajama-6B, as --text or --dataset",
         follows=f"{EPL}, Section 4.6, Appendix C and Table 8",
-        open=_EPL_OPEN,
+        open=_EPL_TEXT_OPEN,
     ),
     "epl-finetune": Preset(
         Recipe(learning_rate=5e-5),
@@ -137,6 +154,9 @@ PRESETS: Mapping[str, Preset] = {
         _VOCO,
         {"memory_tokens": 128, "lora": None, "train_projector": True, "losses": ("qa",)},
         method="voco",
+        # Answers in conversations with an image, about, and an image of 576 tokens with what is read of a conversation.
+        rows=3_400_000,
+        row_length=700,
         model="LLaVA 1.5's parts: Vicuna 7B, CLIP at 336 pixels, 576 tokens an image, and a pretrained projector",
         data="LLaVA's 665k conversations, as --questions with --images",
         follows=f"{EPL}, Section 4.4 and Table 5, 128 VoCo tokens an image; --layout dpl for its baseline, --option "
@@ -162,13 +182,16 @@ PRESETS: Mapping[str, Preset] = {
         longer_than=4096,
         model="Llama 2 7B",
         data="SlimPajama (--text or --dataset), a passage of each text of more than 4096 characters (--longer-than)",
-        follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, for Table 1. "
-        "Its released code has one LoRA for encoder and decoder: --option shared_lora=true",
+        follows=f"{LOSS}, Section 3: 1.4B tokens are 43,000 steps; --ratio 5, or 31 with --chunk 496, --min-length 992 "
+        "and --max-length 992, for Table 1. Its released code has one LoRA for encoder and decoder: --option "
+        "shared_lora=true",
         open=(
             "alpha of LoRA: twice the rank; dropout: none",
             "whether the decoder trains: it stays as it is, as ICAE's, on which it is based",
             "warm-up and schedule: 300 steps, then constant, as its authors' later paper",
             "clipping: 2.0, as there",
+            "the head of the compression loss: a map for each offset, then the model's output embedding; its released "
+            "code has one map to all logits of a segment, --option joint_head=true",
             "two instances of about 500 tokens from each text: a context of 510, and the 510 behind it as its "
             "continuation, at a random place of the text, as in its released code",
             "which 1,000 passages are held out: those of the official split's texts, or of the first tenth; --held-out "
@@ -223,6 +246,7 @@ PRESETS: Mapping[str, Preset] = {
         Recipe(**{**_fields(_GISTPOOL), "steps": 30_000}),
         _GISTPOOL_ARGUMENTS,
         method="gistpool",
+        row_length=420,
         model="Gemma 2 2B",
         data="three of SQuAD, DROP, RACE and NarrativeQA, as --questions with --weights 1,1,1",
         follows=f"{GISTING}, Section 7 and Tables 8 and 9",

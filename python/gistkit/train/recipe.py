@@ -28,7 +28,7 @@ class Recipe:
         steps: updates of the weights.
         epochs: in place of steps, passes over the data, a number above 0; see `for_rows`.
         batch: rows of a step over all processes and accumulated passes.
-        optimizer: "adamw", or torch's "adafactor", whose learning rate is relative to a parameter's own size.
+        optimizer: "adamw", or "adafactor", torch's, whose learning rate is relative to a parameter's own size.
         learning_rate: once warmed up, and until it falls.
         schedule: whether the learning rate stays ("constant"), or falls to 0 at the last step along a line ("linear")
             or half a cosine ("cosine"), as transformers' schedules of these names.
@@ -115,9 +115,9 @@ class Recipe:
         """The optimizer over `parameters`, or over groups of them with a learning rate each."""
         if self.optimizer == "adamw":
             return adamw(parameters, self.learning_rate, self.weight_decay, self.betas, self.eps)
-        return torch.optim.Adafactor(
-            split_groups(parameters, self.learning_rate, self.weight_decay), lr=self.learning_rate
-        )
+        from gistkit.train.adafactor import Adafactor
+
+        return Adafactor(split_groups(parameters, self.learning_rate, self.weight_decay), lr=self.learning_rate)
 
     @property
     def identity(self) -> dict[str, Any]:

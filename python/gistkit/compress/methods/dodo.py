@@ -177,9 +177,7 @@ class Dodo(InPlace):
         """Whether sampled text has to determine the threshold; the other rules determine it themselves."""
         return rule_threshold(self.selection, self.chunk) is None
 
-    def install(
-        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
-    ) -> None:
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """See `SharedModel.install`."""
         if not self.layer <= self.config.num_hidden_layers:
             raise ValueError(f"layer: expected 1 to {self.config.num_hidden_layers}, got {self.layer}")

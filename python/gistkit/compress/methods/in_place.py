@@ -165,8 +165,6 @@ class InPlace(Compressor):
                 "model: expected one whose linear maps gists can have copies of, for separate=True, got "
                 f"{type(model).__name__}: {self.lm.traits.maps}"
             )
-        if window is not None and window < ratio:
-            raise ValueError(f"window: expected at least the ratio, {ratio} tokens, got {window}")
         if "compression" in self.loss_weights and not self.has_gists:
             raise ValueError(
                 f"losses: expected no 'compression' for {self.method}, which has no gists, "
@@ -289,6 +287,11 @@ class InPlace(Compressor):
             raise TypeError(f"{self.method}: expected a method with a layout of its own for each length of a context")
         # The text's first position tells how many tokens stood between BOS and it.
         return int(int(self.builder(memory.context_lengths[row]).positions[-1]) != memory.starts[row])
+
+    def _check_window(self, window: int | None) -> None:
+        super()._check_window(window)
+        if window is not None and window < self.chunk:
+            raise ValueError(f"window: expected at least the ratio, {self.chunk} tokens, got {window}")
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses; BOS is not counted."""

@@ -72,9 +72,7 @@ class Select(InPlace):
         """What a table calls it."""
         return f"Select {self.score.name} {self.budget or f'{self.chunk}x'}"
 
-    def install(
-        self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False
-    ) -> None:
+    def install(self, lora: Mapping[str, LoraConfig] | None, copies: str | None = None, *, norms: bool = False) -> None:
         """As `Compressor.install`; without LoRA the model stays as it is, with a user's adapters."""
         if lora is not None:
             super().install(lora, copies, norms=norms)

@@ -33,21 +33,23 @@ class Compressive(LanguageModel):
 
     Args:
         compressor: an AvgPool; its model, ratio, `past`, `soft_prompt` and the adapter "text" are used.
-        tau, segment: see `gistkit.layouts.dodo`; `ratio` divides segment, so that no token lies between the means and
-            the recent tokens.
+        tau, segment: see `gistkit.layouts.dodo`. The tokens between the last whole window and the recent tokens, at
+            most ratio - 1 and none where `ratio` divides segment and tau, are seen uncompressed too.
     """
 
     def __init__(self, compressor: AvgPool, *, tau: int = 128, segment: int = 32) -> None:
         if not isinstance(compressor, AvgPool):
             raise TypeError(f"compressor: expected an AvgPool, got {type(compressor).__name__}")
         super().__init__(compressor, tau, segment)
-        if self.segment % compressor.chunk:
-            raise ValueError(f"segment: expected a multiple of the ratio, {compressor.chunk}, got {segment}")
 
     @property
     def title(self) -> str:
         """The name in tables."""
         return f"Compressive {self.compressor.chunk}x, tau {self.tau}"
+
+    def first(self, position: int) -> int:
+        """The first position that a token at `position` sees uncompressed, the beginning of a window."""
+        return super().first(position) // self.compressor.chunk * self.compressor.chunk
 
     def hidden(self, rows: Rows, *, keep: hf.KeptKeys | None = None) -> Tensor:
         """Hidden states [B, N, d] at each token of rows with BOS, from one pass; `keep` as in `gistkit.hf.attach`."""

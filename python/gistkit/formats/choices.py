@@ -1,0 +1,122 @@
+"""Questions about images with options, as ScienceQA and MMBench are published: the answer is an option's letter."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gistkit.formats import files
+
+LETTERS = "ABCDEFGH"
+# What LLaVA is trained to follow.
+ASKED = "Answer with the option's letter from the given choices directly."
+# The beginning of ScienceQA's problems.json, an object of objects.
+_PROBLEMS = re.compile(r'\s*\{\s*"\d+"\s*:\s*\{')
+# MMBench numbers a question that it asks again with its options in another order by this much more.
+_ROUND = 1_000_000
+
+
+class Choice(NamedTuple):
+    """A question with its options below it.
+
+    `where` it stands, its image, a file's name or what is in one, the question, and the letter of the right option.
+    `group` names the questions that are one with their options in different orders.
+    """
+
+    where: str
+    image: str | bytes
+    question: str
+    answer: str
+    group: str
+
+
+def is_choices(path: Path) -> bool:
+    """Whether a file is in one of these forms."""
+    return files.suffix_of(path) == ".tsv" or _PROBLEMS.match(files.head(path)) is not None
+
+
+def choices(path: Path, split: str = "test") -> Iterator[Choice]:
+    """The questions of a file that have an image.
+
+    - ScienceQA: problems.json; of a split, "train", "val" or "test". Images are SPLIT/ID/image.png.
+    - MMBench: a .tsv file with the images in it. Its circular evaluation asks a question as often as it has options,
+      each time with these moved on by one; where no question is there in several orders, they are made here.
+
+    Raises:
+        OSError: if there is no such file.
+        ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
+    """
+    return _mmbench(path) if files.suffix_of(path) == ".tsv" else _scienceqa(path, split)
+
+
+def _scienceqa(path: Path, split: str) -> Iterator[Choice]:
+    for name, problem in files.members(path):
+        where = f"{path}, {name!r}"
+        if not isinstance(problem, Mapping):
+            raise ValueError(f"{where}: expected a JSON object, got {type(problem).__name__}")
+        image, options, answer = (problem.get(field) for field in ("image", "choices", "answer"))
+        if problem.get("split") != split or not image:
+            continue
+        if not isinstance(options, list) or not all(isinstance(each, str) for each in options):
+            raise ValueError(f"{where}, 'choices': expected a list of texts, got {options!r:.60}")
+        if not isinstance(answer, int) or not 0 <= answer < len(options):
+            raise ValueError(f"{where}, 'answer': expected an index of {len(options)} choices, got {answer!r:.60}")
+        text = _asked(where, problem.get("hint"), problem.get("question"), options)
+        yield Choice(where, f"{split}/{name}/{image}", text, LETTERS[answer], str(name))
+
+
+def _mmbench(path: Path) -> Iterator[Choice]:
+    # Circular files may name another row's image in place of their own.
+    images: dict[str, str] = {}
+    rounds: Counter[int] = Counter()
+    for where, row in files.rows(path, "\t"):
+        images[_cell(where, row, "index")] = _cell(where, row, "image")
+        rounds[_number(where, row) % _ROUND] += 1
+    circular = any(count > 1 for count in rounds.values())
+    for where, row in files.rows(path, "\t"):
+        options = [row[letter] for letter in LETTERS if row.get(letter, "").strip()]
+        answer = LETTERS.find(_cell(where, row, "answer").strip())
+        if not 0 <= answer < len(options):
+            raise ValueError(f"{where}, 'answer': expected the letter of an option, got {row['answer']!r:.60}")
+        image = _decoded(where, images.get(row["image"], row["image"]))
+        for moved in range(1 if circular else len(options)):
+            text = _asked(where, row.get("hint"), row.get("question"), options[moved:] + options[:moved])
+            letter = LETTERS[(answer - moved) % len(options)]
+            yield Choice(where, image, text, letter, str(_number(where, row) % _ROUND))
+
+
+def _asked(where: str, hint: object, question: object, options: list[str]) -> str:
+    """What is read of a question: its hint before it, its options below."""
+    if not isinstance(question, str) or not question.strip():
+        raise ValueError(f"{where}, 'question': expected a text, got {question!r:.60}")
+    if not 2 <= len(options) <= len(LETTERS):
+        raise ValueError(f"{where}: expected 2 to {len(LETTERS)} options, got {len(options)}")
+    before = [hint] if isinstance(hint, str) and hint.strip() else []
+    listed = [f"{letter}. {option}" for letter, option in zip(LETTERS, options, strict=False)]
+    return "\n".join([*before, question, *listed, ASKED])
+
+
+def _cell(where: str, row: Mapping[str, Any], column: str) -> str:
+    text = row.get(column)
+    if not text:
+        raise ValueError(f"{where}, {column!r}: expected a text, got {text!r}")
+    return str(text)
+
+
+def _number(where: str, row: Mapping[str, Any]) -> int:
+    text = _cell(where, row, "index")
+    if not text.isdecimal():
+        raise ValueError(f"{where}, 'index': expected a whole number, got {text!r:.60}")
+    return int(text)
+
+
+def _decoded(where: str, text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{where}, 'image': expected an image in base64, got {text!r:.60}") from error
