@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from threading import RLock
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -416,16 +416,27 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
     return bool(options.get("use_reentrant", False))
 
 
+class Rotation(NamedTuple):
+    """What layers get in place of cos and sin; it puts positions into queries and keys."""
+
+    position_ids: Tensor
+    inv_freq: Tensor
+    scaling: float
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.rope(query, key, self.position_ids, self.inv_freq, scaling=self.scaling)
+
+
 @torch.no_grad()
 @dynamic_rope_update
-def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
+def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Rotation:
     """Passes position ids and frequencies on: the fused op computes the angles itself."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     inv_freq = getattr(self, f"{prefix}inv_freq")
     if "longrope" in (self.rope_type, *(self.rope_type.values() if isinstance(self.rope_type, dict) else ())):
         # The next pass writes its own frequencies into the buffer, which the backward pass of this one still needs.
         inv_freq = inv_freq.clone()
-    return position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling")
+    return Rotation(position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling"))
 
 
 @lru_cache
@@ -435,7 +446,7 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
     def forward(
         self: Any,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor, float],
+        position_embeddings: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         attention_mask: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
@@ -448,8 +459,7 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
 
-        position_ids, inv_freq, factor = position_embeddings
-        query, key = ops.rope(query, key, position_ids, inv_freq, scaling=factor)
+        query, key = position_embeddings(query, key)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
 

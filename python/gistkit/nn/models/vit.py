@@ -83,14 +83,14 @@ class ViT(nn.Module):
         hidden = torch.cat([self.cls.to(patches.dtype).expand(len(images), 1, -1), patches], 1)
         hidden = self.dropout(self.position.embed(hidden, positions))
         prepared = self.position.prepare(positions, embeddings)
-        plan = _full_plan(1 + count, images.device)
+        plan = full_plan(1 + count, images.device)
         shared = Pass(self.position, prepared, plan, self.position.key_bias(positions, bias_dtype(hidden)))
         for block in self.blocks:
             hidden = block(hidden, shared)
         return cast(Tensor, self.head(self.norm(hidden[:, 0])))
 
 
-def _full_plan(tokens: int, device: torch.device) -> Plan:
+def full_plan(tokens: int, device: torch.device) -> Plan:
     """Every token sees every token."""
     span = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     return Plan(span.repeat(1, tokens, 1, 1), tokens)
