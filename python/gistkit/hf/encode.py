@@ -76,7 +76,7 @@ def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = F
             of logits, a ViT, DeiT or DINOv2 (with registers too), or a module with one in it, such as a PEFT model.
         position: for the model's heads, on its device, of 1 axis and no extra tokens for decoders, and of 2 axes for
             images, with an extra token for each that comes before the patches. Its parameters are not the model's: give
-            them to the optimizer, and save them, beside it (`position.save_pretrained`).
+            them to the optimizer, and save them, beside it (`gistkit.nn.save_position`).
         rope: a decoder's RoPE stays on; the encoding is then put into queries and keys that it has rotated.
 
     Raises:

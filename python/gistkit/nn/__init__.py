@@ -8,6 +8,7 @@ from gistkit.nn.position_encoding import IMAGE_ENCODINGS, TEXT_ENCODINGS, positi
 from gistkit.nn.positions import NoPE, PositionEncoding, grid_positions
 from gistkit.nn.roles import LowRank, RoleLinear
 from gistkit.nn.rotary import RoPE, RoPE2D, RoPE2DMix
+from gistkit.nn.saved import load_position, save_position
 from gistkit.nn.seqpe import (
     ContrastiveSampler,
     DigitTrie,
@@ -54,9 +55,11 @@ __all__ = [
     "WindowSampler",
     "contrastive_loss",
     "grid_positions",
+    "load_position",
     "nuggets_above",
     "ood_loss",
     "position_encoding",
+    "save_position",
     "straight_through",
     "threshold_for",
     "top_nuggets",
