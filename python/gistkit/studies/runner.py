@@ -109,7 +109,8 @@ def _side_by_side(
     try:
         for place in range(count):
             connection, worker_end = context.Pipe()
-            process = context.Process(target=_work, args=(worker_end, packed, threads), daemon=True)
+            # No daemon: those may not start processes that read images.
+            process = context.Process(target=_work, args=(worker_end, packed, threads))
             process.start()
             worker_end.close()
             workers[connection] = _Worker(process, connection, place)

@@ -27,6 +27,7 @@ class ViT(nn.Module):
         hidden_dim: of the feed-forward networks; None: 4 dim.
         dropout: of embeddings, and of what attention and feed-forward networks add.
         attention_dropout: of attention's weights; see `Block`.
+        drop_path: of the last layer, see `Block`; it grows evenly from 0 in the first.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ViT(nn.Module):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         check_position(position, axes=2, extra_tokens=1)
@@ -52,7 +54,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 dim, heads, layer, style="vit", hidden_dim=hidden_dim, dropout=dropout,
-                attention_dropout=attention_dropout,
+                attention_dropout=attention_dropout, drop_path=drop_path * layer / max(layers - 1, 1),
             )
             for layer in range(layers)
         )  # fmt: skip
