@@ -76,7 +76,7 @@ class Ahead:
 
     def __init__(self, dataset: Dataset[Tensor], steps: int, workers: int) -> None:
         self.dataset, self.steps, self.workers = dataset, steps, workers
-        self._next, self._items = -1, iter(())
+        self._next = -1
 
     def __call__(self, step: int) -> Tensor:
         if step != self._next or step >= self.steps:

@@ -33,6 +33,7 @@ class ResolutionStudy(Study):
     run_type = Run
     recipe_type = Recipe
     presets = PRESETS
+    shared = True
     train_run = staticmethod(train)
     kind = "images"
 

@@ -225,6 +225,10 @@ class Classifier(Learner[ViT]):
         super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm.name, {}))
         self.draws = Draws(seed, recipe.batch, len(images.train))
         self.wanted, self.kept = torch.arange(recipe.batch), slice(None)
+        if self.processes.count > 1:
+            # In a mixture an image meets the one before it.
+            part = self.processes.part(recipe.batch)
+            self.wanted, self.kept = torch.arange(part.start - 1, part.stop) % recipe.batch, slice(1, None)
         self.files: Ahead | None = None
         if isinstance(images.train.images, Files):
             crops = FileCrops(
@@ -273,7 +277,7 @@ class Classifier(Learner[ViT]):
         """The loss of a step: that of its classes, and SeqPE's two."""
         self.model.train()
         pixels, labels = self.batch(step)
-        positions, embeddings, loss = self.place(len(pixels), step)
+        positions, embeddings, loss = self.place(self.recipe.batch, step)
         with self.precision():
             logits = self.model(pixels, positions, embeddings=embeddings)
         return cross_entropy(logits.float(), labels, label_smoothing=self.recipe.smoothing) + loss
