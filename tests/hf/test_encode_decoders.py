@@ -199,6 +199,20 @@ def test_the_model_is_left_as_it_was() -> None:
     assert "generate" not in vars(model)
 
 
+def test_a_peft_model_has_its_adapters_and_the_encoding() -> None:
+    peft = pytest.importorskip("peft")
+    model, position = model_of("llama"), encoding("seqpe-bias")
+    lora = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
+    )
+    lora.double().eval()
+    with hf.encode_positions(lora, position):
+        found = lora(IDS).logits
+        assert lora.generate(input_ids=IDS, max_new_tokens=2).shape == (2, 11)
+    merged = lora.merge_and_unload()
+    close(found, by_formula(merged, "seqpe-bias", position))
+
+
 class Leaves(hf.KeptKeys):
     def leave(self, *args: Any) -> None:
         pass
@@ -222,6 +236,11 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="rope: expected False for GPT2Model, which has no RoPE, got True"):
         inside(tiny("gpt2"), rope=True)
     model = model_of("llama")
+    with (
+        pytest.raises(ValueError, match=r"position: expected one block of gistkit\.hf\.encode_positions a model"),
+        hf.encode_positions(model, NoPE()),
+    ):
+        inside(model)
     with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
         inside(model, RoPE2D(HEAD_DIM))
     with pytest.raises(ValueError, match=r"keep: expected none that makes keys of its own .* got Leaves"):

@@ -151,7 +151,7 @@ def _check_family(decoder: PreTrainedModel, attentions: Any) -> None:
     if not attentions:
         raise TypeError(
             "model: expected a transformers GPT-2, a decoder whose attention is built like a Llama's, or a vision "
-            f"transformer of type {', '.join(IMAGES)}, got {name}"
+            f"transformer of type {', '.join(IMAGES)}, got {name}: its attention is built otherwise"
         )
     if windows := sliding_windows(decoder):
         raise TypeError(
@@ -213,7 +213,11 @@ def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> I
             layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             kwargs = dict(kwargs)
-            encoded: Encoded = kwargs.pop("encoded")
+            encoded: Encoded | None = kwargs.pop("encoded", None)
+            if encoded is None:
+                raise ValueError(
+                    "position: expected one block of gistkit.hf.encode_positions a model, got one in another"
+                )
             if embeds and not index:
                 args = (encoded.position.embed(args[0], encoded.positions), *args[1:])
             return args, bind(kwargs, replace(encoded, layer=index))
