@@ -73,7 +73,8 @@ def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = F
 
     Args:
         model: a transformers GPT-2, a decoder whose attention is built like a Llama's without sliding windows and caps
-            of logits, a ViT, DeiT or DINOv2 (with registers too), or a module with one in it, such as a PEFT model.
+            of logits, a ViT, DeiT or, from transformers 5.18 on, DINOv2 (with registers too), or a module with one in it,
+            such as a PEFT model.
         position: for the model's heads, on its device, of 1 axis and no extra tokens for decoders, and of 2 axes for
             images, with an extra token for each that comes before the patches. Its parameters are not the model's: give
             them to the optimizer, and save them, beside it (`gistkit.nn.save_position`).
@@ -216,7 +217,8 @@ def _bound(layers: Sequence[nn.Module], bind: Bind, *, embeds: bool = True) -> I
             encoded: Encoded | None = kwargs.pop("encoded", None)
             if encoded is None:
                 raise ValueError(
-                    "position: expected one block of gistkit.hf.encode_positions a model, got one in another"
+                    "position: expected one block of gistkit.hf.encode_positions a model, and of DINOv2 transformers "
+                    "5.18 or later, got a layer that is not told of the encoding"
                 )
             if embeds and not index:
                 args = (encoded.position.embed(args[0], encoded.positions), *args[1:])
