@@ -73,8 +73,8 @@ def encode_positions(model: Model, position: PositionEncoding, *, rope: bool = F
 
     Args:
         model: a transformers GPT-2, a decoder whose attention is built like a Llama's without sliding windows and caps
-            of logits, a ViT, DeiT or, from transformers 5.18 on, DINOv2 (with registers too), or a module with one in it,
-            such as a PEFT model.
+            of logits, a ViT, a DeiT or, from transformers 5.18 on, a DINOv2 (with registers too), or a module with one
+            in it, such as a PEFT model.
         position: for the model's heads, on its device, of 1 axis and no extra tokens for decoders, and of 2 axes for
             images, with an extra token for each that comes before the patches. Its parameters are not the model's: give
             them to the optimizer, and save them, beside it (`gistkit.nn.save_position`).
