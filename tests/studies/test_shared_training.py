@@ -1,6 +1,8 @@
 """Runs that several processes train together, and runs side by side on several devices."""
 
 import dataclasses
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from gistkit import cli
 from gistkit._processes import Processes
+from gistkit.studies.extrapolation.learner import Learner
 from gistkit.studies.extrapolation.student import Arm, Student
 from gistkit.studies.length.study import Recipe
 from gistkit.studies.registry import find, read
@@ -111,6 +114,20 @@ def study(name: str, recipe: Any, words: list[str]) -> int:
     return cli.main(["study", name, "--preset", "quick", "--device", "cpu", *words])
 
 
+def stopped(name: str, recipe: Any, words: list[str]) -> int:
+    """`study`, in which one of the processes gets a signal during step 2."""
+    place = Learner.place
+
+    def stop(self: Any, rows: int, step: int) -> Any:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return place(self, rows, step)
+
+    if os.environ["RANK"] == "1":
+        Learner.place = stop  # type: ignore[method-assign]
+    return study(name, recipe, words)
+
+
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--encodings", "seqpe-bias,learned", "--out"]
@@ -126,6 +143,12 @@ def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.M
     # Only the first says what was found.
     logs = [(tmp_path / f"process-{rank}.log").read_text() for rank in (0, 1)]
     assert "Written: " in logs[0] and "Written: " not in logs[1] and "100%" not in logs[1]
+    # A signal to one ends all after the same step, and one process goes on from there.
+    half = ["--encodings", "seqpe-bias", "--out", str(tmp_path / "half")]
+    launch(2, stopped, "length", TEXT, half, logs=tmp_path, expected=128 + signal.SIGTERM)
+    assert study("length", TEXT, [*half, "--resume"]) == 0
+    (resumed,) = read(tmp_path / "half" / "results.jsonl")
+    assert resumed.run.test == pytest.approx(one[0].run.test, rel=1e-5)
 
 
 def test_studies_that_are_not_shared_are_refused(
