@@ -17,9 +17,11 @@ from tests.helpers.families import COLUMNS, classes, line, row  # noqa: E402
 HEAD = """# Families of transformers
 
 What gistkit does in the causal language models of transformers {version}, each with a tiny random configuration.
-`attach`: plain causal attention and a plan are those of dense attention, in logits. A method: its memory is read as the
-model reads the same tokens, its logits are the model's own, and generating agrees with reading; Gist here has no
-offset, GistPool has one. Everything else is refused with the reason. `tools/families.py` writes this page.
+`attach`: plain causal attention and a plan are those of dense attention, in logits. `positions`: SeqPE's bias under
+`hf.encode_positions`, in place of RoPE and beside it, is that of dense attention; sliding windows are refused, and a
+Mistral or Qwen2 without them is taken. A method: its memory is read as the model reads the same tokens, its logits are
+the model's own, and generating agrees with reading; Gist here has no offset, GistPool has one. Everything else is
+refused with the reason. `tools/families.py` writes this page.
 
 | class | {columns} | why not |
 |---|{rules}---|

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 # What an interrupted write leaves behind is a folder of such a name.
+_JSON_BYTES = 2**24
 PREFIX, SUFFIX = ".gistkit-", ".partial"
 Shapes = Mapping[str, tuple[int, ...]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -103,6 +104,26 @@ def tensor_shapes(path: Path, content: str) -> Shapes:
             if tensor.get_dtype() not in ("F16", "BF16", "F32", "F64"):
                 raise ValueError(f"{name[:60]!r} in {tensor.get_dtype()}")
         return {name: tuple(tensor.get_shape()) for name, tensor in slices.items()}
+
+
+def read_json(path: Path, content: str) -> dict[str, Any]:
+    """The JSON object of a file.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is too large, or no object of JSON.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: expected {content}, got none there")
+    if path.stat().st_size > _JSON_BYTES:
+        raise ValueError(f"{path}: expected {content} of at most {_JSON_BYTES} bytes, got {path.stat().st_size}")
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: expected JSON, got a file that cannot be read ({one_line(error)})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: expected settings by name, got {type(value).__name__}")
+    return value
 
 
 @contextmanager

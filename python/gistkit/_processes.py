@@ -39,6 +39,17 @@ class Processes:
         """Every `count`-th of some items, which are the same in all processes."""
         return items[self.index :: self.count]
 
+    def part(self, rows: int) -> slice:
+        """The rows of this process in a batch of so many, which all processes know.
+
+        Raises:
+            ValueError: parts would differ in size.
+        """
+        each, rest = divmod(rows, self.count)
+        if rest:
+            raise ValueError(f"batch: expected a multiple of {self.count} processes, got {rows} rows")
+        return slice(self.index * each, (self.index + 1) * each)
+
     def on(self, device: str) -> str:
         """The device of this process: of "cuda" without a number its own one."""
         return f"cuda:{self.local}" if device == "cuda" and self.count > 1 else device
@@ -47,18 +58,31 @@ class Processes:
         """What every process gives here, in their order; every process must call it."""
         if self.count == 1:
             return [value]
-        from torch import distributed
-
-        if not distributed.is_initialized():
-            distributed.init_process_group("gloo", timeout=_PATIENCE)
         values: list[Any] = [None] * self.count
-        distributed.all_gather_object(values, value)
+        _group().all_gather_object(values, value)
         return values
+
+    def average(self, tensors: Sequence[Any]) -> None:
+        """Each tensor becomes the mean of what the processes have in its place; every process must call it."""
+        if self.count == 1:
+            return
+        for tensor in tensors:
+            _group().all_reduce(tensor)
+            tensor /= self.count
 
     def joined(self, found: Sequence[Item]) -> list[Item]:
         """What all processes found for each item, in the items' order; `found` is for this one's `share`."""
         parts = self.gathered(list(found))
         return [parts[place % self.count][place // self.count] for place in range(sum(map(len, parts)))]
+
+
+def _group() -> Any:
+    """torch.distributed, in the group of all processes."""
+    from torch import cuda, distributed
+
+    if not distributed.is_initialized():
+        distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda.is_available() else "gloo", timeout=_PATIENCE)
+    return distributed
 
 
 def launched() -> Processes:

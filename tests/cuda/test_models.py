@@ -33,11 +33,12 @@ from gistkit.nn import (
 )
 from gistkit.train import checkpoint, read_metrics
 from gistkit.train.trainer import Trainer
-from tests.helpers import train_worker
+from tests.helpers import encodings, train_worker
 from tests.helpers.devices import ON_CUDA, grid
 from tests.helpers.models import tiny
 from tests.helpers.pretend_gpu import NAME, pretending
 from tests.helpers.small_cases import CASES
+from tests.hf import test_encode_images
 
 HEADS, HEAD_DIM, LAYERS = 4, 12, 2
 COMPRESSORS = {
@@ -110,6 +111,28 @@ def test_encode_positions(device: str, name: str, training: bool, positions: Ten
             close(mine, exact)
         else:
             assert (mine.cpu() - exact).abs().max() <= 2 * (rounded - exact).abs().max()
+
+
+@pytest.mark.parametrize("name", ["seqpe-bias", "alibi", "learned"])
+@pytest.mark.parametrize("rope", [False, True])
+def test_encode_positions_in_a_llama(device: str, name: str, rope: bool) -> None:
+    position = encodings.encoding(name, heads=4, key_heads=2, head_dim=12, layers=2)
+    found = []
+    for where, dtype in ((device, torch.float32), ("cpu", torch.float64)):
+        model, its = tiny("llama").to(where, dtype), position.to(where, dtype)
+        with hf.encode_positions(model, its, rope=rope):
+            found.append(model(torch.arange(1, 19).view(2, 9).to(where)).logits)
+    close(there(found[0], device), found[1])
+
+
+@pytest.mark.parametrize("name", ["seqpe-mul", "rope-2d-mix", "learned-2d"])
+def test_encode_positions_in_a_vision_transformer(device: str, name: str) -> None:
+    position, found = test_encode_images.encoding(name, "ViT"), []
+    for where, dtype in ((device, torch.float32), ("cpu", torch.float64)):
+        model, its = test_encode_images.model_of("ViT").to(where, dtype), position.to(where, dtype)
+        with hf.encode_positions(model, its):
+            found.append(model(test_encode_images.images(4, 3).to(where, dtype)).logits)
+    close(there(found[0], device), found[1])
 
 
 @pytest.mark.parametrize("name", ["seqpe-bias", "alibi", "rope-1e4"])

@@ -12,10 +12,12 @@ from transformers.masking_utils import eager_mask
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from gistkit.compress import ICAE, AvgPool, Dodo, FiveHundredX, Gist, GistPool
-from gistkit.hf import attach, sliding_windows
+from gistkit.hf import attach, encode_positions, sliding_windows
 from gistkit.hf.shrink import small_config
 from gistkit.layouts import Layout, Role
 from gistkit.layouts.relations import ALL, CAUSAL, SEGMENT_CAUSAL
+from gistkit.nn import NoPE, SeqPE, SeqPEPositions
+from tests.helpers.encodings import projected
 
 # What the defaults of a configuration lack, or leave out of what a test should see.
 SETTINGS = {
@@ -97,13 +99,16 @@ def dense_layout():
 
 
 @contextlib.contextmanager
-def dense(model, visible=None):
-    """transformers' attention interface with dense masks: the model's own, and `visible` besides."""
+def dense(model, visible=None, more=0.0):
+    """transformers' attention interface with dense masks: the model's own, and `visible` besides.
+
+    `more` is added to the products of queries and keys.
+    """
 
     def attention(module, query, key, value, attention_mask, scaling=None, softcap=None, **kwargs):
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-        logits = query @ key.transpose(2, 3) * (query.shape[3] ** -0.5 if scaling is None else scaling)
+        logits = (query @ key.transpose(2, 3) + more) * (query.shape[3] ** -0.5 if scaling is None else scaling)
         logits = logits if softcap is None else softcap * torch.tanh(logits / softcap)
         logits = logits + attention_mask[..., : key.shape[2]]
         if visible is not None:
@@ -141,6 +146,42 @@ def check_attach(model):
             off(model(ids, use_cache=False).logits, causal),
             off(model(ids, plan=plan, use_cache=False).logits, planned),
         )
+
+
+@torch.no_grad()
+def check_encoding(model):
+    """How far SeqPE's bias in a model, without its own positions and beside them, is from dense attention with it.
+
+    At position 0 RoPE turns nothing.
+    """
+    with encode_positions(model, NoPE()):
+        # Or refused, before sizes are asked that others do not have.
+        decoder = model.get_decoder()
+    heads, width = decoder.config.num_attention_heads, head_dim(decoder)
+    keys = getattr(decoder.config, "num_key_value_heads", None) or heads
+    torch.manual_seed(0)
+    encoder = SeqPE(16, digits=2, heads=2, std=0.3)
+    position = SeqPEPositions(encoder, heads, width, key_heads=keys, std=0.3).eval()
+    ids, places = torch.randint(3, 60, (1, LENGTH), generator=torch.Generator().manual_seed(1)), torch.arange(LENGTH)
+    e_q, e_k = projected(position, places[None], 0)
+    bias = e_q @ e_k.repeat_interleave(heads // keys, 1).transpose(2, 3)
+    errors = []
+    gpt2 = decoder.config.model_type == "gpt2"
+    for rope in (False,) if gpt2 else (False, True):
+        with dense(model, more=bias):
+            given = {"position_ids": places[None] * (rope or gpt2)}
+            if gpt2:
+                decoder.wpe.weight.zero_()
+            expected = model(ids, attention_mask=torch.ones_like(ids), use_cache=False, **given).logits
+        with encode_positions(model, position, rope=rope):
+            errors.append(off(model(ids, use_cache=False).logits, expected))
+    return max(errors)
+
+
+def head_dim(decoder):
+    """The width of a head, as attention sees it."""
+    config = decoder.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 @torch.no_grad()
@@ -182,6 +223,10 @@ def row(name):
     except TypeError as error:
         return {"attach": reason(error)}
     cells = {"attach": verdict(max(check_attach(model)))}
+    try:
+        cells["positions"] = verdict(check_encoding(tiny_of(name)))
+    except Exception as error:
+        cells["positions"] = reason(error)
     for method in METHODS:
         try:
             with warnings.catch_warnings():
@@ -204,7 +249,7 @@ def reason(error):
     return " ".join(message.rpartition(", got ")[2].split())
 
 
-COLUMNS = ("attach", *METHODS)
+COLUMNS = ("attach", "positions", *METHODS)
 
 
 def line(name, cells):

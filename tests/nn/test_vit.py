@@ -135,6 +135,37 @@ def test_cls_has_its_own_row_in_a_learned_table() -> None:
     close(model(pixels), plain(pixels))
 
 
+def test_drop_path_leaves_whole_rows_out_and_keeps_the_expectation() -> None:
+    """By layer from 0 to the rate; attention and network of a row are left out separately."""
+    model, pixels = vit(NoPE(extra_tokens=1), drop_path=0.4), images(2, 2, 1).expand(1500, -1, -1, -1)
+    assert [block.drop_path for block in model.blocks] == [0.0, 0.4]  # type: ignore[union-attr]
+    block, added = model.blocks[1], {}
+    for name in ("attention", "network"):
+        block.get_submodule(name).register_forward_hook(lambda m, a, output, name=name: added.update({name: output}))
+    inputs: list[Tensor] = []
+    block.register_forward_pre_hook(lambda m, args: inputs.append(args[0]))
+    outputs: list[Tensor] = []
+    block.register_forward_hook(lambda m, args, output: outputs.append(output))
+    with torch.no_grad():
+        close(model.eval()(pixels[:1]), by_torch(model, pixels[:1]))
+        model.train()(pixels)
+    rest = outputs[-1] - inputs[-1]
+    kinds = {0: 0, 1: 0, 2: 0, 3: 0}
+    network = added["network"]
+    for row in range(len(rest)):
+        kept = [
+            kind for kind in range(4)
+            if torch.allclose(rest[row], ((kind & 1) * added["attention"][row] + (kind >> 1) * network[row]) / 0.6)
+        ]  # fmt: skip
+        assert len(kept) == 1
+        kinds[kept[0]] += 1
+    for kind, share in {0: 0.16, 1: 0.24, 2: 0.24, 3: 0.36}.items():
+        assert abs(kinds[kind] / 1500 - share) < 0.05
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="drop_path: expected at least 0 and below 1, got"):
+            vit(NoPE(extra_tokens=1), drop_path=wrong)
+
+
 def test_grid_positions_are_row_major() -> None:
     assert grid_positions(2, 3).tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]
     assert grid_positions(1, 2, (4, 9)).tolist() == [[4, 9], [4, 10]]

@@ -36,7 +36,12 @@ CLAIMS = {
     "dodo": lambda names: max(names["stream"].states) < 1 + 25 + 64 + 16,
     "select": lambda names: names["memory"].lengths == (100,) and names["memory"].starts == (401,),
     "voco": lambda names: names["compressor"].memory_embeddings.grad.abs().max() > 0,
-    "seqpe": lambda names: all(parameter.grad is not None for parameter in names["model"].parameters()),
+    "seqpe": lambda names: (
+        all(parameter.grad is not None for parameter in names["model"].parameters())
+        and names["written"].shape == (1, 21)
+        and names["same"].key_heads == 2
+        and names["larger"].shape == (1, 2)
+    ),
 }
 
 

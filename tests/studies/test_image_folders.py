@@ -1,6 +1,7 @@
 """Images in ImageNet's layout, and what torchvision changes of them, in the study `resolution`."""
 
 import dataclasses
+import os
 import sys
 
 import numpy as np
@@ -89,8 +90,8 @@ def test_squares_are_the_middle(tmp_path, width, height):
 def test_crops_keep_area_and_shape_within_their_bounds(tmp_path):
     gradient(240, 180).save(tmp_path / "a.png")
     files = Files(np.array([str(tmp_path / "a.png")] * 300, object))
-    crops = files.crops(16, 0.2, torch.Generator().manual_seed(3), flip=True).double()
-    assert torch.equal(crops, files.crops(16, 0.2, torch.Generator().manual_seed(3), flip=True).double())
+    crops = files.crops(16, 0.2, torch.arange(300), flip=True).double()
+    assert torch.equal(crops[7:9], files[7:9].crops(16, 0.2, torch.tensor([7, 8]), flip=True).double())
     # From the first to the last pixel's middle are 15 sixteenths of a side.
     widths = (crops[:, 0, :, -1] - crops[:, 0, :, 0]).mean(-1) * 16 / 15
     heights = (crops[:, 1, -1] - crops[:, 1, 0]).mean(-1) * 16 / 15
@@ -100,7 +101,7 @@ def test_crops_keep_area_and_shape_within_their_bounds(tmp_path):
     assert 0.18 < area.min() < 0.3 and 0.7 < area.max() <= 1.03
     assert 0.72 < ratio[inside].min() < 0.85 and 1.2 < ratio[inside].max() < 1.37
     assert len(crops.flatten(1).unique(dim=0)) == 300
-    whole = files[:3].crops(16, 1.0, torch.Generator().manual_seed(3))
+    whole = files[:3].crops(16, 1.0, torch.arange(3))
     assert len(whole) == 3 and not torch.equal(whole[0], whole[1])
 
 
@@ -120,6 +121,25 @@ def test_a_classifier_learns_from_a_folder(images):
     assert one.measure(images.test, 2)[1] == 1.0
     # Without a patch it is as large as the set's images.
     assert dataclasses.replace(RECIPE, patch=0).fitted(images).patch == 30
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"rand_augment": 9, "mixup": 0.8, "erasing": 0.5}])
+def test_batches_do_not_depend_on_the_number_of_processes_that_read_them(images, changes):
+    """Steps in their order, again, and with a leap; each image's crop is up to its own seed."""
+    if changes and torchvision is None:
+        pytest.skip("torchvision is missing, or of another torch")
+    recipe = dataclasses.replace(RECIPE, steps=8, **changes)
+    found = []
+    for workers in (0, 1, 2):
+        one = Classifier(recipe, Arm("nope"), dataclasses.replace(images, workers=workers), 0)
+        found.append([one.batch(step) for step in (0, 1, 2, 5, 6, 0, 9)])
+        processes = getattr(one.files._items, "_workers", [])
+        assert len(processes) == workers and all(process.pid != os.getpid() for process in processes)
+    for batches in found:
+        assert all(map(torch.equal, batches[0], batches[5])) and not torch.equal(batches[0][0], batches[1][0])
+        for mine, its in zip(batches, found[0], strict=True):
+            assert all(map(torch.equal, mine, its))
 
 
 def test_broken_folders_are_named(tmp_path):
@@ -174,8 +194,8 @@ def test_mixtures_have_the_shares_of_their_images_as_labels(kind):
     pixels = labels.float().view(-1, 1, 1, 1).expand(-1, 3, 16, 16)
     seen = set()
     for step in range(8):
-        mixed, shares = augment.batch(pixels, labels, torch.Generator().manual_seed(step))
-        again, _ = augment.batch(pixels, labels, torch.Generator().manual_seed(step))
+        mixed, shares = augment.batch(pixels, labels, step, torch.arange(5))
+        again, _ = augment.batch(pixels, labels, step, torch.arange(5))
         assert torch.equal(mixed, again) and shares.shape == (5, 4)
         torch.testing.assert_close(shares.sum(1), torch.ones(5))
         torch.testing.assert_close(mixed.mean((1, 2, 3)), shares @ torch.arange(4.0), rtol=1e-4, atol=1e-4)
@@ -186,15 +206,15 @@ def test_mixtures_have_the_shares_of_their_images_as_labels(kind):
 
 @needs_torchvision
 def test_each_image_has_operations_of_its_own_and_torch_s_numbers_stay(folder):
-    augment, generator = Augment(3, rand_augment=9, erasing=0.5), torch.Generator().manual_seed(0)
+    augment, seeds = Augment(3, rand_augment=9, erasing=0.5), torch.arange(200)
     same = Files(np.array([str(folder / "train" / "n10" / "train_1.PNG")] * 24, object)).squares(16)
     before = torch.get_rng_state()
-    changed = augment.images(same, generator)
+    changed = augment.images(same, seeds[:24])
     assert changed.dtype == torch.uint8 and changed.shape == same.shape
     assert len(changed.flatten(1).unique(dim=0)) > 12
-    assert torch.equal(changed, augment.images(same, torch.Generator().manual_seed(0)))
+    assert torch.equal(changed[5:9], augment.images(same[5:9], seeds[5:9]))
     pixels = torch.ones(200, 3, 16, 16)
-    erased, labels = augment.batch(pixels, torch.zeros(200, dtype=torch.int64), generator)
+    erased, labels = augment.batch(pixels, torch.zeros(200, dtype=torch.int64), 0, seeds)
     assert 60 < int((erased == 0).flatten(1).any(1).sum()) < 140 and labels.dtype == torch.int64
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -234,4 +254,5 @@ def test_presets_have_the_papers_sizes():
         assert sizes == (32, 32, 32, 32, 2)
         assert (recipe.contrastive_weight, recipe.ood_weight, recipe.shift_rate, recipe.base) == (0.1, 0.1, 0.1, 10)
     assert find("length").presets["seqpe-wikitext"].lengths == (512, 1024, 2048, 4096, 8192, 16384)
+    assert recipe.drop_path == 0.1
     assert [16 * grid for grid in recipe.grids] == [224, 320, 384, 448, 512, 640, 672]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit._processes import launched
 from gistkit.cli import paper_table
 from gistkit.options.arguments import Parser, add_command, add_device, device, path, positive
 from gistkit.options.outputs import check_folder
@@ -98,7 +99,11 @@ def run(options: argparse.Namespace) -> int:
     from gistkit.studies import results
     from gistkit.studies.runner import run_jobs
 
-    study = registry.find(options.study)
+    study, processes = registry.find(options.study), launched()
+    if processes.count > 1 and not study.shared:
+        raise ValueError(
+            f"study: expected one that the processes of a launcher can train together, such as length, got {study.name}"
+        )
     device_name, out = device(options.device), options.out or default_out(options.study)
     check_folder("--out", out)
     if options.save is not None:
@@ -110,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     keeps = options.resume or options.save is not None
     if not (keeps or options.overwrite):
         check_unused(out)
-    if options.overwrite:
+    if options.overwrite and processes.is_first:
         # What --resume would take for this command's own.
         for old in (out / "results.jsonl", out / "results.npz", *out.glob("*.safetensors*")):
             old.unlink(missing_ok=True)
@@ -118,13 +123,17 @@ def run(options: argparse.Namespace) -> int:
     lines = saved_by_job(path, study, plan, saved_lines)
     runs = {name: study.run_of(line["run"]) for name, line in lines.items()}
     environment = machine() if options.save is None else results.environment(options.save)
-    if plan.about:
+    if plan.about and processes.is_first:
         print(plan.about)
     other_lines = [line for line in saved_lines if line not in lines.values()]
     missing = [job for job in plan.jobs if job.name not in lines]
+    # No process writes before all have read.
+    processes.gathered(None)
     for job, run in run_jobs(
         study, plan, missing, out, device=device_name, resume=options.resume, processes=options.processes
     ):
+        if not processes.is_first:
+            continue
         runs[job.name] = run
         if options.save is None:
             lines[job.name] = results.line(study.name, run, plan.recipe, plan.source, environment, study.kind)
@@ -134,6 +143,8 @@ def run(options: argparse.Namespace) -> int:
             results.append(
                 path, results.line(study.name, committed_run, plan.recipe, plan.source, environment, study.kind)
             )
+    if not processes.is_first:
+        return 0
     plan_runs = [runs[job.name] for job in plan.jobs]
     print(f"\n{study.report(plan_runs, plan)}")
     pictures = results.save(out, study.figures(plan_runs, plan.recipe)) + study.more_pictures(plan, out)

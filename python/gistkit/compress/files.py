@@ -23,7 +23,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
 from gistkit._checks import whole
-from gistkit._files import read_tensors, replacing_files, write_tensors, write_text
+from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
 from gistkit._messages import one_line, shown
 from gistkit.compress.folder import (
     ADAPTER_WEIGHTS,
@@ -32,7 +32,6 @@ from gistkit.compress.folder import (
     check_own,
     inside,
     load_model,
-    read_json,
     read_lora,
 )
 from gistkit.compress.losses import HEAD, check_losses

@@ -6,7 +6,6 @@ expressions or names of modules to import.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -21,7 +20,7 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from gistkit._checks import POSITIONS
-from gistkit._files import Shapes, tensor_shapes
+from gistkit._files import Shapes, read_json, tensor_shapes
 from gistkit._messages import one_line, shown
 from gistkit.hf.lora import not_honoured, plain_map
 from gistkit.hf.vision import FAMILIES
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_JSON_BYTES = 2**24
 _NAMES = 1024
 _BUFFERS = 2**24
 # What makes transformers run code, or read files and kernels of other names.
@@ -51,26 +49,6 @@ def inside(folder: Path, *parts: str) -> Path:
     if not any(target.is_relative_to(place) for place in (root, *blobs)):
         raise ValueError(f"{path}: expected a file inside {folder}, got a link to {target}")
     return path
-
-
-def read_json(path: Path, content: str) -> dict[str, Any]:
-    """The JSON object of a file.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is too large, or no object of JSON.
-    """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: expected {content}, got none there")
-    if path.stat().st_size > _JSON_BYTES:
-        raise ValueError(f"{path}: expected {content} of at most {_JSON_BYTES} bytes, got {path.stat().st_size}")
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected JSON, got a file that cannot be read ({one_line(error)})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path}: expected settings by name, got {type(value).__name__}")
-    return value
 
 
 def check_name(path: Path, field: str, name: Any) -> str:

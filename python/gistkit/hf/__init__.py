@@ -3,8 +3,8 @@
 from gistkit.hf.attach import ATTENTION_NAME, attach, check_projects, check_rotates, forwards, sliding_windows
 from gistkit.hf.cache import CACHE, cover_memory, empty_cache, memory_cache
 from gistkit.hf.depth import first_layers
+from gistkit.hf.encode import encode_positions
 from gistkit.hf.fingerprint import differing, digest, fingerprint, head_shapes, identity, is_of, structure
-from gistkit.hf.gpt2 import encode_positions
 from gistkit.hf.keep import Keeper, KeptKeys
 from gistkit.hf.rotation import changing_rope, check_moves, frequencies, rerotate
 

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from itertools import chain
 from threading import RLock
 from types import MethodType
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -416,8 +416,19 @@ def checkpoints_reentrantly(decoder: nn.Module) -> bool:
     return bool(options.get("use_reentrant", False))
 
 
+class Rotation(NamedTuple):
+    """What layers get in place of cos and sin; it puts positions into queries and keys."""
+
+    position_ids: Tensor
+    inv_freq: Tensor
+    scaling: float
+
+    def __call__(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.rope(query, key, self.position_ids, self.inv_freq, scaling=self.scaling)
+
+
 @torch.no_grad()
-def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
+def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Rotation:
     """Passes position ids and frequencies on: the fused op computes the angles itself."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     kind = self.rope_type if layer_type is None else self.rope_type[layer_type]
@@ -427,18 +438,18 @@ def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor, layer_type: str 
         original = getattr(self, f"{prefix}original_inv_freq").to(x.device)
         self.register_buffer(f"{prefix}inv_freq", original, persistent=False)
         setattr(self, cached, self.original_max_seq_len)
-    return _own_frequencies(self, x, position_ids, layer_type)  # type: ignore[no-any-return]
+    return _own_rotation(self, x, position_ids, layer_type)  # type: ignore[no-any-return]
 
 
 @dynamic_rope_update
-def _own_frequencies(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> tuple[Any, ...]:
-    """Position ids, frequencies of a pass of this length, and the scaling of cosines and sines."""
+def _own_rotation(self: Any, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Rotation:
+    """The rotation with the frequencies of a pass of this length."""
     prefix = "" if layer_type is None else f"{layer_type}_"
     inv_freq = getattr(self, f"{prefix}inv_freq")
     if "longrope" in (self.rope_type, *(self.rope_type.values() if isinstance(self.rope_type, dict) else ())):
         # The next pass writes its own frequencies into the buffer, which the backward pass of this one still needs.
         inv_freq = inv_freq.clone()
-    return position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling")
+    return Rotation(position_ids, inv_freq, getattr(self, f"{prefix}attention_scaling"))
 
 
 @lru_cache
@@ -448,7 +459,7 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
     def forward(
         self: Any,
         hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor, float],
+        position_embeddings: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
         attention_mask: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
@@ -461,8 +472,7 @@ def _attention_forward(family: Family) -> Callable[..., tuple[Tensor, None]]:
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
 
-        position_ids, inv_freq, factor = position_embeddings
-        query, key = ops.rope(query, key, position_ids, inv_freq, scaling=factor)
+        query, key = position_embeddings(query, key)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
 

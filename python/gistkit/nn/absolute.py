@@ -66,7 +66,7 @@ class Learned(PositionEncoding):
         super().__init__(1, extra_tokens)
         if length < 1:
             raise ValueError(f"length: expected at least 1, got {length}")
-        self.length, self.extent = length, extent
+        self.length, self.dim, self.extent = length, dim, extent
         self.table = nn.Parameter(torch.empty(length, dim))
         self.extra = nn.Parameter(torch.empty(extra_tokens, dim)) if extra_tokens else None
         for parameter in self.parameters():
@@ -120,7 +120,7 @@ class Learned2D(PositionEncoding):
         super().__init__(2, extra_tokens)
         if len(grid) != 2 or min(grid) < 1:
             raise ValueError(f"grid: expected (rows, columns) of at least 1, got {grid}")
-        self.grid, self.extent = tuple(grid), extent
+        self.grid, self.dim, self.extent = tuple(grid), dim, extent
         self.table = nn.Parameter(torch.empty(*grid, dim))
         self.extra = nn.Parameter(torch.empty(extra_tokens, dim)) if extra_tokens else None
         for parameter in self.parameters():

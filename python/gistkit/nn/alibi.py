@@ -25,7 +25,7 @@ class ALiBi(PositionEncoding):
             raise ValueError(f"heads: expected at least 1, got {heads}")
         power = 1 << (heads.bit_length() - 1)
         steps = torch.tensor([*range(2, 2 * power + 1, 2), *range(1, 2 * (heads - power), 2)])
-        self.power = power
+        self.heads, self.power = heads, power
         # Whole numbers follow the model to its device, and not to a dtype that would round slopes.
         self.register_buffer("steps", steps, persistent=False)
 

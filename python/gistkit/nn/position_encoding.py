@@ -102,7 +102,8 @@ def position_encoding(
         grid: (rows, columns) of the table of "learned-2d".
         encoder: of the SeqPE forms.
         extra_tokens: see `PositionEncoding`; 1 for `ViT`.
-        options: further arguments of the encoding's class, such as `projection` or `mul_start` of `SeqPEPositions`.
+        options: further arguments of the encoding's class, such as `projection`, `mul_start` or, where queries share
+            keys, `key_heads` of `SeqPEPositions`.
 
     Raises:
         ValueError: the name is unknown, or an argument that the encoding needs is None.

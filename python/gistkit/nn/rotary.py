@@ -106,6 +106,7 @@ class RoPE2DMix(Rotary):
         _check_base(base)
         if head_dim < 4 or head_dim % 4:
             raise ValueError(f"head_dim: expected a multiple of 4, got {head_dim}")
+        self.heads, self.head_dim, self.layers, self.base = heads, head_dim, layers, base
         sizes = base ** (-torch.arange(0, head_dim, 4) / head_dim)
         directions = 2 * math.pi * torch.rand(layers, heads, 1)
         turned = torch.cat([directions.expand(-1, -1, len(sizes)), directions + math.pi / 2 + 0 * sizes], -1)

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from gistkit._checks import whole
-from gistkit._files import Appended, Lines, packed_tensors, unpacked_tensors, write_text
+from gistkit._files import Appended, Lines, packed_tensors, read_json, unpacked_tensors, write_text
 from gistkit._messages import one_line, shown
 from gistkit.compress.compressor import Compressor
-from gistkit.compress.folder import read_json
 from gistkit.compress.memory import Memory, packed, unpacked
 from gistkit.store.nearest import Embed, Nearest
 

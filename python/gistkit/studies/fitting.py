@@ -15,11 +15,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from gistkit._processes import Processes, launched
 from gistkit._signals import Interrupted, held
 from gistkit.compress import Compressor
 from gistkit.hf import attach
 from gistkit.train import checkpoint
 from gistkit.train.recipe import set_learning_rate, warmed_up
+
+_ALONE = Processes()
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,13 @@ def _before(state: Path) -> Path:
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """Inside, no other process is in this block; `path` is a lock file. For what several runs share."""
+    """Inside, no other process is in this block, but those of one launch; `path` is a lock file.
+
+    For what several runs share.
+    """
+    if not launched().is_first:
+        yield
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -149,6 +158,7 @@ def optimise(
     resume: bool,
     bar: Any,
     carried: Carried | None = None,
+    processes: Processes = _ALONE,
 ) -> Progress:
     """Trains to the recipe's last step. SIGINT and SIGTERM end it after a step, with a state; a second one at once.
 
@@ -165,14 +175,16 @@ def optimise(
         resume: go on from `state`, if it is there; otherwise it is removed first.
         bar: a tqdm progress bar.
         carried: what loss and evaluations change besides the parameters, and what a resumed run gets back.
+        processes: that train together, each with the loss of its part of a step's batch, whose mean is the step's.
 
     Raises:
         Interrupted: after a signal, when the state is saved.
     """
     training, first, spent = Progress([], 0.0), 0, 0.0
     device = parameters[0][1].device
-    if not resume:
+    if not resume and processes.is_first:
         remove_states(state)
+    processes.gathered(None)
     if states := saved_states(state):
         saved = checkpoint.load_last(states, identity, parameters, optimizer)
         first = saved["step"]
@@ -182,17 +194,20 @@ def optimise(
         spent = saved.get("spent", math.nan)
         if carried is not None and saved.get("carried") is not None:
             carried.set(saved["carried"])
-        if "random" in saved:
-            _set_random(saved["random"], device)
+        # Earlier releases save those of one process, or none.
+        randoms = saved.get("randoms", [saved["random"]] if "random" in saved else [])
+        if len(randoms) == processes.count:
+            _set_random(randoms[processes.index], device)
 
     def save(step: int) -> None:
         progress = {
             "step": step, "seconds": training.seconds, "curve": training.curve, "times": training.times, "spent": spent,
-            "random": _random(device),
+            "randoms": processes.gathered(_random(device)),
         }  # fmt: skip
         if carried is not None:
             progress["carried"] = carried.get()
-        save_state(state, identity, progress, parameters, optimizer)
+        if processes.is_first:
+            save_state(state, identity, progress, parameters, optimizer)
 
     bar.reset(total=recipe.steps)
     bar.update(first)
@@ -206,7 +221,7 @@ def optimise(
             is_due = not training.curve or training.curve[-1][0] < step
             is_due = is_due and (last or step % recipe.eval_every == 0)
             # Once: a signal that comes later ends the next step.
-            number = signals.number
+            number = max(processes.gathered(signals.number))
             if is_due or number:
                 training.seconds += time.perf_counter() - clock
                 spent += work_clock() - work
@@ -224,6 +239,7 @@ def optimise(
             set_learning_rate(optimizer, learning_rate(step))
             optimizer.zero_grad()
             loss(step).backward()
+            processes.average([parameter.grad for _, parameter in parameters if parameter.grad is not None])
             for clipped, limit in clips:
                 torch.nn.utils.clip_grad_norm_(clipped, limit)
             optimizer.step()

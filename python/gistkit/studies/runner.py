@@ -23,6 +23,7 @@ import torch
 from tqdm import tqdm
 
 from gistkit._files import remove_partials
+from gistkit._processes import launched
 from gistkit._signals import Interrupted
 from gistkit.studies.registry import find
 from gistkit.studies.study import Job, Study, StudyPlan
@@ -50,9 +51,10 @@ def run_jobs(
     Args:
         jobs: the jobs of `plan` to run.
         out: folder of the states.
-        device: torch device.
+        device: torch device; runs side by side are spread over all GPUs where it is "cuda".
         resume: continue from existing states.
         processes: number of runs side by side; None: as many as the cores can take if the models are small, else 1.
+            Processes of a launcher make one run after another, all of them each, and only the first shows progress.
 
     Raises:
         ChildProcessError: if a process ended before its run. An error of a run is raised here and ends the others.
@@ -60,6 +62,11 @@ def run_jobs(
     out.mkdir(parents=True, exist_ok=True)
     remove_partials(out)
     small = device == "cpu" and study.small(plan.recipe)
+    launch = launched()
+    if launch.count > 1:
+        if processes not in (None, 1):
+            raise ValueError(f"processes: expected 1 under a launcher of {launch.count} processes, got {processes}")
+        processes, device = 1, launch.on(device)
     if processes is None:
         processes = processes_for(len(jobs), cores()) if small and plan.recipe.steps >= WORTH else 1
     processes = min(processes, len(jobs))
@@ -67,10 +74,23 @@ def run_jobs(
         shared = 1 if small else max(1, cores() // processes)
         yield from _side_by_side(study, plan, jobs, out, device, resume, processes, shared)
         return
+    _use(device)
     for job in jobs:
-        with tqdm(desc=job.title, unit="step", dynamic_ncols=True) as bar, threads(1 if small else None):
+        bar_options: Any = {"unit": "step", "dynamic_ncols": True, "disable": not launch.is_first}
+        with tqdm(desc=job.title, **bar_options) as bar, threads(1 if small else None):
             run = study.train(plan, job, out, device=device, resume=resume, bar=bar)
         yield job, run
+
+
+def devices(device: str, count: int) -> list[str]:
+    """The devices of so many runs side by side: of "cuda" without a number all GPUs in turn."""
+    gpus = torch.cuda.device_count() if device == "cuda" else 0
+    return [f"cuda:{place % gpus}" for place in range(count)] if gpus else [device] * count
+
+
+def _use(device: str) -> None:
+    if ":" in device and device.startswith("cuda"):
+        torch.cuda.set_device(device)
 
 
 def cores() -> int:
@@ -103,13 +123,14 @@ def _side_by_side(
     # A server imports torch, transformers and the study once; processes forked from it begin at once.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__, type(study).__module__])
-    packed = pickle.dumps((study.name, plan, out, device, resume))
+    packed = pickle.dumps((study.name, plan, out, resume))
     waiting = deque(jobs)
     workers: dict[Any, _Worker] = {}
     try:
-        for place in range(count):
+        for place, its_device in enumerate(devices(device, count)):
             connection, worker_end = context.Pipe()
-            process = context.Process(target=_work, args=(worker_end, packed, threads), daemon=True)
+            # No daemon: those may not start processes that read images.
+            process = context.Process(target=_work, args=(worker_end, packed, its_device, threads))
             process.start()
             worker_end.close()
             workers[connection] = _Worker(process, connection, place)
@@ -220,13 +241,14 @@ class _Bar:
         self.connection.send((kind, value))
 
 
-def _work(connection: Connection, packed: bytes, threads: int) -> None:
+def _work(connection: Connection, packed: bytes, device: str, threads: int) -> None:
     """The main function of a process: runs job after job, until there is none."""
     # When the user interrupts, the parent process ends this one, by SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(threads)
     try:
-        name, plan, out, device, resume = pickle.loads(packed)
+        name, plan, out, resume = pickle.loads(packed)
+        _use(device)
         study = find(name)
         while (job := connection.recv()) is not None:
             run = study.train(plan, job, out, device=device, resume=resume, bar=_Bar(connection))

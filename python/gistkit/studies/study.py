@@ -63,6 +63,7 @@ class Study(ABC):
         run_type, recipe_type: classes of what a results file holds.
         kind: of the plan's source, "text" or "images".
         presets: recipes by name, for --preset.
+        shared: whether the processes of a launcher can train a run together.
         train_run: trains and measures one run: (recipe, arm, seed, the plan's source if it has one, out, *, device,
             resume, bar); a study may override `train` instead.
     """
@@ -72,6 +73,7 @@ class Study(ABC):
     recipe_type: Any
     kind = "text"
     presets: Mapping[str, Any]
+    shared = False
     train_run: Callable[..., Any]
 
     @abstractmethod

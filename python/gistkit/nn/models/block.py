@@ -96,6 +96,8 @@ class Block(nn.Module):
         hidden_dim: of the feed-forward network; None: 4 dim, and of "llama" 8/3 dim, up to a multiple of 32.
         dropout: of what attention and the network add.
         attention_dropout: of attention's weights; above 0 training takes the dense `ops.attention_with_dropout`.
+        drop_path: share of a batch's rows that attention adds nothing to in training, and the network nothing to
+            others; what rows get grows by 1 / (1 - drop_path) (stochastic depth, arXiv 1603.09382).
     """
 
     def __init__(
@@ -108,8 +110,11 @@ class Block(nn.Module):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
+        if not 0 <= drop_path < 1:
+            raise ValueError(f"drop_path: expected at least 0 and below 1, got {drop_path}")
         if dim % heads:
             raise ValueError(f"dim: expected a multiple of {heads} heads, got {dim}")
         self.norm_1, self.norm_2 = make_norm(style, dim), make_norm(style, dim)
@@ -118,12 +123,19 @@ class Block(nn.Module):
             self.network: nn.Module = SwiGLU(dim, hidden_dim or -(-8 * dim // 96) * 32)
         else:
             self.network = GELU(dim, hidden_dim or 4 * dim, "tanh" if style == "gpt2" else "none")
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.drop_path = nn.Dropout(dropout), drop_path
 
     def forward(self, hidden: Tensor, shared: Pass) -> Tensor:
         """hidden [B, N, dim] to the same."""
-        hidden = hidden + self.dropout(self.attention(self.norm_1(hidden), shared))
-        return hidden + cast(Tensor, self.dropout(self.network(self.norm_2(hidden))))
+        hidden = hidden + self._dropped(self.attention(self.norm_1(hidden), shared))
+        return hidden + self._dropped(self.network(self.norm_2(hidden)))
+
+    def _dropped(self, added: Tensor) -> Tensor:
+        added = self.dropout(added)
+        if not self.training or not self.drop_path:
+            return added
+        kept = added.new_empty(len(added), 1, 1).bernoulli_(1 - self.drop_path)
+        return added * kept / (1 - self.drop_path)
 
 
 def make_norm(style: Style, dim: int) -> nn.Module:

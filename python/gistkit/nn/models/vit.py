@@ -27,6 +27,7 @@ class ViT(nn.Module):
         hidden_dim: of the feed-forward networks; None: 4 dim.
         dropout: of embeddings, and of what attention and feed-forward networks add.
         attention_dropout: of attention's weights; see `Block`.
+        drop_path: of the last layer, see `Block`; it grows evenly from 0 in the first.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ViT(nn.Module):
         hidden_dim: int | None = None,
         dropout: float = 0.0,
         attention_dropout: float = 0.0,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         check_position(position, axes=2, extra_tokens=1)
@@ -52,7 +54,7 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(
             Block(
                 dim, heads, layer, style="vit", hidden_dim=hidden_dim, dropout=dropout,
-                attention_dropout=attention_dropout,
+                attention_dropout=attention_dropout, drop_path=drop_path * layer / max(layers - 1, 1),
             )
             for layer in range(layers)
         )  # fmt: skip
@@ -83,14 +85,14 @@ class ViT(nn.Module):
         hidden = torch.cat([self.cls.to(patches.dtype).expand(len(images), 1, -1), patches], 1)
         hidden = self.dropout(self.position.embed(hidden, positions))
         prepared = self.position.prepare(positions, embeddings)
-        plan = _full_plan(1 + count, images.device)
+        plan = full_plan(1 + count, images.device)
         shared = Pass(self.position, prepared, plan, self.position.key_bias(positions, bias_dtype(hidden)))
         for block in self.blocks:
             hidden = block(hidden, shared)
         return cast(Tensor, self.head(self.norm(hidden[:, 0])))
 
 
-def _full_plan(tokens: int, device: torch.device) -> Plan:
+def full_plan(tokens: int, device: torch.device) -> Plan:
     """Every token sees every token."""
     span = torch.tensor([0, tokens], dtype=torch.int32, device=device)
     return Plan(span.repeat(1, tokens, 1, 1), tokens)

@@ -85,7 +85,8 @@ class SeqPE(nn.Module):
         if dim % heads:
             raise ValueError(f"SeqPE: expected dim to be a multiple of heads, got dim {dim} and heads {heads}")
         self.dim, self.base, self.digits, self.axes, self.heads = dim, base, digits, axes, heads
-        self.out_dim, self.shared_places = sizes[-1], shared_places
+        self.out_dim, self.layers, self.shared_places = sizes[-1], layers, shared_places
+        self.dropout, self.attention_dropout = dropout, attention_dropout
         self.tokens = nn.Parameter(torch.empty(base, dim))
         self.places = nn.Parameter(torch.empty(digits if shared_places else axes * digits, dim))
         self.dimensions = nn.Parameter(torch.empty(axes, dim)) if axes > 1 else None

@@ -26,12 +26,13 @@ class SeqPEPositions(PositionEncoding):
 
     Args:
         encoder: positions to embeddings [.., out_dim].
-        heads: H of queries and keys.
+        heads: H of queries.
         head_dim: D.
+        key_heads: Hk, heads of keys, where queries share them; None: heads.
         layers: layers of the model; for projection "layer" alone.
         integration: see above.
-        projection: W, a linear map with bias to 2 H D channels (queries first, each head's side by side): "shared" by
-            all layers, one of each "layer", or "none": e_q = e_k = e, where out_dim = H D.
+        projection: W, a linear map with bias to (H + Hk) D channels (queries first, each head's side by side): "shared"
+            by all layers, one of each "layer", or "none": e_q = e_k = e, where out_dim = H D and Hk = H.
         mul_start: constant added to e_q and e_k of integration "mul", whose W starts near 0: with 1 attention starts as
             if there were no positions, with 0, the paper's form, as if there were hardly any tokens.
         std: of the normal distribution that W and the embeddings of `extra_tokens` start from.
@@ -46,6 +47,7 @@ class SeqPEPositions(PositionEncoding):
         heads: int,
         head_dim: int,
         *,
+        key_heads: int | None = None,
         layers: int = 1,
         integration: Integration = "bias",
         projection: Projection = "shared",
@@ -60,16 +62,21 @@ class SeqPEPositions(PositionEncoding):
             raise ValueError(f"projection: expected {', '.join(get_args(Projection))}, got {projection!r}")
         if mul_start and integration != "mul":
             raise ValueError(f"mul_start: expected 0 for integration {integration!r}, got {mul_start}")
+        key_heads = heads if key_heads is None else key_heads
+        if key_heads < 1 or heads % key_heads or (projection == "none" and key_heads != heads):
+            allowed = f"{heads} for projection 'none'" if projection == "none" else f"a divisor of {heads} heads"
+            raise ValueError(f"key_heads: expected {allowed}, got {key_heads}")
         if projection == "none" and encoder.out_dim != heads * head_dim:
             raise ValueError(
                 f"encoder: expected an out_dim of {heads} heads x {head_dim} = {heads * head_dim} for projection "
                 f"'none', got {encoder.out_dim}"
             )
         self.encoder = encoder
-        self.heads, self.head_dim = heads, head_dim
-        self.integration, self.projection, self.mul_start = integration, projection, mul_start
+        self.heads, self.key_heads, self.head_dim = heads, key_heads, head_dim
+        self.layers, self.integration, self.projection, self.mul_start = layers, integration, projection, mul_start
         maps = {"shared": 1, "layer": layers, "none": 0}[projection]
-        self.projections = nn.ModuleList(nn.Linear(encoder.out_dim, 2 * heads * head_dim) for _ in range(maps))
+        width = (heads + key_heads) * head_dim
+        self.projections = nn.ModuleList(nn.Linear(encoder.out_dim, width) for _ in range(maps))
         self.extra = nn.Parameter(torch.empty(extra_tokens, encoder.out_dim)) if extra_tokens else None
         self.reset_parameters(std)
 
@@ -84,7 +91,7 @@ class SeqPEPositions(PositionEncoding):
                 nn.init.normal_(parameter, std=std)
 
     def prepare(self, positions: Tensor, embeddings: Tensor | None = None) -> Any:
-        """(e_q, e_k), [H, N, D] or [B, H, N, D], or the embeddings where each layer has its own projection.
+        """(e_q, e_k), [(B,) H, N, D] and [(B,) Hk, N, D], or the embeddings where each layer has its own projection.
 
         Positions on a GPU are copied to the CPU, which waits for the GPU once a pass.
         """
@@ -103,16 +110,16 @@ class SeqPEPositions(PositionEncoding):
         return self.encoder.frozen(positions)
 
     def project(self, embeddings: Tensor, layer: int = 0) -> tuple[Tensor, Tensor]:
-        """e_q and e_k [.., H, N, D] of embeddings [.., N, out_dim]."""
-        shape = self.heads, self.head_dim
+        """e_q [.., H, N, D] and e_k [.., Hk, N, D] of embeddings [.., N, out_dim]."""
         if self.projection == "none":
-            both = embeddings.unflatten(-1, shape).transpose(-2, -3)
+            both = embeddings.unflatten(-1, (self.heads, self.head_dim)).transpose(-2, -3)
             both = both + self.mul_start if self.mul_start else both
             return both, both
         projection = self.projections[layer if self.projection == "layer" else 0]
         projected = projection(embeddings)
         projected = projected + self.mul_start if self.mul_start else projected
-        e_q, e_k = projected.unflatten(-1, (2, *shape)).transpose(-2, -4).unbind(-3)
+        both = projected.unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
+        e_q, e_k = both.split([self.heads, self.key_heads], -3)
         return e_q, e_k
 
     def forward(self, query: Tensor, key: Tensor, prepared: Any, layer: int) -> tuple[Tensor, Tensor]:

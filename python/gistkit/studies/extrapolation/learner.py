@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from gistkit._processes import launched
 from gistkit.nn import GPT, SeqPE, SeqPEPositions, ViT
 from gistkit.nn.seqpe.regularizer import SeqPERegularizer
 from gistkit.studies.fitting import Progress, StudyRecipe, optimise
@@ -103,6 +104,8 @@ class StepPositions(NamedTuple):
 class Learner(Generic[Model]):
     """A model with a position encoding, the sampler of SeqPE's positions, and its training.
 
+    Under `accelerate launch` or torchrun each process trains on its part of a batch, with the mean of all gradients.
+
     Args:
         schedule: of its training.
         model: with its `position`; moved to `device`.
@@ -122,6 +125,8 @@ class Learner(Generic[Model]):
         **weights: Any,
     ) -> None:
         self.schedule, self.seed, self.device = schedule, seed, device
+        self.processes = launched()
+        self.processes.part(schedule.batch)
         self.model: Model = model.to(device)
         self.encoder: SeqPE | None = None
         self.regularizer: SeqPERegularizer | None = None
@@ -142,13 +147,14 @@ class Learner(Generic[Model]):
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def place(self, rows: int, step: int) -> StepPositions:
-        """The positions of a step's batch, the same at every call."""
+        """The positions of this process's part of a step's batch of so many rows, the same at every call."""
         if self.regularizer is None or self.encoder is None:
             return StepPositions(None, None, 0.0)
         sample = self.regularizer.draw(rows, step)
         encoded = self.encoder(sample.positions)
+        main = sample.main if sample.main.dim() == 1 else sample.main[self.processes.part(rows)]
         return StepPositions(
-            sample.positions[sample.main], sample.embeddings(encoded), self.regularizer.losses(sample, encoded).total
+            sample.positions[main], sample.embeddings(encoded, main), self.regularizer.losses(sample, encoded).total
         )
 
     def fit(
@@ -186,13 +192,13 @@ class Learner(Generic[Model]):
             betas=(0.9, self.schedule.beta_2),
         )
         # Dropout, where a model has it.
-        torch.manual_seed(self.seed)
+        torch.manual_seed(self.seed + 100_003 * self.processes.index)
         return optimise(
             self.schedule, parameters, optimizer, loss, figures, state,
             {"recipe": asdict(self.schedule), "seed": self.seed} | identity,
             learning_rate=self.schedule.learning_rate_at,
             clips=[(model_parameters, self.schedule.clip), (positions, self.schedule.position_clip)],
-            resume=resume, bar=bar,
+            resume=resume, bar=bar, processes=self.processes,
         )  # fmt: skip
 
     def precision(self) -> AbstractContextManager[Any]:

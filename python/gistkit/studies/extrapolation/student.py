@@ -103,19 +103,23 @@ class Student(Learner[GPT]):
     def loss(self, step: int, input_ids: Tensor, labels: Tensor) -> Tensor:
         """The loss of a step: mean cross-entropy of labels [B, N] that are not -100, and SeqPE's two.
 
+        Several processes have a part of the rows each, and the mean of their losses is that of the batch.
+
         Args:
             input_ids: int64 [B, N], N at most the training length.
             labels: int64 [B, N], each the token after that of `input_ids`, or -100.
         """
         self.model.train()
-        input_ids, labels = input_ids.to(self.device), labels.to(self.device)
         positions, embeddings, loss = self.place(len(input_ids), step)
+        part = self.processes.part(len(input_ids))
+        weight = _weight(labels, part, self.processes.count)
+        input_ids, labels = input_ids[part].to(self.device), labels[part].to(self.device)
         if positions is not None and embeddings is not None:
             count = input_ids.shape[1]
             positions, embeddings = positions[..., :count], embeddings[..., :count, :]
         with self.precision():
             logits = self.model(input_ids, positions, embeddings=embeddings)
-        return _cross_entropy(logits, labels) + loss
+        return _cross_entropy(logits, labels) * weight + loss
 
     @torch.no_grad()
     def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
@@ -173,6 +177,12 @@ def _position(sizes: Sizes, arm: Arm) -> PositionEncoding:
     return position_encoding(
         arm.encoding, heads=sizes.heads, head_dim=sizes.dim // sizes.heads, layers=sizes.layers, **options
     )
+
+
+def _weight(labels: Tensor, part: slice, parts: int) -> float:
+    """What the mean over one of several parts of a batch counts in the mean of the parts' means."""
+    counted = labels != IGNORE
+    return float(counted[part].sum()) * parts / float(counted.sum()) if parts > 1 else 1.0
 
 
 def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ class LengthStudy(Study):
     run_type = Run
     recipe_type = Recipe
     presets = PRESETS
+    shared = True
     train_run = staticmethod(train)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,23 +51,32 @@ class Augment:
         self._mixtures = v2.RandomChoice(mixtures) if mixtures else None
         self._erasing = v2.RandomErasing(p=erasing) if erasing else None
 
-    def images(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """uint8 [n, channels, height, width] on the CPU to the same."""
-        if self._each is None:
-            return images
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(generator))
-            return torch.stack([self._each(image) for image in images])
+    def images(self, images: Tensor, seeds: Tensor) -> Tensor:
+        """uint8 [n, channels, height, width] on the CPU to the same; what an image becomes is up to its seed, [n]."""
+        return images if self._each is None else _one_by_one(self._each, images, seeds)
 
-    def batch(self, pixels: Tensor, labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Standardised pixels [B, channels, height, width] and int64 labels [B]; of mixtures float [B, classes]."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed(generator))
-            if self._mixtures is not None:
+    def batch(self, pixels: Tensor, labels: Tensor, seed: int, seeds: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardised pixels [B, channels, height, width] and int64 labels [B]; of mixtures float [B, classes].
+
+        Args:
+            seed: of the mixture, in which an image meets the one before it.
+            seeds: of what is erased of each image, [B].
+        """
+        if self._mixtures is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
                 pixels, labels = self._mixtures(pixels, labels)
-            if self._erasing is not None:
-                pixels = torch.stack([self._erasing(image) for image in pixels])
-        return pixels, labels
+        return pixels if self._erasing is None else _one_by_one(self._erasing, pixels, seeds), labels
+
+
+def _one_by_one(change: Callable[[Tensor], Tensor], images: Tensor, seeds: Tensor) -> Tensor:
+    """Each image changed by torchvision, whose transforms draw torch's own random numbers."""
+    changed = []
+    with torch.random.fork_rng(devices=[]):
+        for image, seed in zip(images, seeds.tolist(), strict=True):
+            torch.manual_seed(seed)
+            changed.append(change(image))
+    return torch.stack(changed)
 
 
 def check(rand_augment: int, mixup: float, cutmix: float, erasing: float) -> None:
@@ -78,8 +88,3 @@ def check(rand_augment: int, mixup: float, cutmix: float, erasing: float) -> Non
             raise ValueError(f"{name}: expected an alpha of at least 0, got {alpha}")
     if not 0 <= erasing <= 1:
         raise ValueError(f"erasing: expected a share from 0 to 1, got {erasing}")
-
-
-def _seed(generator: torch.Generator) -> int:
-    """A seed for torchvision, whose transforms draw torch's own random numbers."""
-    return int(torch.randint(1 << 62, (), generator=generator))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gistkit._processes import launched
 from gistkit.evaluate.report import format_table
 from gistkit.nn import IMAGE_ENCODINGS
+from gistkit.options.arguments import whole
 from gistkit.studies.options import add_names, add_runs, jobs
 from gistkit.studies.pages import drop_column, machine_caption, runs
 from gistkit.studies.registry import SavedRun
 from gistkit.studies.resolution import report
+from gistkit.studies.resolution.folders import Files
 from gistkit.studies.resolution.images import load_images
 from gistkit.studies.resolution.study import ABLATIONS, ARMS, NOTES, PRESETS, Recipe, Run, arms, train
+from gistkit.studies.runner import cores
 from gistkit.studies.study import Study, StudyPlan
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ class ResolutionStudy(Study):
     run_type = Run
     recipe_type = Recipe
     presets = PRESETS
+    shared = True
     train_run = staticmethod(train)
     kind = "images"
 
@@ -44,11 +50,19 @@ class ResolutionStudy(Study):
             "MNIST's names, or one in ImageNet's layout, train/CLASS/*.JPEG and val/CLASS/*.JPEG "
             "(default: %(default)s)",
         )  # fmt: skip
+        parser.add_argument(
+            "--workers", type=whole(0, 1000), metavar="N",
+            help="processes that read and change a folder's training images while the model trains; results do not "
+            "depend on it (default: one for each core but that of training, at most 16)",
+        )  # fmt: skip
         add_names(parser, "--encodings", ARMS, IMAGE_ENCODINGS, f", {' and '.join(ABLATIONS)} among them")
         add_runs(parser)
 
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         images = load_images(options.data)
+        if isinstance(images.train.images, Files):
+            spare = min(16, max(0, cores() // launched().count - 1))
+            images = replace(images, workers=spare if options.workers is None else options.workers)
         recipe = self.recipe_for(options).fitted(images)
         # Here what is missing is said before the first run.
         recipe.augment(images.classes)

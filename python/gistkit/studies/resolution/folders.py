@@ -44,12 +44,12 @@ class Files:
         sides = [max(image.size) for image in map(_opened, self.paths[:SAMPLE])]
         return min(LARGEST, max(sides))
 
-    def crops(self, size: int, least: float, generator: torch.Generator, *, flip: bool = False) -> Tensor:
-        """A random crop of each, with an area of `least` to all of the image's and sides 3:4 to 4:3."""
-        draws = torch.rand(5, len(self), generator=generator).tolist()
+    def crops(self, size: int, least: float, seeds: Tensor, *, flip: bool = False) -> Tensor:
+        """A random crop of each by its seed [n], with an area of `least` to all of the image's and sides 3:4 to 4:3."""
+        draws = [torch.rand(5, generator=torch.Generator().manual_seed(seed)).tolist() for seed in seeds.tolist()]
 
         def crop(image: Any, index: int) -> np.ndarray:
-            area, ratio, right, down, mirrored = (draw[index] for draw in draws)
+            area, ratio, right, down, mirrored = draws[index]
             stretch = math.exp((2 * ratio - 1) * math.log(STRETCH) / 2)
             side = math.sqrt((least + (1 - least) * area) * image.width * image.height)
             width, height = min(side * stretch, image.width), min(side / stretch, image.height)

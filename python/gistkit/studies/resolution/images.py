@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gistkit.studies.resolution.augment import Augment
 from gistkit.studies.resolution.folders import Files, class_folders, digest
 
 # Of ImageNet's channels, as every published recipe has them.
@@ -60,6 +59,7 @@ class Images:
         test: read once, at the end.
         mean, deviation: of each channel, of training images as numbers from 0 to 1.
         digest: first 12 hexadecimal digits of a SHA-256 of labels and a part of the images, to tell sets apart.
+        workers: processes that read and change training images of files while others train; 0: none but the training's.
     """
 
     name: str
@@ -69,6 +69,7 @@ class Images:
     mean: Tensor
     deviation: Tensor
     digest: str
+    workers: int = 0
 
     @property
     def channels(self) -> int:
@@ -97,28 +98,6 @@ class Images:
         planes = planes.movedim(-1, 1).float() / 255
         shape = (-1, 1, 1)
         return (planes - self.mean.to(device).view(shape)) / self.deviation.to(device).view(shape)
-
-    def crops(
-        self,
-        images: Tensor | Files,
-        size: int,
-        least: float,
-        generator: torch.Generator,
-        *,
-        flip: bool = False,
-        augment: Augment | None = None,
-        device: torch.device | str = "cpu",
-    ) -> Tensor:
-        """Random crops of a split's images as `standard`; `augment` changes bytes before. See `random_crops`."""
-        if isinstance(images, Files):
-            pixels = images.crops(size, least, generator, flip=flip)
-            if augment is not None:
-                pixels = augment.images(pixels, generator)
-            return self.standard(pixels.movedim(1, -1), device)
-        if augment is not None:
-            planes = images[:, None] if images.dim() == 3 else images.movedim(-1, 1)
-            images = augment.images(planes, generator).movedim(1, -1)
-        return random_crops(self.standard(images, device), size, least, generator, flip=flip)
 
     def squares(self, images: Tensor | Files, size: int, device: torch.device | str = "cpu") -> Tensor:
         """A split's images as `standard`, at `size` pixels a side: whole, or of files the middle square."""

@@ -21,8 +21,9 @@ from torch.nn.functional import cross_entropy
 from gistkit.nn import IMAGE_ENCODINGS, PositionEncoding, ViT, grid_positions, position_encoding
 from gistkit.studies.extrapolation.learner import Learner, PositionRecipe, without_losses
 from gistkit.studies.resolution import augment
+from gistkit.studies.resolution.batches import Ahead, Draws, FileCrops
 from gistkit.studies.resolution.folders import Files
-from gistkit.studies.resolution.images import Images, Split, on_canvas
+from gistkit.studies.resolution.images import Images, Split, on_canvas, random_crops
 
 # Arms that train SeqPE without one of its losses, or without both.
 ABLATIONS = without_losses("seqpe-mul")
@@ -41,6 +42,7 @@ class Recipe(PositionRecipe):
         flip: mirrors half of the training images.
         smoothing: of labels.
         rand_augment, mixup, cutmix, erasing: of `Augment`, which needs torchvision.
+        drop_path: of `ViT`.
         sinusoid_scale: of `Sinusoidal`.
         learned_std: of `Learned2D`.
         eval_images: held-out images at every evaluation.
@@ -72,6 +74,7 @@ class Recipe(PositionRecipe):
     mixup: float = 0.0
     cutmix: float = 0.0
     erasing: float = 0.0
+    drop_path: float = 0.0
     sinusoid_scale: float = 1.0
     learned_std: float = 0.02
     eval_images: int = 100
@@ -143,7 +146,7 @@ PRESETS = {
         encoder_heads=6, encoder_dropout=0.1, bfloat16=True, pivots=32, candidates=32, windows=32, window_positions=32,
         contrastive_weight=0.1, ood_weight=0.1, shift_rate=0.1, mul_start=0.0, position_std=0.4,
         grids=(14, 20, 24, 28, 32, 40, 42), patch=16, crop=0.08, flip=True, smoothing=0.1, rand_augment=9, mixup=0.8,
-        cutmix=1.0, erasing=0.25, eval_images=2000, test_images=50_000,
+        cutmix=1.0, erasing=0.25, drop_path=0.1, eval_images=2000, test_images=50_000,
     ),
 }  # fmt: skip
 
@@ -154,11 +157,11 @@ NOTES = {
         "672 x 672; SeqPE with 2 decimal digits an axis and 2 layers without weight decay, both losses weighing 0.1, "
         "32 pivots with 32 candidates, 32 windows of 32 positions, L_max 100 x 100, 10% of images shifted. The paper "
         "takes the rest from DeiT: 1024 images a step, AdamW at 1e-3 with weight decay 0.05 and 5 epochs of warm-up, a "
-        "cosine to 1e-5, label smoothing 0.1, mixup 0.8 or CutMix 1.0, RandAugment of magnitude 9, erasing 0.25. It "
-        "does not say, and its released code has: 400 epochs, gradients clipped to 5, encoder dropout 0.1; that code "
-        "differs in 1.2e-3 with 20 epochs of warm-up, and in 64 candidates and window positions. Ours: torchvision's "
-        "RandAugment always takes one magnitude where DeiT's varies, images are not repeated within a batch, and "
-        "10,000 training images are held out."
+        "cosine to 1e-5, label smoothing 0.1, mixup 0.8 or CutMix 1.0, RandAugment of magnitude 9, erasing 0.25, drop "
+        "path 0.1. It does not say, and its released code has: 400 epochs, gradients clipped to 5, encoder dropout "
+        "0.1; that code differs in 1.2e-3 with 20 epochs of warm-up, and in 64 candidates and window positions. Ours: "
+        "torchvision's RandAugment always takes one magnitude where DeiT's varies, images are not repeated within a "
+        "batch, and 10,000 training images are held out."
     )
 }  # fmt: skip
 
@@ -216,26 +219,48 @@ class Classifier(Learner[ViT]):
         torch.manual_seed(seed)
         model = ViT(
             recipe.patch, images.channels, images.classes, recipe.dim, recipe.layers, recipe.heads, position,
-            dropout=recipe.dropout, attention_dropout=recipe.attention_dropout,
+            dropout=recipe.dropout, attention_dropout=recipe.attention_dropout, drop_path=recipe.drop_path,
         )  # fmt: skip
         shape = (recipe.grids[0], recipe.grids[0])
         super().__init__(recipe, model, shape, seed, device, **ABLATIONS.get(arm.name, {}))
+        self.draws = Draws(seed, recipe.batch, len(images.train))
+        self.wanted, self.kept = torch.arange(recipe.batch), slice(None)
+        if self.processes.count > 1:
+            # In a mixture an image meets the one before it.
+            part = self.processes.part(recipe.batch)
+            self.wanted, self.kept = torch.arange(part.start - 1, part.stop) % recipe.batch, slice(1, None)
+        self.files: Ahead | None = None
+        if isinstance(images.train.images, Files):
+            crops = FileCrops(
+                images.train.images, self.draws, self.wanted, recipe.image_size(recipe.grids[0]), recipe.crop,
+                recipe.flip, self.augment,
+            )  # fmt: skip
+            self.files = Ahead(crops, recipe.steps, images.workers)
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """(pixels [B, channels, size, size], labels [B]) of step 0, 1, ..., the same at every call.
+        """(pixels [n, channels, size, size], labels [n]) of step 0, 1, ..., the same at every call.
 
-        Labels of mixed images are shares of the classes, [B, classes].
+        Several processes have a part of a step's batch each. Labels of mixed images are shares of the classes,
+        [n, classes].
         """
-        generator = torch.Generator().manual_seed(100_003 * (self.seed + 1) + step)
-        rows = self.images.train[torch.randint(0, len(self.images.train), (self.recipe.batch,), generator=generator)]
-        grid = self.recipe.grids[0]
-        pixels = self.images.crops(
-            rows.images, self.recipe.image_size(grid), self.recipe.crop, generator, flip=self.recipe.flip,
-            augment=self.augment, device=self.device,
-        )  # fmt: skip
-        pixels = self.place_images(pixels, grid, self.corners(len(rows), grid, generator))
-        labels = rows.labels.to(self.device)
-        return (pixels, labels) if self.augment is None else self.augment.batch(pixels, labels, generator)
+        rows, generator = self.draws.rows(step)
+        seeds, train, recipe = self.draws.seeds(step), self.images.train, self.recipe
+        grid = recipe.grids[0]
+        if self.files is not None:
+            pixels = self.images.standard(self.files(step).movedim(1, -1), self.device)
+        else:
+            stored = train.images[rows]
+            if self.augment is not None:
+                planes = stored[:, None] if stored.dim() == 3 else stored.movedim(-1, 1)
+                stored = self.augment.images(planes, seeds[1]).movedim(1, -1)
+            stored = self.images.standard(stored, self.device)
+            pixels = random_crops(stored, recipe.image_size(grid), recipe.crop, generator, flip=recipe.flip)
+            pixels = pixels[self.wanted]
+        pixels = self.place_images(pixels, grid, self.corners(len(rows), grid, generator)[self.wanted])
+        labels = train.labels[rows[self.wanted]].to(self.device)
+        if self.augment is not None:
+            pixels, labels = self.augment.batch(pixels, labels, int(seeds[3, 0]), seeds[2, self.wanted])
+        return pixels[self.kept], labels[self.kept]
 
     def corners(self, count: int, grid: int, generator: torch.Generator) -> Tensor:
         """Random places of so many images, in whole patches: int64 [count, 2], row and column of the first pixel."""
@@ -252,7 +277,7 @@ class Classifier(Learner[ViT]):
         """The loss of a step: that of its classes, and SeqPE's two."""
         self.model.train()
         pixels, labels = self.batch(step)
-        positions, embeddings, loss = self.place(len(pixels), step)
+        positions, embeddings, loss = self.place(self.recipe.batch, step)
         with self.precision():
             logits = self.model(pixels, positions, embeddings=embeddings)
         return cross_entropy(logits.float(), labels, label_smoothing=self.recipe.smoothing) + loss

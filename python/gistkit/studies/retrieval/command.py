@@ -37,6 +37,7 @@ class RetrievalStudy(Study):
     run_type = Run
     recipe_type = Recipe
     presets = PRESETS | documents.PRESETS | squad.PRESETS
+    shared = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         sizes = (

@@ -1,0 +1,126 @@
+"""reference_model: a whole model with the weights of the paper's released code, its encoding among them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from gistkit.nn.models import GPT, ViT
+from gistkit.nn.seqpe.encoder import SeqPE
+from gistkit.nn.seqpe.positions import Integration, SeqPEPositions
+
+# Name of a layer's map or norm here: its name there; maps of a GPT-2 are transposed.
+_GPT = {
+    "norm_1": "ln_1",
+    "norm_2": "ln_2",
+    "attention.qkv": "attn.c_attn",
+    "attention.out": "attn.c_proj",
+    "network.up": "mlp.c_fc",
+    "network.down": "mlp.c_proj",
+}
+_VIT = {
+    "norm_1": "norm1",
+    "norm_2": "norm2",
+    "attention.qkv": "attn.qkv",
+    "attention.out": "attn.proj",
+    "network.up": "mlp.fc1",
+    "network.down": "mlp.fc2",
+}
+# Masks that a GPT-2 keeps as buffers, and its tied output embedding.
+_LEFT = re.compile(r"h\.\d+\.attn\.(masked_)?bias|lm_head\.weight")
+
+
+def reference_model(
+    state: Mapping[str, Tensor],
+    encoder_state: Mapping[str, Tensor],
+    integration: Integration,
+    *,
+    heads: int | None = None,
+) -> GPT | ViT:
+    """A `GPT` or `ViT` in eval mode with the weights of a checkpoint of the paper's released code.
+
+    A checkpoint for text is a folder of Accelerate's: `state` is in model.safetensors and `encoder_state` in
+    model_1.safetensors. One for images is a dict in a .pth file, with both under "model" and "pe_model". The model's
+    `position` also works in transformers' GPT-2 of the same weights, see `gistkit.hf.encode_positions`.
+
+    Args:
+        state: of the GPT-2 (`transformer.wte.weight`, ...) or of timm's ViT (`patch_embed.proj.weight`, ...), with the
+            projection of positions (`pe_qk`) of all layers, of each, or none.
+        encoder_state: of the encoder, see `SeqPE.from_reference`.
+        integration: which no weight tells: "sum" is attn_add there, "mul" attn_mul, and "bias" attn_scalar.
+        heads: of the model; dim / 64 by default, as in that code.
+
+    Raises:
+        ValueError: a weight that is missing, has another shape than the others imply, or has no place here.
+    """
+    if integration not in get_args(Integration):
+        raise ValueError(f"integration: expected {', '.join(get_args(Integration))}, got {integration!r}")
+    images = "patch_embed.proj.weight" in state
+    left = {name.removeprefix("transformer."): tensor.detach() for name, tensor in state.items()}
+
+    def take(name: str) -> Tensor:
+        if name not in left:
+            raise ValueError(f"state: expected a weight {name!r}, got {len(state)} others")
+        return left.pop(name)
+
+    names = _VIT if images else _GPT
+    list_name = "blocks" if images else "h"
+    layers = len({name.split(".")[1] for name in left if name.startswith(f"{list_name}.")})
+    weights: dict[str, Tensor] = {}
+    if images:
+        patches = take("patch_embed.proj.weight")
+        weights |= {"patches.weight": patches.flatten(1), "patches.bias": take("patch_embed.proj.bias")}
+        weights |= {"cls": take("cls_token").flatten()}
+        weights |= {f"head.{part}": take(f"head.{part}") for part in ("weight", "bias")}
+        dim = len(patches)
+    else:
+        tokens = take("wte.weight")
+        weights |= {"tokens.weight": tokens, "head.weight": tokens}
+        dim = tokens.shape[1]
+    heads = max(dim // 64, 1) if heads is None else heads
+    encoder = SeqPE.from_reference(encoder_state)
+    shared = "pe_qk.weight" in left
+    projections = ["pe_qk"] if shared else [f"{list_name}.{i}.attn.pe_qk" for i in range(layers)]
+    if not shared and not any("pe_qk" in name for name in left):
+        projections = []
+    for i, name in enumerate(projections):
+        weights |= {f"position.projections.{i}.{part}": take(f"{name}.{part}") for part in ("weight", "bias")}
+    if images:
+        weights["position.extra"] = take("cls_token_pos_embed")[0]
+    for i in range(layers):
+        for ours, theirs in names.items():
+            matrix = take(f"{list_name}.{i}.{theirs}.weight")
+            weights[f"blocks.{i}.{ours}.weight"] = matrix.T if matrix.dim() == 2 and not images else matrix
+            weights[f"blocks.{i}.{ours}.bias"] = take(f"{list_name}.{i}.{theirs}.bias")
+    weights |= {f"norm.{part}": take(f"{'norm' if images else 'ln_f'}.{part}") for part in ("weight", "bias")}
+    unknown = [name for name in left if images or not _LEFT.fullmatch(name)]
+    if unknown:
+        raise ValueError(f"state: expected the weights of a model with SeqPE, got others too: {', '.join(unknown[:5])}")
+    position = SeqPEPositions(
+        encoder, heads, dim // heads, layers=layers, integration=integration, extra_tokens=int(images),
+        projection="shared" if shared else "layer" if projections else "none",
+    )  # fmt: skip
+    # Its weights are the checkpoint's already.
+    weights |= {f"position.encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    hidden_dim = weights["blocks.0.network.up.weight"].shape[0] if layers else None
+    with torch.random.fork_rng(devices=[]):
+        model: GPT | ViT
+        if images:
+            channels, patch = patches.shape[1:3]
+            model = ViT(
+                patch, channels, len(weights["head.weight"]), dim, layers, heads, position, hidden_dim=hidden_dim
+            )  # fmt: skip
+        else:
+            model = GPT(len(tokens), dim, layers, heads, position, hidden_dim=hidden_dim, style="gpt2")
+    for name, parameter in model.named_parameters():
+        if parameter.shape != weights[name].shape:
+            raise ValueError(
+                f"state: expected {list(parameter.shape)} for {name}, as dim {dim} and {heads} heads imply, got "
+                f"{list(weights[name].shape)}"
+            )
+    model.to(next(iter(weights.values())).dtype).load_state_dict(weights)
+    return model.eval()

@@ -1,0 +1,253 @@
+"""Position encodings inside decoders built like a Llama: their formulas in its layers, caches, padding, training."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache, PreTrainedModel
+
+from gistkit import hf
+from gistkit.nn import TEXT_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, SeqPEPositions
+from tests.helpers import encodings
+from tests.helpers.models import checkpoint, double_angles, tiny
+from tests.helpers.tiers import mostly_slow
+
+HEADS, KEY_HEADS, HEAD_DIM, LAYERS, DIM = 4, 2, 12, 2, 48
+IDS = torch.randint(1, 50, (2, 9), generator=torch.Generator().manual_seed(1))
+ROWS = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 10, 11], [90, 9, 0, 1, 2, 3, 4, 7, 2]])
+# Without windows, which no encoding is told of.
+OPEN: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": None},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {},
+}
+CASES = [(family, name) for family in OPEN for name in TEXT_ENCODINGS]
+QUICK = {("llama", name) for name in TEXT_ENCODINGS} | {("qwen3", "seqpe-bias"), ("qwen2", "seqpe-mul")}
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def encoding(name: str, **options: Any) -> PositionEncoding:
+    return encodings.encoding(name, heads=HEADS, key_heads=KEY_HEADS, head_dim=HEAD_DIM, layers=LAYERS, **options)
+
+
+def model_of(family: str, **changes: Any) -> PreTrainedModel:
+    return tiny(family, pad_token_id=0, head_dim=HEAD_DIM, **OPEN[family] | changes)
+
+
+@contextmanager
+def patched(
+    model: PreTrainedModel, name: str, position: PositionEncoding, positions: Tensor, rope: bool
+) -> Iterator[None]:
+    """The model's own layers, with a formula in the place of its RoPE (or after it) and dense attention."""
+    file = sys.modules[type(model.get_decoder().layers[0].self_attn).__module__]
+    before, own, layer = file.apply_rotary_pos_emb, model.config._attn_implementation, [0]
+    added: list[Any] = []
+
+    def rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        if rope:
+            query, key = before(query, key, cos, sin)
+        query, key, more = encodings.integrated(name, position, query, key, positions, layer[0])
+        layer[0] += 1
+        added.append(more)
+        return query, key
+
+    def attention(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, scaling: float, **kwargs: Any
+    ) -> Any:
+        visible = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril()
+        return encodings.dense(query, key, value, visible, added.pop(), scaling), None
+
+    AttentionInterface.register("formula", attention)
+    AttentionMaskInterface.register("formula", lambda *args, **kwargs: None)
+    file.apply_rotary_pos_emb = rotate
+    model.set_attn_implementation("formula")
+    try:
+        with double_angles(model):
+            yield
+    finally:
+        file.apply_rotary_pos_emb = before
+        model.set_attn_implementation(own)
+
+
+def by_formula(
+    model: PreTrainedModel, name: str, position: PositionEncoding, positions: Tensor | None = None, rope: bool = False
+) -> Tensor:
+    positions = torch.arange(IDS.shape[1]).expand_as(IDS) if positions is None else positions
+    embedded = model.get_input_embeddings()(IDS) + encodings.added(name, position, positions, DIM)
+    with patched(model, name, position, positions, rope):
+        return model(inputs_embeds=embedded, position_ids=positions, use_cache=False).logits
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in CASES],
+)
+def test_logits_are_those_of_the_formulas(family: str, name: str) -> None:
+    model, position = model_of(family), encoding(name)
+    for positions in (None, ROWS):
+        with hf.encode_positions(model, position):
+            found = model(IDS, position_ids=positions).logits
+        close(found, by_formula(model, name, position, positions))
+
+
+@pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "nope", "learned", "alibi", "seqpe-bias"))
+def test_beside_the_models_own_rope(name: str) -> None:
+    model, position = model_of("llama"), encoding(name)
+    with hf.encode_positions(model, position, rope=True):
+        found = model(IDS, position_ids=ROWS).logits
+    close(found, by_formula(model, name, position, ROWS, rope=True))
+    if name == "nope":
+        with hf.attach(model), hf.encode_positions(model, position, rope=True):
+            found = model(IDS).logits
+        with hf.attach(model):
+            assert torch.equal(found, model(IDS).logits)
+
+
+def test_each_layer_may_have_its_projection() -> None:
+    model, position = model_of("llama"), encoding("seqpe-sum", projection="layer")
+    with hf.encode_positions(model, position):
+        found = model(IDS).logits
+    close(found, by_formula(model, "seqpe-sum", position))
+
+
+@pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "sinusoidal", "alibi", "seqpe-bias"))
+@pytest.mark.parametrize("rope", [False, True])
+def test_passes_in_chunks_are_one_pass(name: str, rope: bool) -> None:
+    model, cache = model_of("llama"), DynamicCache()
+    with hf.encode_positions(model, encoding(name), rope=rope):
+        whole = model(IDS).logits
+        parts = [model(part, **{hf.CACHE: cache}).logits for part in IDS.split([4, 1, 4], 1)]
+    close(torch.cat(parts, 1), whole)
+    wide = 2 if name == "seqpe-bias" else 1
+    assert cache.layers[0].keys.shape == (2, KEY_HEADS, 9, wide * HEAD_DIM)
+
+
+@pytest.mark.parametrize("name", mostly_slow(TEXT_ENCODINGS, "rope-1e4", "seqpe-bias"))
+def test_generate_with_a_cache_without_one_and_padded(name: str) -> None:
+    """Greedy and by beams, each row as it is alone."""
+    model, position = model_of("llama"), encoding(name)
+    settings = {"max_new_tokens": 5, "do_sample": False}
+    mask = torch.ones_like(IDS)
+    mask[1, :4] = 0
+    with hf.encode_positions(model, position):
+        cached = model.generate(IDS, attention_mask=mask, **settings)
+        assert torch.equal(cached, model.generate(IDS, attention_mask=mask, use_cache=False, **settings))
+        for row, start in ((0, 0), (1, 4)):
+            alone = model.generate(IDS[row : row + 1, start:], attention_mask=mask[row : row + 1, start:], **settings)
+            assert torch.equal(cached[row : row + 1, start:], alone)
+        beams = model.generate(IDS, attention_mask=mask, num_beams=2, **settings)
+        assert torch.equal(beams, model.generate(IDS, attention_mask=mask, num_beams=2, use_cache=False, **settings))
+    # The first new token is the formula's choice.
+    assert torch.equal(cached[:1, 9], by_formula(model, name, position)[:1, -1].argmax(-1))
+
+
+def test_padding_at_either_end_changes_nothing() -> None:
+    model, name = model_of("llama"), "seqpe-mul"
+    padded, mask = torch.zeros(2, 12, dtype=torch.long), torch.zeros(2, 12, dtype=torch.long)
+    for row, start in enumerate((0, 3)):
+        padded[row, start : start + 9], mask[row, start : start + 9] = IDS[row], 1
+    with hf.encode_positions(model, encoding(name)):
+        logits = model(padded, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+        alone = model(IDS).logits
+    close(logits[0, :9], alone[0])
+    close(logits[1, 3:], alone[1])
+
+
+@pytest.mark.parametrize("name", ["seqpe-bias", "learned"])
+def test_training_has_the_gradients_of_the_formulas(name: str) -> None:
+    """Also with gradient checkpointing of two passes, the first of which is run again after the second."""
+    model, position = model_of("llama").train(), encoding(name).train()
+    parameters = [*position.parameters(), *model.parameters()]
+    expected = torch.autograd.grad(
+        by_formula(model, name, position).square().mean() + by_formula(model, name, position, ROWS).square().mean(),
+        parameters,
+    )
+    for checkpointing in (False, True):
+        if checkpointing:
+            checkpoint(model, use_reentrant=False)
+        with hf.encode_positions(model, position):
+            one, two = model(IDS).logits, model(IDS, position_ids=ROWS).logits
+            found = torch.autograd.grad(one.square().mean() + two.square().mean(), parameters)
+        for ours, its in zip(found, expected, strict=True):
+            close(ours, its)
+            assert ours.abs().any()
+
+
+def test_embeddings_of_the_caller_are_used() -> None:
+    model, position = model_of("llama"), encoding("seqpe-bias")
+    assert isinstance(position, SeqPEPositions)
+    with hf.encode_positions(model, position):
+        found = model(IDS, embeddings=position.encoder(ROWS)).logits
+        close(found, model(IDS, position_ids=ROWS).logits)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = model_of("llama")
+    before = model(IDS).logits
+    with hf.encode_positions(model, encoding("seqpe-bias"), rope=True):
+        assert not torch.allclose(model(IDS).logits, before)
+    assert torch.equal(model(IDS).logits, before)
+    assert not any("forward" in vars(module) or module._forward_pre_hooks for module in model.modules())
+    assert "generate" not in vars(model)
+
+
+def test_a_peft_model_has_its_adapters_and_the_encoding() -> None:
+    peft = pytest.importorskip("peft")
+    model, position = model_of("llama"), encoding("seqpe-bias")
+    lora = peft.get_peft_model(
+        model, peft.LoraConfig(r=2, target_modules=["q_proj", "k_proj"], init_lora_weights=False)
+    )
+    lora.double().eval()
+    with hf.encode_positions(lora, position):
+        found = lora(IDS).logits
+        assert lora.generate(input_ids=IDS, max_new_tokens=2).shape == (2, 11)
+    merged = lora.merge_and_unload()
+    close(found, by_formula(merged, "seqpe-bias", position))
+
+
+class Leaves(hf.KeptKeys):
+    def leave(self, *args: Any) -> None:
+        pass
+
+
+def test_what_is_refused() -> None:
+    def inside(model: Any, position: Any = None, rope: bool = False, **call: Any) -> Any:
+        with hf.encode_positions(model, NoPE() if position is None else position, rope=rope):
+            return model(IDS, **call)
+
+    for family, windows in (("mistral", "6"), ("qwen2", "5"), ("gemma3", "4")):
+        with pytest.raises(
+            TypeError, match=f"layers that see all earlier tokens, got .* with sliding windows of {windows}"
+        ):
+            inside(tiny(family))
+    capped = tiny("gemma2", layer_types=["full_attention"] * 2)
+    with pytest.raises(TypeError, match=r"does not cap its logits, got Gemma2Model, which caps at 50\.0"):
+        inside(capped)
+    with pytest.raises(TypeError, match=r"a decoder whose attention is built like a Llama's, .* got Phi3Model"):
+        inside(tiny("phi3", sliding_window=None))
+    with pytest.raises(ValueError, match="rope: expected False for GPT2Model, which has no RoPE, got True"):
+        inside(tiny("gpt2"), rope=True)
+    model = model_of("llama")
+    with (
+        pytest.raises(ValueError, match=r"position: expected one block of gistkit\.hf\.encode_positions a model"),
+        hf.encode_positions(model, NoPE()),
+    ):
+        inside(model)
+    with pytest.raises(ValueError, match="position: expected one with axes=1 and extra_tokens=0, got RoPE2D"):
+        inside(model, RoPE2D(HEAD_DIM))
+    with pytest.raises(ValueError, match=r"keep: expected none that makes keys of its own .* got Leaves"):
+        inside(model, keep=Leaves(slice(None)))
+    with pytest.raises(ValueError, match=r"key: expected \[B, 4, 9, 12\], got shape \(2, 2, 9, 12\)"):
+        inside(model, SeqPEPositions(SeqPE(16, digits=3), HEADS, HEAD_DIM).double())
+    with pytest.raises(ValueError, match="key_heads: expected a divisor of 4 heads, got 3"):
+        SeqPEPositions(SeqPE(16), HEADS, HEAD_DIM, key_heads=3)
+    with pytest.raises(ValueError, match="key_heads: expected 4 for projection 'none', got 2"):
+        SeqPEPositions(SeqPE(48), HEADS, HEAD_DIM, key_heads=2, projection="none")
