@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-# What an interrupted write leaves behind is a folder of such a name.
 _JSON_BYTES = 2**24
+# What an interrupted write leaves behind is a folder of such a name.
 PREFIX, SUFFIX = ".gistkit-", ".partial"
 Shapes = Mapping[str, tuple[int, ...]]
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -679,6 +679,9 @@ def test_questions_in_the_papers_prompt_beside_a_summary(folder, tmp_path, capsy
         (["evaluate", "--segment", "4"], "--segment: expected none without --tau, got 4"),
         (["evaluate", "--tau", "4", "--keep-examples"], "--keep-examples: expected none beside --tau, got True"),
         (["evaluate", "--tau", "4", "--tasks", "lm"], "--tasks: expected none beside --tau, got ['lm']"),
+        (["evaluate", "--cut"], "--questions: expected some beside --writer, got none"),
+        (["evaluate", "--writer-model", "large", "--ratio", "9"], "--ratio: expected none beside --writer, got 9"),
+        (["evaluate", "--written-ratio", "9", "--baselines", "full"], "--baselines: expected none beside --writer"),
         (["evaluate", "--tau", "4", "--baselines", "none"], "--baselines: expected some of recent, full beside --tau"),
         (
             ["evaluate", "--tau", "4"],

@@ -1,6 +1,8 @@
 """Select keeps what its scores say, counted key by key with plain torch, and the model reads it as its own cache."""
 
 import math
+from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -297,12 +299,22 @@ def test_wrong_scores_are_named():
 
 
 def test_a_score_of_ones_own():
+    @dataclass(frozen=True)
+    class Near(Score):
+        name = "near"
+        place: int
+
+        def __call__(self, heads):
+            return -(torch.arange(heads.key.shape[1]) - self.place).abs().float().expand(heads.key.shape[0], -1)
+
     class Last(Score):
         name = "last"
 
         def __call__(self, heads):
             return torch.arange(heads.key.shape[1]).expand(heads.key.shape[0], -1).float()
 
+    assert made(Last()).settings["by"] == "last" and made(Near(40)).settings["by"] == {"name": "near", "place": 40}
+    assert made(MappingProxyType({"name": "snapkv", "window": 3})).score == SnapKV(3)
     compressor = made(Last())
     _, key, _ = cached(compressor.model, [BOS, *IDS])[1]
     torch.testing.assert_close(compressor.encode([IDS]).layers[1][0][0], key[:, -30:])

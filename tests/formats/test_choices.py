@@ -32,7 +32,8 @@ def write(path, rows):
 def test_scienceqas_test_questions_with_an_image(tmp_path):
     (tmp_path / "problems.json").write_text(json.dumps(PROBLEMS, indent=2))
     assert is_choices(tmp_path / "problems.json")
-    found = list(choices(tmp_path / "problems.json"))
+    found = list(choices(tmp_path / "problems.json", "test"))
+    assert len(list(choices(tmp_path / "problems.json"))) == 3
     assert [(each.image, each.answer, each.group) for each in found] == [
         ("test/1/image.png", "B", "1"), ("test/4/choice.png", "C", "4")
     ]  # fmt: skip
@@ -41,11 +42,13 @@ def test_scienceqas_test_questions_with_an_image(tmp_path):
     assert [each.image for each in choices(tmp_path / "problems.json", "train")] == ["train/3/image.png"]
     # As conversations, whose images are looked for.
     with pytest.raises(FileNotFoundError, match=r"'1': expected the image .*test/1/image.png, got none there"):
-        load_conversations(tmp_path / "problems.json", tmp_path)
+        load_conversations(tmp_path / "problems.json", tmp_path, "test")
+    with pytest.raises(FileNotFoundError, match=r"'3': expected the image .*train/3/image.png, got none there"):
+        load_conversations(tmp_path / "problems.json", tmp_path, "train")
     for name in ("1/image.png", "4/choice.png"):
         (tmp_path / "test" / name).parent.mkdir(parents=True)
         (tmp_path / "test" / name).touch()
-    one, other = load_conversations(tmp_path / "problems.json", tmp_path)
+    one, other = load_conversations(tmp_path / "problems.json", tmp_path, "test")
     assert one.images == (tmp_path / "test/1/image.png",) and one.turns == ((found[0].question, "B"),)
     assert other.group == "4"
 
@@ -103,3 +106,14 @@ def test_rows_that_are_none(tmp_path, column, cell, message):
     row = dict(zip(HEAD, ("7", "Which?", "", "cat", "dog", "", "", "B", "animals", encoded(b"seven")), strict=True))
     with pytest.raises(ValueError, match=message):
         list(choices(write(tmp_path / "dev.tsv", [tuple((row | {column: cell}).values())])))
+
+
+def test_answers_are_letters_of_options_that_are_there(tmp_path):
+    row = ("7", "Which?", "", "cat", "", "cow", "", "C", "animals", encoded(b"seven"))
+    first = next(iter(choices(write(tmp_path / "dev.tsv", [row]))))
+    assert first.question.splitlines()[1:3] == ["A. cat", "B. cow"] and first.answer == "B"
+    for answer in ("AB", "B", "a"):
+        with pytest.raises(ValueError, match="'answer': expected the letter of an option, got"):
+            list(choices(write(tmp_path / "dev.tsv", [(*row[:7], answer, *row[8:])])))
+    with pytest.raises(ValueError, match="expected questions to train on, got MMBench's, which are for tests"):
+        choices(write(tmp_path / "dev.tsv", [row]), "train")

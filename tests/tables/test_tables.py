@@ -319,11 +319,11 @@ def test_columns_of_a_judge_and_of_training(tmp_path):
     rows = [{"method": "GistPool 5x", "metrics": {"qa_judge": 90.4}}, {"method": "FullContext", "metrics": {}}]
     (tmp_path / "answers" / "evaluation.json").write_text(json.dumps({"rows": rows}))
     wrong = WrongAnswers("wrong", "answers", "qa_judge")
-    assert wrong.form.format(wrong.value(tmp_path)) == "9.6"
+    assert wrong.form.format(wrong.value(tmp_path / "answers")) == "9.6"
     # Without a judge there is none.
-    assert wrong.value(tmp_path, "FullContext") is None
+    assert wrong.value(tmp_path / "answers", "FullContext") is None
     loss = TrainingLoss("CL loss", "pretrain", "compression")
-    assert loss.value(tmp_path) is None
+    assert loss.value(tmp_path / "pretrain") is None
     (tmp_path / "pretrain").mkdir()
     records = [
         {"step": 0, "held_out": {"loss": 3.0, "compression": 2.0}},
@@ -331,5 +331,5 @@ def test_columns_of_a_judge_and_of_training(tmp_path):
         {"step": 1, "held_out": {"loss": 2.0, "compression": 0.25}},
     ]
     (tmp_path / "pretrain" / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in records))
-    assert loss.value(tmp_path) == 0.25
-    assert TrainingLoss("AE", "pretrain", "ae").value(tmp_path) is None
+    assert loss.value(tmp_path / "pretrain") == 0.25
+    assert TrainingLoss("AE", "pretrain", "ae").value(tmp_path / "pretrain") is None

@@ -36,6 +36,8 @@ example: gistkit evaluate --model ./llama --questions dev.jsonl --written-ratio 
              --writer http://localhost:8000/v1 --writer-model large"""
 
 CONTEXT = 510
+# The options of a writer that are None by default.
+WRITER = ("writer", "writer_model", "writer_prompt", "writer_concurrency", "written_ratio")
 
 
 def add(commands: Any) -> None:
@@ -136,7 +138,7 @@ def _add_writer(group: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_file("--out", arguments.out)
-    if arguments.writer is not None or arguments.written_ratio is not None:
+    if any(getattr(arguments, name) is not None for name in WRITER) or arguments.cut:
         return _written(arguments)
     if arguments.questions is None and arguments.split == "train":
         raise ValueError("--split: expected validation or test of a text, whose held-out part is measured, got train")
@@ -215,6 +217,7 @@ def _written(arguments: argparse.Namespace) -> int:
     _refuse(
         arguments, "--writer", compressor=None, method=None, text=None, images=None, cloze=False, tau=None,
         segment=None, tasks=None, prompt="plain", max_new_tokens=None, excluded_words=None, documents=False,
+        ratio=None, layout=None, chunk=None, option=[], baselines=None, context=None, continuation=None,
     )  # fmt: skip
     if not arguments.questions:
         raise ValueError("--questions: expected some beside --writer, got none")
@@ -346,7 +349,7 @@ def _about_images(
         name = file.name.partition(".")[0]
         if name in reports:
             raise ValueError(f"--questions: expected files of different names, got {name} twice")
-        conversations = train.load_conversations(file, arguments.images)
+        conversations = train.load_conversations(file, arguments.images, "test")
         questions = train.ConversationQuestions(conversations, compressor, processor)
         reports[name] = evaluate.evaluate_images(
             compressor,

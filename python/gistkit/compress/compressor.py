@@ -337,7 +337,9 @@ class Compressor(nn.Module, ABC):
         Raises:
             ValueError: if there is no tokenizer, or a text has no tokens.
         """
-        rows = [text_ids(row, self.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
+        # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
+        with self.lm.turn():
+            rows = [text_ids(row, self.tokenizer, control_tokens=control_tokens) for row in texts_of("text", text)]
         return self.encode(rows, gradient=gradient)
 
     def ask(
@@ -398,9 +400,11 @@ class Compressor(nn.Module, ABC):
         self.lm.refuse_foreign_checkpointing()
         # Where RoPE's frequencies depend on the length of a pass, that length is a row's own.
         if rows.batch_size > 1 and type(rows) is Rows and self.lm.changing_rope:
-            memories, states, parts = zip(*(self.compress_rows(pad([row])) for row in rows.lists()), strict=True)
+            alone = [pad([row], rows.ids.device) for row in rows.lists()]
+            memories, states, parts = zip(*map(self.compress_rows, alone), strict=True)
             hidden_states = None if None in states else pad_sequence([state[0] for state in states], batch_first=True)
-            return memories[0].stack(memories), hidden_states, pad([*chain(*(part.lists() for part in parts))])
+            compressed = pad([*chain(*(part.lists() for part in parts))], rows.ids.device)
+            return memories[0].stack(memories), hidden_states, compressed
         rows, remainder = self.cut(rows)
         memory, hidden_states = self.encode_rows(rows)
         return replace(memory, rest=remainder or memory.rest), hidden_states, rows

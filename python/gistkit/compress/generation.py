@@ -141,7 +141,11 @@ def ask(
     check_memory(memory)
     alone = isinstance(question, str)
     questions = texts_of("question", question) * (memory.batch_size if alone else 1)
-    prompts = [filled_ids(template, "{question}", text, tokenizer, control_tokens=control_tokens) for text in questions]
+    # Tokenizers keep what they do with control tokens, which another thread may want otherwise.
+    with compressor.lm.turn():
+        prompts = [
+            filled_ids(template, "{question}", text, tokenizer, control_tokens=control_tokens) for text in questions
+        ]
     if stop_tokens is None:
         config = options.get("generation_config")
         given = options.pop("eos_token_id", None)

@@ -23,7 +23,7 @@ Asked = TypeVar("Asked")
 
 
 class EndpointError(OSError):
-    """An endpoint that gave no reply of use."""
+    """An endpoint that gave no usable reply."""
 
 
 class Endpoint:

@@ -40,34 +40,41 @@ def is_choices(path: Path) -> bool:
     return files.suffix_of(path) == ".tsv" or _PROBLEMS.match(files.head(path)) is not None
 
 
-def choices(path: Path, split: str = "test") -> Iterator[Choice]:
+def choices(path: Path, split: str | None = None) -> Iterator[Choice]:
     """The questions of a file that have an image.
 
-    - ScienceQA: problems.json; of a split, "train", "val" or "test". Images are SPLIT/ID/image.png.
+    - ScienceQA: problems.json; of a split, "train", "validation" or "test"; None: of all. Images are
+      SPLIT/ID/image.png.
     - MMBench: a .tsv file with the images in it. Its circular evaluation asks a question as often as it has options,
-      each time with these moved on by one; where no question is there in several orders, they are made here.
+      each time with these moved on by one; where no question is there in several orders, they are made here. It has
+      no splits: its questions are for tests.
 
     Raises:
         OSError: if there is no such file.
         ValueError: naming the file, the line or the place in the document, and the field of what is not as expected.
     """
-    return _mmbench(path) if files.suffix_of(path) == ".tsv" else _scienceqa(path, split)
+    if files.suffix_of(path) != ".tsv":
+        return _scienceqa(path, "val" if split == "validation" else split)
+    if split == "train":
+        raise ValueError(f"{path}: expected questions to train on, got MMBench's, which are for tests")
+    return _mmbench(path)
 
 
-def _scienceqa(path: Path, split: str) -> Iterator[Choice]:
+def _scienceqa(path: Path, split: str | None) -> Iterator[Choice]:
     for name, problem in files.members(path):
         where = f"{path}, {name!r}"
         if not isinstance(problem, Mapping):
             raise ValueError(f"{where}: expected a JSON object, got {type(problem).__name__}")
         image, options, answer = (problem.get(field) for field in ("image", "choices", "answer"))
-        if problem.get("split") != split or not image:
+        own = problem.get("split")
+        if (split is not None and own != split) or not image:
             continue
         if not isinstance(options, list) or not all(isinstance(each, str) for each in options):
             raise ValueError(f"{where}, 'choices': expected a list of texts, got {options!r:.60}")
         if not isinstance(answer, int) or not 0 <= answer < len(options):
             raise ValueError(f"{where}, 'answer': expected an index of {len(options)} choices, got {answer!r:.60}")
         text = _asked(where, problem.get("hint"), problem.get("question"), options)
-        yield Choice(where, f"{split}/{name}/{image}", text, LETTERS[answer], str(name))
+        yield Choice(where, f"{own}/{name}/{image}", text, LETTERS[answer], str(name))
 
 
 def _mmbench(path: Path) -> Iterator[Choice]:
@@ -79,10 +86,11 @@ def _mmbench(path: Path) -> Iterator[Choice]:
         rounds[_number(where, row) % _ROUND] += 1
     circular = any(count > 1 for count in rounds.values())
     for where, row in files.rows(path, "\t"):
-        options = [row[letter] for letter in LETTERS if row.get(letter, "").strip()]
-        answer = LETTERS.find(_cell(where, row, "answer").strip())
-        if not 0 <= answer < len(options):
+        letters = [letter for letter in LETTERS if row.get(letter, "").strip()]
+        options = [row[letter] for letter in letters]
+        if (right := _cell(where, row, "answer").strip()) not in letters:
             raise ValueError(f"{where}, 'answer': expected the letter of an option, got {row['answer']!r:.60}")
+        answer = letters.index(right)
         image = _decoded(where, images.get(row["image"], row["image"]))
         for moved in range(1 if circular else len(options)):
             text = _asked(where, row.get("hint"), row.get("question"), options[moved:] + options[:moved])

@@ -59,13 +59,7 @@ def relative_bias(model: nn.Module, distances: int = 128) -> Tensor:
     for module in model.modules():
         if isinstance(getattr(module, "relative_attention_bias", None), nn.Embedding):
             attention: Any = module
-            bucket = attention._relative_position_bucket(
-                # Of the key to the query.
-                -torch.arange(distances, device=attention.relative_attention_bias.weight.device),
-                bidirectional=not attention.is_decoder,
-                num_buckets=attention.relative_attention_num_buckets,
-                max_distance=attention.relative_attention_max_distance,
-            )
-            bias: Tensor = attention.relative_attention_bias(bucket).float().T
+            # The last query's: of keys before it, the nearest last.
+            bias: Tensor = attention.compute_bias(distances, distances)[0, :, -1].flip(-1).float()
             return bias
     raise TypeError(f"model: expected one with relative attention biases, such as a T5, got {type(model).__name__}")

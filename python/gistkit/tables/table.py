@@ -68,8 +68,8 @@ class Column:
         return _FORMS[self.metric]
 
     def value(self, folder: Path, row: str = "") -> float | None:
-        """The figure in the first row of the report in an arm's folder whose method's name begins so; None: none is."""
-        path = folder / self.stage / REPORT
+        """The figure in the first row of a stage's report whose method's name begins so; None: there is none."""
+        path = folder / REPORT
         if not path.exists():
             return None
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ class TrainingLoss(Column):
 
     def value(self, folder: Path, row: str = "") -> float | None:
         """As in `Column`."""
-        path = folder / self.stage / METRICS
+        path = folder / METRICS
         if not path.exists():
             return None
         held_out = [record["held_out"] for record in read_metrics(path) if "held_out" in record]
@@ -122,7 +122,7 @@ class StepsTo(Column):
 
     def value(self, folder: Path, row: str = "") -> float | None:
         """As in `Column`."""
-        path = folder / self.stage / METRICS
+        path = folder / METRICS
         return steps_to(read_metrics(path), self.goal, self.metric) if path.exists() else None
 
 
@@ -188,7 +188,7 @@ class Table:
         for arm in self.arms:
             cells = [arm.title]
             for column in self.columns:
-                ours, form = column.value(out / arm.folder, arm.row), column.form
+                ours, form = column.value(out / arm.folder_of(column.stage), arm.row), column.form
                 shown = "-" if ours is None else form.format(ours)
                 published = arm.published.get(column.heading, ())
                 paper = [published] if isinstance(published, int | float) else published
@@ -200,7 +200,7 @@ class Table:
         """{arm: {heading: [figure]}} of what is in the runs' folder, for a picture of LENGTHS."""
         found = {}
         for arm in self.arms:
-            values = {int(each.heading): each.value(out / arm.folder, arm.row) for each in self.columns}
+            values = {int(each.heading): each.value(out / arm.folder_of(each.stage), arm.row) for each in self.columns}
             found[arm.title] = {heading: [value] for heading, value in values.items() if value is not None}
         return found
 

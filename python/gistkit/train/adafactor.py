@@ -28,12 +28,24 @@ class Adafactor(torch.optim.Adafactor):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            parameters: list[Any] = []
-            gradients: list[Any] = []
-            self._init_group(group, parameters, gradients, [], [], [], [])
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                _update(parameter, gradient, self.state[parameter], group)
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    _update(parameter, parameter.grad, _begun(self.state[parameter], parameter), group)
         return loss
+
+
+def _begun(state: dict[str, Tensor], parameter: Tensor) -> dict[str, Tensor]:
+    """The state of a parameter, as torch's begins."""
+    if not state:
+        like: dict[str, Any] = {"dtype": parameter.dtype, "device": parameter.device}
+        shape = parameter.shape
+        state["step"] = torch.tensor(0.0)
+        if parameter.dim() > 1:
+            state["row_var"] = torch.zeros(*shape[:-1], 1, **like)
+            state["col_var"] = torch.zeros(*shape[:-2], 1, shape[-1], **like)
+        else:
+            state["variance"] = torch.zeros_like(parameter)
+    return state
 
 
 def _update(parameter: DTensor, gradient: DTensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:

@@ -49,7 +49,7 @@ class Conversation:
     group: str = ""
 
 
-def load_conversations(path: str | Path, images: str | Path) -> list[Conversation]:
+def load_conversations(path: str | Path, images: str | Path, split: str | None = None) -> list[Conversation]:
     """The conversations of ScienceQA's problems.json (its test split) or MMBench's .tsv, see `gistkit.formats.choices`.
 
     Or those of a JSON array or of JSON lines, each an object of one of two forms.
@@ -62,6 +62,7 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
     Args:
         path: of the file, in UTF-8; plain, gzip or zstd. One conversation at a time is read.
         images: the folder that the names of images are in; none leads out of it.
+        split: "train", "validation" or "test", of a file of ScienceQA, which has all three; None: there.
 
     Raises:
         FileNotFoundError: naming the file or the image that is not there.
@@ -73,7 +74,7 @@ def load_conversations(path: str | Path, images: str | Path) -> list[Conversatio
     if not folder.is_dir():
         raise FileNotFoundError(f"images: expected the folder of the images, got {str(images)!r}")
     if is_choices(path):
-        found = [_of_choice(choice, folder) for choice in choices(path)]
+        found = [_of_choice(choice, folder) for choice in choices(path, split)]
     else:
         found = [_conversation(where, values, folder) for where, values in records(path)]
     if not found:

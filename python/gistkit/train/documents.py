@@ -145,9 +145,16 @@ def row_documents(
         splits: rows by "train", "validation" and "test"; only the first has to be there, or else `split`.
         enough: see `Enough`.
         streaming: whether the number of rows is not asked for, and `enough` says how many are held out.
-        split: the one that is held out, where it is among them; None: both.
+        split: the one that is held out, where rows have splits; None: both.
+
+    Raises:
+        ValueError: if others than `split` are there.
     """
-    official = [each for each in ("validation", "test") if each in splits and (split not in splits or each == split)]
+    official = [each for each in ("validation", "test") if each in splits]
+    if split is not None and official:
+        if split not in official:
+            raise ValueError(f"split: expected {' or '.join(official)}, which {name} has, got {split}")
+        official = [split]
     if official:
         return _official(name, splits, official, enough)
     return _hold_out_first(name, splits[TRAIN], enough, streaming=streaming)

@@ -412,6 +412,9 @@ class Trainer:
         if accelerator.is_main_process:
             # A run that was killed behind its last checkpoint had not removed the oldest.
             checkpoint.prune(self.out, self.keep, step)
+        # Earlier releases did not write it.
+        length = max(self.compressor.trained_length or 0, progress.get("trained_length", 0))
+        self.compressor.trained_length = length or None
         # Checkpoints written before evaluations could wait for a resumption come after those of their step.
         self._evaluated = progress.get("evaluated", step)
         steps = accelerator.gather(torch.tensor([step], device=accelerator.device)).tolist()
@@ -426,6 +429,7 @@ class Trainer:
             "seconds": self._seconds,
             "held_out": self._held_out_losses,
             "evaluated": self._evaluated,
+            "trained_length": self._trained_length(),
             **self._best.progress,
         }
         path, parameters = checkpoint.path_of(self.out, step), self.compressor.trainable()
@@ -435,6 +439,12 @@ class Trainer:
         self.accelerator.wait_for_everyone()
         self._saved_at = time.monotonic()
         self._told.on_save(step, path)
+
+    def _trained_length(self) -> int:
+        """Tokens of the longest context of all processes."""
+        own = torch.tensor([self.compressor.trained_length or 0], device=self.accelerator.device)
+        self.compressor.trained_length = int(self.accelerator.gather(own).max()) or None
+        return self.compressor.trained_length or 0
 
     def _export(self) -> None:
         """Saves the trained compressor, with whole weights where they are sharded."""

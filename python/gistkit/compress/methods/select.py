@@ -128,11 +128,11 @@ class Select(InPlace):
         score: Any = self.score
         found = []
         for row, ids in enumerate(rows.lists()):
-            whole = slice(row, row + 1), slice(None), slice(len(ids))
-            own = [(key[whole].detach(), value[whole].detach()) for key, value in layers]
+            alone = slice(row, row + 1), slice(None), slice(len(ids))
+            own = [(key[alone].detach(), value[alone].detach()) for key, value in layers]
             parts: list[dict[int, Tensor]] = []
             for part, words in score.repetitions(ids, self.tokenizer):
-                self.lm.check_positions("input_ids", len(ids) + len(words) - 1)
+                self.lm.check_positions(f"by: {score.name} reads the text twice", len(ids) + len(words) - 1)
                 ordinals = np.arange(len(ids)).tobytes()
                 reading = ReadingRow(len(ids), b"", ordinals, len(ids), len(ids), (len(words),))
                 plan = decoder_plan((reading,), len(ids), (len(words),), True, self.lm.windows, str(self.device))
@@ -169,8 +169,6 @@ class Selection(hf.Keeper):
         super().__init__()
         self.lengths, self.counts, self.score = lengths, counts, score
         self.closed, self.frequencies = closed, frequencies
-        # Window and frequencies of each layer.
-        self._about: dict[int, tuple[int | None, Tensor | None]] = {}
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None
@@ -214,7 +212,12 @@ class Selection(hf.Keeper):
 
 
 class Whole(Selection):
-    """Keeps all keys and values until `select` chooses among them."""
+    """Keeps all keys and values until `select` chooses among them; arguments are those of `Selection`."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        # Window and frequencies of each layer.
+        self._about: dict[int, tuple[int | None, Tensor | None]] = {}
 
     def attend(
         self, layer_idx: int, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from gistkit.compress.scores.expected_attention import ExpectedAttention
@@ -25,10 +26,8 @@ def score_of(by: Any) -> Score:
     """
     if isinstance(by, Score):
         return by
-    name, arguments = (
-        (by, {}) if isinstance(by, str) else (by.get("name"), {**by}) if isinstance(by, dict) else (by, {})
-    )
-    arguments.pop("name", None)
+    arguments = {**by} if isinstance(by, Mapping) else {"name": by}
+    name = arguments.pop("name", None)
     if not isinstance(name, str) or name not in SCORES:
         raise ValueError(f"by: expected one of {', '.join(SCORES)}, or a Score, got {name!r}")
     try:
@@ -38,9 +37,10 @@ def score_of(by: Any) -> Score:
 
 
 def description(score: Score) -> Any:
-    """What `score_of` makes the score of again, as JSON."""
-    arguments = asdict(score)
-    return score.name if score == type(score)() else {"name": score.name, **arguments}
+    """What `score_of` makes the score of again, as JSON; of a class that is not in `SCORES`, what tells it apart."""
+    arguments = {each.name: getattr(score, each.name) for each in fields(score)}
+    plain = all(arguments[each.name] == each.default for each in fields(score))
+    return score.name if plain else {"name": score.name, **arguments}
 
 
 __all__ = [
