@@ -128,7 +128,7 @@ def stopped(name: str, recipe: Any, words: list[str]) -> int:
     return study(name, recipe, words)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--encodings", "seqpe-bias,learned", "--out"]
     launch(2, study, "length", TEXT, [*words, str(tmp_path / "two")], logs=tmp_path)

@@ -66,7 +66,7 @@ def test_table_10_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F81
     sets = ("drop", "fairytaleqa", "squad")
     arms = ["1 window + gists see BOS", "all windows + gists see themselves + gists see BOS"]
     words = (
-        "gistpool-10", "--model", folder, "--out", tmp_path / "out", "--arms", ",".join(arms),
+        "gistpool-10", "--model", folder, "--out", tmp_path / "out", "--arms", ";".join(arms),
         "--more", "train=--epochs 1 --batch 3 --held-out 1", "--more", "answers=--max-new-tokens 2",
         *data([f"{name}-{split}" for name in sets for split in ("train", "test")], questions),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def test_table_12_of_gistpool(folder, questions, tmp_path, capsys):  # noqa: F81
     with Server(answer) as server:
         endpoints = " ".join(f"--{role} {server.url} --{role}-model m" for role in ("writer", "judge"))
         given = data([f"{name}-test" for name in sets], questions)
-        words = ("gistpool-12", "--model", folder, "--out", tmp_path / "out", "--arms", "5x,50x", *given)
+        words = ("gistpool-12", "--model", folder, "--out", tmp_path / "out", "--arms", "5x;50x", *given)
         assert call(*words, "--more", f"answers={endpoints}") == 0, capsys.readouterr().err
     head, _, few, most = rows_of(tmp_path / "out" / "gistpool-12.md")
     assert head[1:] == [f"{name} {column}" for name in sets for column in ("wrong", "ratio")]
@@ -161,7 +161,7 @@ def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
     out, german, dutch = tmp_path / "dodo", tmp_path / "de.jsonl", tmp_path / "nl.jsonl"
     german.write_text("".join(json.dumps({"text": f"Es regnet {n}."}) + "\n" for n in ("nicht", "heute", "noch oft")))
     dutch.write_text(json.dumps({"text": "Het regent. " * 100}) + "\n")
-    words = ("dodo-6", "--model", folder, "--out", out, "--arms", "German,Dutch", "--more", AE, *data(["text"], texts))
+    words = ("dodo-6", "--model", folder, "--out", out, "--arms", "German;Dutch", "--more", AE, *data(["text"], texts))
     more = ("--more", "documents=--max-new-tokens 4", *data(["german"], german), *data(["dutch"], dutch))
     assert call(*words, *more) == 0, capsys.readouterr().err
     head, _, *rows = rows_of(out / "dodo-6.md")
@@ -183,7 +183,7 @@ def test_table_6_of_dodo(folder, texts, tmp_path, capsys):  # noqa: F811
 def test_training_curves_are_a_table_and_a_picture(folder, texts, tmp_path, capsys):  # noqa: F811
     out = tmp_path / "epl"
     small = "--steps 11 --batch 2 --chunk 16 --ratio 4 --lora 4 --min-length 32 --max-length 48"
-    words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL),500x(EPL)", *data(["text"], texts))
+    words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL);500x(EPL)", *data(["text"], texts))
     assert call("epl-curves-8b", *words, "--more", f"pretrain={small}") == 0, capsys.readouterr().err
     head, _, *rows = rows_of(out / "epl-curves-8b.md")
     assert head[1:] == ["steps to AE .01"] and rows == [["ICAE(DPL)", "-"], ["500x(EPL)", "- (1,000)"]]

@@ -169,7 +169,7 @@ SMALL = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_table_4_of_epl_from_pretraining_to_twelve_sets(folder, data, tmp_path, capsys):
     out = tmp_path / "epl"
     words = ("epl-4", "--model", folder, "--out", out, *SMALL, "--data", f"text={data / 'text.txt'}")

@@ -127,7 +127,7 @@ def test_a_test_split_is_held_out_whole(tmp_path):
     named = {"train": [{"text": "a"}], "validation": [{"text": "b"}], "test": [{"text": "c"}]}
     assert words(load_corpus(dataset=named, split="test").held_out) == ["c"]
     del named["test"]
-    with pytest.raises(ValueError, match="split: expected validation, which .* has, got test"):
+    with pytest.raises(ValueError, match=r"split: expected validation, which .* has, got test"):
         load_corpus(dataset=named, split="test")
 
 

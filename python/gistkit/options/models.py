@@ -178,7 +178,7 @@ def add_compressor(parser: argparse.ArgumentParser, default: str = TRAINED) -> N
     add_trained(parser, default)
     parser.add_argument(
         "--method", choices=METHODS, help="of a compressor that is not trained (default: select, which keeps the keys "
-        "and values that matter most; voco, the only one, for images)",
+        "and values that matter most; x500 beside --layout or --chunk; voco, the only one, for images)",
     )  # fmt: skip
     parser.add_argument("--layout", choices=LAYOUTS, help="position layout of icae and x500 (default: epl)")
     parser.add_argument("--ratio", type=number(1), help="context tokens a memory token (default: 4 of select, else 5)")
@@ -296,6 +296,9 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
     if arguments.compressor is None:
         if processor is not None:
             settings = image_settings(model, processor, settings)
+        elif settings.keys() & {"layout", "chunk"}:
+            # Of methods with chunks.
+            settings = {"method": "x500", **settings}
         compressor = new_compressor(model, **settings)
         warn_untrained(compressor)
         return compressor

@@ -146,8 +146,10 @@ class Arm:
     row: str = ""
 
     def folder_of(self, stage: str) -> Path:
-        """Of a stage's results, in that of the paper."""
-        return Path(stage) if "/" in stage else Path(self.stages[stage].folder or self.folder) / stage
+        """Of a stage's results, if the arm has it, in that of the paper."""
+        own = self.stages.get(stage)
+        shared = None if own is None else own.folder
+        return Path(stage) if "/" in stage else Path(shared or self.folder) / stage
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,7 @@ class ResolutionStudy(Study):
     def plan(self, options: argparse.Namespace) -> StudyPlan:
         images = load_images(options.data)
         if isinstance(images.train.images, Files):
-            spare = min(16, max(0, cores() // (launched().count * options.processes) - 1))
+            spare = min(16, max(0, cores() // (launched().count * (options.processes or 1)) - 1))
             images = replace(images, workers=spare if options.workers is None else options.workers)
         recipe = self.recipe_for(options).fitted(images)
         # Here what is missing is said before the first run.
