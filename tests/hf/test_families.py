@@ -16,7 +16,7 @@ from tests.helpers.models import (
     masked_logits,
     tiny,
 )
-from tests.helpers.tiers import slow, tiers
+from tests.helpers.tiers import tiers
 
 TOLERANCE = {"rtol": 1e-10, "atol": 1e-10}
 EVERY = [*FAMILIES, *OTHERS]
