@@ -10,6 +10,11 @@ from tests.helpers.models import byte_tokenizer
 from tests.tables.test_tables import call, folder  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+# The tables of these kinds, one of each of which runs here.
+OTHERS = {
+    "cl-3", "cl-figure-2", "dodo-6", "dodo-figure-4", "epl-curves-1b", "epl-curves-3b", "epl-curves-8b", "gistpool-10",
+    "gistpool-12",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -186,6 +191,13 @@ def test_training_curves_are_a_table_and_a_picture(folder, texts, tmp_path, caps
     words = ("--model", folder, "--out", out, "--arms", "ICAE(DPL);500x(EPL)", *data(["text"], texts))
     assert call("epl-curves-8b", *words, "--more", f"pretrain={small}") == 0, capsys.readouterr().err
     head, _, *rows = rows_of(out / "epl-curves-8b.md")
+    # Its documents have more than 4,096 characters.
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text("".join(json.dumps({"text": f"On day {day} it rained. " * 220}) + "\n" for day in range(30)))
+    words = ("--model", folder, "--out", tmp_path / "cl", *data(["text"], longer))
+    assert call("cl-figure-2", *words, "--more", f"pretrain={small.replace('11', '1')}") == 0, capsys.readouterr().err
+    # One step is no curve, of which the mean of ten is shown.
+    assert (tmp_path / "cl" / "cl-figure-2.md").exists() and not (tmp_path / "cl" / "cl-figure-2.png").exists()
     assert head[1:] == ["steps to AE .01"] and rows == [["ICAE(DPL)", "-"], ["500x(EPL)", "- (1,000)"]]
     assert (out / "epl-curves-8b.png").read_bytes().startswith(b"\x89PNG")
     assert (out / "8b-icae-dpl" / "pretrain" / "compressor").is_dir()

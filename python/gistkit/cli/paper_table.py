@@ -141,20 +141,25 @@ def _run(arguments: argparse.Namespace) -> int:
     file = choices.out / f"{arguments.table}.md"
     write_text(file, f"{table.about}\n\n{shown}\n")
     written = [file]
-    if table.picture:
+    if figure := _drawn(table, choices.out):
         written.append(file.with_suffix(".png"))
-        write_picture(written[1], _drawn(table, choices.out), dpi=150)
+        write_picture(written[1], figure, dpi=150)
     print(f"\n{shown}\n\nWritten: {', '.join(map(str, written))}")
     return 0
 
 
-def _drawn(table: Table, out: Path) -> Figure:
+def _drawn(table: Table, out: Path) -> Figure | None:
+    """The table's picture; None: it has none, or its runs have too few steps for a curve."""
     from gistkit.tables.table import CURVES
+
+    if not table.picture:
+        return None
     from gistkit.viz import draw_bleu_by_length, draw_training_curves
 
-    if table.picture == CURVES:
-        return draw_training_curves(table.curves(out))
-    return draw_bleu_by_length(table.by_length(out))
+    if table.picture != CURVES:
+        return draw_bleu_by_length(table.by_length(out))
+    curves = table.curves(out)
+    return draw_training_curves(curves) if any(curves.values()) else None
 
 
 def _make(run: Run, launcher: Sequence[str] | None) -> int:
