@@ -1,7 +1,7 @@
 # make demo   sets up .venv, then compares position layouts on real text
 # make test   the tests: every public behaviour on this processor's best kernels, in minutes
 # make check  all that CI runs, 25 minutes on two cores: the demo and these tests, then those marked slow, oldest, avx2, lint and docs
-# make nightly  what neither has time for, an hour or two: tests marked nightly, notebooks, arm, sanitize, fuzz
+# make nightly  what neither has time for, an hour or so: tests marked nightly, notebooks, arm, sanitize, fuzz; -j2 two at a time
 # make oldest the tests of models and compressors with the oldest transformers and peft that pyproject.toml allows
 # make avx2   tests whose figures come from our kernels, with torch and the kernels limited to AVX2
 # make lint   formatting, lint and types
@@ -27,7 +27,7 @@ CXX_FILES := $(shell find csrc benchmarks tests -name '*.cpp' -o -name '*.h' -o 
 ARGS ?=
 
 # A folder is called so too.
-.PHONY: demo test check nightly oldest avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
+.PHONY: demo test check nightly nightly-tests nightly-notebooks nightly-fuzz oldest avx2 fuzz docs models notebooks lint sanitize sanitize-attention sanitize-others cuda gpu gpu-check gpu-bench gpu-models bench wheel wheel-test clean
 
 demo: $(VENV)/demo
 	$(BIN)/gistkit demo $(ARGS)
@@ -46,10 +46,15 @@ check: demo
 	$(MAKE) docs
 
 # tests/arm needs Debian's g++-aarch64-linux-gnu and qemu-user, and is skipped without them.
-nightly: $(VENV)/installed $(VENV)/packages-docs
+nightly: nightly-tests nightly-notebooks sanitize nightly-fuzz
+
+nightly-tests: $(VENV)/installed $(VENV)/packages-docs
 	$(PYTEST) -m nightly tests $(ARGS)
+
+nightly-notebooks: $(VENV)/installed $(VENV)/packages-docs
 	$(PYTEST) $(filter-out notebooks/01_% notebooks/07_%,$(wildcard notebooks/*.ipynb)) --nbmake
-	$(MAKE) sanitize
+
+nightly-fuzz: $(VENV)/installed
 	$(MAKE) fuzz FUZZ_SECONDS=1200
 
 # In a folder of its own, which Python searches before .venv; that transformers wants the hub's client before 2.
