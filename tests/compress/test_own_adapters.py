@@ -318,6 +318,7 @@ def test_texts_longer_than_any_in_training_are_told(tmp_path):
         ):
             read.encode(IDS[:, :15])
     settings = json.loads((tmp_path / "compressor.json").read_text())
-    (tmp_path / "compressor.json").write_text(json.dumps(settings | {"trained_length": "long"}))
-    with pytest.raises((TypeError, ValueError), match=r"trained_length: expected"):
-        Compressor.from_pretrained(tmp_path, tiny_llama())
+    for length in ("long" * 1000, 0, 1.5, True, 10**30):
+        (tmp_path / "compressor.json").write_text(json.dumps(settings | {"trained_length": length}))
+        with pytest.raises(ValueError, match=r"expected trained_length to be a whole number >= 1, got .{1,80}$"):
+            Compressor.from_pretrained(tmp_path, tiny_llama())

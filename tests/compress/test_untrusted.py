@@ -213,6 +213,7 @@ ADAPTER = "gistkit_0_encoder/adapter_config.json"
         (ADAPTER, {"megatron_config": {"a": 1}, "megatron_core": "antigravity"}, "plain LoRA, got megatron_config"),
         (ADAPTER, {"layer_replication": [[0, 10**6]]}, "expected plain LoRA, got layer_replication"),
         (ADAPTER, {"peft_type": "PREFIX_TUNING"}, "expected peft_type LORA, got PREFIX_TUNING"),
+        (ADAPTER, {"a" * 9000: 1}, r"expected plain LoRA, got .{1,80}=1$"),
     ],
 )
 def test_what_a_folder_claims_is_checked_before_it_is_built(file, changes, message, folders, tmp_path):

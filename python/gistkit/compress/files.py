@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from gistkit import hf
-from gistkit._checks import whole
+from gistkit._checks import POSITIONS
 from gistkit._files import read_json, read_tensors, replacing_files, write_tensors, write_text
 from gistkit._messages import one_line, shown
 from gistkit.compress.folder import (
@@ -344,8 +344,8 @@ def _read_settings(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: expected the settings {', '.join(sorted(_NAMES))}, got none for {missing[0]}")
     # Files of earlier releases do not say it.
     length = settings.setdefault("trained_length", None)
-    if length is not None:
-        whole(f"{path}: trained_length", length)
+    if length is not None and (type(length) is not int or not 1 <= length < POSITIONS):
+        raise ValueError(f"{path}: expected trained_length to be a whole number >= 1, got {shown(length)}")
     for field in ("settings", "adapters"):
         if not isinstance(settings[field], dict) and (field == "settings" or settings[field] is not None):
             raise ValueError(f"{path}: expected settings and adapters by name, got {shown(settings[field])}")

@@ -42,7 +42,7 @@ def not_honoured(fields: Mapping[str, Any]) -> str | None:
     defaults = vars(LoraConfig())
     for name, value in fields.items():
         if name not in HONOURED | NEUTRAL and value and value != defaults.get(name):
-            return f"{name}={shown(value)}"
+            return f"{shown(name)}={shown(value)}"
     return None
 
 
