@@ -1,4 +1,4 @@
-"""Fake kernels: shapes for torch.compile, which refuse what is no tensor by name, as the kernels do."""
+"""Fake kernels: shapes for torch.compile, which refuse by name what is no tensor or has too few dimensions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ def register_fake(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any
             for place, argument in needed:
                 if not isinstance(args[place], Tensor):
                     raise TypeError(f"{name}: expected a tensor for {argument}, got {type(args[place]).__name__}")
-            return function(*args)
+            try:
+                return function(*args)
+            except IndexError as error:
+                shapes = ", ".join(f"{argument} of shape {tuple(args[place].shape)}" for place, argument in needed)
+                raise ValueError(f"{name}: expected tensors of other numbers of dimensions, got {shapes}") from error
 
         torch.library.register_fake(name)(checked)
         return function
