@@ -25,17 +25,10 @@ from gistkit.nn import (
     position_encoding,
 )
 
+pytestmark = pytest.mark.usefixtures("double")
 VOCAB, DIM, LAYERS, HEADS, LENGTH = 40, 24, 2, 3, 10
 HEAD_DIM = DIM // HEADS
 STARTS = torch.arange(LENGTH) + torch.tensor([[0], [3], [117]])
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

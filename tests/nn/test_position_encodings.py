@@ -26,19 +26,12 @@ from gistkit.nn import (
     position_encoding,
 )
 
+pytestmark = pytest.mark.usefixtures("double")
 HEADS, DIM, LAYERS = 3, 8, 2
 WIDTH = HEADS * DIM
 TEXT = torch.tensor([0, 7, 12, 305, 9999])
 ROWS = torch.tensor([[0, 1, 2, 3, 4], [120, 121, 122, 123, 124]])
 GRID = grid_positions(3, 2, start=(4, 9))
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

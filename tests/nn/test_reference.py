@@ -13,16 +13,9 @@ from gistkit import hf
 from gistkit.nn import GPT, ViT, reference_model
 from tests.nn.test_seqpe import released_form, released_weights
 
+pytestmark = pytest.mark.usefixtures("double")
 DIM, HEADS, LAYERS, HIDDEN = 128, 2, 2, 96
 METHODS = {"sum": "attn_add", "mul": "attn_mul", "bias": "attn_scalar"}
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

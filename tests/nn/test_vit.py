@@ -8,15 +8,8 @@ from torch import Tensor, nn
 
 from gistkit.nn import IMAGE_ENCODINGS, NoPE, PositionEncoding, RoPE2D, SeqPE, ViT, grid_positions, position_encoding
 
+pytestmark = pytest.mark.usefixtures("double")
 PATCH, CHANNELS, CLASSES, DIM, LAYERS, HEADS = 2, 3, 7, 24, 2, 3
-
-
-@pytest.fixture(autouse=True)
-def _double() -> Any:
-    torch.manual_seed(0)
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def close(actual: Tensor, expected: Tensor) -> None:

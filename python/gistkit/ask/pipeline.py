@@ -11,10 +11,9 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from gistkit.compress.compressor import Compressor
 from gistkit.compress.tokens import QUESTION, filled_ids, texts_of
-from gistkit.evaluate.prompts import chat_markers
+from gistkit.evaluate.prompts import CONTEXT, chat_markers
 
 PIPELINE = "gist-text-generation"
-SLOT = "{context}"
 
 
 def register_pipeline() -> None:
@@ -90,7 +89,7 @@ class GistTextGeneration(Pipeline):
         else:
             before = ""
         (text,) = texts_of("context", context)
-        context_ids = filled_ids(before + SLOT, SLOT, text, self.compressor.tokenizer, special_tokens=True)
+        context_ids = filled_ids(before + CONTEXT, CONTEXT, text, self.compressor.tokenizer, special_tokens=True)
         return {"context": context_ids, "asked": questions if question is None else question, "template": template}
 
     def _forward(self, inputs: dict[str, Any], **options: Any) -> Any:  # type: ignore[override]

@@ -22,7 +22,6 @@ from gistkit.options.models import (
     load_model,
     maker_of,
     new_compressor,
-    warn_untrained,
 )
 from gistkit.options.texts import check_text, decode
 
@@ -225,19 +224,15 @@ def _compressor(arguments: argparse.Namespace, model: PreTrainedModel, memory: M
     if source.method not in METHODS:
         raise ValueError(f"MEMORY: expected one made by {' or '.join(METHODS)}, got method {source.method!r}")
     if source.layout in LAYOUTS:
-        compressor = new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
-        warn_untrained(compressor)
-        return compressor
+        return new_compressor(model, source.method, layout=source.layout, ratio=source.ratio, chunk=source.chunk)
     try:
         size = {"no_context": {}, IMAGES: {"memory_tokens": source.chunk}}
         ratio = size.get(source.method, {"ratio": source.chunk})
-        compressor = new_compressor(model, source.method, **ratio, **json.loads(source.layout))
+        return new_compressor(model, source.method, **ratio, **json.loads(source.layout))
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"MEMORY: expected one whose compressor can be made again, got {source.method}: {error}"
         ) from error
-    warn_untrained(compressor)
-    return compressor
 
 
 def _questions(arguments: argparse.Namespace) -> Iterator[str]:

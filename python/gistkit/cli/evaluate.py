@@ -393,9 +393,10 @@ def _examples(arguments: argparse.Namespace, tokenizer: Any, compressor: Compres
 def _documents(arguments: argparse.Namespace, tokenizer: Any, length: int) -> list[Example]:
     """The first documents of a text, each without what is beyond `length` tokens."""
     from gistkit import evaluate
+    from gistkit.compress.tokens import text_ids
     from gistkit.train.document_files import whole_documents
 
-    rows = (tokenizer(text, verbose=False)["input_ids"][:length] for text in whole_documents(arguments.text))
+    rows = (text_ids(text, tokenizer)[:length] for text in whole_documents(arguments.text))
     return [evaluate.Example(row) for row in islice(filter(None, rows), arguments.examples)]
 
 

@@ -45,7 +45,33 @@ class Answered(NamedTuple):
     context: str = ""
 
 
-class OpenAIJudge(Endpoint):
+class PromptedJudge(Endpoint):
+    """A judge with a prompt of its own.
+
+    Args:
+        url, model, endpoint: as in `Endpoint`.
+        template: the prompt, a user's message with the fields, and perhaps {context}. Other braces are text.
+        fields: that have to be in it.
+
+    Raises:
+        ValueError: if an argument is out of range.
+    """
+
+    role, error = "judge", JudgeError
+
+    def __init__(self, url: str, model: str, template: str, fields: Sequence[str], **endpoint: Any) -> None:
+        super().__init__(url, model, **endpoint)
+        check_fields(template, fields)
+        self.template = template
+        self.reads_context = "{context}" in template
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What a report says of the judge; never the key."""
+        return super().description | {"template": self.template}
+
+
+class OpenAIJudge(PromptedJudge):
     """A model behind an OpenAI-compatible endpoint that grades answers; a call gives a score from 0 to 1.
 
     A reply counts if it holds a JSON object with a "score" from 0 to 1; the last such object is taken. One without is
@@ -60,18 +86,8 @@ class OpenAIJudge(Endpoint):
         ValueError: if an argument is out of range.
     """
 
-    role, error = "judge", JudgeError
-
     def __init__(self, url: str, model: str, *, template: str = TEMPLATE, **endpoint: Any) -> None:
-        super().__init__(url, model, **endpoint)
-        check_fields(template, ("question", "reference", "answer"))
-        self.template = template
-        self.reads_context = "{context}" in template
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What a report says of the judge; never the key."""
-        return super().description | {"template": self.template}
+        super().__init__(url, model, template, ("question", "reference", "answer"), **endpoint)
 
     def check(self) -> None:
         """Asks for the score of one answer, so that a wrong address, name or key shows before an evaluation.

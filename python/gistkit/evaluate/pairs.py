@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from gistkit.evaluate.cross import row_of
-from gistkit.evaluate.endpoint import Endpoint, check_fields, filled, in_order, objects
-from gistkit.evaluate.judge import JudgeError, described
+from gistkit.evaluate.endpoint import filled, in_order, objects
+from gistkit.evaluate.judge import JudgeError, PromptedJudge, described
 from gistkit.evaluate.prompts import SUMMARIZE
 from gistkit.evaluate.report import Report, Row
 from gistkit.formats.questions import Asked
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     context: str = ""
 
 
-class OpenAIPairJudge(Endpoint):
+class OpenAIPairJudge(PromptedJudge):
     """A model behind an OpenAI-compatible endpoint that says which of two answers is better.
 
     A reply counts if it holds a JSON object with a "better" of "A", "B" or "neither"; the last such object is taken.
@@ -63,18 +63,8 @@ class OpenAIPairJudge(Endpoint):
         ValueError: if an argument is out of range.
     """
 
-    role, error = "judge", JudgeError
-
     def __init__(self, url: str, model: str, *, template: str = TEMPLATE, **endpoint: Any) -> None:
-        super().__init__(url, model, **endpoint)
-        check_fields(template, ("question", "first", "second"))
-        self.template = template
-        self.reads_context = "{context}" in template
-
-    @property
-    def description(self) -> dict[str, Any]:
-        """What a report says of the judge; never the key."""
-        return super().description | {"template": self.template}
+        super().__init__(url, model, template, ("question", "first", "second"), **endpoint)
 
     def check(self) -> None:
         """Asks about one pair, so that a wrong address, name or key shows before the others.

@@ -53,8 +53,8 @@ def attention(
         query: [B, Hq, Nq, Dqk], float32, float64, bfloat16 or float16; sums are formed in float32 (float64 for
             float64). Where the hardware multiplies bfloat16 or float16 (GPUs, AMX, AVX-512's dot products), weights and
             their gradients are rounded to that dtype before they are: errors are within twice those of plain torch in
-            that dtype, and up to 3.4 times those of a float32 result rounded once (gradients of values). Any
-            strides with a contiguous last dimension; another layout is copied first.
+            that dtype, and larger than those of a float32 result rounded once, most of all in gradients of values.
+            Any strides with a contiguous last dimension; another layout is copied first.
         key: [B, Hk, Nk, Dqk] of query's dtype; Hq is a multiple of Hk, and query head h uses key head h // (Hq / Hk).
         value: [B, Hk, Nk, Dv] of query's dtype. Dqk and Dv are 1 to 256 and need not be equal.
         plan: spans for Nq queries and Nk keys, for B sequences or one for all of them.

@@ -260,7 +260,10 @@ def _may_have_made(name: str, source: Source) -> bool:
 
 
 def new_compressor(model: PreTrainedModel, method: str = "select", **settings: Any) -> Compressor:
-    """An untrained compressor, the same for the same model and settings, in eval mode."""
+    """An untrained compressor, the same for the same model and settings, in eval mode.
+
+    A method whose memory is noise until it is trained comes with a warning on standard error.
+    """
     import torch
 
     from gistkit import compress
@@ -273,7 +276,13 @@ def new_compressor(model: PreTrainedModel, method: str = "select", **settings: A
             raise ValueError(
                 f"--{unknown[0]}: expected some of {', '.join(sorted(takes))} for {method}, got {unknown[0]}"
             )
-        return kind(model, **settings).eval().to(model.device)
+        compressor = kind(model, **settings).eval().to(model.device)
+    if compressor.needs_training:
+        warn(
+            "the compressor is UNTRAINED, and what a model reads from its memory is noise; train one with gistkit "
+            "train and give its folder as --compressor, or take --method select"
+        )
+    return compressor
 
 
 def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, processor: Any = None) -> Compressor:
@@ -299,9 +308,7 @@ def chosen_compressor(arguments: argparse.Namespace, model: PreTrainedModel, pro
         elif settings.keys() & {"layout", "chunk"}:
             # Of methods with chunks.
             settings = {"method": "x500", **settings}
-        compressor = new_compressor(model, **settings)
-        warn_untrained(compressor)
-        return compressor
+        return new_compressor(model, **settings)
     if settings:
         name, value = next(iter(settings.items()))
         raise ValueError(f"--{name}: expected none beside --compressor, which has its own, got {value}")
@@ -317,15 +324,6 @@ def image_settings(model: PreTrainedModel, processor: Any, settings: Mapping[str
 
     with model_errors():
         return {"method": IMAGES, "separators": tile_separators(model, processor), **settings}
-
-
-def warn_untrained(compressor: Compressor) -> None:
-    """Warns on standard error of a method whose memory is noise until it is trained."""
-    if compressor.needs_training:
-        warn(
-            "the compressor is UNTRAINED, and what a model reads from its memory is noise; train one with gistkit "
-            "train and give its folder as --compressor, or take --method select"
-        )
 
 
 @contextmanager

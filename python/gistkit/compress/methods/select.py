@@ -28,7 +28,7 @@ class Select(InPlace):
     """Keeps some of the context's own keys and values, other ones in each layer and head, by a score.
 
     It works with a model as it is; a LoRA adapter may be trained on what is kept (`lora`). In layers with a sliding
-    window the last tokens are kept, which are what text behind the context sees there.
+    window the last tokens are kept, as text behind the context sees no others there.
 
     Args:
         ratio: tokens of the context, BOS among them, for each that is kept, a whole number >= 1.
