@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gistkit import hf
 from gistkit.cli import main
-from gistkit.compress import Memory
+from gistkit.compress import FiveHundredX, Memory
 from gistkit.evaluate import Example, evaluate
 from gistkit.inspect import AttentionRecorder
 from gistkit.nn import (
@@ -250,6 +250,21 @@ def test_a_compressor_encodes_decodes_and_generates(device: str, make: Callable[
     (mine, answer), (expected, plain) = found
     close(mine, expected)
     assert torch.equal(answer, plain)
+
+
+def test_rows_of_a_rope_that_depends_on_their_length(device: str) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 64}
+    settings = {"max_position_embeddings": 64, "rope_parameters": rope}
+    rows = [list(range(2, 42)) * 3, list(range(5, 25))]
+    compressors = [FiveHundredX(tiny("llama", **settings).float(), chunk=16, ratio=4, layout="upl") for _ in range(2)]
+    compressors[1].load_state_dict(compressors[0].state_dict())
+    expected, found = compressors[0].encode(rows), compressors[1].to(device).encode(rows)
+    assert found.lengths == expected.lengths and found.device.type == torch.device(device).type
+    for here, on_cpu in zip(found.to("cpu").tensors, expected.tensors, strict=True):
+        torch.testing.assert_close(here, on_cpu, rtol=1e-3, atol=1e-3)
+    losses = compressors[1](rows, continuation_ids=[[3, 4], [5]])
+    losses["loss"].backward()
+    assert bool(losses["loss"].isfinite())
 
 
 @grid("make", COMPRESSORS.values(), here=NAME, indirect=["device"])

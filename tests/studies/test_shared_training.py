@@ -65,11 +65,13 @@ def double() -> Any:
 
 
 @pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("name", ["seqpe-bias", "alibi"])
-def test_parts_of_a_text_batch_have_its_mean_gradient(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Also where most labels do not count, and those of one part fewer than those of another."""
+@pytest.mark.parametrize(("name", "unlabelled"), [("seqpe-bias", [2]), ("alibi", [2]), ("alibi", [2, 3])])
+def test_parts_of_a_text_batch_have_its_mean_gradient(
+    monkeypatch: pytest.MonkeyPatch, name: str, unlabelled: list[int]
+) -> None:
+    """Also where most labels do not count, and those of one part fewer than those of another, or none."""
     ids, labels = torch.randint(256, (2, 4, 8), generator=torch.Generator().manual_seed(0))
-    labels[:2, 1:], labels[2] = -100, -100
+    labels[:2, 1:], labels[unlabelled] = -100, -100
     positions = Student(TEXT, Arm("seqpe-bias"), 256, 0)
     # A step with rows at positions of their own.
     shifted = next(step for step in range(9) if positions.place(4, step).positions.dim() == 2)

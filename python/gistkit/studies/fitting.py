@@ -101,9 +101,9 @@ def _before(state: Path) -> Path:
 
 @contextmanager
 def exclusively(path: Path) -> Iterator[None]:
-    """Inside, no other process is in this block, but those of one launch; `path` is a lock file.
+    """Inside, no other process is in this block; `path` is a lock file. For what several runs share.
 
-    For what several runs share.
+    Of the processes of one launch the first has the lock for all; the others do not wait for it.
     """
     if not launched().is_first:
         yield

@@ -50,7 +50,7 @@ class Conversation:
 
 
 def load_conversations(path: str | Path, images: str | Path, split: str | None = None) -> list[Conversation]:
-    """The conversations of ScienceQA's problems.json (its test split) or MMBench's .tsv, see `gistkit.formats.choices`.
+    """The conversations of ScienceQA's problems.json or MMBench's .tsv, see `gistkit.formats.choices`.
 
     Or those of a JSON array or of JSON lines, each an object of one of two forms.
 
@@ -62,7 +62,7 @@ def load_conversations(path: str | Path, images: str | Path, split: str | None =
     Args:
         path: of the file, in UTF-8; plain, gzip or zstd. One conversation at a time is read.
         images: the folder that the names of images are in; none leads out of it.
-        split: "train", "validation" or "test", of a file of ScienceQA, which has all three; None: there.
+        split: "train", "validation" or "test", of a file of ScienceQA, which has all three; None: all of them.
 
     Raises:
         FileNotFoundError: naming the file or the image that is not there.

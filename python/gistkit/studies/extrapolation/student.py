@@ -119,8 +119,7 @@ class Student(Learner[GPT]):
             positions, embeddings = positions[..., :count], embeddings[..., :count, :]
         with self.precision():
             logits = self.model(input_ids, positions, embeddings=embeddings)
-        # The mean over a part without labels is no number.
-        return (_cross_entropy(logits, labels) * weight if weight else logits.sum() * 0) + loss
+        return _cross_entropy(logits, labels) * weight + loss
 
     @torch.no_grad()
     def logits(self, input_ids: Tensor, *, last: int | None = None, where: Tensor | None = None) -> Tensor:
