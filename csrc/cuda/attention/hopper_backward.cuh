@@ -12,6 +12,10 @@
 
 namespace gistkit::cuda::hopper_backward {
 
+GISTKIT_DEVICE const int32_t* spans_of(const HopperBackwardParams& p, int batch, int query) {
+  return p.spans + ((p.spans_shared ? 0 : static_cast<int64_t>(batch) * p.num_queries) + query) * p.num_spans * 2;
+}
+
 // All 64-column groups of a tile's rows.
 template <int kDim>
 GISTKIT_DEVICE void load_box(uint32_t to, int group_bytes, const TensorMap& map, uint32_t barrier, int row, int head,
@@ -67,9 +71,7 @@ GISTKIT_DEVICE void feed_masks(const HopperBackwardParams& p, const BackwardWork
 #pragma unroll 1
       for (int row = warp * 32 + lane; row < S::kQueries; row += 32 * S::kMaskWarps) {
         const int query = step.tile() * S::kQueries + row;
-        const int32_t* spans =
-            p.spans +
-            ((p.spans_shared ? 0 : static_cast<int64_t>(work.batch) * p.num_queries) + query) * p.num_spans * 2;
+        const int32_t* spans = spans_of(p, work.batch, query);
 #pragma unroll 1
         for (int half = 0; half < 2; ++half) {
           const uint64_t visible =
@@ -106,6 +108,39 @@ GISTKIT_DEVICE void feed_sums(const HopperBackwardParams& p, const BackwardWork&
     bulk_wait<0>();
     fence_async_global();
     add_release(p.turns + part, 1);
+  }
+}
+
+// Whether every key of a block's tile is seen by all queries of some other.
+GISTKIT_DEVICE bool has_full_tile(const HopperBackwardParams& p, const BackwardWork& work, int lane) {
+  bool full = false;
+  for (Steps step(p, work, lane); step.more(); step.at -= 32) full |= !step.partial();
+  return __any_sync(kAllLanes, full);
+}
+
+// Clears keys and values that no query sees, which may hold anything: those of a warp, `first` and the 15 that follow
+// it in the tile.
+template <class S>
+GISTKIT_DEVICE void clear_unseen(const HopperBackwardParams& p, const BackwardWork& work, uint32_t shared, int first,
+                                 int lane) {
+  constexpr uint32_t kAll = 0xffff;
+  uint32_t seen = 0;
+  for (Steps step(p, work); step.more() && seen != kAll; --step.at)
+    for (int row = lane; row < S::kQueries; row += 32) {
+      const int query = step.tile() * S::kQueries + row;
+      uint32_t visible = 0;
+      if (query < p.num_queries)
+        visible = static_cast<uint32_t>(
+            visible_keys(spans_of(p, work.batch, query), p.num_spans, work.tile * kKeys + first, p.num_keys));
+      for (int lanes = 1; lanes < 32; lanes *= 2) visible |= __shfl_xor_sync(kAllLanes, visible, lanes);
+      seen |= visible & kAll;
+    }
+  for (int at = lane; at < 16 * S::kDim / 8; at += 32) {
+    const int row = at % 16, chunk = at / 16;
+    if (seen >> row & 1) continue;
+    const uint32_t to = shared + chunk / 8 * S::kOwnGroup + (first + row) * 128 + chunk % 8 * 16;
+    store_shared_16(to + S::kKey, 0, 0, 0, 0);
+    store_shared_16(to + S::kValue, 0, 0, 0, 0);
   }
 }
 
@@ -178,6 +213,24 @@ struct Multiplier {
       const float sum = quad_sum(bias_sums[half]);
       if ((lane & 3) == 0 && key < p.num_keys) to[key] += sum;
     }
+  }
+
+  // A row without keys has no gradient, whatever comes from above: its row of grad_out is cleared. By all that
+  // multiply.
+  GISTKIT_DEVICE void clear_dead_rows(int stage) {
+    bool dead = false;
+    GISTKIT_UNROLL
+    for (int j = 0; j < kBlocks; ++j) dead |= of_rows[j].x == INFINITY || of_rows[j].y == INFINITY;
+    if (!__any_sync(kAllLanes, dead)) return;
+    const int at = static_cast<int>(threadIdx.x) - 128, row = at % kQueries, part = at / kQueries;  // of 64 bytes
+    const float2 lse = load_shared_float2(shared + S::kLse + (stage * kQueries + row / 2 * 2) * 4);
+    if ((row % 2 ? lse.y : lse.x) == INFINITY) {
+      const uint32_t to = grad_tile(stage) + part / 2 * S::kStepGroup + row * 128 + part % 2 * 64;
+      GISTKIT_UNROLL
+      for (int i = 0; i < 4; ++i) store_shared_16(to + 16 * i, 0, 0, 0, 0);
+    }
+    fence_async_shared();
+    barrier_sync(1, kMultiplying);
   }
 
   GISTKIT_DEVICE void mask(int stage) {
@@ -301,6 +354,11 @@ struct Multiplier {
     int member = 0;
     mbarrier_wait(barriers.key(), 0);
     if (steps > 0) mbarrier_wait(barriers.value(), 0);
+    if (!has_full_tile(p, work, lane)) {
+      if (steps > 0) clear_unseen<S>(p, work, shared, group * 64 + warp * 16, lane);
+      fence_async_shared();
+      barrier_sync(1, kMultiplying);
+    }
     for (int i = 0; i < steps; ++i) {
       float grads[kQueries / 2], query_sums[32];
       const int turn = i & 1;
@@ -310,6 +368,7 @@ struct Multiplier {
       const uint2 step = load_shared_uint2(shared + S::kStep + stage.at * 8);
       if constexpr (S::kBiased) load_bias(first_head + member);
       load_rows(S::kLse, stage.at);
+      if (S::kBiased || step.x != 0) clear_dead_rows(stage.at);
       start_products(scores, own_key(), query_tile(stage.at));
       start_products(grads, own_value(), grad_tile(stage.at));
       wgmma_wait<1>();
