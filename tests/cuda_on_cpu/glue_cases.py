@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import emulation
 import glue
 import torch
 from torch import Tensor
@@ -283,3 +284,23 @@ def show() -> None:
     """All that is found; first what a process asks only once."""
     parts = counts, captured, bounds, parity, other_spans, compiled, on_the_host
     print(json.dumps({part.__name__: part() for part in parts}))
+
+
+def show_wgmma() -> None:
+    """In a process of its own, since a device is asked what it is once: gradients on one that has wgmma."""
+    emulation.configure(capability=90)
+    torch.manual_seed(0)
+    found = {}
+    for name, tokens, options in (("ordered", 300, {}), ("free", 300, {"deterministic": False}), ("few", 100, {})):
+        plan = listed(layouts.causal(tokens).compile())
+        inputs = heads(torch.bfloat16, tokens=tokens)
+        out = gistkit.attention(*inputs, plan, **options)
+        upstream = torch.randn_like(out)
+        glue.calls()
+        grads = torch.autograd.grad(out, inputs, upstream)
+        counts = glue.calls()
+        wide = [t.detach().double().requires_grad_() for t in inputs]
+        exact = torch.autograd.grad(reference.attention(*wide, plan), wide, upstream.double())
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(grads, exact, strict=True)]
+        found[name] = {"calls": counts, "errors": errors}
+    print(json.dumps(found))

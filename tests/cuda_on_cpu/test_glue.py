@@ -117,3 +117,16 @@ def test_lists_are_made_once_a_plan(dtype: str) -> None:
         assert not launches(case[part]).keys() & LISTS
     for part in ("first forward", "first backward"):
         assert not launches(found("counts")[f"attention {dtype} ragged"][part]).keys() & LISTS
+
+
+def test_gradients_by_wgmma() -> None:
+    """Where a GPU has it and the problem has the rows; tiles are listed for it in each call, and nothing waits."""
+    cases = json.loads(glue.run("import glue_cases; glue_cases.show_wgmma()").splitlines()[-1])
+    by_wgmma = {"attention_hopper_backward", "attention_hopper_query_gradients", "positions", *LISTS} - {
+        "normalize_spans"
+    }
+    for name, case in cases.items():
+        assert launches(case["calls"]).keys() & by_wgmma == (set() if name == "few" else by_wgmma), name
+        assert all(count == 1 for count in launches(case["calls"]).values()), name
+        assert not any("Synchronize" in call for call in case["calls"]), name
+        assert max(case["errors"]) < 0.01, name
