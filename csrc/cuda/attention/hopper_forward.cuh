@@ -215,10 +215,10 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
     mbarrier_wait(shared.query_full(query.stage()), query.parity());
     return uniform(works[query.number % Shape::kWorks].w);
   };
-  // What the products were, until their keys are released.
-  auto to_scores = [&](int2 entries) {
-    if constexpr (Shape::kAdjusted) rows.adjust(p, work_at(query.number), entries, lane);
-    rows.mask(p, work_at(query.number), entries, lane);
+  // Products become scores of a work's.
+  auto to_scores = [&](uint32_t number, int2 entries) {
+    if constexpr (Shape::kAdjusted) rows.adjust(p, work_at(number), entries, lane);
+    rows.mask(p, work_at(number), entries, lane);
   };
   int left = 0;
   auto release_keys = [&] {
@@ -248,7 +248,7 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
     wgmma_commit();
     wgmma_wait<0>();
     hold(rows.scores);
-    to_scores(read_entries());
+    to_scores(current, read_entries());
     release_keys();
     ++key.number;
     rows.softmax(p.scale);
@@ -280,8 +280,9 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
       barrier_arrive(next_turn, both);
       wgmma_wait<1>();
       hold(rows.scores);
-      to_scores(entries);
+      const uint32_t scored = query.number;
       if constexpr (Shape::kMaximum) release_keys();
+      to_scores(scored, entries);
       float inverse[2], sums[2] = {0, 0};
       if (last) {
         rows.finish(p, work_at(current), inverse, lane);
@@ -306,7 +307,7 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
         if (__builtin_expect(!rows.fit(sums), 0)) {
           rows.multiply_keys_again(shared.query(query.stage()) + own_rows + warp * 16 * 128, shared.keys(key.stage()),
                                    lane);
-          to_scores(read_entries());
+          to_scores(scored, read_entries());
           rows.follow(p.scale);
           sums[0] = sums[1] = 0;
           rows.weigh(p.scale, sums);
@@ -318,8 +319,7 @@ GISTKIT_DEVICE void hopper_forward_multiply(const ForwardParams& p, unsigned cha
         release_keys();
       }
       if (grown && !last) rows.rescale();
-      // The work of these scores: the last one taken.
-      if (last) current = query.number - (left == 0);
+      if (last) current = scored;
       ++key.number;
       keys_ready = __all_sync(kAllLanes, mbarrier_test(shared.keys_full(key.stage()), key.parity()));
       const RingUse<Shape::kStages> ahead{key.number - 1};
