@@ -32,6 +32,7 @@ from gistkit.hf.lora import (
 )
 from gistkit.layouts import Plan
 from gistkit.nn import LowRank, RoleLinear
+from gistkit.nn.adapted import AdaptedMap, adaptable
 from gistkit.nn.folded import FoldedMap, foldable
 from gistkit.nn.roles import LowRankTokens, TokenMap
 
@@ -394,6 +395,7 @@ class Adapters:
                 bool(own_names & parts) or (bool(taken_names & parts) and trained.get(name, False))
             )
         self._maps: dict[nn.Module, partial[Tensor]] = {}
+        self._adapted = {layer: AdaptedMap(layer) for layer in self._layers if adaptable(layer)}
         self._use: Use = None
         self._norms = {model.get_submodule(name) for name in norms_of(model)}
         targets = [layer for layer in self._layers if self._targets(layer)]
@@ -443,7 +445,10 @@ class Adapters:
             with self._by_rows({} if use is None else use):
                 yield
             return
-        with self.switched(self._previous if use is None else [*self._previous, self.names[use]]):
+        with (
+            self.switched(self._previous if use is None else [*self._previous, self.names[use]]),
+            forwards({layer: adapted for layer, adapted in self._adapted.items() if "forward" not in vars(layer)}),
+        ):
             yield
 
     @contextmanager
