@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from gistkit import hf
-from gistkit._checks import IGNORE, POSITIONS, whole
+from gistkit._checks import IGNORE, POSITIONS, placed, whole
 from gistkit._trained import find
 from gistkit.compress.files import download, load_compressor, load_tokenizer, push_compressor, save_compressor
 from gistkit.compress.generation import ask, generate, to_cache
@@ -416,7 +416,7 @@ class Compressor(nn.Module, ABC):
         limits = self.limits(rows, self.window)
         remainder = tuple(tuple(row[limit:]) for row, limit in zip(rows.lists(), limits, strict=True))
         lengths = tuple(map(min, rows.lengths, limits))
-        return Rows(rows.ids[:, : max(lengths)], lengths), remainder
+        return rows.columns(slice(max(lengths)), lengths), remainder
 
     def limits(self, rows: Rows, window: int) -> tuple[int, ...]:
         """How many tokens of each row a window compresses."""
@@ -447,7 +447,7 @@ class Compressor(nn.Module, ABC):
             hidden_states = torch.cat([self.last_of(memory)[:, None].to(hidden_states.dtype), hidden_states], 1)
         if not remainder.ids.shape[1]:
             return hidden_states
-        last = torch.tensor(remainder.lengths, device=hidden_states.device)[:, None, None]
+        last = placed(remainder.lengths, hidden_states.device)[:, None, None]
         return torch.cat([hidden_states.take_along_dim(last, 1), hidden_states[:, 1 + remainder.ids.shape[1] :]], 1)
 
     def reading_plan(self, memory: Memory, task: Task, texts: Sequence[Rows], name: str = "input_ids") -> Plan:
@@ -610,6 +610,10 @@ class Compressor(nn.Module, ABC):
             fp32 scalars in nats a token, one for each loss and "loss".
         """
         self._thaw()
+        if self.training and torch.is_grad_enabled():
+            # A step follows, which changes what trains.
+            self._own_fingerprint = None
+            self._fingerprint = None if self.adapters is None else self._fingerprint
         rows = self.contexts(input_ids, attention_mask)
         answers = next((name for name in ("qa", "kl") if name in self.loss_weights), "")
         labels = {"continuation_ids": ("lm", continuation_ids), "question_ids": (answers, question_ids),
@@ -806,7 +810,7 @@ class Compressor(nn.Module, ABC):
         text = join_rows(question, answer)
         hidden_states = self.read(memory, "qa", _but_last(text))
         columns = torch.arange(text.ids.shape[1], device=text.ids.device)
-        in_answer = text.valid & (columns >= torch.tensor(question.lengths, device=text.ids.device)[:, None])
+        in_answer = text.valid & (columns >= placed(question.lengths, text.ids.device)[:, None])
         losses = {}
         if "qa" in self.loss_weights:
             targets = text.ids.where(in_answer, IGNORE)
@@ -823,7 +827,7 @@ class Compressor(nn.Module, ABC):
         rows = _but_last(join_rows(contexts, text))
         plan = self.lm.causal_plan(rows.ids.shape[1])
         hidden_states = self.lm.run(None, inputs_embeds=self.embed(rows.ids), plan=plan).last_hidden_state
-        start = torch.tensor(contexts.lengths, device=hidden_states.device)[:, None] - 1
+        start = placed(contexts.lengths, hidden_states.device)[:, None] - 1
         index = start + torch.arange(text.ids.shape[1], device=hidden_states.device)
         return hidden_states.take_along_dim(index.clamp(max=hidden_states.shape[1] - 1)[..., None], 1)
 
@@ -833,14 +837,15 @@ class Compressor(nn.Module, ABC):
 
 
 def _but_last(rows: Rows) -> Rows:
-    return Rows(rows.ids[:, :-1], tuple(max(length - 1, 0) for length in rows.lengths))
+    return rows.columns(slice(-1), tuple(max(length - 1, 0) for length in rows.lengths))
 
 
 def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
-    """What changes with the weights: where each lies, its version, and one of its values.
+    """What changes with the weights: where each lies, its version and, on the CPU, one of its values.
 
     Changes of whole weights through `.data`, as fused optimizers and some loaders make them, show in the values alone.
-    A change of other single values through `.data`, such as one row of embeddings, is not seen.
+    A change of other single values through `.data`, such as one row of embeddings, is not seen, nor any on a GPU, whose
+    values the host would have to wait for; `forward` sees that a step follows.
     """
     values: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     places = []
@@ -849,7 +854,7 @@ def _versions(weights: Iterable[Tensor]) -> tuple[Any, ...]:
     for weight in (part for one in weights for part in ((one,) if type(one) in plain else plain_tensors(one))):
         # Weights made in inference mode have no version.
         places.append((weight.data_ptr(), 0 if weight.is_inference() else weight._version))
-        if weight.numel() and not weight.is_meta:
+        if weight.numel() and weight.is_cpu:
             inside = tuple(size * 5 // 8 for size in weight.shape)
             values.setdefault((weight.device, weight.dtype), []).append(weight.detach()[inside])
     return (*places, *(tuple(torch.stack(some).tolist()) for some in values.values()))
