@@ -89,6 +89,7 @@ struct AttentionDevice {
   DeviceTiles key_tiles, query_tiles;
   int splits;        // forward: parts that each list of keys is cut into, their results merged afterwards; at least 1
   int shared_limit;  // bytes of shared memory that a block may have
+  int hopper;        // multiprocessors, of a device that runs kernels for sm_90a; else 0
   void* workspace;   // of the size that the launcher's ..._workspace() tells, 16-byte aligned
 };
 

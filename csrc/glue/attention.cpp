@@ -155,7 +155,8 @@ struct Device : OnDevice {
     device.shared_limit = launch.shared_limit();
     check_shared_memory(problem, cuda::attention_forward_shared_bytes(problem), device.shared_limit);
     device.splits = cuda::attention_forward_splits(problem, launch.multiprocessors());
-    Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_forward_workspace(problem, device.splits)));
+    device.hopper = cuda::attention_forward_on_hopper() ? launch.multiprocessors() : 0;
+    Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_forward_workspace(problem, device)));
     device.workspace = workspace.mutable_data_ptr();
     Launch::check(cuda::attention_forward(problem, device, launch.stream()), "attention");
   }

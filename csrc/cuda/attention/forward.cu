@@ -1,6 +1,9 @@
 #include "cuda/attention/forward.h"
 
+#include <algorithm>
+
 #include "cuda/attention/forward.cuh"
+#include "cuda/attention/hopper_forward.h"
 #include "cuda/attention/pairwise.h"
 
 namespace gistkit::cuda {
@@ -22,6 +25,42 @@ int partial_dim(const AttentionProblem& p) {
 
 int64_t rows_of(const AttentionProblem& p) {
   return p.batch * p.query_heads * p.num_queries;
+}
+
+int64_t items_of(const AttentionProblem& p) {
+  return p.batch * p.query_heads * tiles_of(p.num_queries, kForwardTileQueries);
+}
+
+// Whether wgmma takes a problem, if there are maps of its tensors.
+bool suits_wgmma(const AttentionForward& p, const AttentionDevice& device) {
+  constexpr int64_t kMostItems = 1 << 30;
+  return device.hopper > 0 && (p.dtype == DType::kBF16 || p.dtype == DType::kF16) && p.dim_qk == p.dim_v &&
+         hopper_forward_dim(p.dim_v) != 0 && hopper_forward_shared_bytes(p.dim_v) <= device.shared_limit &&
+         device.splits == 1 && packed_heads(p) == 1 && p.num_keys > 0 && items_of(p) <= kMostItems &&
+         aligned_rows(p.out);
+}
+
+// False: rows that are not aligned to 16 bytes, or strides of 0.
+bool encode_maps(const AttentionForward& p, HopperForwardParams* maps) {
+  auto encode = [&](TensorMap* map, const ConstRows& rows, int64_t heads, int64_t length) {
+    return encode_tensor_map(map, p.dtype, rows, p.batch, heads, length, p.dim_v, kTileKeys);
+  };
+  return encode(&maps->query_map, p.query, p.query_heads, p.num_queries) &&
+         encode(&maps->key_map, p.key, p.key_heads, p.num_keys) &&
+         encode(&maps->value_map, p.value, p.key_heads, p.num_keys);
+}
+
+cudaError_t launch_wgmma(HopperForwardParams& p, const AttentionForward& problem, const AttentionDevice& device,
+                         cudaStream_t stream) {
+  p.items = static_cast<int>(items_of(problem));
+  const int blocks = std::min(p.items, device.hopper);
+  if (p.items > blocks) {
+    p.taken = static_cast<int*>(device.workspace);
+    const cudaError_t error = cudaMemsetAsync(p.taken, 0, sizeof *p.taken, stream);
+    if (error != cudaSuccess) return error;
+  }
+  return problem.dtype == DType::kBF16 ? launch_hopper_forward<BFloat16>(p, blocks, stream)
+                                       : launch_hopper_forward<Float16>(p, blocks, stream);
 }
 
 }  // namespace
@@ -47,8 +86,18 @@ int attention_forward_splits(const AttentionProblem& p, int multiprocessors) {
   return static_cast<int>(splits);
 }
 
-size_t attention_forward_workspace(const AttentionProblem& p, int splits) {
-  return splits <= 1 ? 0 : static_cast<size_t>(rows_of(p)) * splits * (partial_dim(p) + 1) * sizeof(float);
+AttentionForwardPath attention_forward_path(const AttentionForward& p, const AttentionDevice& device) {
+  HopperForwardParams unused{};
+  return suits_wgmma(p, device) && encode_maps(p, &unused) ? AttentionForwardPath::kWgmma : AttentionForwardPath::kMma;
+}
+
+bool attention_forward_on_hopper() {
+  return hopper_forward_is_there();
+}
+
+size_t attention_forward_workspace(const AttentionForward& p, const AttentionDevice& device) {
+  if (device.splits <= 1) return suits_wgmma(p, device) ? sizeof(int) : 0;
+  return static_cast<size_t>(rows_of(p)) * device.splits * (partial_dim(p) + 1) * sizeof(float);
 }
 
 int attention_forward_shared_bytes(const AttentionProblem& p) {
@@ -61,7 +110,7 @@ cudaError_t attention_forward(const AttentionForward& problem, const AttentionDe
                          attention_forward_shared_bytes(problem) <= device.shared_limit;
   if (!supported) return cudaErrorInvalidValue;
   if (rows_of(problem) == 0) return cudaSuccess;
-  ForwardParams p{};
+  HopperForwardParams p{};
   p.query = problem.query;
   p.key = problem.key;
   p.value = problem.value;
@@ -93,8 +142,12 @@ cudaError_t attention_forward(const AttentionForward& problem, const AttentionDe
   p.partial_dim = partial_dim(problem);
   p.partial_out = static_cast<float*>(device.workspace);
   p.partial_lse = p.partial_out + rows_of(problem) * p.splits * p.partial_dim;
-  const cudaError_t error =
-      problem.dtype == DType::kBF16 ? launch_forward<BFloat16>(p, stream) : launch_forward<Float16>(p, stream);
+  cudaError_t error;
+  if (suits_wgmma(problem, device) && encode_maps(problem, &p)) {
+    error = launch_wgmma(p, problem, device, stream);
+  } else {
+    error = problem.dtype == DType::kBF16 ? launch_forward<BFloat16>(p, stream) : launch_forward<Float16>(p, stream);
+  }
   return error == cudaSuccess ? attention_forward_pairwise(problem, stream) : error;
 }
 

@@ -14,14 +14,23 @@ constexpr int kForwardTileQueries = kListQueries, kForwardTileKeys = kListKeys;
 // alone: nothing is read from the device.
 int attention_forward_splits(const AttentionProblem& problem, int multiprocessors);
 
-// Bytes of AttentionDevice::workspace for that many splits.
-size_t attention_forward_workspace(const AttentionProblem& problem, int splits);
+// Who computes what: the table in csrc/cuda/README.md. kWgmma has kernels for Hopper alone, kMma for all devices.
+enum class AttentionForwardPath { kMma, kWgmma };
 
-// Bytes of shared memory that a block takes.
+// Reads splits, shared_limit and hopper of `device`.
+AttentionForwardPath attention_forward_path(const AttentionForward& problem, const AttentionDevice& device);
+
+// Whether the current device runs the kernels of kWgmma.
+bool attention_forward_on_hopper();
+
+// Bytes of AttentionDevice::workspace. Reads what attention_forward_path reads.
+size_t attention_forward_workspace(const AttentionForward& problem, const AttentionDevice& device);
+
+// Bytes of shared memory that a block of kMma takes.
 int attention_forward_shared_bytes(const AttentionProblem& problem);
 
-// Reads key_tiles, splits, shared_limit and workspace of `device`. Deterministic. cudaErrorInvalidValue: a dtype or
-// head dim that is not supported, or a block takes more shared memory than it may have.
+// Reads key_tiles, splits, shared_limit, hopper and workspace of `device`. Deterministic. cudaErrorInvalidValue: a
+// dtype or head dim that is not supported, or a block takes more shared memory than it may have.
 cudaError_t attention_forward(const AttentionForward& problem, const AttentionDevice& device, cudaStream_t stream);
 
 }  // namespace gistkit::cuda
