@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -203,12 +203,25 @@ class Compressor(nn.Module, ABC):
     def folded(self) -> AbstractContextManager[None]:
         """Inside, what reads a memory runs on copies of its maps with the LoRA adapter added into their weights.
 
-        A token then needs no products of the adapter's own; making the copies pays where many are generated. These
-        take the memory of the maps that have LoRA, and are rounded to the weights' dtype, so that in bfloat16 an answer
-        may differ. They serve passes without gradients in eval mode, for `generate`, a `LanguageModel` and its
-        `Stream`s; parameters must not change inside. Maps with other adapters than plain LoRA stay as they are.
+        A token then needs no products of the adapter's own. `generate`, `ask` and `Conversation` do so by themselves
+        for answers of several tokens; a `LanguageModel` and its `Stream`s run faster inside. The copies take the memory
+        of the maps that have LoRA, until the compressor is trained or moved. They are sums in float32, rounded to the
+        weights' dtype: in float32 the tokens are those beside the maps, unless two are as likely to within rounding; in
+        bfloat16 an answer may differ. They serve passes without gradients in eval mode; parameters must not change
+        inside. Maps with other adapters than plain LoRA stay as they are.
         """
-        return self.lm.folded(self.reader)
+        return self.lm.folded(self.reader, self.versions())
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; True frees what answers have kept for the next one."""
+        if mode:
+            self.lm.release()
+        return super().train(mode)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        # Weights move, or change their dtype.
+        self.lm.release()
+        return super()._apply(fn, recurse)
 
     def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states, fp32, scaled and capped where the model scales or caps them."""
@@ -269,14 +282,18 @@ class Compressor(nn.Module, ABC):
         """`fingerprint` and `own_fingerprint`, from one look at the weights."""
         # Another thread may have the model without its upper layers.
         with self.lm.turn():
-            weights = self._weights()
-            base_version, own_version = _versions(weights.base_weights), _versions(weights.own_weights.values())
+            weights, (base_version, own_version) = self._weights(), self.versions()
             if self._fingerprint is None or self._fingerprint[0] != base_version:
                 self._fingerprint = base_version, hf.fingerprint(self.model)
                 self._identity = hf.identity(self.model)
             if self._own_fingerprint is None or self._own_fingerprint[0] != own_version:
                 self._own_fingerprint = own_version, hf.digest(weights.own_weights.items())
             return self._fingerprint[1], self._own_fingerprint[1]
+
+    def versions(self) -> tuple[Any, Any]:
+        """What changes with the base model's weights, and with the compressor's own."""
+        weights = self._weights()
+        return _versions(weights.base_weights), _versions(weights.own_weights.values())
 
     def _weights(self) -> _Weights:
         """The base model's weights and the compressor's own, collected again only when a parameter is replaced."""
