@@ -50,6 +50,7 @@ struct AttentionBackward : AttentionProblem {
   const void* grad_lse;  // null: none
   Rows grad_query, grad_key, grad_value;
   void* grad_key_bias;  // [batch, query_heads, num_keys], contiguous; null: not wanted
+  bool deterministic;   // else sums may be formed in any order, where that is sooner
 };
 
 // The tiles that lists are made of, on any device: rows of queries by keys.

@@ -178,7 +178,7 @@ struct Device : OnDevice {
     check_shared_memory(problem, cuda::attention_backward_shared_bytes(problem, device.shared_limit),
                         device.shared_limit);
     device.splits = 1;
-    Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_backward_workspace(problem)));
+    Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_backward_workspace(problem, device)));
     device.workspace = workspace.mutable_data_ptr();
     Launch::check(cuda::attention_backward(problem, device, launch.stream()), "the backward of attention");
   }
@@ -356,6 +356,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(
   p.grad_key = rows(grad_key);
   p.grad_value = rows(grad_value);
   p.grad_key_bias = need_key_bias ? grad_key_bias.mutable_data_ptr() : nullptr;
+  p.deterministic = true;
   Device::backward(p, query, tiles);
   return {grad_query, grad_key, grad_value, grad_key_bias};
 }

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gistkit.compress import AvgPool, Compressive, Dodo, FiveHundredX, GistPool, MixedResolution
-from gistkit.nn.folded import FoldedMap, foldable
+from gistkit.nn.folded import fold, foldable
 from tests.helpers.in_place_oracle import unsettle
 from tests.helpers.models import tiny, tiny_llama
 from tests.helpers.tiers import slow
@@ -139,7 +139,7 @@ def test_a_folded_weight_is_rounded_once():
     for layer in layers:
         base, down, up = layer.base_layer.weight, layer.lora_A[name].weight, layer.lora_B[name].weight
         wanted = base.double() + layer.scaling[name] * up.double() @ down.double()
-        got = FoldedMap(layer, name)._weight
+        got = fold(layer, name)
         assert got.dtype == torch.bfloat16
         # Half a unit in the last place of 8 bits, and what float32's sum adds.
         assert ((got.double() - wanted).abs() <= wanted.abs() * (2**-8 + 1e-5) + 1e-6).all()

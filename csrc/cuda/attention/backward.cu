@@ -1,6 +1,7 @@
 #include "cuda/attention/backward.h"
 
 #include "cuda/attention/backward_launch.cuh"
+#include "cuda/attention/hopper_backward.h"
 #include "cuda/attention/pairwise.h"
 
 namespace gistkit::cuda {
@@ -19,23 +20,8 @@ cudaError_t launch_row_values(const AttentionBackward& problem, const RowValues&
                 values, scale.natural ? 1.0f : kLog2E, aligned_rows(problem.out) && aligned_rows(problem.grad_out));
 }
 
-}  // namespace
-
-size_t attention_backward_workspace(const AttentionProblem& problem) {
-  return static_cast<size_t>(row_values_bytes(problem));
-}
-
-int attention_backward_shared_bytes(const AttentionProblem& problem, int shared_limit) {
-  return with_backward_shapes<BFloat16>(problem.dim_qk, problem.dim_v, shared_limit, [](auto query, auto key) {
-    return backward_shared_bytes<decltype(query), decltype(key)>();
-  });
-}
-
-cudaError_t attention_backward(const AttentionBackward& problem, const AttentionDevice& device, cudaStream_t stream) {
-  const bool bfloat16 = problem.dtype == DType::kBF16;
-  if ((!bfloat16 && problem.dtype != DType::kF16) || problem.dim_qk < 1 || problem.dim_qk > 256 || problem.dim_v < 1 ||
-      problem.dim_v > 256 || attention_backward_shared_bytes(problem, device.shared_limit) > device.shared_limit)
-    return cudaErrorInvalidValue;
+cudaError_t launch_tiles(const AttentionBackward& problem, const AttentionDevice& device, const RowValues& rows,
+                         const ScoreScale& scale, cudaStream_t stream) {
   BackwardParams p{};
   p.query = problem.query;
   p.key = problem.key;
@@ -53,8 +39,8 @@ cudaError_t attention_backward(const AttentionBackward& problem, const Attention
   p.bias_head = problem.bias_head_stride;
   p.key_tiles = device.key_tiles;
   p.query_tiles = device.query_tiles;
-  p.rows = row_values(problem, device.workspace);
-  p.scale = score_scale(problem);
+  p.rows = rows;
+  p.scale = scale;
   p.logit_scale = static_cast<float>(problem.scale);
   p.batch = static_cast<int>(problem.batch);
   p.query_heads = static_cast<int>(problem.query_heads);
@@ -76,15 +62,47 @@ cudaError_t attention_backward(const AttentionBackward& problem, const Attention
 
   const int64_t query_blocks = problem.batch * problem.query_heads * p.query_lists;
   const int64_t key_blocks = problem.batch * problem.key_heads * p.key_lists;
-  if (query_blocks > 0) {
-    const cudaError_t error = bfloat16 ? launch_row_values<BFloat16>(problem, p.rows, p.scale, stream)
-                                       : launch_row_values<Float16>(problem, p.rows, p.scale, stream);
+  return problem.dtype == DType::kBF16
+             ? launch_backward<BFloat16>(p, query_blocks, key_blocks, device.shared_limit, stream)
+             : launch_backward<Float16>(p, query_blocks, key_blocks, device.shared_limit, stream);
+}
+
+}  // namespace
+
+BackwardPath attention_backward_path(const AttentionBackward& problem, const AttentionDevice& device) {
+  return hopper_backward_takes(problem, device.shared_limit) ? BackwardPath::kHopper : BackwardPath::kMma;
+}
+
+size_t attention_backward_workspace(const AttentionBackward& problem, const AttentionDevice& device) {
+  int64_t bytes = row_values_bytes(problem);
+  if (attention_backward_path(problem, device) == BackwardPath::kHopper) bytes += hopper_backward_bytes(problem);
+  return static_cast<size_t>(bytes);
+}
+
+int attention_backward_shared_bytes(const AttentionProblem& problem, int shared_limit) {
+  return with_backward_shapes<BFloat16>(problem.dim_qk, problem.dim_v, shared_limit, [](auto query, auto key) {
+    return backward_shared_bytes<decltype(query), decltype(key)>();
+  });
+}
+
+cudaError_t attention_backward(const AttentionBackward& problem, const AttentionDevice& device, cudaStream_t stream) {
+  const bool bfloat16 = problem.dtype == DType::kBF16;
+  if ((!bfloat16 && problem.dtype != DType::kF16) || problem.dim_qk < 1 || problem.dim_qk > 256 || problem.dim_v < 1 ||
+      problem.dim_v > 256 || attention_backward_shared_bytes(problem, device.shared_limit) > device.shared_limit)
+    return cudaErrorInvalidValue;
+  const RowValues rows = row_values(problem, device.workspace);
+  const ScoreScale scale = score_scale(problem);
+  if (problem.batch * problem.query_heads * problem.num_queries > 0) {
+    const cudaError_t error = bfloat16 ? launch_row_values<BFloat16>(problem, rows, scale, stream)
+                                       : launch_row_values<Float16>(problem, rows, scale, stream);
     if (error != cudaSuccess) return error;
   }
-  const cudaError_t error = bfloat16
-                                ? launch_backward<BFloat16>(p, query_blocks, key_blocks, device.shared_limit, stream)
-                                : launch_backward<Float16>(p, query_blocks, key_blocks, device.shared_limit, stream);
-  return error == cudaSuccess ? attention_backward_pairwise(problem, p.rows, stream) : error;
+  const cudaError_t error =
+      attention_backward_path(problem, device) == BackwardPath::kHopper
+          ? attention_hopper_backward(problem, rows, static_cast<char*>(device.workspace) + row_values_bytes(problem),
+                                      stream)
+          : launch_tiles(problem, device, rows, scale, stream);
+  return error == cudaSuccess ? attention_backward_pairwise(problem, rows, stream) : error;
 }
 
 }  // namespace gistkit::cuda

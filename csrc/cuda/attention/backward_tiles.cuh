@@ -28,8 +28,8 @@ struct BackwardParams {
 struct BackwardWork {
   int batch, head, list, tile, part;
 
-  GISTKIT_DEVICE BackwardWork(const BackwardParams& p, const DeviceTiles& tiles, int lists, int heads, int parts,
-                              int item) {
+  template <class Params>
+  GISTKIT_DEVICE BackwardWork(const Params& p, const DeviceTiles& tiles, int lists, int heads, int parts, int item) {
     head = item % heads;
     item /= heads;
     part = item % parts;

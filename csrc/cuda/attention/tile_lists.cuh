@@ -53,12 +53,13 @@ static __global__ void __launch_bounds__(kTileThreads) key_lists_kernel(const __
     const int covering_before = exclusive_sum<kTileThreads>(covering_sum, of_warps, total);
     int kept = 0;
     GISTKIT_UNROLL
-    for (int i = 0; i < kTilesOfThread; ++i) kept += touching[i] + touching_before > 0;
+    for (int i = 0; i < kTilesOfThread; ++i)
+      kept += touching[i] + touching_before > 0 && window + thread * kTilesOfThread + i < key_tiles;
     int at = count + exclusive_sum<kTileThreads>(kept, of_warps, total);
     GISTKIT_UNROLL
     for (int i = 0; i < kTilesOfThread; ++i) {
-      if (touching[i] + touching_before == 0) continue;
       const int tile = window + thread * kTilesOfThread + i;
+      if (touching[i] + touching_before <= 0 || tile >= key_tiles) continue;
       entries[at++] = tile * 2 + (covering[i] + covering_before < rows);
     }
     count += total;
@@ -124,6 +125,26 @@ static __global__ void __launch_bounds__(kTileThreads)
     __syncthreads();
   }
   if (list < lists) order[rank] = list;
+}
+
+// A warp a query tile.
+static __global__ void __launch_bounds__(kTileThreads) positions_kernel(const __grid_constant__ TileParams p) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int64_t place = (int64_t{blockIdx.x} * kTileThreads + threadIdx.x) / 32;
+  const int key_tiles = num_tiles(p.keys, p.key_tile), query_tiles = num_tiles(p.queries, p.query_tile);
+  const int64_t batch = place / query_tiles, lists = p.batch * key_tiles;
+  const int tile = static_cast<int>(place % query_tiles);
+  if (batch >= p.batch) return;
+  int before = 0;
+  for (int64_t first = 0; first < lists; first += 32) {
+    const int list = first + lane < lists ? p.queries_of_keys.order[first + lane] : -1;
+    const int64_t offset = int64_t{list} * query_tiles;
+    const bool named = list >= 0 && list / key_tiles == batch &&
+                       find_entry(p.queries_of_keys.entries + offset, p.queries_of_keys.counts[list], tile) >= 0;
+    const uint32_t all = __ballot_sync(0xffffffffu, named);
+    if (named) p.positions[offset + tile] = before + __popc(all & ((1u << lane) - 1));
+    before += __popc(all);
+  }
 }
 
 static __global__ void __launch_bounds__(kTileThreads) normalize_spans_kernel(const __grid_constant__ TileParams p) {

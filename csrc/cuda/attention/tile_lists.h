@@ -14,7 +14,7 @@ struct TileList {
   int64_t* offsets;  // [batch, tiles]: where a list's entries begin, multiples of the capacity
   int32_t* counts;   // [batch, tiles]
   int32_t* entries;  // [batch, tiles, capacity], ascending; the first counts[b, t] are set: tile * 2 + partial
-  int32_t* order;    // [batch * tiles]: the lists b * tiles + t by falling count, equal ones by number
+  int32_t* order;    // [batch * tiles]: the lists b * tiles + t by falling count, equal ones by number; or nullptr
 };
 
 // An entry is full (partial = 0) when every row of the query tile that exists sees every one of `key_tile` keys: a last
@@ -28,6 +28,9 @@ struct TileParams {
   int32_t query_tile, key_tile;
   TileList keys_of_queries;  // capacity: number of key tiles
   TileList queries_of_keys;  // capacity: number of query tiles; counts == nullptr where it is not wanted
+  // [batch, key tiles, query tiles]: of the lists of queries_of_keys that come earlier in its order, how many of the
+  // same batch row name the query tile. nullptr: not wanted.
+  int32_t* positions;
 };
 
 // 1 or more, so that nothing is empty.
@@ -36,5 +39,8 @@ GISTKIT_HOST_DEVICE static inline int32_t num_tiles(int64_t length, int32_t tile
 }
 
 cudaError_t build_tiles(const TileParams& params, cudaStream_t stream);
+
+// The same from `normalized`, which is there. Spans that are not normalized give wrong lists, within their bounds.
+cudaError_t list_tiles(const TileParams& params, cudaStream_t stream);
 
 }  // namespace gistkit::cuda

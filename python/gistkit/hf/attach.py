@@ -351,6 +351,10 @@ def _check_and_place(
                 "without a plan: which of its keys are filled is not known"
             )
         return args, kwargs
+    tokens = args[0] if args else kwargs.get("inputs_embeds", kwargs.get("input_ids"))
+    if cache is None and kwargs.get("attention_mask") is None and tokens is not None and not tokens.is_cpu:
+        # Without a mask transformers looks for packed sequences in position ids, and waits for the answer.
+        kwargs = kwargs | {"attention_mask": _ones(tokens.device).expand(tokens.shape[:2])}
     positions = plan.positions
     if positions is None or kwargs.get("position_ids") is not None:
         return args, kwargs
@@ -365,6 +369,13 @@ def _check_and_place(
             f"got {positions.dtype}"
         )
     return args, kwargs | {"position_ids": positions if positions.dim() == 2 else positions[None]}
+
+
+@lru_cache
+def _ones(device: torch.device) -> Tensor:
+    """A mask of all tokens, once it is expanded, which nobody has to look into."""
+    with torch.inference_mode(False):
+        return torch.ones(1, 1, dtype=torch.bool, device=device)
 
 
 def cache_of(kwargs: Mapping[str, Any]) -> Any:
@@ -621,6 +632,8 @@ def mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | Non
         ValueError: if a 2-D attention mask marks padding; a ragged batch is compiled into the plan instead.
     """
     if attention_mask is None or torch.compiler.is_compiling():
+        return local_size
+    if attention_mask.stride() == (0, 0) and attention_mask.data_ptr() == _ones(attention_mask.device).data_ptr():
         return local_size
     # Outside of graph capture the host waits for the check, once a pass: otherwise attention would read padding.
     captured = attention_mask.is_cuda and torch.cuda.is_current_stream_capturing()

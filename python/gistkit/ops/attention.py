@@ -156,6 +156,16 @@ def _lists(plan: Plan, gradient: bool) -> tuple[Tensor, Tensor | None]:
     return kept.spans, kept.tiles
 
 
+def keep_lists(plan: Plan) -> None:
+    """Makes the lists of a plan on a GPU for all calls of attention that follow, also while a graph is captured.
+
+    A plan made inside a graph must not be used outside of it.
+    """
+    if _by_lists(plan.spans):
+        ordered, tiles = _TILES(plan.spans, plan.num_keys, False)
+        plan._keep(TileLists(plan.spans, version_of(plan.spans), ordered, tiles))
+
+
 def merge_attention(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
     """Attention over the union of two disjoint sets of keys, from the results over each of them. Differentiable.
 

@@ -1,0 +1,7 @@
+#include "cuda/attention/hopper_backward_launch.cuh"
+
+namespace gistkit::cuda {
+template bool hopper_backward_is_there<Float16>();
+template cudaError_t launch_hopper_backward<Float16>(const HopperBackwardParams&, int, bool, cudaStream_t);
+template cudaError_t launch_hopper_query_gradients<Float16>(const HopperQueryParams&, int, int64_t, cudaStream_t);
+}  // namespace gistkit::cuda
