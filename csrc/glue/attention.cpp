@@ -154,7 +154,7 @@ struct Device : OnDevice {
     }
     device.shared_limit = launch.shared_limit();
     check_shared_memory(problem, cuda::attention_forward_shared_bytes(problem), device.shared_limit);
-    device.splits = cuda::attention_forward_splits(problem, launch.multiprocessors());
+    device.splits = cuda::attention_forward_splits(problem, launch.multiprocessors(), device.shared_limit);
     Tensor workspace = launch.memory(static_cast<int64_t>(cuda::attention_forward_workspace(problem, device)));
     device.workspace = workspace.mutable_data_ptr();
     Launch::check(cuda::attention_forward(problem, device, launch.stream()), "attention");

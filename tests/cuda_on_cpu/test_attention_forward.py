@@ -15,8 +15,12 @@ from gistkit.ops import reference
 
 pytestmark = pytest.mark.usefixtures("build")
 
-SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in ("forward", "forward_bf16", "forward_fp16", "pairwise")]
+NAMES = ("forward", "forward_bf16", "forward_fp16", "pairwise")
+HOPPER = ("hopper_forward", "hopper_forward_bf16", "hopper_forward_fp16")
+SOURCES = [f"csrc/cuda/attention/{name}.cu" for name in (*NAMES, *HOPPER)]
 TILE_QUERIES, TILE_KEYS = 128, 64
+# Bytes of shared memory a block: what Hopper's kernels need, and less, where every problem is left to mma.sync.
+LIMITS = {"hopper": SHARED_LIMIT, "mma": 99 * 1024}
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
@@ -40,10 +44,11 @@ def forward(
     lse = torch.full((case.batch, case.heads, case.queries), torch.nan)
     params.out, params.lse = Rows.of(out), lse.data_ptr()
     kernels = library()
+    device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit)
     size = kernels.function("gistkit::cuda::attention_forward_workspace")
     size.restype = ctypes.c_size_t
-    workspace = torch.full((size(ctypes.c_void_p(ctypes.addressof(params)), splits) // 4,), torch.nan)
-    device = Device(key_tiles=lists.params, splits=splits, shared_limit=shared_limit, workspace=workspace.data_ptr())
+    workspace = torch.full((size(ctypes.byref(params), ctypes.byref(device)) // 4,), torch.nan)
+    device.workspace = workspace.data_ptr()
     kernels.run(
         "gistkit::cuda::attention_forward",
         params,
@@ -228,4 +233,4 @@ def test_splits() -> None:
         params = Forward(
             batch=1, query_heads=32, key_heads=8, num_queries=queries, num_keys=keys, dim_qk=128, dim_v=128
         )
-        assert fewest <= choose(ctypes.c_void_p(ctypes.addressof(params)), 132) <= most
+        assert fewest <= choose(ctypes.byref(params), 132, SHARED_LIMIT) <= most

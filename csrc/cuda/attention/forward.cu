@@ -27,10 +27,12 @@ int64_t rows_of(const AttentionProblem& p) {
 
 }  // namespace
 
-int attention_forward_splits(const AttentionProblem& p, int multiprocessors) {
+int attention_forward_splits(const AttentionForward& p, int multiprocessors, int shared_limit) {
   if (rows_of(p) == 0) return 1;
   const int64_t packed = packed_heads(p);
   const int64_t blocks = p.batch * (p.query_heads / packed) * tiles_of(packed * p.num_queries, kForwardTileQueries);
+  // Hopper's kernel takes no parts, and keeps a multiprocessor busy with one block.
+  if (packed == 1 && 5 * blocks >= 4 * int64_t{multiprocessors} && hopper_forward_takes(p, shared_limit)) return 1;
   const int64_t at_once = int64_t{multiprocessors} * (p.dim_qk > 192 || p.dim_v > 128 ? 1 : 2);
   // A part of fewer tiles would hardly pay for being merged.
   constexpr int64_t kLeastTiles = 4, kMostSplits = 128;

@@ -10,9 +10,9 @@ namespace gistkit::cuda {
 // The tiles that AttentionDevice::key_tiles lists: this many queries by kForwardTileKeys keys.
 constexpr int kForwardTileQueries = kListQueries, kForwardTileKeys = kListKeys;
 
-// How many parts the keys of a block are best cut into on a device of so many multiprocessors. A function of sizes
-// alone: nothing is read from the device.
-int attention_forward_splits(const AttentionProblem& problem, int multiprocessors);
+// How many parts the keys of a block are best cut into on a device of so many multiprocessors and bytes of shared
+// memory a block. A function of sizes and places alone: nothing is read from the device.
+int attention_forward_splits(const AttentionForward& problem, int multiprocessors, int shared_limit);
 
 // Who computes a problem: mma.sync, which every device has, or Hopper's wgmma (csrc/cuda/README.md says what it takes).
 // Reads splits and shared_limit of `device`.
